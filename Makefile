@@ -1,0 +1,60 @@
+# Toolcrib: `make run` starts it, `make test` checks it. Needs Python 3.11 to 3.13 and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes
+PORT ?= 8000
+export PORT
+
+.PHONY: run test lint types fast screenshots bench lock clean
+
+run: $(VENV)/run.stamp
+	@exec $(BIN)/python manage.py serve
+
+test: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.parts
+	@$(MAKE) --no-print-directory lint types
+	@$(BIN)/python manage.py makemigrations --check --dry-run
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+lint: $(VENV)/test.stamp
+	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
+
+types: $(VENV)/test.stamp
+	@$(BIN)/mypy .
+
+fast: $(VENV)/test.stamp
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not needs_chromium"
+
+screenshots: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.screenshots
+
+bench: $(VENV)/run.stamp
+	@$(BIN)/python bench/sync.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Toolcrib needs Python 3.11 to 3.13; this is %d.%d. Try: make run PYTHON=python3.12" % v)'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.stamp: requirements.lock | $(VENV)/bin/python
+	@echo "Installing Toolcrib into $(VENV) (once) ..."
+	@$(PIP) -r requirements.lock
+	@touch $@
+
+$(VENV)/test.stamp: tests/requirements.lock $(VENV)/run.stamp
+	@echo "Installing what the tests need into $(VENV) (once) ..."
+	@$(PIP) -r tests/requirements.lock
+	@touch $@
+
+# For maintainers, with uv installed: the locks hold hashes and no index address.
+lock:
+	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate -o requirements.lock
+	uv pip compile --group test -c requirements.lock --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock
+	uv pip compile tests/servers.in --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate -o tests/servers.lock
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,16 @@
+"""One text for one value: the bytes that are hashed, pinned and served. Pure."""
+
+import hashlib
+import json
+
+
+def canonical(value: object) -> str:
+    """Return sorted, unspaced, unescaped JSON. Raises ValueError for NaN and infinities."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def digest(text: str) -> str:
+    """Return the SHA-256 of a text. Raises UnicodeEncodeError for lone surrogates."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,95 @@
+"""Roles of people, and the one check of them that every page and the API use.
+
+admin edits, operator reads everything and approves, outsider is signed in with no rights.
+"""
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
+from django.http import HttpRequest, HttpResponseBase
+
+from catalog.audit import Actor
+from toolcrib.errors import Forbidden
+
+P = ParamSpec("P")
+R = TypeVar("R", bound=HttpResponseBase)
+
+
+class Role(IntEnum):
+    ANONYMOUS = 0
+    OUTSIDER = 1
+    OPERATOR = 2
+    ADMIN = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+def role_of(user: AbstractBaseUser | AnonymousUser) -> Role:
+    if not isinstance(user, User) or not user.is_active:
+        return Role.ANONYMOUS
+    if user.is_superuser:
+        return Role.ADMIN
+    return Role.OPERATOR if user.is_staff else Role.OUTSIDER
+
+
+def give_role(user: User, role: Role) -> None:
+    """Set the flags a role is kept in. The caller saves."""
+    user.is_superuser = role == Role.ADMIN
+    user.is_staff = role in (Role.ADMIN, Role.OPERATOR)
+
+
+class RoleNeeded(Forbidden):
+    code = "role_needed"
+
+    def __init__(self, needed: Role) -> None:
+        admins = User.objects.filter(is_superuser=True, is_active=True)
+        names = ", ".join(admins.values_list("username", flat=True)[:3]) or "nobody yet"
+        super().__init__(
+            f"This needs the role {needed.word}.", hint=f"An admin can give it to you: {names}."
+        )
+        self.needed = needed
+
+
+def require(needed: Role, user: AbstractBaseUser | AnonymousUser) -> None:
+    """Let a person with the role pass; raise RoleNeeded for everyone else."""
+    if role_of(user) < needed:
+        raise RoleNeeded(needed)
+
+
+def role_required(
+    needed: Role,
+) -> Callable[
+    [Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]
+]:
+    def decorate(
+        view: Callable[Concatenate[HttpRequest, P], R],
+    ) -> Callable[Concatenate[HttpRequest, P], R]:
+        @wraps(view)
+        def checked(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            require(needed, request.user)
+            return view(request, *args, **kwargs)
+
+        checked.needed_role = needed  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
+
+
+admin_required = role_required(Role.ADMIN)
+operator_required = role_required(Role.OPERATOR)
+
+
+def actor_of(request: HttpRequest) -> Actor:
+    user: Any = request.user
+    return Actor.user(user)
+
+
+def key_actor(request: HttpRequest) -> Actor:
+    """Who acts through the API: the key that was checked at the door."""
+    actor: Actor = request.actor  # type: ignore[attr-defined]
+    return actor

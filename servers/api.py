@@ -1,0 +1,322 @@
+"""The admin API of servers: register, edit, test, sync, import, export.
+
+Bodies with secrets are write-only: answers name credentials and never show one.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Router, Schema
+from pydantic import Field
+
+from catalog.people import key_actor
+from servers import checking, checks, imports, registry, sync
+from servers.importing import ServerDraft, slug_of
+from servers.models import Server, SyncRun, Trigger
+from servers.secret import Secret
+from toolcrib.api_shapes import ERRORS, Strict
+from toolcrib.errors import Invalid, NotFound
+from toolcrib.paging import check_limit, page
+
+router = Router(tags=["servers"])
+
+
+class CredentialOut(Schema):
+    kind: str
+    name: str
+    has_secret: bool
+    set_at: datetime
+
+
+class ServerOut(Schema):
+    slug: str
+    name: str
+    description: str
+    transport: str
+    command: str
+    args: list[str]
+    cwd: str
+    url: str
+    connection_policy: str
+    isolation: str
+    trust: str
+    call_timeout: int
+    concurrency: int
+    poll_seconds: int
+    enabled: bool
+    state: str
+    state_code: str
+    state_reason: str
+    state_since: datetime | None
+    protocol_version: str
+    server_info: dict[str, Any]
+    last_synced_at: datetime | None
+    tools: int
+    credentials: list[CredentialOut]
+
+
+class ServerPage(Schema):
+    items: list[ServerOut]
+    next_cursor: str | None
+
+
+class ConnectionIn(Strict):
+    transport: str
+    command: str = ""
+    args: list[str] = Field(default_factory=list)
+    cwd: str = ""
+    url: str = ""
+    env: dict[str, str] = Field(default_factory=dict)
+    headers: dict[str, str] = Field(default_factory=dict)
+    variables: dict[str, str] = Field(default_factory=dict)
+    # For stdio: the exact program and arguments, repeated to say that it may run here.
+    confirm_argv: list[str] | None = None
+
+
+class ServerIn(ConnectionIn):
+    name: str = Field(min_length=1, max_length=120)
+    slug: str | None = None
+    description: str = ""
+
+
+class ServerEdit(Strict):
+    connection: ConnectionIn | None = None
+    enabled: bool | None = None
+    name: str | None = None
+    description: str | None = None
+    connection_policy: str | None = None
+    isolation: str | None = None
+    trust: str | None = None
+    call_timeout: int | None = None
+    concurrency: int | None = None
+    poll_seconds: int | None = None
+
+
+class CredentialsIn(Strict):
+    kind: str
+    values: dict[str, str | None]
+
+
+class ImportIn(Strict):
+    text: str
+    variables: dict[str, str] = Field(default_factory=dict)
+    confirm: list[str] = Field(default_factory=list)  # digests from the check
+    check_only: bool = False
+
+
+class SyncRunOut(Schema):
+    id: int
+    trigger: str
+    outcome: str
+    phase: str
+    started_at: datetime
+    finished_at: datetime | None
+    added: int
+    changed: int
+    removed: int
+    unchanged: int
+    rejected: int
+    pages: int
+    code: str
+    error: str
+    names: dict[str, Any]
+    warnings: list[str]
+
+
+class SyncRunPage(Schema):
+    items: list[SyncRunOut]
+    next_cursor: str | None
+
+
+class TestOut(Schema):
+    ok: bool
+    code: str
+    message: str
+    hint: str
+    detail: str
+    tools: int
+    protocol_version: str
+    server_info: dict[str, str]
+    milliseconds: int
+
+
+def find(slug: str) -> Server:
+    server = Server.objects.prefetch_related("credentials").filter(slug=slug).first()
+    if server is None:
+        raise NotFound("There is no server of this slug.", hint="GET /api/v1/servers lists them.")
+    return server
+
+
+def shown(server: Server) -> dict[str, Any]:
+    body = {name: getattr(server, name) for name in ServerOut.model_fields if hasattr(server, name)}
+    return body | {
+        "tools": server.tools.current().count(),
+        "credentials": [
+            {
+                "kind": row.kind,
+                "name": row.name,
+                "has_secret": not row.voided,
+                "set_at": row.set_at,
+            }
+            for row in server.credentials.all()
+        ],
+    }
+
+
+def draft_of(body: ConnectionIn, *, name: str, slug: str, description: str = "") -> ServerDraft:
+    is_program = body.transport == "stdio"
+    if is_program and body.url or not is_program and body.command:
+        raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
+    return ServerDraft(
+        name=name,
+        slug=slug,
+        description=description,
+        transport=body.transport,
+        command=body.command,
+        args=tuple(body.args),
+        cwd=body.cwd,
+        url=body.url,
+        env={key: Secret(value) for key, value in body.env.items()},
+        headers={key: Secret(value) for key, value in body.headers.items()},
+        variables={key: Secret(value) for key, value in body.variables.items()},
+    )
+
+
+def confirmation(body: ConnectionIn) -> str:
+    return checks.argv_digest(body.confirm_argv, body.cwd) if body.confirm_argv else ""
+
+
+@router.get("", response={200: ServerPage, **ERRORS})
+def list_servers(
+    request: HttpRequest, limit: int = 50, cursor: str = "", state: str = ""
+) -> dict[str, Any]:
+    rows = Server.objects.prefetch_related("credentials").filter(slug__gt=cursor)
+    if state:
+        rows = rows.filter(state=state)
+    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: row.slug)
+    return {"items": [shown(server) for server in items], "next_cursor": following}
+
+
+@router.post("", response={201: ServerOut, **ERRORS})
+def add_server(request: HttpRequest, body: ServerIn) -> tuple[int, dict[str, Any]]:
+    taken = set(Server.objects.values_list("slug", flat=True))
+    draft = draft_of(
+        body,
+        name=body.name,
+        slug=body.slug if body.slug is not None else slug_of(body.name, taken),
+        description=body.description,
+    )
+    server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmation(body))
+    sync.request_sync(server.pk, Trigger.ADDED)
+    return 201, shown(find(server.slug))
+
+
+@router.post("/test", response={200: TestOut, **ERRORS})
+def test_draft(request: HttpRequest, body: ServerIn) -> checking.Tested:
+    """Try a server before registering it. For stdio this runs the program."""
+    draft = draft_of(body, name=body.name, slug=body.slug or slug_of(body.name, set()))
+    return checking.check_draft(draft, confirmed=confirmation(body))
+
+
+@router.post("/import", response={200: dict[str, Any], **ERRORS})
+def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
+    """Check an mcp.json, or save its good servers. Programs need their digest in `confirm`."""
+    check = imports.check_text(body.text, body.variables)
+    drafts = [
+        draft.masked() | {"confirm": imports.draft_digest(draft)} for draft in check.drafts
+    ]
+    answer: dict[str, Any] = {
+        "shape": check.shape,
+        "drafts": drafts,
+        "problems": [vars(problem) for problem in check.problems],
+        "inputs": [dict(item) for item in check.inputs],
+    }
+    if body.check_only:
+        return answer
+    done = imports.save(check, actor=key_actor(request), confirmed=body.confirm)
+    for item in done:
+        if item.server:
+            sync.request_sync(item.server.pk, Trigger.ADDED)
+    return answer | {
+        "saved": [item.server.slug for item in done if item.server],
+        "failed": [
+            {"name": item.name, "code": item.code, "message": item.message, "hint": item.hint}
+            for item in done
+            if not item.server
+        ],
+    }
+
+
+@router.get("/export", response={200: dict[str, Any], **ERRORS})
+def export_servers(request: HttpRequest) -> dict[str, Any]:
+    """Every server as mcp.json, with ${NAME} for every secret."""
+    exported: dict[str, Any] = json.loads(imports.export_text())
+    return exported
+
+
+@router.get("/{slug}", response={200: ServerOut, **ERRORS})
+def get_server(request: HttpRequest, slug: str) -> dict[str, Any]:
+    return shown(find(slug))
+
+
+@router.patch("/{slug}", response={200: ServerOut, **ERRORS})
+def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, Any]:
+    server, actor = find(slug), key_actor(request)
+    changes = body.model_dump(exclude_none=True, exclude={"connection", "enabled"})
+    if changes:
+        registry.change_settings(server, changes, actor=actor)
+    if body.connection is not None:
+        draft = draft_of(body.connection, name=server.name, slug=server.slug)
+        registry.edit_connection(
+            server, draft, actor=actor, confirmed=confirmation(body.connection)
+        )
+        sync.request_sync(server.pk, Trigger.MANUAL)
+    if body.enabled is not None:
+        registry.set_enabled(server, body.enabled, actor=actor)
+        if body.enabled:
+            sync.request_sync(server.pk, Trigger.MANUAL)
+    return shown(find(slug))
+
+
+@router.delete("/{slug}", response={204: None, **ERRORS})
+def delete_server(request: HttpRequest, slug: str) -> tuple[int, None]:
+    registry.delete_server(find(slug), actor=key_actor(request))
+    return 204, None
+
+
+@router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
+def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dict[str, Any]:
+    """Set the given values; null removes one. Values are never shown again."""
+    values = {name: Secret(text) if text is not None else None for name, text in body.values.items()}
+    server = find(slug)
+    registry.set_credentials(server, body.kind, values, actor=key_actor(request))
+    sync.request_sync(server.pk, Trigger.MANUAL)
+    return shown(find(slug))
+
+
+@router.post("/{slug}/sync", response={202: dict[str, str], **ERRORS})
+def sync_server(request: HttpRequest, slug: str) -> tuple[int, dict[str, str]]:
+    """Ask for a sync; it runs in a worker. `/sync-runs` tells how it went."""
+    server = find(slug)
+    if not server.enabled:
+        raise Invalid("This server is disabled.", hint="Enable it first.")
+    sync.request_sync(server.pk, Trigger.MANUAL)
+    return 202, {"status": "asked"}
+
+
+@router.post("/{slug}/test", response={200: TestOut, **ERRORS})
+def test_server(request: HttpRequest, slug: str) -> checking.Tested:
+    return checking.check_server(find(slug), actor=key_actor(request))
+
+
+@router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})
+def list_sync_runs(
+    request: HttpRequest, slug: str, limit: int = 20, cursor: int | None = None
+) -> dict[str, Any]:
+    rows = SyncRun.objects.filter(server=find(slug)).order_by("-id")
+    if cursor is not None:
+        rows = rows.filter(id__lt=cursor)
+    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    return {"items": list(items), "next_cursor": following}

@@ -1,0 +1,56 @@
+"""Encrypt and decrypt what servers are reached with. The key lives outside the database."""
+
+import hashlib
+from base64 import urlsafe_b64encode
+from functools import lru_cache
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+
+from servers.secret import Secret
+from toolcrib.errors import ToolcribError
+
+
+class UnreadableCredential(ToolcribError):
+    code = "credential_unreadable"
+    status = 503
+
+
+@lru_cache(maxsize=4)
+def _fernet(keys: tuple[str, ...]) -> MultiFernet:
+    # Any text serves as a key: a digest of it has the form Fernet asks for.
+    return MultiFernet(
+        [Fernet(urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in keys]
+    )
+
+
+def _keys() -> tuple[str, ...]:
+    return tuple(settings.ENCRYPTION_KEYS)
+
+
+def encrypt(secret: Secret) -> str:
+    return _fernet(_keys()).encrypt(secret.reveal().encode()).decode("ascii")
+
+
+def decrypt(ciphertext: str) -> Secret:
+    try:
+        return Secret(_fernet(_keys()).decrypt(ciphertext.encode("ascii")).decode())
+    except InvalidToken as error:
+        raise UnreadableCredential(
+            "A stored credential cannot be decrypted with this installation's key.",
+            hint="Restore the encryption key from its backup, or enter the credentials again.",
+        ) from error
+
+
+def rotate(ciphertext: str) -> str:
+    """Encrypt again with the first key."""
+    return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
+
+
+def key_fingerprint() -> str:
+    """Name the key that encrypts now, without telling anything of it."""
+    return hashlib.sha256(b"toolcrib key:" + settings.ENCRYPTION_KEYS[0].encode()).hexdigest()[:12]
+
+
+def origin_digest(origin: str) -> str:
+    return hashlib.sha256(origin.encode()).hexdigest()

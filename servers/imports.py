@@ -1,0 +1,105 @@
+"""Check an mcp.json against what is registered, and save its good servers.
+
+Page, API and command all come through here.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from django.conf import settings
+
+from catalog.audit import Actor
+from servers import checks, registry
+from servers.importing import (
+    ExportRow,
+    ImportCheck,
+    ServerDraft,
+    export_mcp_json,
+    parse_mcp_json,
+    target_string,
+)
+from servers.models import CredentialKind, Server
+from toolcrib.errors import ToolcribError
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of one server of the text."""
+
+    name: str
+    server: Server | None = None
+    code: str = ""
+    message: str = ""
+    hint: str = ""
+
+
+def check_text(text: str, variables: Mapping[str, str]) -> ImportCheck:
+    """Parse only: nothing is saved, nothing is started."""
+    rows = Server.objects.values_list("slug", "transport", "url", "command", "args")
+    return parse_mcp_json(
+        text,
+        variables=variables,
+        allow_http=settings.ALLOW_PLAIN_HTTP,
+        taken_slugs={row[0] for row in rows},
+        existing={target_string(*row[1:]): row[0] for row in rows},
+    )
+
+
+def draft_digest(draft: ServerDraft) -> str:
+    """What a person confirms before this draft's program may run; empty where it runs none."""
+    return checks.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
+
+
+def save(
+    check: ImportCheck,
+    *,
+    actor: Actor,
+    confirmed: Collection[str] = (),
+    allow_programs: bool = False,
+    only: Collection[str] | None = None,
+) -> list[Imported]:
+    """Save each good server; each bad one keeps its reason and touches no other.
+
+    `confirmed` holds digests of programs a person confirmed; `allow_programs` stands for all of
+    them (the command line, where whoever runs it could run them anyway).
+    """
+    done = [
+        Imported(problem.name, code=problem.code, message=problem.message, hint=problem.hint)
+        for problem in check.problems
+    ]
+    for draft in check.drafts:
+        if only is not None and draft.slug not in only:
+            continue
+        digest = draft_digest(draft)
+        allowed = digest if allow_programs or digest in confirmed else ""
+        try:
+            server = registry.add_server(draft, actor=actor, confirmed=allowed)
+            done.append(Imported(draft.name, server=server))
+        except ToolcribError as error:
+            done.append(
+                Imported(draft.name, code=error.code, message=error.message, hint=error.hint)
+            )
+    return done
+
+
+def export_text() -> str:
+    """Write every server as mcp.json, with ${NAME} where a secret stands."""
+    rows = []
+    for server in Server.objects.prefetch_related("credentials"):
+        names: dict[str, list[str]] = {kind: [] for kind in CredentialKind.values}
+        for credential in server.credentials.all():
+            names[credential.kind].append(credential.name)
+        rows.append(
+            ExportRow(
+                slug=server.slug,
+                transport=server.transport,
+                command=server.command,
+                args=tuple(server.args),
+                cwd=server.cwd,
+                url=server.url,
+                env_names=tuple(names[CredentialKind.ENV]),
+                header_names=tuple(names[CredentialKind.HEADER]),
+                unknown=server.unknown_fields,
+            )
+        )
+    return export_mcp_json(rows)

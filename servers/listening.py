@@ -1,0 +1,128 @@
+"""Keep a live connection to every server that wants one, and ask for a sync when one changes.
+
+Embedded, this is a task in the web process; in production it is `manage.py listen`.
+"""
+
+import asyncio
+import logging
+
+from django.db import DatabaseError, close_old_connections
+
+from servers import sync
+from servers.client import Connection
+from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
+from servers.pool import Pool, Watcher
+from servers.registry import report_state, spec_of
+from servers.spec import ServerSpec
+from toolcrib.errors import ToolcribError
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY = 0.5
+SETTLE = 0.1  # notifications within this time make one request
+
+
+class Listener(Watcher):
+    """Watches a pool and tells the catalog. Database work happens in threads."""
+
+    def __init__(self) -> None:
+        self.pool = Pool(self)
+        self.noticed: set[int] = set()
+        self.asking: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Follow the table of servers until cancelled."""
+        self.pool.open()
+        try:
+            while True:
+                try:
+                    await self.pool.keep(await _in_thread(_wanted))
+                except DatabaseError:
+                    logger.exception("The list of servers could not be read; trying again")
+                await asyncio.sleep(LOOK_EVERY)
+        finally:
+            for task in list(self.asking.values()):
+                task.cancel()
+            await self.pool.close()
+
+    async def spec(self, server_id: int) -> ServerSpec | None:
+        return await _in_thread(_spec, server_id)
+
+    async def connecting(self, spec: ServerSpec) -> None:
+        await _in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
+
+    async def connected(self, spec: ServerSpec, connection: Connection) -> None:
+        await _in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
+        # A change may have been missed while we were away.
+        await _in_thread(_sync_if_stale, spec.server_id)
+
+    async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None:
+        await _in_thread(_report, server_id, generation, ServerState.FAILING, error)
+
+    def list_changed(self, server_id: int) -> None:
+        """Note a notification; thousands of them make a handful of requests."""
+        self.noticed.add(server_id)
+        if server_id not in self.asking:
+            self.asking[server_id] = asyncio.create_task(self._ask(server_id))
+
+    async def _ask(self, server_id: int) -> None:
+        try:
+            while server_id in self.noticed:
+                self.noticed.discard(server_id)
+                try:
+                    await _in_thread(sync.request_sync, server_id, Trigger.LIST_CHANGED)
+                except DatabaseError:
+                    logger.exception("A change of server %s could not be noted yet", server_id)
+                    self.noticed.add(server_id)
+                await asyncio.sleep(SETTLE)
+        finally:
+            del self.asking[server_id]
+
+
+async def _in_thread(function, *args):  # type: ignore[no-untyped-def]
+    return await asyncio.to_thread(_fresh, function, *args)
+
+
+def _fresh(function, *args):  # type: ignore[no-untyped-def]
+    """Run database work in a thread that may have slept through a database restart."""
+    close_old_connections()
+    try:
+        return function(*args)
+    finally:
+        close_old_connections()
+
+
+def _wanted() -> dict[int, int]:
+    rows = Server.objects.filter(
+        enabled=True, connection_policy=ConnectionPolicy.ALWAYS, isolation=Isolation.SHARED
+    )
+    return dict(rows.values_list("pk", "generation"))
+
+
+def _spec(server_id: int) -> ServerSpec | None:
+    server = Server.objects.filter(pk=server_id, enabled=True).first()
+    return spec_of(server) if server else None
+
+
+def _report(server_id: int, generation: int, state: str, error: ToolcribError | None) -> None:
+    if state == ServerState.CONNECTING:
+        # Only a first attempt is news; a failing server stays failing until it is reached.
+        Server.objects.filter(
+            pk=server_id, generation=generation, enabled=True, state=ServerState.NEW
+        ).update(state=state)
+        return
+    report_state(
+        server_id,
+        generation,
+        state,
+        code=error.code if error else "",
+        reason=f"{error.message} {error.hint}".strip() if error else "",
+        detail=getattr(error, "detail", "") if error else "",
+    )
+
+
+def _sync_if_stale(server_id: int) -> None:
+    # A sync that runs now opened this connection, or will list over it.
+    rows = Server.objects.filter(pk=server_id, sync_lease_until=None)
+    if rows.exclude(last_sync_started_at=None).exists():
+        sync.request_sync(server_id, Trigger.SCHEDULE)

@@ -1,0 +1,214 @@
+"""The servers' nouns: Server, Credential, SyncRun."""
+
+from urllib.parse import urlsplit
+
+from django.db import models
+from django.db.models import Q
+
+
+class Transport(models.TextChoices):
+    STDIO = "stdio"
+    HTTP = "http"
+    SSE = "sse"
+
+
+class ServerState(models.TextChoices):
+    NEW = "new"  # never reached yet
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    FAILING = "failing"
+    DISABLED = "disabled"
+
+
+class ConnectionPolicy(models.TextChoices):
+    ALWAYS = "always"
+    ON_DEMAND = "on_demand"
+
+
+class Isolation(models.TextChoices):
+    SHARED = "shared"
+    PER_SESSION = "per_session"
+
+
+class Trust(models.TextChoices):
+    AUTO = "auto"
+    REVIEW_CHANGES = "review_changes"
+    STRICT = "strict"
+
+
+class Trigger(models.TextChoices):
+    ADDED = "added"
+    MANUAL = "manual"
+    LIST_CHANGED = "list_changed"
+    SCHEDULE = "schedule"
+
+
+class Server(models.Model):
+    """An MCP server Toolcrib connects to. `slug` is the admin's word, never the server's claim."""
+
+    slug = models.SlugField(max_length=32, unique=True)
+    name = models.CharField(max_length=120)
+    description = models.TextField(blank=True)
+    transport = models.CharField(max_length=5, choices=Transport.choices)
+    command = models.CharField(max_length=1000, blank=True)
+    args = models.JSONField(default=list, blank=True)  # may hold ${NAME} of a variable credential
+    cwd = models.CharField(max_length=1000, blank=True)
+    url = models.CharField(max_length=2000, blank=True)  # may hold ${NAME} too
+    # The argv an admin confirmed, as a digest: the gate of every start of a program.
+    confirmed_argv = models.CharField(max_length=64, blank=True)
+    connection_policy = models.CharField(
+        max_length=10, choices=ConnectionPolicy.choices, default=ConnectionPolicy.ALWAYS
+    )
+    isolation = models.CharField(
+        max_length=11, choices=Isolation.choices, default=Isolation.SHARED
+    )
+    trust = models.CharField(max_length=14, choices=Trust.choices, default=Trust.REVIEW_CHANGES)
+    call_timeout = models.PositiveIntegerField(default=60)
+    concurrency = models.PositiveIntegerField(default=8)
+    poll_seconds = models.PositiveIntegerField(default=900)
+    enabled = models.BooleanField(default=True)
+    unknown_fields = models.JSONField(default=dict, blank=True)  # kept from an import
+
+    state = models.CharField(
+        max_length=10, choices=ServerState.choices, default=ServerState.NEW
+    )
+    state_code = models.CharField(max_length=40, blank=True)  # refused, tls, auth, not_mcp, …
+    state_reason = models.TextField(blank=True)
+    state_detail = models.TextField(blank=True)  # last lines of stderr, and the like
+    state_since = models.DateTimeField(null=True, blank=True)
+    failures = models.PositiveIntegerField(default=0)
+    protocol_version = models.CharField(max_length=20, blank=True)
+    server_info = models.JSONField(default=dict, blank=True)  # the server's own claims
+    instructions = models.TextField(blank=True)
+
+    # Raised by every edit of how to connect: connections and syncs of an older one are dropped.
+    generation = models.PositiveIntegerField(default=1)
+    # The sync lease: who holds the newest fence may commit, and only until the lease ends.
+    sync_fence = models.PositiveBigIntegerField(default=0)
+    sync_lease_until = models.DateTimeField(null=True, blank=True)
+    sync_due_at = models.DateTimeField(null=True, blank=True)
+    sync_sent_at = models.DateTimeField(null=True, blank=True)  # a task for it is on its way
+    sync_trigger = models.CharField(
+        max_length=12, choices=Trigger.choices, default=Trigger.ADDED
+    )
+    last_sync_started_at = models.DateTimeField(null=True, blank=True)
+    last_synced_at = models.DateTimeField(null=True, blank=True)  # last success
+    quiet_syncs = models.PositiveIntegerField(default=0)  # in a row, notified but unchanged
+    removals_held = models.BooleanField(default=False)  # last sync lost over half the tools
+
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["slug"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(transport="stdio", url="") & ~Q(command="")
+                | Q(transport__in=["http", "sse"], command="") & ~Q(url=""),
+                name="server_has_command_or_url",
+            ),
+        ]
+        indexes = [models.Index(fields=["enabled", "sync_due_at"], name="server_by_due")]
+
+    def __str__(self) -> str:
+        return self.slug
+
+    @property
+    def argv(self) -> list[str]:
+        """The exact program and arguments, variables not yet filled in."""
+        return [self.command, *self.args]
+
+    @property
+    def address(self) -> str:
+        """One line that says where the server is."""
+        return " ".join(self.argv) if self.transport == Transport.STDIO else self.url
+
+    @property
+    def origin(self) -> str:
+        """What credentials are bound to."""
+        return origin_of(self.transport, self.url, self.command, self.args, self.cwd)
+
+
+def origin_of(transport: str, url: str, command: str, args: list[str], cwd: str) -> str:
+    """Name the party that would receive a credential: an origin, or an exact program."""
+    if transport == Transport.STDIO:
+        return "program:" + "\x1f".join([cwd, command, *args])
+    parts = urlsplit(url)
+    default = 443 if parts.scheme == "https" else 80
+    return f"{parts.scheme}://{parts.hostname}:{parts.port or default}"
+
+
+class CredentialKind(models.TextChoices):
+    HEADER = "header"
+    ENV = "env"
+    VARIABLE = "variable"  # fills ${NAME} in the URL or an argument
+
+
+class Credential(models.Model):
+    """One encrypted value, bound to the origin it was entered for. Write-only everywhere."""
+
+    server = models.ForeignKey(Server, on_delete=models.CASCADE, related_name="credentials")
+    kind = models.CharField(max_length=8, choices=CredentialKind.choices)
+    name = models.CharField(max_length=200)
+    ciphertext = models.TextField(blank=True)  # empty: voided, must be entered again
+    origin_sha256 = models.CharField(max_length=64)
+    set_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["kind", "name"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["server", "kind", "name"], name="credential_once_per_server"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+    @property
+    def voided(self) -> bool:
+        return not self.ciphertext
+
+
+class SyncRun(models.Model):
+    """One sync of one server, as a person can read it."""
+
+    class Outcome(models.TextChoices):
+        RUNNING = "running"
+        OK = "ok"
+        HELD = "held"  # applied, but over half the tools were gone and were kept
+        FAILED = "failed"
+        SUPERSEDED = "superseded"  # another run or an edit came first; nothing was written
+
+    server = models.ForeignKey(Server, on_delete=models.CASCADE, related_name="sync_runs")
+    trigger = models.CharField(max_length=12, choices=Trigger.choices)
+    fence = models.PositiveBigIntegerField()
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True, blank=True)
+    outcome = models.CharField(max_length=10, choices=Outcome.choices, default=Outcome.RUNNING)
+    phase = models.CharField(max_length=10, default="connecting")  # connecting, listing, saving
+    added = models.PositiveIntegerField(default=0)
+    changed = models.PositiveIntegerField(default=0)
+    removed = models.PositiveIntegerField(default=0)
+    unchanged = models.PositiveIntegerField(default=0)
+    rejected = models.PositiveIntegerField(default=0)
+    pages = models.PositiveIntegerField(default=0)
+    code = models.CharField(max_length=40, blank=True)
+    error = models.TextField(blank=True)
+    detail = models.TextField(blank=True)
+    # Names, at most a few hundred of each: {added: [], changed: [], removed: [],
+    # rejected: [{name, reason}]}
+    names = models.JSONField(default=dict, blank=True)
+    warnings = models.JSONField(default=list, blank=True)
+
+    class Meta:
+        ordering = ["-started_at", "-id"]
+        indexes = [models.Index(fields=["server", "-started_at"], name="sync_by_server")]
+
+    def __str__(self) -> str:
+        return f"{self.server_id} {self.started_at:%Y-%m-%d %H:%M:%S} {self.outcome}"
+
+    @property
+    def seconds(self) -> float | None:
+        if not self.finished_at:
+            return None
+        return (self.finished_at - self.started_at).total_seconds()

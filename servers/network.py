@@ -1,0 +1,577 @@
+"""HTTP to servers: the one place where Toolcrib opens a connection to an address someone typed.
+
+Addresses are checked when connecting, so neither a redirect nor a name that changes its mind
+gets around it. Bodies are counted as they arrive. Nothing is sent but the server's own headers
+and what the protocol needs; nothing is kept between requests. A failure never raises into the
+SDK, where it would tear down requests that are well: it is noted on the current `Attempt`, and
+the SDK is handed an error response.
+"""
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import os
+import socket
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import httpcore2
+import httpx2
+from django.conf import settings
+
+from servers.faults import UpstreamError, megabytes
+
+# Its INFO lines hold whole URLs, and a query may hold a key.
+logging.getLogger("httpx2").setLevel(logging.WARNING)
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+
+MAX_REDIRECTS = 3
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")
+# Ports of services that are not HTTP and act on what HTTP sends them.
+REFUSED_PORTS = frozenset(
+    {0, 7, 9, 19, 21, 22, 23, 25, 53, 110, 111, 119, 135, 139, 143, 389, 445, 465, 514, 587, 636}
+    | {873, 993, 995, 2049, 2375, 3306, 5432, 6000, 6379, 6667, 9042, 11211, 27017}
+)
+PROTOCOL_HEADERS = frozenset(
+    {"host", "accept", "accept-encoding", "cache-control", "connection", "content-length"}
+    | {"content-type", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
+    | {"mcp-session-id", "transfer-encoding", "user-agent"}
+)
+
+
+@dataclass
+class Attempt:
+    """What the network layer saw while one request of ours ran. See `attempt`."""
+
+    fault: UpstreamError | None = None
+
+
+# The SDK carries the context of whoever sends a message into the task that posts it, so a fault
+# finds the request it belongs to even while others run.
+attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+
+
+def note(fault: UpstreamError | None) -> None:
+    """Set, or clear, the fault of the request this code runs for."""
+    if (current := attempt.get()) is not None:
+        current.fault = fault
+
+
+class BodyFault(httpx2.SSEError, httpx2.StreamError):
+    """Ends the reading of a body. Both bases: the SDK then fails that one request, and only it."""
+
+    def __init__(self, fault: UpstreamError) -> None:
+        httpx2.SSEError.__init__(self, fault.message)
+        self.fault = fault
+
+
+# --- Addresses --------------------------------------------------------------------------------
+
+
+def blocked(what: str) -> UpstreamError:
+    return UpstreamError(
+        f"{what}, which Toolcrib may not connect to.",
+        code="blocked",
+        hint="For a server in your own network, add it to TOOLCRIB_ALLOWED_NETWORKS, e.g. "
+        "10.1.0.0/16.",
+        parked=True,
+    )
+
+
+def check_url(url: str) -> httpx2.URL:
+    """Return the URL parsed, or refuse it for what can be seen without connecting."""
+
+    def refuse(why: str, hint: str = "") -> UpstreamError:
+        return UpstreamError(f"The URL {why}.", code="blocked", hint=hint, parked=True)
+
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError):
+        raise refuse("is not valid") from None
+    if parsed.scheme not in ("http", "https"):
+        raise refuse("must start with https://")
+    if parsed.scheme == "http" and not settings.ALLOW_PLAIN_HTTP:
+        raise refuse(
+            "is plain HTTP", "Use https, or set TOOLCRIB_ALLOW_PLAIN_HTTP where that is acceptable."
+        )
+    if not parsed.host or "%" in parsed.host or "\0" in url:
+        raise refuse("names no host")
+    if parsed.userinfo:
+        raise refuse("holds a user name or password", "Put credentials into a header.")
+    if parsed.port in REFUSED_PORTS:
+        raise refuse(f"uses port {parsed.port}, which is not one for HTTP")
+    return parsed
+
+
+def allowed_networks() -> list[Network]:
+    return [ipaddress.ip_network(text, strict=False) for text in settings.ALLOWED_NETWORKS]
+
+
+def check_address(text: str, allowed: Iterable[Network]) -> Address:
+    """Return the address to connect to, or refuse it. IPv4 in IPv6 clothes is judged as IPv4."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    allowed = list(allowed)
+    for judged in _disguises(address):
+        if any(judged.version == net.version and judged in net for net in allowed):
+            continue
+        if kind := _kind(judged):
+            raise blocked(f"The host name leads to {kind}")
+    return address
+
+
+def _disguises(address: Address) -> list[Address]:
+    """Return the IPv4 addresses an IPv6 address stands for, or else the address itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return [address]
+    if address.ipv4_mapped:
+        return [address.ipv4_mapped]
+    if address.teredo:
+        return [address, *address.teredo]
+    if address.sixtofour:
+        return [address, address.sixtofour]
+    if address in NAT64:
+        return [address, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
+    return [address]
+
+
+def _kind(address: Address) -> str:
+    """Name the class of an address that is not of the public internet; empty if it is."""
+    if str(address) in METADATA:
+        return "the metadata service of a cloud"
+    if address.is_loopback:
+        return "this machine itself (a loopback address)"
+    if address.is_unspecified:
+        return "this machine itself (the unspecified address)"
+    if address.is_link_local:
+        return "a link-local address"
+    if address.is_multicast:
+        return "a multicast address"
+    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return "a private address"
+    if address.is_global:
+        return ""
+    return "a private address" if address.is_private else "a shared or reserved address"
+
+
+async def resolve(host: str, port: int) -> Sequence[str]:
+    """Ask the system for the addresses of a host, in the order to try them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class GuardedBackend(httpcore2.AsyncNetworkBackend):
+    """Opens connections to checked addresses only: resolve, judge every one, connect to that IP."""
+
+    def __init__(self, resolver: Resolver, allowed: Sequence[Network]) -> None:
+        self._resolver = resolver
+        self._allowed = allowed
+        self._inner = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ASYNC109 - the signature is httpcore's
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (timeout or settings.CONNECT_TIMEOUT)
+        addresses = await self._checked(host, port, deadline)
+        problem: Exception | None = None
+        for index, address in enumerate(addresses):
+            # Each gets its share, so that one dead IPv6 route does not use up all the time.
+            share = (deadline - loop.time()) / (len(addresses) - index)
+            try:
+                return await self._inner.connect_tcp(
+                    str(address), port, max(share, 0.05), local_address, list(socket_options or ())
+                )
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                problem = error
+        raise problem or httpcore2.ConnectError("no address")
+
+    async def _checked(self, host: str, port: int, deadline: float) -> list[Address]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                found = await self._resolver(host, port)
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, TimeoutError):
+                raise httpcore2.ConnectTimeout("resolving") from None
+            found = []
+        addresses = list(
+            dict.fromkeys(check_address(text, self._allowed) for text in found)
+        )  # one bad address refuses all: a name must not mix public and private ones
+        if not addresses:
+            raise UpstreamError(
+                f"The host name {host[:100]} cannot be resolved.",
+                code="resolve",
+                hint="Check the spelling, and that this machine can resolve it.",
+            )
+        return addresses
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+# --- Requests and responses -------------------------------------------------------------------
+
+
+class UpstreamTransport(httpx2.AsyncBaseTransport):
+    """Sends the requests of one server, and judges what comes back before the SDK reads it."""
+
+    def __init__(self, headers: Iterable[str], resolver: Resolver, tls: ssl.SSLContext) -> None:
+        self._headers = PROTOCOL_HEADERS | {name.lower() for name in headers}
+        self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False)
+        _guard(self._inner, GuardedBackend(resolver, allowed_networks()))
+        self.on_session_lost: Callable[[], None] = lambda: None
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        for name in set(request.headers) - self._headers:
+            del request.headers[name]
+        try:
+            check_url(str(request.url))
+            response = await self._inner.handle_async_request(request)
+        except UpstreamError as fault:
+            return refusal(fault)
+        except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
+            return refusal(connection_fault(error))
+        except httpx2.StreamError:
+            return refusal(UpstreamError("The request could not be sent.", code="protocol"))
+        response.headers.pop("set-cookie", None)
+        try:
+            return self._judged(request, response)
+        except UpstreamError as fault:
+            await response.aclose()
+            return refusal(fault)
+
+    def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
+        """Return the response with its body capped; raise when there is no use in reading it."""
+        status = response.status_code
+        if response.has_redirect_location:
+            note(judge_redirect(request, response))
+        elif status in (401, 403):
+            raise auth_fault(status)
+        elif status >= 400:
+            note(self._status_fault(request, status))
+        else:
+            judge_content(request, response)
+            note(None)
+        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+        body = CappedBody(
+            response,
+            decoder=_decoder(encoding),
+            per_event=_content_type(response) == "text/event-stream",
+            cap=settings.MAX_MESSAGE_BYTES,
+        )
+        return httpx2.Response(
+            status, headers=response.headers, stream=body, extensions=response.extensions
+        )
+
+    def _status_fault(self, request: httpx2.Request, status: int) -> UpstreamError:
+        if status == 404 and "mcp-session-id" in request.headers:
+            self.on_session_lost()
+            return UpstreamError("The server no longer knows this session.", code="closed")
+        return status_fault(status)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _guard(transport: httpx2.AsyncHTTPTransport, backend: httpcore2.AsyncNetworkBackend) -> None:
+    """Make every connection of the transport go through the backend.
+
+    httpx2 has no public way to set it; `_pool._network_backend` is private, hence the exact pins
+    and test_network.py, which fails when it moves. Setting an attribute that is not there would
+    leave us unguarded, so its absence is an error.
+    """
+    pool = transport._pool
+    if not hasattr(pool, "_network_backend"):
+        raise RuntimeError("httpx2 has changed: connections can no longer be guarded.")
+    pool._network_backend = backend
+
+
+def refusal(fault: UpstreamError) -> httpx2.Response:
+    """Note the fault, and return a response that makes the SDK fail this request at once.
+
+    The body is a JSON-RPC error that also stops version negotiation (-32022 with no version in
+    common), so that a server that cannot be reached is not asked twice.
+    """
+    note(fault)
+    data = {"supported": [], "requested": ""}
+    error = {"code": -32022, "message": "not reached", "data": data}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error})
+
+
+class CappedBody(httpx2.AsyncByteStream):
+    """A body that stops at the cap: in total, or for event streams per event."""
+
+    def __init__(
+        self, response: httpx2.Response, *, decoder: "Decoder", per_event: bool, cap: int
+    ) -> None:
+        self._response = response
+        self._decoder = decoder
+        self._per_event = per_event
+        self._cap = cap
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        tail = b""
+        try:
+            async for raw in self._response.stream:  # type: ignore[union-attr]
+                for chunk in self._decoder(raw):
+                    size += len(chunk)
+                    if self._per_event:
+                        size, tail = _since_last_event(size, tail, chunk)
+                    if size > self._cap:
+                        raise self._too_large()
+                    yield chunk
+        except UpstreamError as fault:
+            note(fault)
+            raise BodyFault(fault) from None
+        except (httpx2.TransportError, OSError, zlib.error) as error:
+            fault = connection_fault(error)
+            note(fault)
+            raise BodyFault(fault) from None
+
+    def _too_large(self) -> UpstreamError:
+        what = "an event" if self._per_event else "a response"
+        return UpstreamError(
+            f"The server sent {what} of more than {megabytes(self._cap)}.",
+            code="too_large",
+            hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
+        )
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
+    """Return how many bytes the current event has, and what to remember of the chunk's end."""
+    seen = tail + chunk
+    marks = (b"\n\n", b"\r\n\r\n", b"\r\r")
+    end = max((at + len(mark) for mark in marks if (at := seen.rfind(mark)) >= 0), default=-1)
+    if end >= 0:
+        size = len(seen) - end
+    return size, seen[-3:] if end < 0 else seen[max(end, len(seen) - 3) :]
+
+
+class Decoder(Protocol):
+    def __call__(self, raw: bytes) -> Iterable[bytes]: ...
+
+
+def _decoder(encoding: str) -> Decoder:
+    """Return what undoes a content encoding, a bounded piece at a time. We ask for none."""
+    if encoding in ("", "identity"):
+        return lambda raw: (raw,)
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise UpstreamError("The server compressed its answer although it was asked not to.")
+    inflate = zlib.decompressobj(wbits=47)  # gzip and zlib headers alike
+
+    def decode(raw: bytes) -> Iterable[bytes]:
+        while raw:
+            yield inflate.decompress(raw, 65536)
+            raw = inflate.unconsumed_tail
+
+    return decode
+
+
+def _content_type(response: httpx2.Response) -> str:
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def judge_content(request: httpx2.Request, response: httpx2.Response) -> None:
+    """Refuse a success that is not MCP, such as the HTML of a web page."""
+    kind = _content_type(response)
+    if response.status_code in (202, 204) or request.method == "DELETE":
+        return
+    if kind == "text/event-stream" or (request.method == "POST" and kind == "application/json"):
+        return
+    if request.extensions.get("answer") == "ignored":
+        return
+    raise not_mcp("HTML" if "html" in kind else "something that is not MCP")
+
+
+def not_mcp(what: str) -> UpstreamError:
+    return UpstreamError(
+        f"The server answered {what}.",
+        code="not_mcp",
+        hint="Did you mean /mcp? The URL must be that of the MCP endpoint, not of a web page.",
+        parked=True,
+    )
+
+
+def judge_redirect(request: httpx2.Request, response: httpx2.Response) -> UpstreamError:
+    """Return the fault this redirect will be if the SDK does not follow it; raise if it must not.
+
+    The SDK follows at most MAX_REDIRECTS, within the origin and without changing the method.
+    """
+    hint = "Enter the final URL of the MCP endpoint."
+    try:
+        target = request.url.join(response.headers["location"])
+    except (httpx2.InvalidURL, ValueError):
+        raise UpstreamError(
+            "The server redirects to something that is not a URL.", code="redirect", parked=True
+        ) from None
+    here, there = (str(url.copy_with(raw_path=b"/", userinfo=b"")) for url in (request.url, target))
+    if here != there or target.userinfo:
+        raise UpstreamError(
+            f"The server redirects to another origin, {there[:200]}, which is not followed.",
+            code="redirect",
+            hint=hint,
+            parked=True,
+        )
+    return UpstreamError(
+        "The server answers with redirects only.", code="redirect", hint=hint, parked=True
+    )
+
+
+def auth_fault(status: int) -> UpstreamError:
+    return UpstreamError(
+        f"The server needs credentials, or does not accept those it got (HTTP {status}).",
+        code="auth",
+        hint="Toolcrib does not do OAuth yet. If the server accepts a token in a header, add it, "
+        "e.g. Authorization: Bearer …",
+        parked=True,
+    )
+
+
+def status_fault(status: int) -> UpstreamError:
+    hint = "The server itself failed; its log may say why."
+    if status in (404, 405):
+        hint = "Check the path: most servers use /mcp."
+    elif status < 500:
+        hint = "Check the URL and the headers."
+    return UpstreamError(
+        f"The server answered HTTP {status}.",
+        code="http_status",
+        hint=hint,
+        parked=status < 500 and status not in (408, 425, 429),
+    )
+
+
+def connection_fault(error: BaseException) -> UpstreamError:
+    """Say in a sentence why a connection failed. Never the error's own text: it may quote us."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for cause in causes:
+        if isinstance(cause, UpstreamError):
+            return cause
+        if isinstance(cause, ssl.SSLError):
+            return tls_fault(cause)
+    if isinstance(error, httpx2.ConnectTimeout):
+        return UpstreamError(
+            f"The server did not accept a connection within {settings.CONNECT_TIMEOUT} s.",
+            code="timeout",
+            hint="Check the host and port, and that no firewall is between.",
+        )
+    if isinstance(error, httpx2.ConnectError):
+        return UpstreamError(
+            "The server refused the connection.",
+            code="refused",
+            hint="Check that it is running, and the host and port.",
+        )
+    if isinstance(error, httpx2.RemoteProtocolError) and "too long" in str(error):
+        return UpstreamError(
+            "The server sent headers of more than 100 KiB.", code="too_large", parked=True
+        )
+    if isinstance(error, httpx2.LocalProtocolError):
+        return UpstreamError(
+            "A header of this server cannot be sent over HTTP.",
+            code="protocol",
+            hint="Header names and values must be plain text on one line.",
+            parked=True,
+        )
+    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
+        return (
+            not_mcp("something that is not HTTP")
+            if "illegal" in str(error)
+            else UpstreamError("The server broke off or garbled its answer.", code="closed")
+        )
+    return UpstreamError("The connection to the server was lost.", code="closed")
+
+
+def tls_fault(error: ssl.SSLError) -> UpstreamError:
+    reason = "its TLS handshake failed"
+    hint = "Check that the port speaks TLS."
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "Certificates are always checked. Give the server a valid one."
+        reason = {
+            9: "its certificate is not valid yet",
+            10: "its certificate has expired",
+            18: "its certificate is self-signed",
+            19: "its certificate is signed by an authority that this machine does not know",
+            20: "its certificate is signed by an authority that this machine does not know",
+            62: "its certificate is for another host name",
+            64: "its certificate is for another address",
+        }.get(error.verify_code, "its certificate is not valid")
+    return UpstreamError(f"No secure connection: {reason}.", code="tls", hint=hint, parked=True)
+
+
+# --- What client.py uses ----------------------------------------------------------------------
+
+
+@functools.cache
+def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
+    """Load the authorities once: it takes tens of milliseconds. OpenSSL reads the two variables."""
+    return ssl.create_default_context()
+
+
+@dataclass
+class Upstream:
+    """An HTTP client for one server, and the hook for a session the server has forgotten."""
+
+    http: httpx2.AsyncClient
+    transport: UpstreamTransport = field(repr=False)
+
+
+@contextlib.asynccontextmanager
+async def upstream(
+    headers: Mapping[str, str],
+    *,
+    resolver: Resolver = resolve,
+) -> AsyncIterator[Upstream]:
+    """Give a client that sends these headers and what the protocol needs, and nothing else."""
+    certificates = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    transport = UpstreamTransport(headers, resolver, _tls_context(*certificates))
+    own = {"Accept-Encoding": "identity", "User-Agent": f"toolcrib/{settings.VERSION}"}
+    allowed = {
+        name: value for name, value in headers.items() if name.lower() not in PROTOCOL_HEADERS
+    }
+    client = httpx2.AsyncClient(
+        transport=transport,
+        headers=_sendable({**allowed, **own}),
+        trust_env=False,
+        follow_redirects=False,
+        max_redirects=MAX_REDIRECTS,
+        # Reading has no limit of its own: event streams are silent for hours. Callers set one.
+        timeout=httpx2.Timeout(settings.CONNECT_TIMEOUT, read=None, pool=None),
+    )
+    try:
+        yield Upstream(client, transport)
+    finally:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await client.aclose()
+
+
+def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    try:
+        pairs = {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
+    except UnicodeError:
+        pairs = {b"": b""}
+    if any(not name or set(name + value) & set(b"\r\n\0") for name, value in pairs.items()):
+        raise connection_fault(httpx2.LocalProtocolError(""))
+    return pairs

@@ -1,0 +1,35 @@
+"""A text that cannot be printed, logged, rendered, pickled or put into JSON by accident.
+
+Pure. Only `reveal()`, called where a connection is made, gives the text.
+"""
+
+from typing import NoReturn
+
+
+class Secret:
+    """A text that shows itself as *** everywhere but in `reveal()`."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return "***"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return "***"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A secret cannot be pickled.")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)

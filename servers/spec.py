@@ -1,0 +1,34 @@
+"""What it takes to reach a server, and what comes back: plain values that cross the border.
+
+Pure: no Django, no network.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from servers.secret import Secret
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """One server as the transport needs it, credentials decrypted but unprintable."""
+
+    server_id: int
+    slug: str
+    generation: int
+    transport: str  # stdio, http, sse
+    argv: tuple[Secret, ...] = ()  # variables filled in, hence secret
+    cwd: str = ""
+    env: Mapping[str, Secret] = field(default_factory=dict)
+    url: Secret = Secret("")  # may carry a key in its query
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every page of a server's tools, raw: each item is what the server sent, of any type."""
+
+    tools: tuple[object, ...]
+    pages: int
+    ttl_ms: int | None  # as the server claims; clamped by whoever plans the next poll
+    warnings: tuple[str, ...] = ()

@@ -1,0 +1,113 @@
+"""The HTTP+SSE transport of 2024: messages arrive on one long GET, and leave as POSTs.
+
+Ours rather than the SDK's, which caps an event at 1 MiB, keeps a failed POST to itself until
+the caller times out, and waits for ever when the endpoint event names another origin.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from servers.faults import UpstreamError
+from servers.network import MAX_REDIRECTS, Attempt, BodyFault, Upstream, attempt, not_mcp
+
+
+class EventStream:
+    """One open stream. `messages` and `send` are its wire."""
+
+    def __init__(self, upstream: Upstream, response: Any) -> None:
+        self._http = upstream.http
+        self._url = response.request.url
+        self._events = _events(response.aiter_raw())
+        self._endpoint = self._url
+
+    async def open(self) -> None:
+        """Wait for the event that says where to post."""
+        async for name, data in self._events:
+            if name != "endpoint":
+                continue
+            self._endpoint = self._url.join(data.decode("utf-8", "replace").strip())
+            here, there = (
+                (url.scheme, url.host, url.port, url.userinfo)
+                for url in (self._url, self._endpoint)
+            )
+            if here != there:
+                raise UpstreamError(
+                    "The server asks for messages to be sent to another origin.",
+                    code="redirect",
+                    parked=True,
+                )
+            return
+        raise not_mcp("an event stream that is not MCP")
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield each message until the stream ends."""
+        async for name, data in self._events:
+            if name == "message" and data:
+                yield data
+
+    async def send(self, message: bytes) -> None:
+        """Post one message. The answer to it arrives on the stream."""
+        seen = _observe()
+        response = await self._http.post(
+            self._endpoint,
+            content=message,
+            headers={"Content-Type": "application/json"},
+            extensions={"answer": "ignored"},
+        )
+        if response.status_code >= 300:
+            raise seen.fault or UpstreamError("The server did not take a message.")
+
+
+@asynccontextmanager
+async def opened(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
+    """Keep a stream open for as long as the block lasts."""
+    seen = _observe()
+    headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+    request = upstream.http.build_request("GET", url, headers=headers)
+    for _ in range(MAX_REDIRECTS + 1):
+        response = await upstream.http.send(request, stream=True)
+        if response.next_request is None:
+            break
+        await response.aclose()
+        request = response.next_request
+    try:
+        if response.status_code >= 300:
+            raise seen.fault or UpstreamError("The server did not open an event stream.")
+        stream = EventStream(upstream, response)
+        try:
+            await stream.open()
+        except BodyFault as error:
+            raise error.fault from None
+        yield stream
+    finally:
+        await response.aclose()
+
+
+def _observe() -> Attempt:
+    seen = Attempt()
+    attempt.set(seen)
+    return seen
+
+
+async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
+    """Parse an event stream into names and data. The network layer caps the size of an event."""
+    buffer = bytearray()
+    name, data = "message", list[bytes]()
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            searched = len(buffer)
+            buffer += chunk
+            while (end := buffer.find(b"\n", searched)) >= 0:
+                line = bytes(buffer[:end]).rstrip(b"\r")
+                del buffer[: end + 1]
+                searched = 0
+                field, _, value = line.partition(b":")
+                value = value.removeprefix(b" ")
+                if not line:
+                    yield name, b"\n".join(data)
+                    name, data = "message", []
+                elif field == b"data":
+                    data.append(value)
+                elif field == b"event":
+                    name = value.decode("utf-8", "replace")

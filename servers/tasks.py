@@ -1,0 +1,15 @@
+"""Celery shells. The work and its rules are in sync.py."""
+
+from celery import shared_task
+
+from servers import sync
+
+
+@shared_task(name="servers.tasks.sync_server")  # type: ignore[untyped-decorator]
+def sync_server(server_id: int) -> None:
+    sync.sync_if_due(server_id)
+
+
+@shared_task(name="servers.tasks.sync_due")  # type: ignore[untyped-decorator]
+def sync_due() -> None:
+    sync.send_due()

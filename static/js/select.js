@@ -1,0 +1,45 @@
+// [data-select]: checkboxes [data-select-row] with shift ranges, a [data-select-all], the number in
+// [data-select-count], and a [data-select-bar] that shows only while something is selected.
+let lastPicked = null;
+
+function rowsOf(scope) {
+  return [...scope.querySelectorAll("[data-select-row]")];
+}
+
+function showSelection(scope) {
+  const boxes = rowsOf(scope);
+  const picked = boxes.filter((box) => box.checked).length;
+  for (const box of boxes) box.closest("tr, li")?.classList.toggle("picked", box.checked);
+  for (const count of scope.querySelectorAll("[data-select-count]")) count.textContent = `${picked} selected`;
+  for (const bar of scope.querySelectorAll("[data-select-bar]")) bar.hidden = picked === 0;
+  const all = scope.querySelector("[data-select-all]");
+  if (!all) return;
+  all.checked = picked > 0 && picked === boxes.length;
+  all.indeterminate = picked > 0 && picked < boxes.length;
+}
+
+document.addEventListener("click", (event) => {
+  const scope = event.target.closest("[data-select]");
+  if (!scope) return;
+  if (event.target.matches("[data-select-all]")) {
+    for (const box of rowsOf(scope)) box.checked = event.target.checked;
+  } else if (event.target.matches("[data-select-row]")) {
+    const boxes = rowsOf(scope);
+    const from = boxes.indexOf(lastPicked);
+    const to = boxes.indexOf(event.target);
+    if (event.shiftKey && from >= 0) {
+      for (const box of boxes.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = event.target.checked;
+    }
+    lastPicked = event.target;
+  } else if (event.target.closest("[data-select-none]")) {
+    for (const box of rowsOf(scope)) box.checked = false;
+  } else return;
+  showSelection(scope);
+});
+
+function showAll() {
+  for (const scope of document.querySelectorAll("[data-select]")) showSelection(scope);
+}
+
+document.addEventListener("htmx:afterSettle", showAll);
+addEventListener("pageshow", showAll);

@@ -1,0 +1,12 @@
+// [data-toast]: leaves after ten seconds, and waits while it is pointed at or has the focus.
+const TOAST_SECONDS = 10;
+const toastAges = new WeakMap();
+
+setInterval(() => {
+  for (const toast of document.querySelectorAll("[data-toast]")) {
+    if (toast.matches(":hover, :focus-within")) continue;
+    const age = (toastAges.get(toast) || 0) + 1;
+    toastAges.set(toast, age);
+    if (age > TOAST_SECONDS) toast.remove();
+  }
+}, 1000);

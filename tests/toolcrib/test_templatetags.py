@@ -1,0 +1,213 @@
+"""What the interface's tags and filters say."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django import forms
+from django.template import Context, Template
+from django.test import RequestFactory
+from django.utils import timezone
+from django.utils.safestring import SafeString
+
+from toolcrib import patterns
+from toolcrib.templatetags import toolcrib as tags
+
+
+def draw(text, path="/tools/", **values):
+    request = RequestFactory().get(path)
+    return Template(text).render(Context({"request": request, **values}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "0 ms"),
+        (0.42, "420 ms"),
+        (0.9996, "1.0 s"),
+        (1.23, "1.2 s"),
+        (59.6, "1 min"),
+        (75, "1 min 15 s"),
+        (7500, "2 h 5 min"),
+        (90_000, "1 d 1 h"),
+        (None, "–"),
+    ],
+)
+def test_durations_use_the_two_largest_units(seconds, said):
+    assert tags.duration(seconds) == said
+
+
+def test_numbers_have_separators():
+    assert tags.thousands(1234567) == "1,234,567"
+    assert tags.tokens(1940) == "≈1,940 tokens"
+    assert tags.tokens(1) == "≈1 token"
+    assert tags.thousands(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("age", "said"),
+    [
+        (timedelta(seconds=2), "just now"),
+        (timedelta(seconds=42), "42 s ago"),
+        (timedelta(minutes=2, seconds=5), "2 min ago"),
+        (timedelta(hours=5, seconds=5), "5 h ago"),
+        (timedelta(days=1, seconds=5), "1 day ago"),
+        (timedelta(minutes=-5, seconds=-5), "in 5 min"),
+    ],
+)
+def test_times_are_said_as_distances(age, said):
+    assert f">{said}</time>" in tags.ago(timezone.now() - age)
+
+
+def test_a_time_carries_its_full_form():
+    drawn = tags.ago(datetime(2025, 11, 3, 14, 2, 11, tzinfo=UTC))
+
+    assert 'datetime="2025-11-03T14:02:11+00:00"' in drawn
+    assert 'title="Mon 3 Nov 2025, 14:02:11 UTC"' in drawn
+    assert tags.ago(None) == "never"
+
+
+@pytest.mark.parametrize(
+    "code", [0x202E, 0x200B, 0x2066, 0xE0041, 0x07, 0x1B, 0xAD, 0x3164, 0xFEFF]
+)
+def test_characters_that_hide_are_written_out(code):
+    assert tags.visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
+
+
+def test_ordinary_text_of_any_script_stays_as_it_is():
+    text = "Straße, 東京, עברית, naïve 🙂\n\tline two"
+    assert tags.visible(text) == text
+    assert tags.visible("a\r\nb") == "a\nb"
+
+
+def test_visible_text_is_escaped_even_when_it_claims_to_be_safe():
+    assert draw("{{ text|visible }}", text=SafeString("<b>")) == "&lt;b&gt;"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Return it. Then stop.", "Return it."),
+        ("Return a city, e.g. Oslo. Then stop.", "Return a city, e.g. Oslo."),
+        ("\n\n# Title here\nmore", "Title here"),
+        ("Reads v1.2 files", "Reads v1.2 files"),
+        ("", ""),
+    ],
+)
+def test_the_first_sentence_is_found(text, said):
+    assert tags.first_sentence(text) == said
+
+
+def test_a_long_first_sentence_is_cut_at_a_word():
+    assert tags.first_sentence("word " * 100, 20) == "word word word word…"
+
+
+def test_a_query_string_changes_one_parameter_and_keeps_the_others():
+    path = "/tools/?server=a&server=b&q=x+y&after=9"
+
+    assert draw("{% query_string q='z' %}", path) == "?server=a&amp;server=b&amp;q=z"
+    assert draw("{% query_string q=None %}", path) == "?server=a&amp;server=b"
+    assert draw("{% query_string after='12' q='' %}", "/?q=x") == "?after=12"
+
+
+def test_a_sort_header_says_its_order_and_turns_it():
+    head = "{% sort_header 'tokens' 'Tokens' default='-tokens' number=True %}"
+
+    assert 'aria-sort="descending"' in draw(head)
+    assert 'href="?sort=tokens"' in draw(head)
+    assert 'aria-sort="ascending"' in draw(head, "/?sort=tokens")
+    assert "aria-sort" not in draw(head, "/?sort=name")
+
+
+def test_a_status_is_a_glyph_and_a_word():
+    drawn = draw("{% status 'failing' count=3 %}")
+
+    assert "#glyph-triangle" in drawn
+    assert "Failing (3)" in drawn
+    assert "tone-bad" in drawn
+    assert "&lt;odd&gt;" in draw("{% status state %}", state="<odd>")
+
+
+def test_a_badge_says_whose_claim_it_is():
+    assert "says the server" in draw("{% badge 'destructive' %}")
+    assert tags.claims({"readOnlyHint": True, "destructiveHint": "yes"}) == ["read-only"]
+
+
+def test_a_token_bar_has_its_number_and_names_its_estimator():
+    drawn = draw("{% token_bar 1640 300 0 0 budget=1500 %}")
+
+    assert "≈1,940 / 1,500" in drawn
+    assert "≈440 over" in drawn
+    assert "Estimated with" in drawn
+    assert 'fill="url(#hatch)"' in drawn
+
+
+def test_a_diff_marks_and_says_what_was_added_and_removed():
+    drawn = draw(
+        "{% diff spans %}", spans=[("same", "a "), ("removed", "<b>"), ("added", "\u202ec")]
+    )
+
+    assert "a <del>" in drawn
+    assert "[removed: </i>&lt;b&gt;" in drawn
+    assert "[added: </i>⟨U+202E⟩c" in drawn
+
+
+def test_a_field_is_tied_to_its_help_and_its_errors():
+    class NameForm(forms.Form):
+        name = forms.CharField(help_text="Short.")
+
+    drawn = draw("{% error_summary form %}{% field form.name %}", form=NameForm({}))
+
+    assert 'aria-describedby="id_name_helptext id_name_error"' in drawn
+    assert 'id="id_name_helptext"' in drawn
+    assert 'id="id_name_error"' in drawn
+    assert '<a href="#id_name">Name</a>' in drawn
+    assert "1 field needs a change" in drawn
+
+
+def test_progress_shows_where_a_job_stopped():
+    drawn = draw("{% progress 'crm' 'handshake' failed=True note='Answered HTML.' %}")
+
+    assert drawn.index("#glyph-check") < drawn.index("#glyph-cross") < drawn.index("#glyph-ring")
+    assert "handshake" in drawn
+    assert "Failed" in drawn
+
+
+def test_a_schema_becomes_an_outline():
+    rows = tags.outline(patterns.SCHEMA)
+
+    assert [(row["name"], row["type"], row["required"]) for row in rows] == [
+        ("city", "string", True),
+        ("units", "string", False),
+        ("days", "integer or null", False),
+        ("places", "list of object", False),
+    ]
+    assert rows[1]["choices"] == ['"metric"', '"imperial"']
+    assert [row["name"] for row in rows[3]["fields"]] == ["lat", "lon"]
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, {"properties": 3}, {"properties": {"a": True}}, {"items": []}, {"type": 7}, None]
+)
+def test_a_schema_of_any_shape_can_be_outlined(schema):
+    assert isinstance(tags.outline(schema), list)
+    assert isinstance(tags.type_word(schema), str)
+
+
+def test_a_deep_schema_is_cut():
+    schema = {"type": "string"}
+    for _ in range(50):
+        schema = {"type": "object", "properties": {"deeper": schema}}
+
+    drawn = draw("{% schema_outline schema %}", schema=schema)
+
+    assert drawn.count("deeper") == tags.OUTLINE_DEPTH
+
+
+def test_every_pattern_can_be_drawn_without_inline_script_or_style():
+    drawn = draw("{% include 'toolcrib/patterns.html' %}", "/patterns/", **patterns.sample())
+
+    assert " style=" not in drawn
+    assert " onclick=" not in drawn
+    assert "<script>" not in drawn
+    for word, _tone, _glyph in tags.STATUSES.values():
+        assert word in drawn

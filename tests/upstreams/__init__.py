@@ -1,0 +1,1 @@
+"""Real MCP servers for the tests: healthy ones written with the SDK, hostile ones by hand."""

@@ -1,0 +1,152 @@
+"""The API: assembles the apps' routers, checks keys, and gives every error one shape."""
+
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import RequestDataTooBig
+from django.db import DatabaseError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.security import HttpBearer
+
+from catalog.api import router as catalog_router
+from catalog.audit import Actor
+from servers.api import router as servers_router
+from sessions_app import keys
+from sessions_app.models import Scope
+from toolcrib.errors import Forbidden, ToolcribError
+
+logger = logging.getLogger(__name__)
+WRITES = {"POST", "PUT", "PATCH", "DELETE"}
+
+
+class KeyAuth(HttpBearer):
+    """A bearer key with enough scope: operators read, admins write. Cookies mean nothing here."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> Actor | None:
+        key = keys.find(token)
+        if key is None:
+            return None
+        if request.method in WRITES and key.scope != Scope.ADMIN:
+            raise Forbidden(
+                "This key may read, not change.", hint="Use a key with the scope admin."
+            )
+        actor = Actor("token", key.name, key.pk)
+        request.actor = actor  # type: ignore[attr-defined]
+        return actor
+
+
+api = NinjaAPI(
+    title="Toolcrib",
+    version=settings.VERSION,
+    description="Register MCP servers, sync and review their tools.",
+    auth=KeyAuth(),
+    urls_namespace="api",
+)
+api.add_router("/servers", servers_router)
+api.add_router("", catalog_router)
+
+
+def answer(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+    return api.create_response(request, error.as_json(), status=error.status)
+
+
+@api.exception_handler(ToolcribError)
+def toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+    return answer(request, error)
+
+
+@api.exception_handler(AuthenticationError)
+def no_key(request: HttpRequest, error: Exception) -> HttpResponse:
+    response = answer(
+        request,
+        ToolcribError(
+            "A valid key is needed.",
+            hint="Send `Authorization: Bearer tcb_…`; `manage.py create_token` makes one.",
+            code="unauthorized",
+            status=401,
+        ),
+    )
+    response["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+@api.exception_handler(ValidationError)
+def bad_input(request: HttpRequest, error: ValidationError) -> HttpResponse:
+    problems = [
+        {"at": ".".join(str(part) for part in found["loc"]), "problem": found["msg"]}
+        for found in error.errors
+    ]
+    return answer(
+        request,
+        ToolcribError(
+            "The request is not of the form this call takes.",
+            hint="See details, and /api/v1/docs.",
+            code="invalid",
+            status=422,
+            details={"problems": problems[:50]},
+        ),
+    )
+
+
+@api.exception_handler(HttpError)
+def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    return answer(
+        request,
+        ToolcribError(
+            "The request could not be read.",
+            hint="Send valid JSON in UTF-8.",
+            code="bad_request",
+            status=error.status_code,
+        ),
+    )
+
+
+@api.exception_handler(RequestDataTooBig)
+def too_big(request: HttpRequest, error: Exception) -> HttpResponse:
+    return answer(
+        request,
+        ToolcribError(
+            f"The request is over {settings.MAX_BODY_BYTES // 1024} KB.",
+            hint="Send less at a time.",
+            code="too_large",
+            status=413,
+        ),
+    )
+
+
+@api.exception_handler(Http404)
+def not_found(request: HttpRequest, error: Exception) -> HttpResponse:
+    return answer(
+        request,
+        ToolcribError("There is no such thing.", hint="Check its name.", code="not_found", status=404),
+    )
+
+
+@api.exception_handler(OperationalError)
+@api.exception_handler(DatabaseError)
+def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
+    logger.exception("The database did not answer")
+    response = answer(
+        request,
+        ToolcribError("The database does not answer.", hint="Try again.", code="busy", status=503),
+    )
+    response["Retry-After"] = "2"
+    return response
+
+
+@api.exception_handler(Exception)
+def internal(request: HttpRequest, error: Exception) -> HttpResponse:
+    logger.exception("Request %s failed", getattr(request, "toolcrib_id", ""))
+    mark: Any = getattr(request, "toolcrib_id", "")
+    return answer(
+        request,
+        ToolcribError(
+            "Toolcrib failed to answer this.",
+            hint=f"The log has it as {mark}.",
+            code="internal",
+            status=500,
+        ),
+    )

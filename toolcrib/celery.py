@@ -1,0 +1,43 @@
+"""The Celery application: in-process without services, on Redis in production.
+
+Messages are JSON and carry ids only: a worker reads and judges everything from the database.
+"""
+
+import os
+
+from celery import Celery
+from celery.signals import setup_logging
+from django.conf import settings
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
+
+app = Celery("toolcrib")
+app.conf.update(
+    broker_url="memory://" if settings.EMBEDDED else settings.REDIS_URL,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"polling_interval": 0.05}
+    if settings.EMBEDDED
+    else {"visibility_timeout": 600, "socket_connect_timeout": 1, "socket_timeout": 5},
+    task_ignore_result=True,
+    task_serializer="json",
+    accept_content=["json"],
+    task_default_queue="sync",
+    task_routes={"servers.tasks.*": {"queue": "sync"}},
+    task_publish_retry=False,
+    task_acks_late=True,
+    worker_prefetch_multiplier=1,
+    worker_concurrency=settings.SYNC_WORKERS,
+    worker_pool="threads",
+    worker_hijack_root_logger=False,
+    timezone="UTC",
+    beat_schedule={
+        "sync_due": {"task": "servers.tasks.sync_due", "schedule": 5.0},
+    },
+    beat_schedule_filename=str(settings.DATA_DIR / "beat"),
+)
+app.autodiscover_tasks(["servers"])
+
+
+@setup_logging.connect  # type: ignore[untyped-decorator]
+def keep_django_logging(**kwargs: object) -> None:
+    """Being connected is what keeps Celery from replacing the log configuration."""

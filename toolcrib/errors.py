@@ -1,0 +1,56 @@
+"""The one shape of an error: a code, a sentence, a way out.
+
+A leaf: imports nothing of the project, so every app may import it.
+"""
+
+from collections.abc import Mapping
+
+
+class ToolcribError(Exception):
+    """Something a caller can mend. `code` is stable, `message` and `hint` are for people."""
+
+    code = "error"
+    status = 400
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        code: str | None = None,
+        status: int | None = None,
+        details: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code or self.code
+        self.status = status or self.status
+        self.details = dict(details or {})
+
+    def as_json(self) -> dict[str, object]:
+        """Return the body every API error has."""
+        body: dict[str, object] = {"code": self.code, "message": self.message, "hint": self.hint}
+        if self.details:
+            body["details"] = self.details
+        return {"error": body}
+
+
+class NotFound(ToolcribError):
+    code = "not_found"
+    status = 404
+
+
+class Invalid(ToolcribError):
+    code = "invalid"
+    status = 422
+
+
+class Conflict(ToolcribError):
+    code = "conflict"
+    status = 409
+
+
+class Forbidden(ToolcribError):
+    code = "forbidden"
+    status = 403

@@ -1,0 +1,48 @@
+"""Keys of this installation: made once in the data folder, or required from the environment."""
+
+import os
+import secrets
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+GUESSABLE = ("change", "default", "example", "insecure", "placeholder", "secret")
+
+
+def make_private_dir(path: Path) -> None:
+    """Create the data folder for the owner alone; keep the mode of one that exists."""
+    if not path.exists():
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def local_key(path: Path) -> str:
+    """Return the key kept at `path`, making it on the first start.
+
+    Written beside and linked into place, so that two processes starting at once agree on one key
+    and neither reads half of it.
+    """
+    if not path.exists():
+        draft = path.with_suffix(f".{os.getpid()}.new")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(secrets.token_urlsafe(48) + "\n")
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+    key = path.read_text(encoding="ascii").strip()
+    if len(key) < 32:
+        raise ImproperlyConfigured(f"{path} holds no key. Restore it from your backup.")
+    return key
+
+
+def required(name: str, value: str) -> str:
+    """Return a key that came from the environment, or refuse to start."""
+    hint = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(48))'"
+    if not value:
+        raise ImproperlyConfigured(f"{name} (or {name}_FILE) is not set. {hint}")
+    if len(value) < 32 or any(word in value.lower() for word in GUESSABLE):
+        raise ImproperlyConfigured(f"{name} looks like a default or is too short. {hint}")
+    return value

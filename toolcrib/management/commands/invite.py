@@ -1,0 +1,40 @@
+"""Invite a person: prints a link by which they choose a password."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from catalog.audit import Actor
+from catalog.people import Role
+from toolcrib import people
+from toolcrib.errors import ToolcribError
+
+ROLES = {role.word: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
+
+
+class Command(BaseCommand):
+    help = "Invite a person and print the link by which they join."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", help="Their name or e-mail.")
+        parser.add_argument("--role", choices=list(ROLES), default="operator")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            user = people.invite(
+                options["name"], ROLES[options["role"]], actor=Actor.command("invite")
+            )
+        except ToolcribError as error:
+            self.stderr.write(f"{error.message} {error.hint}".strip())
+            sys.exit(1)
+        link = settings.PUBLIC_URL + people.password_path(user)
+        if options["json"]:
+            body = {"person": user.username, "role": options["role"], "link": link}
+            self.stdout.write(json.dumps(body))
+        else:
+            self.stdout.write(f"{link}\nIt works once, within three days.")

@@ -1,0 +1,33 @@
+"""Print a link by which a person chooses a new password."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from catalog.audit import Actor
+from toolcrib import people
+from toolcrib.errors import ToolcribError
+
+
+class Command(BaseCommand):
+    help = "Print a link by which a person chooses a new password."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            user = people.reset(options["name"], actor=Actor.command("reset_password"))
+        except ToolcribError as error:
+            self.stderr.write(f"{error.message} {error.hint}".strip())
+            sys.exit(1)
+        link = settings.PUBLIC_URL + people.password_path(user)
+        if options["json"]:
+            self.stdout.write(json.dumps({"person": user.username, "link": link}))
+        else:
+            self.stdout.write(f"{link}\nIt works once, within three days.")

@@ -1,0 +1,89 @@
+"""What the web process runs beside requests, started and stopped by the ASGI lifespan.
+
+Embedded: the listener, a Celery worker in threads and the schedule. Production: only the watch
+for new revisions; workers, beat and the listener are processes of their own.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from celery.worker import WorkController
+from django.conf import settings
+from django.db import DatabaseError, close_old_connections
+
+from servers import sync
+from servers.listening import Listener
+from toolcrib.celery import app as celery_app
+from toolcrib.invalidation import RevisionWatch
+
+logger = logging.getLogger(__name__)
+
+
+class Runtime:
+    """The running parts, for the health page and for tests to look at."""
+
+    def __init__(self) -> None:
+        self.revision = RevisionWatch()
+        self.listener: Listener | None = None
+        self.worker: WorkController | None = None
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self.tasks.append(asyncio.create_task(self.revision.run(), name="revision"))
+        worker_thread = None
+        if settings.EMBEDDED:
+            self.listener = Listener()
+            # Made in a thread, since it closes database connections.
+            self.worker = await asyncio.to_thread(_worker)
+            worker_thread = threading.Thread(target=self.worker.start, name="worker", daemon=True)
+            worker_thread.start()
+            self.tasks.append(asyncio.create_task(self.listener.run(), name="listener"))
+            self.tasks.append(asyncio.create_task(_schedule(), name="schedule"))
+        try:
+            yield
+        finally:
+            # The connections go first: a sync that waits on one ends with it.
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+            if self.worker is not None and worker_thread is not None:
+                stopping = threading.Thread(target=self.worker.stop, daemon=True)
+                stopping.start()
+                await asyncio.to_thread(stopping.join, 1.5)
+
+
+runtime = Runtime()
+
+
+def _worker() -> WorkController:
+    return WorkController(
+        app=celery_app,
+        pool="threads",
+        concurrency=settings.SYNC_WORKERS,
+        queues=["sync", "index"],
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+
+
+async def _schedule() -> None:
+    """Stand in for beat where there is one process."""
+    while True:
+        try:
+            await asyncio.to_thread(_send_due)
+        except DatabaseError:
+            logger.exception("The schedule could not be read; trying again")
+        await asyncio.sleep(1)
+
+
+def _send_due() -> None:
+    close_old_connections()
+    try:
+        sync.send_due()
+    finally:
+        close_old_connections()

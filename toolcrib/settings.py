@@ -1,0 +1,277 @@
+"""All settings, read from the environment. The tables in docs/operations.md list them.
+
+Embedded, the default, needs no service and no variable. Production is chosen by DATABASE_URL
+and REDIS_URL, and refuses to start with anything an attacker could guess or reach.
+"""
+
+from datetime import timedelta
+from pathlib import Path
+
+from csp.constants import NONE, SELF
+from django.core.exceptions import ImproperlyConfigured
+
+from toolcrib import environment as env
+from toolcrib import keys
+from toolcrib.databases import database_from_url, sqlite_database
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+VERSION = "0.1.0"
+
+# --- Which of the two ways to run -------------------------------------------------------------
+
+DATABASE_URL = env.secret("DATABASE_URL")
+REDIS_URL = env.secret("REDIS_URL")
+EMBEDDED = not (DATABASE_URL or REDIS_URL)
+if not EMBEDDED and not (DATABASE_URL and REDIS_URL):
+    missing = "REDIS_URL" if DATABASE_URL else "DATABASE_URL"
+    raise ImproperlyConfigured(
+        f"{missing} is not set. Production needs DATABASE_URL and REDIS_URL; set neither to run "
+        "embedded on SQLite."
+    )
+
+DATA_DIR = Path(env.text("TOOLCRIB_DATA") or BASE_DIR / "var").expanduser().resolve()
+if EMBEDDED:
+    keys.make_private_dir(DATA_DIR)
+
+DEBUG = env.flag("DEBUG")
+BIND = env.text("TOOLCRIB_BIND", "127.0.0.1")
+PORT = env.number("PORT", 8000, low=1, high=65535)
+
+# --- Keys and hosts ---------------------------------------------------------------------------
+
+if EMBEDDED:
+    SECRET_KEY = env.secret("TOOLCRIB_SECRET_KEY") or keys.local_key(DATA_DIR / "secret.key")
+    ENCRYPTION_KEYS = env.secret("TOOLCRIB_ENCRYPTION_KEYS").split(",")
+    if not ENCRYPTION_KEYS[0]:
+        ENCRYPTION_KEYS = [keys.local_key(DATA_DIR / "encryption.key")]
+    ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env.words("TOOLCRIB_HOSTS")]
+else:
+    SECRET_KEY = keys.required("TOOLCRIB_SECRET_KEY", env.secret("TOOLCRIB_SECRET_KEY"))
+    ENCRYPTION_KEYS = [
+        keys.required("TOOLCRIB_ENCRYPTION_KEYS", key)
+        for key in env.secret("TOOLCRIB_ENCRYPTION_KEYS").split(",")
+    ]
+    ALLOWED_HOSTS = env.words("TOOLCRIB_HOSTS")
+    if not ALLOWED_HOSTS or any(host == "*" or host.startswith(".") for host in ALLOWED_HOSTS):
+        raise ImproperlyConfigured(
+            "TOOLCRIB_HOSTS must list the exact host names people and agents use, separated by "
+            "commas. Wildcards are refused."
+        )
+    if DEBUG:
+        raise ImproperlyConfigured("DEBUG must not be set in production: it shows settings.")
+if "*" in ALLOWED_HOSTS:
+    raise ImproperlyConfigured("TOOLCRIB_HOSTS must not hold *: name the hosts.")
+
+# --- What may be reached ----------------------------------------------------------------------
+
+# stdio runs programs on this machine. Embedded and bound to loopback an admin may confirm them;
+# elsewhere the operator of the machine must have said so here.
+LOOPBACK = BIND in {"127.0.0.1", "::1", "localhost"}
+ALLOW_STDIO = env.flag("TOOLCRIB_ALLOW_STDIO", EMBEDDED and LOOPBACK)
+# Networks besides the public internet that servers may be on, as CIDRs.
+ALLOWED_NETWORKS = env.words(
+    "TOOLCRIB_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128" if EMBEDDED and LOOPBACK else ""
+)
+ALLOW_PLAIN_HTTP = env.flag("TOOLCRIB_ALLOW_PLAIN_HTTP", EMBEDDED)
+
+# --- Caps and times (docs/operations.md) ------------------------------------------------------
+
+MAX_TOOLS = env.number("TOOLCRIB_MAX_TOOLS", 10_000, low=1)
+MAX_PAGES = env.number("TOOLCRIB_MAX_PAGES", 100, low=1)
+MAX_DEFINITION_BYTES = env.number("TOOLCRIB_MAX_DEFINITION_BYTES", 64 * 1024, low=1024)
+MAX_DESCRIPTION_BYTES = env.number("TOOLCRIB_MAX_DESCRIPTION_BYTES", 32 * 1024, low=256)
+MAX_LISTING_BYTES = env.number("TOOLCRIB_MAX_LISTING_BYTES", 64 * 1024 * 1024, low=1024)
+MAX_MESSAGE_BYTES = env.number("TOOLCRIB_MAX_MESSAGE_BYTES", 10 * 1024 * 1024, low=1024)
+MAX_BODY_BYTES = env.number("TOOLCRIB_MAX_BODY_BYTES", 1024 * 1024, low=1024)
+STDERR_BYTES = env.number("TOOLCRIB_STDERR_BYTES", 64 * 1024, low=1024)
+CONNECT_TIMEOUT = env.number("TOOLCRIB_CONNECT_TIMEOUT", 10, low=1)
+HANDSHAKE_TIMEOUT = env.number("TOOLCRIB_HANDSHAKE_TIMEOUT", 20, low=1)
+SYNC_TIMEOUT = env.number("TOOLCRIB_SYNC_TIMEOUT", 60, low=1)
+SYNC_GAP = env.number("TOOLCRIB_SYNC_GAP", 5, low=1)
+SYNC_POLL = env.number("TOOLCRIB_SYNC_POLL", 15 * 60, low=5)
+SYNC_WORKERS = env.number("TOOLCRIB_SYNC_WORKERS", 6, low=4)
+
+# --- Django -----------------------------------------------------------------------------------
+
+INSTALLED_APPS = [
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.humanize",
+    "django.contrib.staticfiles",
+    "django_htmx",
+    "lucide",
+    "csp",
+    "axes",
+    "toolcrib",
+    "catalog",
+    "servers",
+    "sessions_app",
+]
+
+MIDDLEWARE = [
+    "toolcrib.middleware.request_id",
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "csp.middleware.CSPMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "toolcrib.middleware.session_age",
+    "toolcrib.middleware.SignInRequired",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_htmx.middleware.HtmxMiddleware",
+    "toolcrib.middleware.PageErrors",
+    "axes.middleware.AxesMiddleware",
+]
+# The API carries no cookie, so it needs no session and no CSRF check.
+API_MIDDLEWARE = ["toolcrib.middleware.request_id"]
+
+ROOT_URLCONF = "toolcrib.urls"
+ASGI_APPLICATION = "toolcrib.asgi.application"
+APPEND_SLASH = False
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": False,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+                "toolcrib.shell.context",
+            ],
+            "loaders": [
+                (
+                    "django.template.loaders.cached.Loader",
+                    [
+                        "django.template.loaders.filesystem.Loader",
+                        "django.template.loaders.app_directories.Loader",
+                    ],
+                )
+            ],
+            "builtins": ["toolcrib.templatetags.toolcrib", "lucide.templatetags.lucide"],
+        },
+    }
+]
+
+DATABASES = {
+    "default": sqlite_database(DATA_DIR) if EMBEDDED else database_from_url(DATABASE_URL),
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+
+LANGUAGE_CODE = "en-us"
+TIME_ZONE = "UTC"
+USE_I18N = False
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATICFILES_DIRS = [BASE_DIR / "static"]
+# The few files are served from where they lie, so that starting needs no collecting step.
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = DEBUG
+
+DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+FILE_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
+
+# --- People -----------------------------------------------------------------------------------
+
+LOGIN_URL = "sign-in"
+SIGN_IN_PATH = "/sign-in"
+LOGIN_REDIRECT_URL = "overview"
+LOGOUT_REDIRECT_URL = "sign-in"
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.Argon2PasswordHasher"]
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {
+        "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
+        "OPTIONS": {"min_length": 12},
+    },
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+PASSWORD_RESET_TIMEOUT = int(timedelta(days=3).total_seconds())
+AXES_FAILURE_LIMIT = 5
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_LOCKOUT_CALLABLE = "toolcrib.people_views.locked_out"
+AXES_RESET_ON_SUCCESS = True
+AXES_VERBOSE = False
+
+SESSION_IDLE = timedelta(minutes=30)
+SESSION_ABSOLUTE = timedelta(hours=12)
+SESSION_COOKIE_AGE = int(SESSION_ABSOLUTE.total_seconds())
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = "Lax"
+CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_FAILURE_VIEW = "toolcrib.system_views.csrf_failure"
+CSRF_TRUSTED_ORIGINS = env.words("TOOLCRIB_ORIGINS")
+HTTPS = env.flag("TOOLCRIB_HTTPS", not EMBEDDED)
+PUBLIC_URL = env.text("TOOLCRIB_PUBLIC_URL").rstrip("/") or (
+    f"http://localhost:{PORT}" if EMBEDDED else f"{'https' if HTTPS else 'http'}://{ALLOWED_HOSTS[0]}"
+)
+if HTTPS:
+    SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+    SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "__Host-session", "__Host-csrf"
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_HSTS_SECONDS = 31_536_000
+else:
+    SESSION_COOKIE_NAME, CSRF_COOKIE_NAME = "toolcrib-session", "toolcrib-csrf"
+X_FRAME_OPTIONS = "DENY"
+SECURE_REFERRER_POLICY = "same-origin"
+SECURE_CROSS_ORIGIN_OPENER_POLICY = "same-origin"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [NONE],
+        "script-src": [SELF],
+        "style-src": [SELF],
+        "img-src": [SELF, "data:"],
+        "connect-src": [SELF],
+        "font-src": [SELF],
+        "form-action": [SELF],
+        "base-uri": [NONE],
+        "frame-ancestors": [NONE],
+        "manifest-src": [SELF],
+    }
+}
+
+# --- Work in the background -------------------------------------------------------------------
+
+LOG_LEVEL = env.text("TOOLCRIB_LOG_LEVEL", "INFO")
+LOG_FILE = {
+    "class": "logging.handlers.RotatingFileHandler",
+    "formatter": "line",
+    "filename": DATA_DIR / "toolcrib.log",
+    "maxBytes": 5_000_000,
+    "backupCount": 3,
+    "delay": True,
+    "encoding": "utf-8",
+}
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"()": "toolcrib.logs.OneLineFormatter"}},
+    "handlers": {
+        "stderr": {"class": "logging.StreamHandler", "formatter": "line"},
+        **({"file": LOG_FILE} if EMBEDDED else {}),
+    },
+    "root": {"handlers": ["stderr", *(["file"] if EMBEDDED else [])], "level": "WARNING"},
+    "loggers": {
+        **{
+            name: {"level": LOG_LEVEL}
+            for name in ("toolcrib", "catalog", "servers", "sessions_app")
+        },
+        # A refused request and a broker in memory are no news.
+        "django.request": {"level": "ERROR"},
+        "kombu.connection": {"level": "ERROR"},
+    },
+}

@@ -1,0 +1,75 @@
+"""What every page's frame needs: navigation with counts, the person, the theme."""
+
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.urls import reverse
+
+from catalog.models import Group, Tool, ToolState
+from catalog.people import Role, role_of
+from servers.models import Server, ServerState
+
+
+def context(request: HttpRequest) -> dict[str, Any]:
+    theme = request.COOKIES.get("theme", "auto")
+    user = getattr(request, "user", None)
+    role = role_of(user) if user is not None else Role.ANONYMOUS
+    return {
+        "shell": {
+            "nav": _navigation(request, role),
+            "role": role.word,
+            "is_admin": role == Role.ADMIN,
+            "user_label": user.get_username() if user is not None and user.is_authenticated else "",
+            "theme": theme if theme in ("light", "dark") else "auto",
+            "version": settings.VERSION,
+            "keys_enabled": True,
+        }
+    }
+
+
+def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
+    fragment = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
+    if role < Role.OPERATOR or fragment:
+        return []
+    failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
+    waiting = Tool.objects.filter(state=ToolState.WAITING).exists()
+    sections: list[tuple[str, list[dict[str, Any]]]] = [
+        ("", [{"label": "Overview", "name": "overview", "key": "o"}]),
+        (
+            "Build",
+            [
+                {
+                    "label": "Servers",
+                    "name": "servers",
+                    "key": "s",
+                    "count": Server.objects.count(),
+                    "waiting": failing,
+                },
+                {
+                    "label": "Tools",
+                    "name": "tools",
+                    "key": "t",
+                    "count": Tool.objects.exclude(state=ToolState.MISSING).count(),
+                    "waiting": waiting,
+                },
+                {
+                    "label": "Groups",
+                    "name": "groups",
+                    "key": "g",
+                    "count": Group.objects.count(),
+                },
+            ],
+        ),
+        ("Govern", [{"label": "Audit log", "name": "audit", "key": "l"}]),
+    ]
+    here = request.path
+    shown = []
+    for label, items in sections:
+        for item in items:
+            item["url"] = reverse(item.pop("name"))
+            item["current"] = here == item["url"] or (
+                item["url"] != "/" and here.startswith(item["url"] + "/")
+            )
+        shown.append({"label": label, "items": items})
+    return shown

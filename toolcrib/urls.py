@@ -1,0 +1,27 @@
+"""Every address. Pages have no trailing slash."""
+
+from django.contrib.auth.views import LogoutView
+from django.urls import URLPattern, URLResolver, include, path
+
+from toolcrib import patterns, people_views, system_views, views
+from toolcrib.api import api
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("", views.overview, name="overview"),
+    path("sign-in", people_views.SignIn.as_view(), name="sign-in"),
+    path("sign-out", LogoutView.as_view(), name="sign-out"),
+    path("setup/<str:code>", people_views.setup, name="setup"),
+    path("join/<str:uid>/<str:token>", people_views.join, name="join"),
+    path("theme", people_views.theme, name="theme"),
+    path("patterns/", patterns.patterns, name="patterns"),
+    path("livez", system_views.livez, name="livez"),
+    path("readyz", system_views.readyz, name="readyz"),
+    path("", include("servers.urls")),
+    path("", include("catalog.urls")),
+    path("api/v1/", api.urls),
+]
+
+handler400 = "toolcrib.system_views.bad_request"
+handler403 = "toolcrib.system_views.forbidden"
+handler404 = "toolcrib.system_views.not_found"
+handler500 = "toolcrib.system_views.server_error"
