@@ -21,7 +21,7 @@ class ToolOut(Schema):
     name: str
     original_name: str
     source: str
-    mcpServer: str | None = None  # noqa: N815 (the contract's own spelling)
+    mcpServer: str | None = None
     description: str
     server_description: str
     overridden: bool

@@ -202,13 +202,13 @@ def apply(
     names = {tool.name for tool in remote} | {rejection.name for rejection in usable}
     public = _public_names(server, names - fold.tools.keys())
     neighbours = Neighbours(names, _foreign_names(server))
-    for tool in remote:
-        old = fold.tools.get(tool.name)
-        if old is not None and old.latest_id == fold.ids[tool.sha256]:
-            fold.take(tool, old.findings, old.public_name)
+    for item in remote:
+        old = fold.tools.get(item.name)
+        if old is not None and old.latest_id == fold.ids[item.sha256]:
+            fold.take(item, old.findings, old.public_name)
         else:
-            found = [finding.as_json() for finding in findings_of(tool.tool, neighbours)]
-            fold.take(tool, found, public.get(tool.name, ""))
+            found = [finding.as_json() for finding in findings_of(item.tool, neighbours)]
+            fold.take(item, found, public.get(item.name, ""))
     for rejection in usable:
         fold.refuse(rejection, public.get(rejection.name, ""))
 
@@ -269,9 +269,7 @@ def keep_old(tool: Tool, *, actor: Actor) -> Tool:
     return _decided(tool, DefinitionChange.Outcome.KEPT_OLD, "tool.keep_old", tool.approved, actor)
 
 
-def _decided(
-    tool: Tool, outcome: str, verb: str, before: Definition | None, actor: Actor
-) -> Tool:
+def _decided(tool: Tool, outcome: str, verb: str, before: Definition | None, actor: Actor) -> Tool:
     tool.state = tool.settled_state()
     tool.save(update_fields=["approved", "kept_against", "state"])
     DefinitionChange.objects.filter(

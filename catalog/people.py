@@ -63,9 +63,7 @@ def require(needed: Role, user: AbstractBaseUser | AnonymousUser) -> None:
 
 def role_required(
     needed: Role,
-) -> Callable[
-    [Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]
-]:
+) -> Callable[[Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]]:
     def decorate(
         view: Callable[Concatenate[HttpRequest, P], R],
     ) -> Callable[Concatenate[HttpRequest, P], R]:

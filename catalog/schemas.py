@@ -51,8 +51,8 @@ class BadSchema(ValueError):
     """Carries the reason, in words an admin can pass on to the server's author."""
 
 
-def check_schema(schema: object, *, what: str = "inputSchema") -> None:
-    """Raise BadSchema unless this is a bounded, self-contained, valid schema."""
+def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]:
+    """Return the schema if it is bounded, self-contained and valid; else raise BadSchema."""
     if not isinstance(schema, dict):
         raise BadSchema(f"{what} must be an object, not {_kind(schema)}")
     _check_depth(schema, what)
@@ -68,15 +68,15 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> None:
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
         raise BadSchema(f"{what} is not valid JSON Schema: {message}") from error
+    return schema
 
 
 def check_input_schema(schema: object) -> None:
     """Hold an input schema to what arguments are: an object; and check its header marks."""
-    check_schema(schema)
-    assert isinstance(schema, dict)
-    if schema.get("type") != "object":
+    checked = check_schema(schema)
+    if checked.get("type") != "object":
         raise BadSchema('inputSchema must have "type": "object", since arguments are an object')
-    _check_headers(schema)
+    _check_headers(checked)
 
 
 def unenforceable_patterns(schema: dict[str, Any]) -> list[str]:
@@ -246,7 +246,7 @@ def _compiles(pattern: str) -> bool:
     return True
 
 
-def _refuse(uri: str) -> object:
+def _refuse(uri: str) -> Any:
     raise ValueError(f"references are never fetched: {uri[:80]}")
 
 

@@ -28,7 +28,11 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     if before != text:
         tool.save(update_fields=["description_override"])
         audit.record(
-            actor, "tool.override", tool, before={"description": before}, after={"description": text}
+            actor,
+            "tool.override",
+            tool,
+            before={"description": before},
+            after={"description": text},
         )
         Revision.bump()
     return tool
@@ -75,10 +79,11 @@ def from_any_shape(raw: object) -> dict[str, Any]:
     """Turn an MCP, OpenAI or Anthropic tool object into MCP's shape."""
     if not isinstance(raw, dict):
         raise Invalid("A tool is a JSON object.", hint="MCP, OpenAI and Anthropic shapes work.")
-    if raw.get("type") == "function" and isinstance(raw.get("function"), dict):
-        raw = raw["function"]  # OpenAI chat completions
+    given: dict[str, Any] = raw
+    if given.get("type") == "function" and isinstance(given.get("function"), dict):
+        given = given["function"]  # OpenAI chat completions
     schema_key = next(
-        (key for key in ("inputSchema", "input_schema", "parameters") if key in raw), None
+        (key for key in ("inputSchema", "input_schema", "parameters") if key in given), None
     )
     if schema_key is None:
         raise Invalid(
@@ -86,8 +91,8 @@ def from_any_shape(raw: object) -> dict[str, Any]:
             hint="Put it under inputSchema (MCP), parameters (OpenAI) or input_schema (Anthropic).",
         )
     dropped = {"type", "strict", "input_schema", "parameters", "defer_loading", "cache_control"}
-    tool = {key: value for key, value in raw.items() if key not in dropped}
-    schema = raw[schema_key]
+    tool = {key: value for key, value in given.items() if key not in dropped}
+    schema = given[schema_key]
     if isinstance(schema, dict) and "type" not in schema:
         schema = {"type": "object", **schema}
     return tool | {"inputSchema": schema}
@@ -101,7 +106,9 @@ def _read(raw: object) -> RemoteTool:
             max_description=settings.MAX_DESCRIPTION_BYTES,
         )
     except Rejected as error:
-        raise Invalid(f"This tool cannot be used: {error}.", hint="Mend it and send it again.") from error
+        raise Invalid(
+            f"This tool cannot be used: {error}.", hint="Mend it and send it again."
+        ) from error
 
 
 def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> Tool:
@@ -116,7 +123,9 @@ def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> 
     findings = [found.as_json() for found in findings_of(remote.tool, Neighbours())]
     try:
         with transaction.atomic():
-            return _point(tool or Tool(name=remote.name, public_name=public), definition, findings, actor)
+            return _point(
+                tool or Tool(name=remote.name, public_name=public), definition, findings, actor
+            )
     except IntegrityError as error:
         raise Conflict(
             f"There is a tool called {public} already.", hint="Choose another name."

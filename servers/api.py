@@ -167,7 +167,7 @@ def shown(server: Server) -> dict[str, Any]:
 
 def draft_of(body: ConnectionIn, *, name: str, slug: str, description: str = "") -> ServerDraft:
     is_program = body.transport == "stdio"
-    if is_program and body.url or not is_program and body.command:
+    if (is_program and body.url) or (not is_program and body.command):
         raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
     return ServerDraft(
         name=name,
@@ -224,9 +224,7 @@ def test_draft(request: HttpRequest, body: ServerIn) -> checking.Tested:
 def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     """Check an mcp.json, or save its good servers. Programs need their digest in `confirm`."""
     check = imports.check_text(body.text, body.variables)
-    drafts = [
-        draft.masked() | {"confirm": imports.draft_digest(draft)} for draft in check.drafts
-    ]
+    drafts = [draft.masked() | {"confirm": imports.draft_digest(draft)} for draft in check.drafts]
     answer: dict[str, Any] = {
         "shape": check.shape,
         "drafts": drafts,
@@ -289,7 +287,9 @@ def delete_server(request: HttpRequest, slug: str) -> tuple[int, None]:
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
 def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dict[str, Any]:
     """Set the given values; null removes one. Values are never shown again."""
-    values = {name: Secret(text) if text is not None else None for name, text in body.values.items()}
+    values = {
+        name: Secret(text) if text is not None else None for name, text in body.values.items()
+    }
     server = find(slug)
     registry.set_credentials(server, body.kind, values, actor=key_actor(request))
     sync.request_sync(server.pk, Trigger.MANUAL)

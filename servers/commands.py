@@ -24,6 +24,4 @@ def sync_side_by_side(
             connection.close()
 
     with ThreadPoolExecutor(max_workers=8) as threads:
-        return dict(
-            zip((server.pk for server in servers), threads.map(one, servers), strict=True)
-        )
+        return dict(zip((server.pk for server in servers), threads.map(one, servers), strict=True))

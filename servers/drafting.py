@@ -4,6 +4,7 @@ Pure. `importing` finds the entries; this reads a single one.
 """
 
 import dataclasses
+import json
 import re
 from collections.abc import Iterator, Mapping
 
@@ -25,6 +26,7 @@ from servers.secret import Secret
 
 MAX_PAIRS = 200
 MAX_MOVED = 50
+MAX_UNKNOWN = 16 * 1024  # of JSON
 
 _TRANSPORTS = {
     "stdio": "stdio", "local": "stdio", "http": "http", "https": "http", "sse": "sse",
@@ -324,6 +326,9 @@ class _Entry:
         if unknown:
             names = ", ".join(visible(name[:40]) for name in list(unknown)[:10])
             self.warnings.append(f"Not known to Toolcrib, kept but unused: {names}.")
+        if len(json.dumps(unknown)) > MAX_UNKNOWN:
+            self.warnings.append("These fields are over 16 KB together, and were not kept.")
+            return {}
         return {_without_nul(key): self.without_secrets(key, v) for key, v in unknown.items()}
 
     def without_secrets(self, name: str, value: object) -> object:

@@ -5,6 +5,8 @@ Embedded, this is a task in the web process; in production it is `manage.py list
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from django.db import DatabaseError, close_old_connections
 
@@ -17,6 +19,9 @@ from servers.spec import ServerSpec
 from toolcrib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 LOOK_EVERY = 0.5
 SETTLE = 0.1  # notifications within this time make one request
@@ -79,17 +84,17 @@ class Listener(Watcher):
             del self.asking[server_id]
 
 
-async def _in_thread(function, *args):  # type: ignore[no-untyped-def]
-    return await asyncio.to_thread(_fresh, function, *args)
-
-
-def _fresh(function, *args):  # type: ignore[no-untyped-def]
+async def _in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run database work in a thread that may have slept through a database restart."""
-    close_old_connections()
-    try:
-        return function(*args)
-    finally:
+
+    def fresh() -> R:
         close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return await asyncio.to_thread(fresh)
 
 
 def _wanted() -> dict[int, int]:

@@ -59,9 +59,7 @@ class Server(models.Model):
     connection_policy = models.CharField(
         max_length=10, choices=ConnectionPolicy.choices, default=ConnectionPolicy.ALWAYS
     )
-    isolation = models.CharField(
-        max_length=11, choices=Isolation.choices, default=Isolation.SHARED
-    )
+    isolation = models.CharField(max_length=11, choices=Isolation.choices, default=Isolation.SHARED)
     trust = models.CharField(max_length=14, choices=Trust.choices, default=Trust.REVIEW_CHANGES)
     call_timeout = models.PositiveIntegerField(default=60)
     concurrency = models.PositiveIntegerField(default=8)
@@ -69,9 +67,7 @@ class Server(models.Model):
     enabled = models.BooleanField(default=True)
     unknown_fields = models.JSONField(default=dict, blank=True)  # kept from an import
 
-    state = models.CharField(
-        max_length=10, choices=ServerState.choices, default=ServerState.NEW
-    )
+    state = models.CharField(max_length=10, choices=ServerState.choices, default=ServerState.NEW)
     state_code = models.CharField(max_length=40, blank=True)  # refused, tls, auth, not_mcp, …
     state_reason = models.TextField(blank=True)
     state_detail = models.TextField(blank=True)  # last lines of stderr, and the like
@@ -88,9 +84,7 @@ class Server(models.Model):
     sync_lease_until = models.DateTimeField(null=True, blank=True)
     sync_due_at = models.DateTimeField(null=True, blank=True)
     sync_sent_at = models.DateTimeField(null=True, blank=True)  # a task for it is on its way
-    sync_trigger = models.CharField(
-        max_length=12, choices=Trigger.choices, default=Trigger.ADDED
-    )
+    sync_trigger = models.CharField(max_length=12, choices=Trigger.choices, default=Trigger.ADDED)
     last_sync_started_at = models.DateTimeField(null=True, blank=True)
     last_synced_at = models.DateTimeField(null=True, blank=True)  # last success
     quiet_syncs = models.PositiveIntegerField(default=0)  # in a row, notified but unchanged

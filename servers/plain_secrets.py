@@ -82,12 +82,12 @@ def out_of_args(args: list[str], move: Move) -> list[str]:
     return result
 
 
-def _out_of_arg(arg: str, move: Move) -> str:
+def _out_of_arg(arg: str, move: Move, *, nested: int = 0) -> str:
     name, equals, value = arg.partition("=")
-    if equals and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", name):
+    if equals and nested < 4 and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", name):
         if _is_secret_value(_strength(name), value):
             return f"{name}={move(name, value)}"
-        return f"{name}={_out_of_arg(value, move)}"
+        return f"{name}={_out_of_arg(value, move, nested=nested + 1)}"
     header = _HEADER.fullmatch(arg)
     if header and "://" not in arg and _is_secret_value(_strength(header["name"]), header["value"]):
         return header["before"] + move(header["name"], header["value"])

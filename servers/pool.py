@@ -64,7 +64,7 @@ class Owner:
                 return
             except ToolcribError as error:
                 await self._fail(error, time.monotonic() - started)
-            except Exception as error:  # noqa: BLE001 (the owner must outlive any server)
+            except Exception as error:
                 logger.exception("The connection to server %s broke", self.server_id)
                 await self._fail(
                     UpstreamError("The connection broke.", code="protocol"),

@@ -156,13 +156,13 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
 
 
 @transaction.atomic
-def edit_connection(server: Server, draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Server:
+def edit_connection(
+    server: Server, draft: ServerDraft, *, actor: Actor, confirmed: str = ""
+) -> Server:
     """Change how a server is reached. A new origin or program voids every credential."""
     server = Server.objects.select_for_update().get(pk=server.pk)
     before = _shown(server)
-    new_origin = origin_of(
-        draft.transport, draft.url, draft.command, list(draft.args), draft.cwd
-    )
+    new_origin = origin_of(draft.transport, draft.url, draft.command, list(draft.args), draft.cwd)
     check_draft(draft, confirmed=confirmed or server.confirmed_argv)
     if new_origin != server.origin:
         server.credentials.update(ciphertext="", origin_sha256=origin_digest(new_origin))

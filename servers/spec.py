@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from servers.secret import Secret
 
 
+EMPTY = Secret("")
+
+
 @dataclass(frozen=True)
 class ServerSpec:
     """One server as the transport needs it, credentials decrypted but unprintable."""
@@ -20,7 +23,7 @@ class ServerSpec:
     argv: tuple[Secret, ...] = ()  # variables filled in, hence secret
     cwd: str = ""
     env: Mapping[str, Secret] = field(default_factory=dict)
-    url: Secret = Secret("")  # may carry a key in its query
+    url: Secret = EMPTY  # may carry a key in its query
     headers: Mapping[str, Secret] = field(default_factory=dict)
 
 

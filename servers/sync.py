@@ -265,9 +265,7 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
     ids = ingest.prepare(tools)
     with transaction.atomic():
         server = _still_ours(lease)
-        result = ingest.apply(
-            server, tools, rejections, ids, allow_removals=server.removals_held
-        )
+        result = ingest.apply(server, tools, rejections, ids, allow_removals=server.removals_held)
         _note_protocol(server, fetched)
         notified = lease.trigger == Trigger.LIST_CHANGED
         server.quiet_syncs = server.quiet_syncs + 1 if notified and result.quiet else 0

@@ -4,6 +4,7 @@ import os
 import tempfile
 
 _folder = tempfile.TemporaryDirectory(prefix="toolcrib-tests-")
+for _name in list(os.environ):
+    if _name.startswith("TOOLCRIB_") or _name in {"DATABASE_URL", "REDIS_URL", "DEBUG", "PORT"}:
+        del os.environ[_name]
 os.environ["TOOLCRIB_DATA"] = _folder.name
-for _name in ("DATABASE_URL", "REDIS_URL", "DEBUG", "TOOLCRIB_ALLOW_STDIO", "TOOLCRIB_BIND", "PORT"):
-    os.environ.pop(_name, None)

@@ -121,14 +121,16 @@ def too_big(request: HttpRequest, error: Exception) -> HttpResponse:
 def not_found(request: HttpRequest, error: Exception) -> HttpResponse:
     return answer(
         request,
-        ToolcribError("There is no such thing.", hint="Check its name.", code="not_found", status=404),
+        ToolcribError(
+            "There is no such thing.", hint="Check its name.", code="not_found", status=404
+        ),
     )
 
 
 @api.exception_handler(OperationalError)
 @api.exception_handler(DatabaseError)
 def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
-    logger.exception("The database did not answer")
+    logger.error("The database did not answer: %s", error)
     response = answer(
         request,
         ToolcribError("The database does not answer.", hint="Try again.", code="busy", status=503),
@@ -139,8 +141,8 @@ def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(Exception)
 def internal(request: HttpRequest, error: Exception) -> HttpResponse:
-    logger.exception("Request %s failed", getattr(request, "toolcrib_id", ""))
     mark: Any = getattr(request, "toolcrib_id", "")
+    logger.error("Request %s failed", mark, exc_info=error)
     return answer(
         request,
         ToolcribError(

@@ -10,7 +10,7 @@ class ErrorBody(Schema):
     error: dict[str, Any]
 
 
-ERRORS = {code: ErrorBody for code in (400, 401, 403, 404, 409, 413, 422, 503)}
+ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 503), ErrorBody)
 
 
 class Strict(Schema):

@@ -7,6 +7,7 @@ off, and looks at the database every second too, so that a Redis outage delays a
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import redis.asyncio
 from django.conf import settings
@@ -30,10 +31,8 @@ class RevisionWatch:
         try:
             while True:
                 await self._read()
-                try:
+                with suppress(TimeoutError):
                     await asyncio.wait_for(self._look.wait(), 0.25 if settings.EMBEDDED else 1.0)
-                except TimeoutError:
-                    pass
                 self._look.clear()
         finally:
             if stream:
@@ -61,7 +60,8 @@ class RevisionWatch:
                 except redis.RedisError:
                     await asyncio.sleep(1)
                     continue
-                for _, entries in found or ():
+                entries: list[tuple[bytes, object]] = found[0][1] if found else []  # type: ignore[index, assignment]
+                if entries:
                     last = entries[-1][0]
                     self._look.set()
         finally:

@@ -1,4 +1,4 @@
-"""Cursors for lists: the key of the last row, signed into nothing, checked on the way in. A leaf."""
+"""Pages of lists: a cursor is the key of the last row. A leaf."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar

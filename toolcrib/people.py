@@ -105,7 +105,11 @@ def choose_password(user: User, password: str) -> User:
 
 def clean_name(name: str) -> str:
     name = name.strip().lower()
-    if not name or len(name) > 150 or any(char.isspace() or not char.isprintable() for char in name):
+    if (
+        not name
+        or len(name) > 150
+        or any(char.isspace() or not char.isprintable() for char in name)
+    ):
         raise Invalid("A name or e-mail has 1 to 150 characters without spaces.")
     return name
 

@@ -59,7 +59,8 @@ class PasswordForm(forms.Form):
 class SetupForm(PasswordForm):
     field_order = ["email", "password"]
     email = forms.EmailField(
-        label="E-mail", widget=forms.EmailInput(attrs={"autocomplete": "username", "autofocus": True})
+        label="E-mail",
+        widget=forms.EmailInput(attrs={"autocomplete": "username", "autofocus": True}),
     )
 
 
@@ -136,10 +137,11 @@ def locked_out(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
     error = ToolcribError(
         "Too many failed attempts.", hint="Wait 15 minutes and try again.", status=429
     )
-    return render(
+    response = render(
         request,
         "toolcrib/locked_out.html",
         {"message": error.message, "hint": error.hint},
-        status=429,
-        headers={"Retry-After": "900"},
+        status=error.status,
     )
+    response["Retry-After"] = "900"
+    return response

@@ -217,7 +217,9 @@ CSRF_FAILURE_VIEW = "toolcrib.system_views.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env.words("TOOLCRIB_ORIGINS")
 HTTPS = env.flag("TOOLCRIB_HTTPS", not EMBEDDED)
 PUBLIC_URL = env.text("TOOLCRIB_PUBLIC_URL").rstrip("/") or (
-    f"http://localhost:{PORT}" if EMBEDDED else f"{'https' if HTTPS else 'http'}://{ALLOWED_HOSTS[0]}"
+    f"http://localhost:{PORT}"
+    if EMBEDDED
+    else f"{'https' if HTTPS else 'http'}://{ALLOWED_HOSTS[0]}"
 )
 if HTTPS:
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True

@@ -14,9 +14,12 @@ function sayFailure(event, sentence) {
 
 document.addEventListener("htmx:responseError", (event) => {
   const { xhr } = event.detail;
-  const id = xhr.getResponseHeader("X-Request-ID");
+  const id = xhr.getResponseHeader("X-Request-Id");
   const where = id ? ` Request ${id}.` : "";
-  if (xhr.status === 403) sayFailure(event, `You may not do this.${where}`);
+  const page = new DOMParser().parseFromString(xhr.responseText, "text/html");
+  const sentence = page.querySelector("[data-sentence]")?.textContent.trim();
+  if (sentence) sayFailure(event, `${sentence}${where}`);
+  else if (xhr.status === 403) sayFailure(event, `You may not do this.${where}`);
   else if (xhr.status === 404) sayFailure(event, `This is gone. Reload the page.${where}`);
   else sayFailure(event, `Toolcrib answered with error ${xhr.status}. Nothing was changed on this page.${where}`);
 });

@@ -5,7 +5,7 @@ document.addEventListener("submit", (event) => {
   event.preventDefault();
   const chosen = event.submitter.value;
   fetch(form.action, { method: "POST", body: new FormData(form, event.submitter), redirect: "manual" });
-  if (chosen === "system") delete document.documentElement.dataset.theme;
+  if (chosen === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = chosen;
   for (const button of form.querySelectorAll("[aria-pressed]")) {
     button.setAttribute("aria-pressed", String(button === event.submitter));

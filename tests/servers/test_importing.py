@@ -4,11 +4,12 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.importing import (
     ExportRow,
+    ImportCheck,
     ServerDraft,
     export_mcp_json,
     parse_mcp_json,
@@ -19,7 +20,7 @@ from servers.importing import (
 from servers.secret import Secret
 
 
-def parse(document, **options):
+def parse(document, **options) -> ImportCheck:
     text = document if isinstance(document, str) else json.dumps(document)
     options = {"variables": {}, "allow_http": True, **options}
     return parse_mcp_json(text, **options)
@@ -222,6 +223,29 @@ class TestWhatIsWrong:
         check = parse({"mcpServers": {f"s{n}": {"command": "x"} for n in range(201)}})
         assert len(check.drafts) == 200
         assert [found.code for found in check.problems] == ["too_many"]
+
+    @pytest.mark.parametrize(
+        "entry",
+        [
+            {"command": "x", "args": ["a=" * 10_000]},
+            {"command": "x", "args": ["--token", "a"] * 1000},
+            {"command": "x", "args": ["${" * 10_000, "://" * 3000]},
+            {"command": "x", "env": {"A": "".join(f"${{v{n}}}" for n in range(50_000))}},
+            {"command": "x", "env": {f"A{n}": "" for n in range(50_000)}},
+            {"url": "https://x.example", "headers": {f"A{n}": "" for n in range(50_000)}},
+            {"command": "x", "extra": "a=" * 100_000 + "://"},
+            {"command": "x", "extra": "x://?" + "a&" * 400_000},
+        ],
+    )
+    @pytest.mark.timeout(10)
+    def test_a_text_made_to_be_slow_is_answered_like_any_other(self, entry):
+        check = parse(server(**entry))
+        assert len(check.drafts) + len(check.problems) == 1
+
+    def test_unknown_fields_beyond_reason_are_not_kept(self):
+        draft = only(server(command="x", extra="y" * 20_000))
+        assert draft.unknown == {}
+        assert any("not kept" in warning for warning in draft.warnings)
 
     def test_plain_http_is_refused_where_it_is_not_allowed(self):
         assert problem(server(url="http://x.example"), allow_http=False).code == "bad_url"
@@ -536,12 +560,14 @@ addresses = st.fixed_dictionaries(
 good_servers = st.dictionaries(st.text(max_size=40), commands | addresses, min_size=1, max_size=6)
 
 
+@settings(deadline=None)  # a busy machine is no finding
 @given(st.text() | json_values.map(json.dumps) | st.text('{}[]",:/* \\"\n1a', max_size=40))
 def test_no_text_makes_it_raise(text):
     check = parse(text)
     assert check.drafts or check.problems
 
 
+@settings(deadline=None)  # a busy machine is no finding
 @given(odd_servers)
 def test_no_server_makes_it_raise(servers):
     check = parse({"mcpServers": servers})
@@ -549,6 +575,7 @@ def test_no_server_makes_it_raise(servers):
     json.dumps([draft.masked() for draft in check.drafts])
 
 
+@settings(deadline=None)  # a busy machine is no finding
 @given(good_servers, st.sets(st.sampled_from(["server", "a", "b-2"])))
 def test_slugs_are_well_formed_and_never_meet(servers, taken):
     slugs = [draft.slug for draft in parse({"mcpServers": servers}, taken_slugs=taken).drafts]
@@ -556,6 +583,7 @@ def test_slugs_are_well_formed_and_never_meet(servers, taken):
     assert len({*slugs, *taken}) == len(slugs) + len(taken)
 
 
+@settings(deadline=None)  # a busy machine is no finding
 @given(good_servers)
 def test_no_secret_is_shown_or_exported(servers):
     given_value = "v4lue-of-K"
@@ -566,6 +594,7 @@ def test_no_secret_is_shown_or_exported(servers):
     assert given_value not in shown
 
 
+@settings(deadline=None)  # a busy machine is no finding
 @given(good_servers)
 def test_what_is_exported_reads_back_as_the_same_servers(servers):
     first = parse({"mcpServers": servers}).drafts

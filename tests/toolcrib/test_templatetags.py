@@ -13,9 +13,9 @@ from toolcrib import patterns
 from toolcrib.templatetags import toolcrib as tags
 
 
-def draw(text, path="/tools/", **values):
+def draw(source, path="/tools/", **values):
     request = RequestFactory().get(path)
-    return Template(text).render(Context({"request": request, **values}))
+    return Template(source).render(Context({"request": request, **values}))
 
 
 @pytest.mark.parametrize(

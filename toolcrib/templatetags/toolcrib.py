@@ -74,9 +74,11 @@ _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)[.!?](?=\s
 
 
 @register.filter
-def thousands(value: float | None) -> str:
-    """Write 1940 as 1,940."""
-    return "–" if value is None else f"{value:,}"
+def thousands(value: object) -> str:
+    """Write 1940 as 1,940; leave text as it is."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 @register.filter

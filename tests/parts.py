@@ -1,0 +1,137 @@
+"""The real parts that tests need beside Python packages: find them, and install what is missing.
+
+`python -m tests.parts` is a step of `make test`. With CI=true a missing part is a failure;
+elsewhere the tests that need it are left out, by name.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTS = ROOT / ".cache" / "parts"
+NPM = PARTS / "npm"
+PYSERVERS = PARTS / "pyservers"
+NPM_PACKAGES = (
+    "@modelcontextprotocol/server-everything@2026.8.31",
+    "@modelcontextprotocol/server-filesystem@2026.8.31",
+    "@modelcontextprotocol/server-memory@2026.8.31",
+    "axe-core@4.14.0",
+)
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def redis_server() -> str | None:
+    return shutil.which("redis-server")
+
+
+def postgres_bin() -> str | None:
+    """The folder with initdb and postgres."""
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which("initdb")
+    if found:
+        candidates.append(Path(found).resolve().parent)
+    usable = (path for path in candidates if (path / "initdb").exists())
+    return next((str(path) for path in usable if (path / "postgres").exists()), None)
+
+
+def npm_folder() -> str | None:
+    stamp = NPM / "installed"
+    return str(NPM) if stamp.exists() and stamp.read_text() == _npm_wanted() else None
+
+
+def pyservers_bin() -> str | None:
+    stamp = PYSERVERS / "installed"
+    wanted = (ROOT / "tests" / "servers.lock").read_text()
+    return str(PYSERVERS / "bin") if stamp.exists() and stamp.read_text() == wanted else None
+
+
+def _npm_wanted() -> str:
+    return "\n".join(NPM_PACKAGES)
+
+
+def install_npm() -> None:
+    NPM.mkdir(parents=True, exist_ok=True)
+    (NPM / "package.json").write_text('{"private": true}\n')
+    _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *NPM_PACKAGES], cwd=NPM)
+    (NPM / "installed").write_text(_npm_wanted())
+
+
+def install_pyservers() -> None:
+    PYSERVERS.parent.mkdir(parents=True, exist_ok=True)
+    _run([sys.executable, "-m", "venv", "--clear", str(PYSERVERS)])
+    lock = str(ROOT / "tests" / "servers.lock")
+    pip = [str(PYSERVERS / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+    _run([*pip, "--no-deps", "--require-hashes", "-r", lock])
+    (PYSERVERS / "installed").write_text((ROOT / "tests" / "servers.lock").read_text())
+
+
+def apt_installer(package: str) -> Callable[[], None]:
+    def install() -> None:
+        if not shutil.which("apt-get"):
+            raise OSError("apt-get is not on this machine")
+        sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        _run([*sudo, "apt-get", "update", "-qq"], env=quiet)
+        _run([*sudo, "apt-get", "install", "-y", "-qq", package], env=quiet)
+
+    return install
+
+
+@dataclass(frozen=True)
+class Part:
+    marker: str
+    what: str
+    find: Callable[[], str | None]
+    install: Callable[[], None]
+
+
+PART_LIST = (
+    Part("needs_chromium", "Chromium", chromium, apt_installer("chromium")),
+    Part("needs_redis", "redis-server", redis_server, apt_installer("redis-server")),
+    Part("needs_postgres", "PostgreSQL", postgres_bin, apt_installer("postgresql")),
+    Part("needs_npm", "MCP servers and axe-core from npm", npm_folder, install_npm),
+    Part("needs_pyservers", "MCP servers from PyPI", pyservers_bin, install_pyservers),
+)
+
+
+def missing() -> dict[str, str]:
+    """Markers of tests that cannot run here, with the part they lack."""
+    return {part.marker: part.what for part in PART_LIST if part.find() is None}
+
+
+def _run(command: list[str], **options: object) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise OSError(f"{command[0]} failed: {' '.join(last)}")
+
+
+def main() -> int:
+    failed = False
+    for part in PART_LIST:
+        if part.find() is not None:
+            continue
+        sys.stderr.write(f"Installing for the tests: {part.what} ...\n")
+        try:
+            part.install()
+        except OSError as error:
+            failed = True
+            sys.stderr.write(
+                f"{part.what} could not be installed ({error}); tests marked {part.marker} "
+                f"are {'failing' if IN_CI else 'left out'}.\n"
+            )
+    return 1 if failed and IN_CI else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
