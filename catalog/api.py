@@ -38,6 +38,7 @@ class ToolOut(Schema):
 class ToolDetail(ToolOut):
     definition: dict[str, Any] | None
     waiting_definition: dict[str, Any] | None
+    waiting_sha256: str | None  # to approve or decline exactly this one
 
 
 class ToolPage(Schema):
@@ -118,6 +119,7 @@ def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
         waits = tool.latest if tool.latest_id != tool.approved_id else None
         body["definition"] = _in_shape(tool.approved, shape)
         body["waiting_definition"] = _in_shape(waits, shape)
+        body["waiting_sha256"] = waits.sha256 if waits else None
     return body
 
 
@@ -188,14 +190,14 @@ def delete_custom_tool(request: HttpRequest, name: str) -> tuple[int, None]:
 
 
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def approve(request: HttpRequest, name: str) -> dict[str, Any]:
-    ingest.approve(find(name), actor=key_actor(request))
+def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    ingest.approve(find(name), actor=key_actor(request), sha256=sha256)
     return shown(find(name), shape="mcp")
 
 
 @router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def keep_old(request: HttpRequest, name: str) -> dict[str, Any]:
-    ingest.keep_old(find(name), actor=key_actor(request))
+def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    ingest.keep_old(find(name), actor=key_actor(request), sha256=sha256)
     return shown(find(name), shape="mcp")
 
 

@@ -57,6 +57,7 @@ SENTENCES = {
     "person.password": "set a new password for {target}",
     "token.add": "made token {target}",
     "token.revoke": "revoked token {target}",
+    "installation.restore": "restored a backup of revision {target}",
 }
 
 

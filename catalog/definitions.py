@@ -4,7 +4,7 @@ One malformed tool never affects its siblings.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from catalog.canonical import canonical, digest
 from catalog.schemas import BadSchema, check_input_schema, check_schema
 
 MAX_NAME = 128
+MAX_DEPTH = 256
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 OBJECTS = ("annotations", "_meta", "execution")
-WORDS = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def read_tools(
 ) -> tuple[list[RemoteTool], list[Rejection]]:
     """Judge each item on its own; of two with one name the first is kept."""
     tools: dict[str, RemoteTool] = {}
-    rejections: list[Rejection] = []
+    rejected: list[tuple[object, str]] = []
     for item in items:
         try:
             tool = read_tool(item, max_bytes=max_bytes, max_description=max_description)
@@ -54,14 +54,22 @@ def read_tools(
             tools[tool.name] = tool
         except Rejected as error:
             name = item.get("name") if isinstance(item, dict) else None
-            usable = (
-                isinstance(name, str)
-                and 0 < len(name) <= MAX_NAME
-                and not CONTROL.search(name)
-                and name not in tools
-            )
-            rejections.append(Rejection(printable(name), str(error), usable))
-    return list(tools.values()), rejections
+            rejected.append((name, str(error)))
+    return list(tools.values()), list(_rejections(rejected, set(tools)))
+
+
+def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iterator[Rejection]:
+    """Mark as usable the first rejection of each sound name that no good tool has."""
+    for name, reason in rejected:
+        usable = (
+            isinstance(name, str)
+            and 0 < len(name) <= MAX_NAME
+            and not CONTROL.search(name)
+            and name not in taken
+        )
+        if usable:
+            taken.add(str(name))
+        yield Rejection(printable(name), CONTROL.sub(_marked, reason), usable)
 
 
 def read_tool(item: object, *, max_bytes: int, max_description: int) -> RemoteTool:
@@ -100,8 +108,12 @@ def printable(value: object) -> str:
     """Show a name that may be anything in one short line."""
     if not isinstance(value, str):
         return f"({type(value).__name__})" if value is not None else "(no name)"
-    text = CONTROL.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", value[:MAX_NAME])
+    text = CONTROL.sub(_marked, value[:MAX_NAME])
     return (text or "(empty)") + ("…" if len(value) > MAX_NAME else "")
+
+
+def _marked(found: re.Match[str]) -> str:
+    return f"⟨U+{ord(found[0]):04X}⟩"
 
 
 def _name(name: object) -> str:
@@ -115,6 +127,8 @@ def _name(name: object) -> str:
 
 
 def _pin(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+    if _deeper_than(item, MAX_DEPTH):
+        raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
     try:
         body = canonical(item)
         size = len(body.encode())
@@ -122,11 +136,23 @@ def _pin(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
         raise Rejected("it holds text that is not valid Unicode") from error
     except (ValueError, TypeError) as error:
         raise Rejected("it holds a number that JSON does not have") from error
-    except RecursionError as error:
-        raise Rejected("it is nested too deep") from error
     if size > max_bytes:
         raise Rejected(f"definition is {size // 1024} KB; the cap is {max_bytes // 1024} KB")
     return body, digest(body)
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    layer = [value]
+    for _ in range(limit + 1):
+        if not layer:
+            return False
+        layer = [
+            child
+            for node in layer
+            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
+            if isinstance(child, dict | list)
+        ]
+    return True
 
 
 def _parameter_texts(schema: object, *, depth: int) -> Sequence[str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from catalog.definitions import printable
 from catalog.naming import META_TOOLS, skeleton
 from catalog.schemas import required_names, unenforceable_patterns
 
@@ -18,7 +19,7 @@ INSTRUCTIONS = re.compile(
       | do\s+not\s+(?:tell|mention|inform|reveal|show)
       | don'?t\s+(?:tell|mention|inform)
       | without\s+(?:telling|informing|asking)\s+the\s+user
-      | <\s*/?\s*(?:important|system|instructions?|secret)\b
+      | <\s*(?:/\s*)?(?:important|system|instructions?|secret)\b
       | you\s+must\s+(?:always|first|never|now)
       | (?:before|after)\s+(?:using|calling)\s+(?:this|any|other)\b
       | system\s+prompt
@@ -81,9 +82,8 @@ def findings_of(tool: dict[str, Any], neighbours: Neighbours) -> list[Finding]:
         found.append(Finding("reserved_name", "Toolcrib's own tools use this name too."))
     patterns = unenforceable_patterns(tool["inputSchema"])
     if patterns:
-        found.append(
-            Finding("pattern_not_enforced", f"A pattern is not enforced: {patterns[0][:60]}")
-        )
+        shown = printable(patterns[0][:60])
+        found.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {shown}"))
     return found
 
 

@@ -100,26 +100,26 @@ class Fold:
         self.now = now
         self.result = Ingested()
         self.tools = {tool.name: tool for tool in Tool.objects.filter(server=server)}
+        self.seen_before = {name: _seen_by_agents(tool) for name, tool in self.tools.items()}
         self.fresh: list[Tool] = []
         self.touched: dict[str, Tool] = {}
         self.changes: list[DefinitionChange] = []
-        self.settled: list[tuple[Tool, str]] = []  # what became of changes that waited
+        self.settled: dict[int, str] = {}  # what became of changes that waited, by tool
 
     def take(self, remote: RemoteTool, findings: list[dict[str, str]], public: str) -> None:
         tool = self.tools.get(remote.name)
         definition = self.ids[remote.sha256]
         if tool is None:
             tool = Tool(server=self.server, name=remote.name, public_name=public)
-            tool.latest_id = definition
-            tool.approved_id = None if self.server.trust == "strict" else definition
-            tool.findings = findings
+            self._add(tool, definition, findings)
             tool.state = tool.settled_state()
             self.fresh.append(tool)
-            self.result.added.append(tool.name)
             return
-        back = tool.missing_since is not None or tool.state == ToolState.REJECTED
+        back = tool.missing_since is not None or bool(tool.rejected_reason)
         tool.missing_since, tool.rejected_reason = None, ""
-        if tool.latest_id != definition:
+        if tool.latest_id is None:  # known by name only, since it was rejected from the start
+            self._add(tool, definition, findings)
+        elif tool.latest_id != definition:
             self._change(tool, definition, findings)
             self.result.changed.append(tool.name)
         elif back:
@@ -128,6 +128,14 @@ class Fold:
             self.result.unchanged += 1
             return
         self._touch(tool)
+
+    def _add(self, tool: Tool, definition: int, findings: list[dict[str, str]]) -> None:
+        tool.latest_id, tool.findings = definition, findings
+        if self.server.trust == "strict":
+            self._note(tool, None, definition, DefinitionChange.Outcome.WAITING)
+        else:
+            tool.approved_id = definition
+        self.result.added.append(tool.name)
 
     def _change(self, tool: Tool, definition: int, findings: list[dict[str, str]]) -> None:
         before, tool.latest_id = tool.latest_id, definition
@@ -138,10 +146,16 @@ class Fold:
             outcome, tool.kept_against_id = DefinitionChange.Outcome.WITHDRAWN, None
         elif self.server.trust == "auto":
             outcome, tool.approved_id = DefinitionChange.Outcome.APPROVED, definition
-        self.settled.append((tool, outcome))
+        elif definition == tool.kept_against_id:
+            outcome = DefinitionChange.Outcome.KEPT_OLD  # as was decided about it before
+        withdrawn = outcome == DefinitionChange.Outcome.WITHDRAWN
+        self.settled[tool.pk] = outcome if withdrawn else DefinitionChange.Outcome.SUPERSEDED
+        self._note(tool, before, definition, outcome)
+
+    def _note(self, tool: Tool, before: int | None, after: int, outcome: str) -> None:
         self.changes.append(
             DefinitionChange(
-                tool=tool, before_id=before, after_id=definition, at=self.now, outcome=outcome
+                tool=tool, before_id=before, after_id=after, at=self.now, outcome=outcome
             )
         )
 
@@ -169,19 +183,30 @@ class Fold:
         Tool.objects.bulk_create(self.fresh, batch_size=CHUNK)
         if self.touched:
             Tool.objects.bulk_update(self.touched.values(), TOOL_FIELDS, batch_size=CHUNK)
-        for tool, outcome in self.settled:
-            DefinitionChange.objects.filter(
-                tool=tool, outcome=DefinitionChange.Outcome.WAITING
-            ).update(
-                outcome=DefinitionChange.Outcome.WITHDRAWN
-                if outcome == DefinitionChange.Outcome.WITHDRAWN
-                else DefinitionChange.Outcome.SUPERSEDED,
-                decided_at=self.now,
-            )
+        self._settle()
         DefinitionChange.objects.bulk_create(self.changes, batch_size=CHUNK)
         _follow(self.server, self.fresh)
-        if self.fresh or self.touched:
+        if any(_seen_by_agents(tool) for tool in self.fresh) or any(
+            _seen_by_agents(tool) != self.seen_before[name] for name, tool in self.touched.items()
+        ):
             Revision.bump()
+
+    def _settle(self) -> None:
+        for outcome in set(self.settled.values()):
+            ids = [tool_id for tool_id, what in self.settled.items() if what == outcome]
+            for start in range(0, len(ids), CHUNK):
+                DefinitionChange.objects.filter(
+                    tool__in=ids[start : start + CHUNK], outcome=DefinitionChange.Outcome.WAITING
+                ).update(outcome=outcome, decided_at=self.now)
+
+
+def _seen_by_agents(tool: Tool) -> tuple[object, ...] | None:
+    """What an agent could tell about a tool; calls also look at a definition that waits."""
+    if tool.approved_id is None:
+        return None
+    if tool.state not in (ToolState.AVAILABLE, ToolState.WAITING):
+        return (tool.state,)
+    return (tool.state, tool.approved_id, tool.latest_id)
 
 
 def apply(
@@ -244,9 +269,12 @@ def _follow(server: "Server", fresh: Sequence[Tool]) -> None:
 
 
 @transaction.atomic
-def approve(tool: Tool, *, actor: Actor) -> Tool:
-    """Serve the latest definition from now on."""
-    tool = _locked(tool)
+def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
+    """Serve the latest definition from now on.
+
+    `sha256` names the definition that was looked at: a newer one is not approved unseen.
+    """
+    tool = _locked(tool, sha256)
     if tool.latest_id is None or tool.latest_id == tool.approved_id:
         raise _already(tool)
     before = tool.approved
@@ -255,10 +283,10 @@ def approve(tool: Tool, *, actor: Actor) -> Tool:
 
 
 @transaction.atomic
-def keep_old(tool: Tool, *, actor: Actor) -> Tool:
+def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     """Go on serving the approved definition, and stop asking about the latest."""
-    tool = _locked(tool)
-    if tool.state != ToolState.WAITING:
+    tool = _locked(tool, sha256)
+    if tool.latest_id is None or tool.latest_id in (tool.approved_id, tool.kept_against_id):
         raise _already(tool)
     if tool.approved_id is None:
         raise Conflict(
@@ -286,12 +314,19 @@ def _decided(tool: Tool, outcome: str, verb: str, before: Definition | None, act
     return tool
 
 
-def _locked(tool: Tool) -> Tool:
-    return (
+def _locked(tool: Tool, sha256: str) -> Tool:
+    tool = (
         Tool.objects.select_for_update(of=("self",))
         .select_related("approved", "latest", "server")
         .get(pk=tool.pk)
     )
+    if sha256 and (tool.latest is None or tool.latest.sha256 != sha256):
+        raise Conflict(
+            f"The definition of {tool.public_name} changed again after you looked at it.",
+            hint="Reload to see the definition it has now.",
+            code="changed_again",
+        )
+    return tool
 
 
 def _already(tool: Tool) -> Conflict:

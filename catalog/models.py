@@ -253,6 +253,14 @@ class Revision(models.Model):
         transaction.on_commit(announce)
 
 
+class AuditQuerySet(models.QuerySet["AuditEntry"]):
+    def update(self, **kwargs: Any) -> int:
+        raise TypeError("The audit log is append-only.")
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        raise TypeError("The audit log is append-only.")
+
+
 class AuditEntry(models.Model):
     """Who changed what, when. Append-only; the actor stays readable after it is gone."""
 
@@ -266,6 +274,8 @@ class AuditEntry(models.Model):
     target_label = models.CharField(max_length=200)
     before = models.JSONField(default=dict)
     after = models.JSONField(default=dict)
+
+    objects = AuditQuerySet.as_manager()
 
     class Meta:
         ordering = ["-id"]

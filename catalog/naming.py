@@ -43,9 +43,10 @@ def public_names(slug: str, names: Iterable[str], taken: Collection[str]) -> dic
     used = set(taken) | META_TOOLS
     chosen: dict[str, str] = {}
     for name in sorted(set(names), key=lambda name: (bool(UNSAFE.search(name)), name)):
-        full = public_name(slug, name)
-        if full in used:
-            full = public_name(slug, name, hashed=True)
+        full, tries = public_name(slug, name), 0
+        while full in used:
+            # A hash can be guessed, and the name it makes be taken on purpose: hash again.
+            full, tries = public_name(slug, name + "\0" * tries, hashed=True), tries + 1
         used.add(full)
         chosen[name] = full
     return chosen

@@ -43,7 +43,10 @@ SCHEMAS = (
     "contentSchema",
 )
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 HEADER_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# Sent as Mcp-Param-…, so they would reach nobody as themselves; no honest tool asks for them.
+CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
 Path = tuple[str, ...]
 
 
@@ -56,12 +59,12 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]
     if not isinstance(schema, dict):
         raise BadSchema(f"{what} must be an object, not {_kind(schema)}")
     _check_depth(schema, what)
-    _check_dialect(schema, what)
     subschemas = list(walk(schema))
     if len(subschemas) > MAX_SUBSCHEMAS:
         raise BadSchema(f"{what} has {len(subschemas)} subschemas; the cap is {MAX_SUBSCHEMAS}")
-    for path, sub in subschemas:
-        _check_numbers(path, sub, what)
+    for _, sub in subschemas:
+        _check_dialect(sub, what)
+        _check_numbers(sub, what)
     _check_references(schema, subschemas, what)
     try:
         jsonschema_rs.validator_for(schema, retriever=_refuse, validate_formats=False)
@@ -137,11 +140,11 @@ def _check_dialect(schema: dict[str, Any], what: str) -> None:
             raise BadSchema(f"{what} is in an unsupported dialect: {str(dialect)[:80]!r}")
 
 
-def _check_numbers(path: Path | None, sub: dict[str, Any], what: str) -> None:
+def _check_numbers(sub: dict[str, Any], what: str) -> None:
     for key in COUNTS:
         value = sub.get(key)
         if isinstance(value, int | float) and value > MAX_SAFE_INTEGER:
-            raise BadSchema(f"{what} has {key} {value:.3g}, which no value can have")
+            raise BadSchema(f"{what} has a {key} over {MAX_SAFE_INTEGER}, which no value can have")
 
 
 def _check_references(
@@ -184,7 +187,7 @@ def _resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: obje
         part = _unescape(part)
         if isinstance(node, dict):
             node = node.get(part)
-        elif isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        elif isinstance(node, list) and INDEX.fullmatch(part) and int(part) < len(node):
             node = node[int(part)]
         else:
             return None
@@ -228,6 +231,8 @@ def _check_headers(schema: dict[str, Any]) -> None:
             raise BadSchema("x-mcp-header stands where no argument is")
         if not isinstance(header, str) or not HEADER_TOKEN.fullmatch(header):
             raise BadSchema(f"x-mcp-header of {where!r} is not a header name")
+        if header.lower() in CREDENTIAL_HEADERS:
+            raise BadSchema(f"x-mcp-header of {where!r} names a header for credentials")
         if sub.get("type") not in ("string", "integer", "boolean"):
             raise BadSchema(f"x-mcp-header of {where!r} needs a string, integer or boolean")
         if header.lower() in seen:

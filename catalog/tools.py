@@ -1,6 +1,7 @@
 """Writes to a tool that are an admin's own: overrides, holds, custom tools."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,15 +16,15 @@ from catalog.findings import Neighbours, findings_of
 from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
 from toolcrib.errors import Conflict, Invalid
 
+UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
+
 
 @transaction.atomic
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     """Give agents this text instead of the server's; empty gives the server's again."""
-    text = text.strip()
+    text = _sound(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
         raise Invalid(f"A description may have {settings.MAX_DESCRIPTION_BYTES // 1024} KB.")
-    if "\0" in text:
-        raise Invalid("A description cannot hold NUL characters.", hint="Remove them.")
     before, tool.description_override = tool.description_override, text
     if before != text:
         tool.save(update_fields=["description_override"])
@@ -42,7 +43,7 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
 def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
     """Stop every call to a tool until it is released."""
     if not tool.held_at:
-        tool.held_at, tool.held_reason = timezone.now(), reason.strip()[:500]
+        tool.held_at, tool.held_reason = timezone.now(), _sound(reason)[:500]
         tool.state = tool.settled_state()
         tool.save(update_fields=["held_at", "held_reason", "state"])
         audit.record(actor, "tool.hold", tool, after={"reason": tool.held_reason})
@@ -73,6 +74,13 @@ def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
         )
         Revision.bump()
     return tool
+
+
+def _sound(text: str) -> str:
+    """Return the text without space around it, if a database can keep it."""
+    if UNKEEPABLE.search(text):
+        raise Invalid("A text cannot hold NUL or broken Unicode characters.", hint="Remove them.")
+    return text.strip()
 
 
 def from_any_shape(raw: object) -> dict[str, Any]:
@@ -196,3 +204,5 @@ def parse_tool_text(text: str) -> object:
         ) from error
     except RecursionError as error:
         raise Invalid("The JSON is nested too deep.") from error
+    except ValueError as error:  # over 4,300 digits
+        raise Invalid("The JSON holds a number that is far too long.") from error

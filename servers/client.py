@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 import mcp_types as types
@@ -27,7 +27,8 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from servers import network, sse, stdio
-from servers.faults import ListingError, UpstreamError, megabytes
+from servers.faults import ListingError, UpstreamError, not_mcp
+from servers.listing import all_pages
 from servers.network import Attempt
 from servers.spec import Listing, ServerSpec
 
@@ -38,13 +39,13 @@ logger = logging.getLogger(__name__)
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
 MAX_STRAYS = 50  # lines that are no message, such as a banner
-MAX_CURSOR = 64 * 1024
 MAX_INSTRUCTIONS = 32 * 1024
 MAX_CLAIM = 200
 CLOSE_TIMEOUT = 2
-LISTEN_TRIES = 3
+LISTEN_TRIES = 3  # to open a subscription, before the connection counts as lost
 LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the first loss
 
+T = TypeVar("T")
 Streams = tuple[Any, Any]
 Transport = AbstractAsyncContextManager[Streams] | Server[Any] | MCPServer[Any]
 
@@ -62,6 +63,7 @@ class Link:
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.handshake_ends = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
         self.fault: UpstreamError | None = None
         self.stderr: Callable[[], str] = str
         # How a program ended takes a moment to learn, so it is asked for, not told.
@@ -109,7 +111,7 @@ class Connection:
         """Return every page of tools, raw, or raise: never a part of them."""
         try:
             async with asyncio.timeout(settings.SYNC_TIMEOUT):
-                return await self._all_pages()
+                return await all_pages(self._page)
         except TimeoutError:
             raise ListingError(
                 f"The list of tools was not complete after {settings.SYNC_TIMEOUT} s.",
@@ -117,55 +119,20 @@ class Connection:
                 hint="The server is slow, or hangs. TOOLCRIB_SYNC_TIMEOUT sets the limit.",
             ) from None
 
-    async def _all_pages(self) -> Listing:
-        tools: list[object] = []
-        ttls: list[int] = []
-        warnings: list[str] = []
-        cursors: list[str] = []
-        size = pages = 0
-        while True:
-            page = await self._page(cursors[-1] if cursors else None)
-            if page is None:
-                return Listing((), 0, None, ("The server offers no tools.",))
-            pages += 1
-            size += len(json.dumps(page, default=str))
-            found = page.get("tools")
-            if not isinstance(found, list):
-                raise UpstreamError(
-                    "The server answered tools/list without a list of tools.",
-                    hint="This is a fault of the server.",
-                )
-            tools += found
-            _check_caps(len(tools), size)
-            ttl = page.get("ttlMs")
-            if isinstance(ttl, int) and not isinstance(ttl, bool) and ttl >= 0:
-                ttls.append(ttl)
-            elif ttl is not None:
-                warnings = ["The server's ttlMs is not a whole number of 0 or more; ignored."]
-            cursor = page.get("nextCursor")
-            if cursor is None:
-                return Listing(tuple(tools), pages, min(ttls, default=None), tuple(warnings))
-            cursors.append(_check_cursor(cursor, cursors))
-            if pages >= settings.MAX_PAGES:
-                raise ListingError(
-                    f"The list of tools has more than {settings.MAX_PAGES} pages.",
-                    code="page_limit",
-                    hint="TOOLCRIB_MAX_PAGES sets the limit.",
-                )
-
     async def _page(self, cursor: str | None) -> dict[str, object] | None:
         params = {} if cursor is None else {"cursor": cursor}
         capabilities = self._client.server_capabilities
         seen = Attempt()
+        asking = _raw_request(self._session, "tools/list", params)
         try:
-            return await self._until_closed(_raw_request(self._session, "tools/list", params), seen)
+            return await self._until_closed(asking, seen)
         except MCPError as error:
             offers_none = error.code == types.METHOD_NOT_FOUND and capabilities.tools is None
             if offers_none and cursor is None and seen.fault is None:
                 return None
             raise await self._explain(error, seen, "while listing its tools") from None
 
-    async def _until_closed(self, request: Coroutine[Any, Any, Any], seen: Attempt) -> Any:
+    async def _until_closed(self, request: Coroutine[Any, Any, T], seen: Attempt) -> T:
         """Run a request of the SDK, but not beyond the end of the connection."""
         asked = asyncio.create_task(request, context=_observed_by(seen))
         closed = asyncio.create_task(self.closed.wait())
@@ -177,8 +144,9 @@ class Connection:
         finally:
             for task in (asked, closed):
                 task.cancel()
-            await asyncio.wait({asked, closed})
-            if not asked.cancelled():
+            # The SDK takes its time to tell the server; it may do so on its own.
+            await asyncio.wait({asked, closed}, timeout=1)
+            if asked.done() and not asked.cancelled():
                 asked.exception()  # seen, whether or not it was raised above
 
     async def _explain(self, error: BaseException, seen: Attempt, when: str) -> UpstreamError:
@@ -196,7 +164,7 @@ class Connection:
             closed = asyncio.create_task(self.closed.wait())
             try:
                 await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
-                if listening.done():
+                if listening.done() and not listening.cancelled():
                     listening.result()
             finally:
                 for task in (listening, closed):
@@ -209,30 +177,34 @@ class Connection:
         )
 
     async def _subscribe(self) -> None:
-        """Keep a subscription; return once there is no use in trying."""
-        loop = asyncio.get_running_loop()
-        losses = 0
+        """Keep a subscription, renewing it when it is lost; return if there is no having one."""
+        losses = failures = 0
         while True:
-            started, seen = loop.time(), Attempt()
-            hearing = asyncio.create_task(self._hear(missed=losses > 0), context=_observed_by(seen))
+            seen, stood = Attempt(), asyncio.Event()
+            hear = self._hear(stood, missed=losses > 0)
+            hearing = asyncio.create_task(hear, context=_observed_by(seen))
             try:
+                done, _ = await asyncio.wait({hearing}, timeout=LISTEN_STEADY)
+                losses = losses + 1 if done else 1
                 await asyncio.wait({hearing})
             finally:
                 hearing.cancel()
-            problem = hearing.exception()
-            if problem is not None and not _may_listen_again(problem, seen):
+                await asyncio.wait({hearing}, timeout=1)
+            if hearing.cancelled() or not _may_listen_again(hearing.exception(), seen):
                 return
-            losses = 1 if loop.time() - started > LISTEN_STEADY else losses + 1
-            if losses >= LISTEN_TRIES:
-                break
-            await asyncio.sleep(random.uniform(0.5, 1) * 2**losses / 2)  # noqa: S311 - jitter
-        if seen.fault is not None and seen.fault.code in ("refused", "resolve", "timeout"):
-            self._link.lose(seen.fault)
+            failures = 0 if stood.is_set() else failures + 1
+            if failures >= LISTEN_TRIES:
+                if seen.fault is not None:
+                    self._link.lose(seen.fault)
+                return
+            jitter = random.uniform(0.5, 1)  # noqa: S311 - spreads load, hides nothing
+            await asyncio.sleep(jitter * 2 ** min(losses, 7) / 2)
 
-    async def _hear(self, *, missed: bool) -> None:
+    async def _hear(self, stood: asyncio.Event, *, missed: bool) -> None:
         async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT) as acknowledged:
             async with self._client.listen(tools_list_changed=True) as subscription:
                 acknowledged.reschedule(None)
+                stood.set()
                 if missed:
                     self._on_list_changed()
                 if not subscription.honored.tools_list_changed:
@@ -241,8 +213,10 @@ class Connection:
                     self._on_list_changed()
 
 
-def _may_listen_again(problem: BaseException, seen: Attempt) -> bool:
+def _may_listen_again(problem: BaseException | None, seen: Attempt) -> bool:
     """Tell a lost subscription, which is worth another try, from a server that has none."""
+    if problem is None:  # the server closed it, in all form
+        return True
     if seen.fault is not None:
         return not seen.fault.parked
     if isinstance(problem, MCPError):
@@ -262,37 +236,6 @@ async def _raw_request(
     options: Any = {}
     session._stamp(data, options)
     return await session._dispatcher.send_raw_request(method, data["params"], options)
-
-
-def _check_cursor(cursor: object, before: list[str]) -> str:
-    """Return the cursor if it leads on. Cursors are opaque: compared, never parsed."""
-    if not isinstance(cursor, str) or len(cursor.encode("utf-8", "surrogatepass")) > MAX_CURSOR:
-        raise ListingError(
-            "The server sent a cursor that is not a text, or is far too long.",
-            code="cursor_invalid",
-        )
-    if before and before[-1] == cursor:
-        raise ListingError(
-            "The server answers with the same page over and over.", code="cursor_repeated"
-        )
-    if cursor in before:
-        raise ListingError("The server's pages lead back to an earlier one.", code="cursor_loop")
-    return cursor
-
-
-def _check_caps(tools: int, size: int) -> None:
-    if tools > settings.MAX_TOOLS:
-        raise ListingError(
-            f"The server offers more than {settings.MAX_TOOLS} tools.",
-            code="tool_limit",
-            hint="TOOLCRIB_MAX_TOOLS sets the limit.",
-        )
-    if size > settings.MAX_LISTING_BYTES:
-        raise ListingError(
-            f"The list of tools is larger than {megabytes(settings.MAX_LISTING_BYTES)}.",
-            code="listing_too_large",
-            hint="TOOLCRIB_MAX_LISTING_BYTES sets the limit.",
-        )
 
 
 def _cut(text: str, limit: int) -> str:
@@ -317,6 +260,8 @@ async def connect(
 
 @asynccontextmanager
 async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
+    if spec.transport not in ("stdio", "http", "sse"):
+        raise ValueError(f"There is no transport {spec.transport}.")
     if spec.transport == "stdio":
         if not settings.ALLOW_STDIO:
             raise UpstreamError(
@@ -340,7 +285,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
     headers = {name: value.reveal() for name, value in spec.headers.items()}
     async with network.upstream(headers) as upstream:
         if spec.transport == "sse":
-            async with _in_time(sse.opened(upstream, url)) as stream:
+            async with _in_time(sse.opened(upstream, url), link) as stream:
                 yield _wired(stream, link)
         else:
             upstream.transport.on_session_lost = link.lose
@@ -353,10 +298,10 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
 
 @asynccontextmanager
 async def _in_time(
-    opening: AbstractAsyncContextManager[sse.EventStream],
+    opening: AbstractAsyncContextManager[sse.EventStream], link: Link
 ) -> AsyncIterator[sse.EventStream]:
     try:
-        async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT):
+        async with asyncio.timeout_at(link.handshake_ends):
             stream = await opening.__aenter__()
     except TimeoutError:
         raise _too_slow() from None
@@ -410,7 +355,7 @@ async def over(
     owner = asyncio.create_task(own(), context=_observed_by(seen))
     try:
         try:
-            async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout_at(link.handshake_ends):
                 await ready.wait()
         except TimeoutError:
             raise seen.fault or _too_slow(link.stderr()) from None
@@ -432,7 +377,8 @@ async def _finish(owner: asyncio.Task[None]) -> None:
         owner.cancel()
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
-        owner.exception()  # known, or of no interest any more
+        for problem in _unwrapped(owner.exception()):
+            logger.info("A connection ended with %s.", type(problem).__name__)
 
 
 def _observed_by(seen: Attempt) -> contextvars.Context:
@@ -480,7 +426,7 @@ async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
             link.lose(fault)
         except network.BodyFault as error:
             link.lose(error.fault)
-        except anyio.BrokenResourceError:
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:
             read_end.close()
@@ -492,9 +438,12 @@ async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
                 await wire.send(line.encode())
             except UpstreamError as fault:
                 link.lose(fault)
+            except network.BodyFault as error:
+                link.lose(error.fault)
+            except OSError:  # a pipe that nobody reads: how the program ended tells why
+                link.lose()
+            if link.closed.is_set():
                 read_end.close()
-                return
-            except OSError:  # a pipe nobody reads any more: the end of the output tells why
                 return
 
     async with anyio.create_task_group() as tasks, read, write, read_end, write_end:
@@ -555,7 +504,7 @@ async def _explain(
     if link.fault is not None or types.CONNECTION_CLOSED in codes or not errors:
         return await link.why(when)
     if shaking and types.PARSE_ERROR in codes:
-        return network.not_mcp("something that is not MCP")
+        return not_mcp("something that is not MCP")
     if types.REQUEST_TIMEOUT in codes:
         return _too_slow(link.stderr())
     if codes:

@@ -2,6 +2,7 @@
 
 import hashlib
 from base64 import urlsafe_b64encode
+from collections.abc import Sequence
 from functools import lru_cache
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
@@ -47,9 +48,19 @@ def rotate(ciphertext: str) -> str:
     return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
 
 
-def key_fingerprint() -> str:
-    """Name the key that encrypts now, without telling anything of it."""
-    return hashlib.sha256(b"toolcrib key:" + settings.ENCRYPTION_KEYS[0].encode()).hexdigest()[:12]
+def readable(ciphertext: str, keys: Sequence[str]) -> bool:
+    """Whether one of these keys decrypts it."""
+    try:
+        _fernet(tuple(keys)).decrypt(ciphertext.encode("ascii"))
+    except (InvalidToken, UnicodeEncodeError):
+        return False
+    return True
+
+
+def key_fingerprint(key: str | None = None) -> str:
+    """Name a key, else the one that encrypts now, without telling anything of it."""
+    text = settings.ENCRYPTION_KEYS[0] if key is None else key
+    return hashlib.sha256(b"toolcrib key:" + text.encode()).hexdigest()[:12]
 
 
 def origin_digest(origin: str) -> str:

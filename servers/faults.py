@@ -5,6 +5,7 @@ names from client.py. No text here holds what a server sent, nor a header, argum
 or query of ours: only numbers, names of classes and host names.
 """
 
+import ssl
 import unicodedata
 from collections.abc import Mapping
 
@@ -58,3 +59,53 @@ def megabytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.4g} {unit}"
     return f"{count} bytes"
+
+
+def not_mcp(what: str) -> UpstreamError:
+    return UpstreamError(
+        f"The server answered {what}.",
+        code="not_mcp",
+        hint="Did you mean /mcp? The URL must be that of the MCP endpoint, not of a web page.",
+        parked=True,
+    )
+
+
+def auth_fault(status: int) -> UpstreamError:
+    return UpstreamError(
+        f"The server needs credentials, or does not accept those it got (HTTP {status}).",
+        code="auth",
+        hint="Toolcrib does not do OAuth yet. If the server accepts a token in a header, add it, "
+        "e.g. Authorization: Bearer …",
+        parked=True,
+    )
+
+
+def status_fault(status: int) -> UpstreamError:
+    hint = "The server itself failed; its log may say why."
+    if status in (404, 405):
+        hint = "Check the path: most servers use /mcp."
+    elif status < 500:
+        hint = "Check the URL and the headers."
+    return UpstreamError(
+        f"The server answered HTTP {status}.",
+        code="http_status",
+        hint=hint,
+        parked=status < 500 and status not in (408, 425, 429),
+    )
+
+
+def tls_fault(error: ssl.SSLError) -> UpstreamError:
+    reason = "its TLS handshake failed"
+    hint = "Check that the port speaks TLS."
+    if isinstance(error, ssl.SSLCertVerificationError):
+        hint = "Certificates are always checked. Give the server a valid one."
+        reason = {
+            9: "its certificate is not valid yet",
+            10: "its certificate has expired",
+            18: "its certificate is self-signed",
+            19: "its certificate is signed by an authority that this machine does not know",
+            20: "its certificate is signed by an authority that this machine does not know",
+            62: "its certificate is for another host name",
+            64: "its certificate is for another address",
+        }.get(error.verify_code, "its certificate is not valid")
+    return UpstreamError(f"No secure connection: {reason}.", code="tls", hint=hint, parked=True)

@@ -30,8 +30,9 @@ SETTLE = 0.1  # notifications within this time make one request
 class Listener(Watcher):
     """Watches a pool and tells the catalog. Database work happens in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_look: Callable[[], None] | None = None) -> None:
         self.pool = Pool(self)
+        self.on_look = on_look  # called after each look at the table of servers
         self.noticed: set[int] = set()
         self.asking: dict[int, asyncio.Task[None]] = {}
 
@@ -42,6 +43,8 @@ class Listener(Watcher):
             while True:
                 try:
                     await self.pool.keep(await _in_thread(_wanted))
+                    if self.on_look:
+                        self.on_look()
                 except DatabaseError:
                     logger.exception("The list of servers could not be read; trying again")
                 await asyncio.sleep(LOOK_EVERY)

@@ -82,6 +82,7 @@ class Server(models.Model):
     # The sync lease: who holds the newest fence may commit, and only until the lease ends.
     sync_fence = models.PositiveBigIntegerField(default=0)
     sync_lease_until = models.DateTimeField(null=True, blank=True)
+    sync_holder = models.CharField(max_length=200, blank=True)  # host, process, its start
     sync_due_at = models.DateTimeField(null=True, blank=True)
     sync_sent_at = models.DateTimeField(null=True, blank=True)  # a task for it is on its way
     sync_trigger = models.CharField(max_length=12, choices=Trigger.choices, default=Trigger.ADDED)

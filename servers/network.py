@@ -10,7 +10,6 @@ the SDK is handed an error response.
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import logging
 import os
 import socket
@@ -25,18 +24,26 @@ import httpcore2
 import httpx2
 from django.conf import settings
 
-from servers.faults import UpstreamError, megabytes
+from servers.addresses import Address, Network, allowed_networks, check_address
+from servers.faults import (
+    UpstreamError,
+    auth_fault,
+    megabytes,
+    not_mcp,
+    status_fault,
+    tls_fault,
+)
 
 # Its INFO lines hold whole URLs, and a query may hold a key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_REDIRECTS = 3
-NAT64 = ipaddress.ip_network("64:ff9b::/96")
-METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")
+# A stream that is silent for hours must still find out that the other side is gone.
+KEEPALIVE: list[httpcore2.SOCKET_OPTION] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+if hasattr(socket, "TCP_KEEPIDLE"):
+    KEEPALIVE.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60))
 # Ports of services that are not HTTP and act on what HTTP sends them.
 REFUSED_PORTS = frozenset(
     {0, 7, 9, 19, 21, 22, 23, 25, 53, 110, 111, 119, 135, 139, 143, 389, 445, 465, 514, 587, 636}
@@ -75,17 +82,7 @@ class BodyFault(httpx2.SSEError, httpx2.StreamError):
         self.fault = fault
 
 
-# --- Addresses --------------------------------------------------------------------------------
-
-
-def blocked(what: str) -> UpstreamError:
-    return UpstreamError(
-        f"{what}, which Toolcrib may not connect to.",
-        code="blocked",
-        hint="For a server in your own network, add it to TOOLCRIB_ALLOWED_NETWORKS, e.g. "
-        "10.1.0.0/16.",
-        parked=True,
-    )
+# --- Connecting -------------------------------------------------------------------------------
 
 
 def check_url(url: str) -> httpx2.URL:
@@ -108,59 +105,9 @@ def check_url(url: str) -> httpx2.URL:
         raise refuse("names no host")
     if parsed.userinfo:
         raise refuse("holds a user name or password", "Put credentials into a header.")
-    if parsed.port in REFUSED_PORTS:
+    if parsed.port is not None and (parsed.port in REFUSED_PORTS or parsed.port > 65535):
         raise refuse(f"uses port {parsed.port}, which is not one for HTTP")
     return parsed
-
-
-def allowed_networks() -> list[Network]:
-    return [ipaddress.ip_network(text, strict=False) for text in settings.ALLOWED_NETWORKS]
-
-
-def check_address(text: str, allowed: Iterable[Network]) -> Address:
-    """Return the address to connect to, or refuse it. IPv4 in IPv6 clothes is judged as IPv4."""
-    address = ipaddress.ip_address(text.partition("%")[0])
-    allowed = list(allowed)
-    for judged in _disguises(address):
-        if any(judged.version == net.version and judged in net for net in allowed):
-            continue
-        if kind := _kind(judged):
-            raise blocked(f"The host name leads to {kind}")
-    return address
-
-
-def _disguises(address: Address) -> list[Address]:
-    """Return the IPv4 addresses an IPv6 address stands for, or else the address itself."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    if address.ipv4_mapped:
-        return [address.ipv4_mapped]
-    if address.teredo:
-        return [address, *address.teredo]
-    if address.sixtofour:
-        return [address, address.sixtofour]
-    if address in NAT64:
-        return [address, ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)]
-    return [address]
-
-
-def _kind(address: Address) -> str:
-    """Name the class of an address that is not of the public internet; empty if it is."""
-    if str(address) in METADATA:
-        return "the metadata service of a cloud"
-    if address.is_loopback:
-        return "this machine itself (a loopback address)"
-    if address.is_unspecified:
-        return "this machine itself (the unspecified address)"
-    if address.is_link_local:
-        return "a link-local address"
-    if address.is_multicast:
-        return "a multicast address"
-    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
-        return "a private address"
-    if address.is_global:
-        return ""
-    return "a private address" if address.is_private else "a shared or reserved address"
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -194,7 +141,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
             share = (deadline - loop.time()) / (len(addresses) - index)
             try:
                 return await self._inner.connect_tcp(
-                    str(address), port, max(share, 0.05), local_address, list(socket_options or ())
+                    str(address), port, max(share, 0.05), local_address, KEEPALIVE
                 )
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 problem = error
@@ -234,8 +181,12 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False)
         _guard(self._inner, GuardedBackend(resolver, allowed_networks()))
         self.on_session_lost: Callable[[], None] = lambda: None
+        self._last_stream = 0.0
+        self._quick_streams = 0
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "GET" and {"mcp-session-id", "last-event-id"} & set(request.headers):
+            await self._pace()
         for name in set(request.headers) - self._headers:
             del request.headers[name]
         try:
@@ -253,6 +204,18 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         except UpstreamError as fault:
             await response.aclose()
             return refusal(fault)
+
+    async def _pace(self) -> None:
+        """Hold back streams that are reopened in quick succession.
+
+        The SDK reopens a stream that ended after a delay of the server's choosing, zero included,
+        and for ever.
+        """
+        now = asyncio.get_running_loop().time()
+        recent = self._last_stream and now - self._last_stream < 60
+        self._quick_streams = self._quick_streams + 1 if recent else 0
+        self._last_stream = now
+        await asyncio.sleep(min(30, 2**self._quick_streams - 1))
 
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """Return the response with its body capped; raise when there is no use in reading it."""
@@ -278,7 +241,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         )
 
     def _status_fault(self, request: httpx2.Request, status: int) -> UpstreamError:
-        if status == 404 and "mcp-session-id" in request.headers:
+        if status == 404 and request.method == "POST" and "mcp-session-id" in request.headers:
             self.on_session_lost()
             return UpstreamError("The server no longer knows this session.", code="closed")
         return status_fault(status)
@@ -339,9 +302,9 @@ class CappedBody(httpx2.AsyncByteStream):
             note(fault)
             raise BodyFault(fault) from None
         except (httpx2.TransportError, OSError, zlib.error) as error:
-            fault = connection_fault(error)
-            note(fault)
-            raise BodyFault(fault) from None
+            lost = connection_fault(error)
+            note(lost)
+            raise BodyFault(lost) from None
 
     def _too_large(self) -> UpstreamError:
         what = "an event" if self._per_event else "a response"
@@ -401,13 +364,18 @@ def judge_content(request: httpx2.Request, response: httpx2.Response) -> None:
     raise not_mcp("HTML" if "html" in kind else "something that is not MCP")
 
 
-def not_mcp(what: str) -> UpstreamError:
-    return UpstreamError(
-        f"The server answered {what}.",
-        code="not_mcp",
-        hint="Did you mean /mcp? The URL must be that of the MCP endpoint, not of a web page.",
-        parked=True,
-    )
+def joined(url: httpx2.URL, reference: str) -> httpx2.URL:
+    """Resolve what a server calls a URL, relative to the one it was asked at."""
+    try:
+        return url.join(reference.strip())
+    except (httpx2.InvalidURL, ValueError):
+        raise UpstreamError(
+            "The server names a place to go to that is not a URL.", code="redirect", parked=True
+        ) from None
+
+
+def origin(url: httpx2.URL) -> tuple[str, str, int | None, bytes]:
+    return url.scheme, url.host, url.port, url.userinfo
 
 
 def judge_redirect(request: httpx2.Request, response: httpx2.Response) -> UpstreamError:
@@ -416,46 +384,18 @@ def judge_redirect(request: httpx2.Request, response: httpx2.Response) -> Upstre
     The SDK follows at most MAX_REDIRECTS, within the origin and without changing the method.
     """
     hint = "Enter the final URL of the MCP endpoint."
-    try:
-        target = request.url.join(response.headers["location"])
-    except (httpx2.InvalidURL, ValueError):
+    target = joined(request.url, response.headers["location"])
+    if origin(target) != origin(request.url):
+        scheme, host, port, _ = origin(target)
+        named = f"{scheme}://{host[:200]}" + (f":{port}" if port else "")
         raise UpstreamError(
-            "The server redirects to something that is not a URL.", code="redirect", parked=True
-        ) from None
-    here, there = (str(url.copy_with(raw_path=b"/", userinfo=b"")) for url in (request.url, target))
-    if here != there or target.userinfo:
-        raise UpstreamError(
-            f"The server redirects to another origin, {there[:200]}, which is not followed.",
+            f"The server redirects to another origin, {named}, which is not followed.",
             code="redirect",
             hint=hint,
             parked=True,
         )
     return UpstreamError(
         "The server answers with redirects only.", code="redirect", hint=hint, parked=True
-    )
-
-
-def auth_fault(status: int) -> UpstreamError:
-    return UpstreamError(
-        f"The server needs credentials, or does not accept those it got (HTTP {status}).",
-        code="auth",
-        hint="Toolcrib does not do OAuth yet. If the server accepts a token in a header, add it, "
-        "e.g. Authorization: Bearer …",
-        parked=True,
-    )
-
-
-def status_fault(status: int) -> UpstreamError:
-    hint = "The server itself failed; its log may say why."
-    if status in (404, 405):
-        hint = "Check the path: most servers use /mcp."
-    elif status < 500:
-        hint = "Check the URL and the headers."
-    return UpstreamError(
-        f"The server answered HTTP {status}.",
-        code="http_status",
-        hint=hint,
-        parked=status < 500 and status not in (408, 425, 429),
     )
 
 
@@ -501,23 +441,6 @@ def connection_fault(error: BaseException) -> UpstreamError:
             else UpstreamError("The server broke off or garbled its answer.", code="closed")
         )
     return UpstreamError("The connection to the server was lost.", code="closed")
-
-
-def tls_fault(error: ssl.SSLError) -> UpstreamError:
-    reason = "its TLS handshake failed"
-    hint = "Check that the port speaks TLS."
-    if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "Certificates are always checked. Give the server a valid one."
-        reason = {
-            9: "its certificate is not valid yet",
-            10: "its certificate has expired",
-            18: "its certificate is self-signed",
-            19: "its certificate is signed by an authority that this machine does not know",
-            20: "its certificate is signed by an authority that this machine does not know",
-            62: "its certificate is for another host name",
-            64: "its certificate is for another address",
-        }.get(error.verify_code, "its certificate is not valid")
-    return UpstreamError(f"No secure connection: {reason}.", code="tls", hint=hint, parked=True)
 
 
 # --- What client.py uses ----------------------------------------------------------------------

@@ -8,8 +8,16 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from servers.faults import UpstreamError
-from servers.network import MAX_REDIRECTS, Attempt, BodyFault, Upstream, attempt, not_mcp
+from servers.faults import UpstreamError, not_mcp
+from servers.network import (
+    MAX_REDIRECTS,
+    Attempt,
+    BodyFault,
+    Upstream,
+    attempt,
+    joined,
+    origin,
+)
 
 
 class EventStream:
@@ -26,12 +34,8 @@ class EventStream:
         async for name, data in self._events:
             if name != "endpoint":
                 continue
-            self._endpoint = self._url.join(data.decode("utf-8", "replace").strip())
-            here, there = (
-                (url.scheme, url.host, url.port, url.userinfo)
-                for url in (self._url, self._endpoint)
-            )
-            if here != there:
+            self._endpoint = joined(self._url, data.decode("utf-8", "replace"))
+            if origin(self._endpoint) != origin(self._url):
                 raise UpstreamError(
                     "The server asks for messages to be sent to another origin.",
                     code="redirect",

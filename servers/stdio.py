@@ -28,6 +28,7 @@ INHERITED = (
     "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR",
 )  # fmt: skip
 CHUNK = 64 * 1024
+SECRET_LENGTH = 6
 STDERR_LINES = 20
 EOF_GRACE = 0.7  # seconds a program gets to leave by itself once stdin ends
 STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
@@ -36,12 +37,13 @@ STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
 class Child:
     """One running program. `messages` and `send` are its wire; `exited` is set when it is gone."""
 
-    def __init__(self, max_line: int, stderr_bytes: int) -> None:
+    def __init__(self, max_line: int, stderr_bytes: int, hidden: Sequence[str]) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
         self._max_line = max_line
         self._stderr = bytearray()
         self._stderr_bytes = stderr_bytes
+        self._hidden = hidden
         self._stderr_ended = asyncio.Event()
         self._stdin = -1
         self._lifeline = -1
@@ -58,7 +60,7 @@ class Child:
         try:
             process = _spawn(lifeline_end, cwd, env)
         except OSError:
-            os.close(self._lifeline)
+            self.exited.set()
             raise UpstreamError(
                 "The program could not be started.",
                 code="not_executable",
@@ -77,7 +79,9 @@ class Child:
         _wait_in_thread(process, self)
         self._stdout = await self._reader(stdout)
         self._drain = asyncio.create_task(self._keep_tail(await self._reader(stderr)))
-        order = json.dumps({"program": program, "argv": list(argv)})
+        # Python sets LC_CTYPE for itself in a C locale; the program shall not inherit that.
+        unset = [] if "LC_CTYPE" in env else ["LC_CTYPE"]
+        order = json.dumps({"program": program, "argv": list(argv), "unset": unset})
         with suppress(BrokenPipeError):  # it died already: the end of stdout tells
             await _write(self._lifeline, order.encode() + b"\n")
 
@@ -125,8 +129,10 @@ class Child:
         await _write(self._stdin, message + b"\n")
 
     def stderr_tail(self) -> str:
-        """Return the last lines of stderr, safe to show and to log."""
+        """Return the last lines of stderr, safe to show and to log: our secrets show as ***."""
         text = bytes(self._stderr[-self._stderr_bytes :]).decode("utf-8", "replace")
+        for secret in self._hidden:
+            text = text.replace(secret, "***")
         lines = text.replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
         return printable("\n".join(line[:2000] for line in lines))
 
@@ -209,7 +215,7 @@ async def running(
     """Run a program for as long as the block lasts."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = Child(max_line, stderr_bytes)
+    child = Child(max_line, stderr_bytes, _worth_hiding(argv, env))
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -218,6 +224,12 @@ async def running(
             await child.stop()
     finally:
         child.release()
+
+
+def _worth_hiding(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return what a program was given and may repeat, longest first. A short word is no secret."""
+    given = {*argv[1:], *env.values()} | {text.partition("=")[2] for text in argv[1:]}
+    return sorted((text for text in given if len(text) >= SECRET_LENGTH), key=len, reverse=True)
 
 
 def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:
@@ -234,6 +246,10 @@ def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:
     if any("\0" in text for text in (*argv, *env, *env.values())):
         raise UpstreamError(
             "An argument or variable holds a NUL character.", code="not_executable", parked=True
+        )
+    if any(not name or "=" in name for name in env):
+        raise UpstreamError(
+            "A variable has a name that no variable can have.", code="not_executable", parked=True
         )
     if "/" in argv[0]:
         path = Path(cwd or ".", argv[0]).absolute()

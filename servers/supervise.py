@@ -7,7 +7,6 @@ program's status, 128+n when signal n killed it, 126 when it could not be execut
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -25,7 +24,9 @@ PR_SET_CHILD_SUBREAPER = 36
 def prctl(option: int, value: int) -> None:
     """Set a process attribute on Linux. Elsewhere the process group has to do."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
+        with contextlib.suppress(OSError, AttributeError, ImportError):
+            import ctypes  # some builds of Python lack it
+
             ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
@@ -93,21 +94,25 @@ def kill_all(group: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
     while pids := descendants():
-        killed = False
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                killed = True
-        if not killed:  # set-uid programs of another user: not ours to end
+        killed = [pid for pid in pids if kill(pid)]
+        if not killed:  # programs of another user, by set-uid: not ours to end
             return
         reap(0)
         time.sleep(0.01)
     reap(0)
 
 
+def kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return False
+    return True
+
+
 def watch(pid: int, lifeline: int, wakeup: int) -> int | None:
     """Wait for the program to end, or for the order to stop it. Return its status if it ended."""
-    deadline = None
+    deadline: float | None = None
     while True:
         timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
         sources = [wakeup] if deadline else [wakeup, lifeline]
@@ -136,6 +141,8 @@ def main() -> int:
     order = read_order(lifeline)
     if order is None:
         return CANNOT_RUN
+    for name in list(order["unset"]):  # type: ignore[call-overload]
+        os.environ.pop(name, None)
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
@@ -149,8 +156,8 @@ def main() -> int:
         os.setpgid(pid, pid)  # whichever of the two comes first
     # The program alone holds its pipes, so that their end means what it seems to mean.
     null = os.open(os.devnull, os.O_RDWR)
-    for number in (0, 1, 2):
-        os.dup2(null, number)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
     status = watch(pid, lifeline, wakeup)
     kill_all(pid)
     return 128 + signal.SIGKILL if status is None else status

@@ -9,21 +9,24 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import kombu.exceptions
 from django.conf import settings
-from django.db import transaction
-from django.db.models import F, Q
+from django.db import connections, transaction
+from django.db.models import Case, Count, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from catalog import audit, ingest
 from catalog.definitions import read_tools
-from servers import pool
+from catalog.models import DefinitionChange
+from servers import holder, pool
 from servers.client import Connection, UpstreamError, connect
+from servers.faults import printable
 from servers.models import Server, ServerState, SyncRun, Trigger
 from servers.registry import report_state, spec_of
 from servers.spec import Listing, ServerSpec
@@ -35,6 +38,8 @@ LEASE = timedelta(seconds=30)  # renewed while the sync lives
 RENEW_EVERY = 8.0
 CONFIRM_REMOVALS = timedelta(seconds=60)
 PARKED = timedelta(minutes=35)
+FLAPS = 3  # changes of one tool within FLAP_TIME that are still believed
+FLAP_TIME = timedelta(hours=1)
 KEPT_RUNS = 200
 KEPT_NAMES = 200
 
@@ -69,6 +74,8 @@ def request_sync(server_id: int, trigger: str) -> None:
     server = Server.objects.filter(pk=server_id, enabled=True).first()
     if server is None:
         return
+    if trigger == Trigger.LIST_CHANGED and flapping(server):
+        return  # the schedule still looks
     due = timezone.now()
     if trigger in (Trigger.LIST_CHANGED, Trigger.SCHEDULE) and server.last_sync_started_at:
         due = max(due, server.last_sync_started_at + gap(server))
@@ -89,6 +96,13 @@ def gap(server: Server) -> timedelta:
     return timedelta(seconds=min(settings.SYNC_GAP * 2 ** min(doublings, 6), 60))
 
 
+def flapping(server: Server) -> list[str]:
+    """Names of tools that changed too often in the last hour: notifications are not heard then."""
+    recent = DefinitionChange.objects.filter(tool__server=server, at__gt=timezone.now() - FLAP_TIME)
+    often = recent.values("tool__name").annotate(times=Count("pk")).filter(times__gt=FLAPS)
+    return sorted(often.values_list("tool__name", flat=True))
+
+
 def send_due() -> None:
     """Send a task for each server whose sync is due and not on its way."""
     now = timezone.now()
@@ -99,8 +113,12 @@ def send_due() -> None:
     Server.objects.filter(forgotten, enabled=True).update(
         sync_due_at=now, sync_trigger=Trigger.ADDED
     )
+    # A lease with nothing planned that ran out, or whose holder is gone, was a killed process's.
+    held = Server.objects.filter(enabled=True, sync_due_at=None).exclude(sync_lease_until=None)
+    for server in held.only("pk", "sync_lease_until", "sync_holder"):
+        if server.sync_lease_until < now or holder.is_dead(server.sync_holder):
+            held.filter(pk=server.pk).update(sync_due_at=now, sync_sent_at=None)
     rows = Server.objects.filter(enabled=True, sync_due_at__lte=now).filter(
-        Q(sync_lease_until=None) | Q(sync_lease_until__lt=now),
         Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30)),
     )
     for server_id in list(rows.values_list("pk", flat=True)):
@@ -148,14 +166,16 @@ def _take(which: Q) -> Lease | None:
     """Take the lease of one enabled server, clearing what was due."""
     with transaction.atomic():
         free = Q(sync_lease_until=None) | Q(sync_lease_until__lt=Now())
-        server = Server.objects.select_for_update().filter(which, free, enabled=True).first()
-        if server is None:
+        rows = Server.objects.select_for_update().filter(which, enabled=True)
+        server = rows.annotate(free=Case(When(free, then=True), default=False)).first()
+        if server is None or not (server.free or holder.is_dead(server.sync_holder)):
             return None
         now = timezone.now()
         trigger = server.sync_trigger
         Server.objects.filter(pk=server.pk).update(
             sync_fence=F("sync_fence") + 1,
             sync_lease_until=Now() + LEASE,
+            sync_holder=holder.this_process(),
             sync_due_at=None,
             sync_sent_at=None,
             sync_trigger=Trigger.SCHEDULE,
@@ -225,7 +245,19 @@ async def _fetch_renewing(
 async def _keep_lease(lease: Lease) -> None:
     while True:
         await asyncio.sleep(RENEW_EVERY)
-        await asyncio.to_thread(renew, lease)
+        await _in_thread(renew, lease)
+
+
+async def _in_thread(work: Callable[..., object], *args: object) -> None:
+    """Do database work in a thread, and give its connection back: the thread may end with it."""
+
+    def done() -> None:
+        try:
+            work(*args)
+        finally:
+            connections["default"].close()
+
+    await asyncio.to_thread(done)
 
 
 async def _visit_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> Fetched:
@@ -241,7 +273,7 @@ async def visit(spec: ServerSpec, record: SyncRun | None = None) -> Fetched:
 
 async def _list(connection: Connection, record: SyncRun | None) -> Fetched:
     if record is not None:
-        await asyncio.to_thread(_phase, record, "listing")
+        await _in_thread(_phase, record, "listing")
     listing = await connection.list_tools()
     return Fetched(
         listing=listing,
@@ -285,7 +317,7 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
         record.added, record.changed = len(result.added), len(result.changed)
         record.removed, record.unchanged = len(result.removed), result.unchanged
         record.rejected, record.pages = len(rejections), fetched.listing.pages
-        record.warnings = list(fetched.listing.warnings)
+        record.warnings = [*fetched.listing.warnings, *_flap_warning(server)]
         record.names = {
             "added": result.added[:KEPT_NAMES],
             "changed": result.changed[:KEPT_NAMES],
@@ -303,6 +335,16 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
         _finish(record)
     wait = CONFIRM_REMOVALS if result.removals_held else next_poll(server, fetched.listing.ttl_ms)
     _release(lease, wait)
+
+
+def _flap_warning(server: Server) -> list[str]:
+    names = flapping(server)
+    if not names:
+        return []
+    return [
+        f"Changed more than {FLAPS} times in an hour: {', '.join(names[:5])}. Until it is calm for "
+        "an hour, the server's notifications are not heard; syncs on schedule go on."
+    ]
 
 
 def _still_ours(lease: Lease) -> Server:
@@ -327,7 +369,8 @@ def _note_protocol(server: Server, fetched: Fetched) -> None:
             after={"version": fetched.protocol_version},
         )
     server.protocol_version = fetched.protocol_version[:20]
-    server.server_info = fetched.server_info
+    # PostgreSQL takes neither NUL nor half a surrogate pair.
+    server.server_info = {key: printable(text) for key, text in fetched.server_info.items()}
     server.instructions = fetched.instructions.replace("\0", " ")
 
 
@@ -335,8 +378,9 @@ def next_poll(server: Server, ttl_ms: int | None) -> timedelta:
     """When to look again: what the server says, within reason, else the setting; ±20 %."""
     seconds = float(server.poll_seconds)
     if ttl_ms is not None and ttl_ms > 0:
-        seconds = min(max(ttl_ms / 1000, 5.0), 3600.0)
-    return timedelta(seconds=seconds * random.uniform(0.8, 1.2))  # noqa: S311 (jitter)
+        seconds = max(min(ttl_ms, 3_000_000) / 1000, 6.25)  # with jitter from 5 s to an hour
+    jittered = seconds * random.uniform(0.8, 1.2)  # noqa: S311
+    return timedelta(seconds=max(jittered, settings.SYNC_GAP))
 
 
 def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:

@@ -1,6 +1,9 @@
 """The cast: people, tokens, and a whole installation run as real processes."""
 
+import os
+
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import User
 
 from catalog.audit import SYSTEM
@@ -21,6 +24,15 @@ def pytest_collection_modifyitems(config, items):
                         f"{what} is missing, and with CI=true nothing is skipped"
                     )
                 item.add_marker(pytest.mark.skip(reason=f"left out: {what} is not installed"))
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix):
+    """Keep the test database in a file: tables of SQLite's shared memory lock across threads."""
+    test = settings.DATABASES["default"]["TEST"]
+    if settings.EMBEDDED:
+        name = f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}.sqlite3"
+        test["NAME"] = str(settings.DATA_DIR / name)
 
 
 def make_person(name: str, role: Role) -> User:

@@ -6,8 +6,10 @@ Messages are JSON and carry ids only: a worker reads and judges everything from 
 import os
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import after_task_publish, beat_init, heartbeat_sent, setup_logging
 from django.conf import settings
+
+from toolcrib import health
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
 
@@ -15,6 +17,8 @@ app = Celery("toolcrib")
 app.conf.update(
     broker_url="memory://" if settings.EMBEDDED else settings.REDIS_URL,
     broker_connection_retry_on_startup=True,
+    # Redis may be away for as long as it likes.
+    broker_connection_max_retries=None,
     broker_transport_options={"polling_interval": 0.05}
     if settings.EMBEDDED
     else {"visibility_timeout": 600, "socket_connect_timeout": 1, "socket_timeout": 5},
@@ -22,6 +26,8 @@ app.conf.update(
     task_serializer="json",
     accept_content=["json"],
     task_default_queue="sync",
+    # Named here, so that a worker told nothing serves both.
+    task_queues={name: {"exchange": name, "routing_key": name} for name in ("sync", "index")},
     task_routes={"servers.tasks.*": {"queue": "sync"}},
     task_publish_retry=False,
     task_acks_late=True,
@@ -33,7 +39,8 @@ app.conf.update(
     beat_schedule={
         "sync_due": {"task": "servers.tasks.sync_due", "schedule": 5.0},
     },
-    beat_schedule_filename=str(settings.DATA_DIR / "beat"),
+    # What is due stands in the database; beat has nothing of its own to remember.
+    beat_scheduler="celery.beat:Scheduler",
 )
 app.autodiscover_tasks(["servers"])
 
@@ -41,3 +48,17 @@ app.autodiscover_tasks(["servers"])
 @setup_logging.connect  # type: ignore[untyped-decorator]
 def keep_django_logging(**kwargs: object) -> None:
     """Being connected is what keeps Celery from replacing the log configuration."""
+
+
+@heartbeat_sent.connect  # type: ignore[untyped-decorator]
+def worker_lives(**kwargs: object) -> None:
+    health.touch()
+
+
+@beat_init.connect  # type: ignore[untyped-decorator]
+def watch_beat(**kwargs: object) -> None:
+    after_task_publish.connect(beat_lives)
+
+
+def beat_lives(**kwargs: object) -> None:
+    health.touch()

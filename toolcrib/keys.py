@@ -15,6 +15,11 @@ def make_private_dir(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
+def make_private_file(path: Path) -> None:
+    """Create a file for the owner alone, for a library that would make it readable to all."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+
+
 def local_key(path: Path) -> str:
     """Return the key kept at `path`, making it on the first start.
 

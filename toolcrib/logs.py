@@ -1,9 +1,22 @@
 """One record, one line: upstream text cannot forge or break log lines."""
 
 import logging
+import os
 import re
+from io import FileIO, TextIOWrapper
+from logging.handlers import RotatingFileHandler
 
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class PrivateLogFile(RotatingFileHandler):
+    """A log file that only its owner can read, after each rotation too."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(
+            self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        return TextIOWrapper(FileIO(descriptor, "a"), encoding=self.encoding, write_through=True)
 
 
 class OneLineFormatter(logging.Formatter):

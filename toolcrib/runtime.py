@@ -21,6 +21,8 @@ from toolcrib.invalidation import RevisionWatch
 
 logger = logging.getLogger(__name__)
 
+STOP_WITHIN = 2.5  # seconds; supervised children end by themselves after we did
+
 
 class Runtime:
     """The running parts, for the health page and for tests to look at."""
@@ -38,22 +40,24 @@ class Runtime:
         if settings.EMBEDDED:
             self.listener = Listener()
             # Made in a thread, since it closes database connections.
-            self.worker = await asyncio.to_thread(_worker)
-            worker_thread = threading.Thread(target=self.worker.start, name="worker", daemon=True)
+            worker: WorkController = await asyncio.to_thread(_worker)
+            self.worker = worker
+            worker_thread = threading.Thread(target=worker.start, name="worker", daemon=True)
             worker_thread.start()
             self.tasks.append(asyncio.create_task(self.listener.run(), name="listener"))
             self.tasks.append(asyncio.create_task(_schedule(), name="schedule"))
         try:
             yield
         finally:
-            # The connections go first: a sync that waits on one ends with it.
+            # A sync that waits on a connection ends with it, so all may end at once.
             for task in self.tasks:
                 task.cancel()
-            await asyncio.gather(*self.tasks, return_exceptions=True)
-            if self.worker is not None and worker_thread is not None:
-                stopping = threading.Thread(target=self.worker.stop, daemon=True)
-                stopping.start()
-                await asyncio.to_thread(stopping.join, 1.5)
+            if self.worker is not None:
+                threading.Thread(target=self.worker.stop, daemon=True).start()
+            await asyncio.wait(self.tasks, timeout=STOP_WITHIN)
+            if worker_thread is not None:
+                await asyncio.to_thread(worker_thread.join, 1.0)
+            self.tasks.clear()
 
 
 runtime = Runtime()

@@ -32,6 +32,7 @@ if not EMBEDDED and not (DATABASE_URL and REDIS_URL):
 DATA_DIR = Path(env.text("TOOLCRIB_DATA") or BASE_DIR / "var").expanduser().resolve()
 if EMBEDDED:
     keys.make_private_dir(DATA_DIR)
+    keys.make_private_file(DATA_DIR / "toolcrib.sqlite3")  # its -wal and -shm get the same mode
 
 DEBUG = env.flag("DEBUG")
 BIND = env.text("TOOLCRIB_BIND", "127.0.0.1")
@@ -250,7 +251,7 @@ CONTENT_SECURITY_POLICY = {
 
 LOG_LEVEL = env.text("TOOLCRIB_LOG_LEVEL", "INFO")
 LOG_FILE = {
-    "class": "logging.handlers.RotatingFileHandler",
+    "class": "toolcrib.logs.PrivateLogFile",
     "formatter": "line",
     "filename": DATA_DIR / "toolcrib.log",
     "maxBytes": 5_000_000,

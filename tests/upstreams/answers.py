@@ -23,7 +23,7 @@ def answer(message: dict[str, Any], tools: str, era: str) -> str | None:
     if "id" not in message:
         return None
     method = message["method"]
-    results = {"tools/list": _with_cache_hints(tools) if era == "modern" else tools}
+    results = {"tools/list": tools}
     if era == "modern":
         results["server/discover"] = json.dumps(
             {
@@ -47,9 +47,3 @@ def answer(message: dict[str, Any], tools: str, era: str) -> str | None:
     if method in results:
         return head + f'"result": {results[method]}}}'
     return head + '"error": {"code": -32601, "message": "no such method"}}'
-
-
-def _with_cache_hints(tools: str) -> str:
-    if '"ttlMs"' in tools or not tools.lstrip().startswith("{"):
-        return tools
-    return '{"ttlMs": 0, "cacheScope": "private", "resultType": "complete", ' + tools.lstrip()[1:]

@@ -46,6 +46,8 @@ def weather() -> MCPServer:
         for connection in list(handshaken):
             await connection.send_tool_list_changed()
 
+    server.tell_all = tell_all  # type: ignore[attr-defined] # for servers that build on this one
+
     @server.tool(annotations=READING)
     def get_forecast(city: str, days: int = 3) -> Forecast:
         """Return the weather forecast for a city."""
@@ -80,7 +82,10 @@ def weather() -> MCPServer:
     @server.tool()
     async def rename_description(name: str, text: str, ctx: Context) -> str:
         """Change the description of a tool and tell every client."""
-        server._tool_manager.get_tool(name).description = text
+        found = server._tool_manager.get_tool(name)
+        if found is None:
+            raise ValueError(f"There is no tool {name}.")
+        found.description = text
         await tell_all(ctx)
         return f"Changed {name}."
 

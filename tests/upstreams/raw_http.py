@@ -71,8 +71,12 @@ class Raw:
         era = query.get("era", "modern")
         if method == "DELETE" and "session" in query:
             return False  # and no answer, ever
+        if method == "GET" and query.get("session") == "eager":
+            start(writer, "text/event-stream")
+            writer.write(b"retry: 0\nid: 1\ndata:\n\n")
+            return False
         if method != "POST":
-            return reply(writer, b"", 405)
+            return reply(writer, b"", 404 if "session" in query else 405)
         if query.get("session") and message.get("method") == "initialize":
             extra = "Mcp-Session-Id: 1\r\n"
         if query.get("session") == "forgotten" and message.get("method") == "tools/list":
@@ -184,6 +188,9 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
     elif what == "sse-elsewhere":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: http://192.0.2.1/messages\n\n")
+    elif what == "sse-nowhere":
+        start(writer, "text/event-stream")
+        writer.write(b"event: endpoint\ndata: http://[::bad/\n\n")
     elif what == "sse-deaf":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: /500\n\n")

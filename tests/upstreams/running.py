@@ -13,7 +13,7 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ENDPOINTS = {"healthy": "/mcp", "many": "/mcp"}
+ENDPOINTS = dict.fromkeys(("healthy", "many", "noisy", "versions"), "/mcp")
 
 
 def stdio_argv(module: str, *args: str) -> list[str]:

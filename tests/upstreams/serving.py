@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import socket
 import sys
+from typing import Any
 
 import anyio
 import uvicorn
@@ -30,7 +31,10 @@ def serve(server: MCPServer | Server, options: argparse.Namespace) -> None:
         asyncio.run(_serve_stdio(server, options.legacy))
         return
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    app: Any
     if options.sse is not None:
+        if not isinstance(server, MCPServer):
+            raise SystemExit("Only MCPServer knows SSE.")
         app = server.sse_app(transport_security=security)
     else:
         app = server.streamable_http_app(transport_security=security)
@@ -50,7 +54,7 @@ async def _serve_stdio(server: MCPServer | Server, legacy: bool) -> None:
         if not legacy:
             await low.run(read, write, low.create_initialization_options())
             return
-        forward, filtered = anyio.create_memory_object_stream(0)
+        forward, filtered = anyio.create_memory_object_stream[Any](0)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_refuse_discover, read, forward, write)
             await low.run(filtered, write, low.create_initialization_options())
@@ -61,7 +65,7 @@ async def _refuse_discover(read, forward, write) -> None:
     """Stand before the SDK, whose stdio server would take the probe as a sign of the new era."""
     async with forward:
         async for item in read:
-            message = getattr(item, "message", None)
+            message: Any = getattr(item, "message", None)
             if getattr(message, "method", "") == "server/discover":
                 error = ErrorData(code=METHOD_NOT_FOUND, message="no such method")
                 refusal = JSONRPCError(jsonrpc="2.0", id=message.id, error=error)

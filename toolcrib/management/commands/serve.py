@@ -1,9 +1,11 @@
 """Run Toolcrib: everything in one process, or with --web-only the web part of production."""
 
 import argparse
+import errno
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import Any
 
@@ -11,8 +13,11 @@ import uvicorn
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
+from django.db import DatabaseError
 
 from toolcrib import people
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
 class Command(BaseCommand):
@@ -29,22 +34,16 @@ class Command(BaseCommand):
         parser.add_argument("--port", type=int, default=settings.PORT)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        if settings.EMBEDDED and options["web_only"]:
-            self.stderr.write("--web-only needs DATABASE_URL and REDIS_URL.")
-            sys.exit(2)
-        if not settings.EMBEDDED and not options["web_only"]:
-            self.stderr.write(
-                "With DATABASE_URL and REDIS_URL set, run the parts apart: serve --web-only, "
-                "celery worker, celery beat and listen."
-            )
-            sys.exit(2)
+        host, port = options["host"], options["port"]
+        self._check_mode(host, web_only=options["web_only"])
+        listener = self._bind(host, port)
         if settings.EMBEDDED:
             call_command("migrate", verbosity=0, interactive=False)
         server = _Announcing(
             uvicorn.Config(
                 "toolcrib.asgi:application",
-                host=options["host"],
-                port=options["port"],
+                # Not "auto", which would go on without a runtime that failed to start.
+                lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
@@ -54,29 +53,71 @@ class Command(BaseCommand):
                 h11_max_incomplete_event_size=64 * 1024,
             ),
             self,
+            address(host, port),
         )
         # uvicorn raises the signal again once it is done, which would end us before our own
         # clean-up; a handler of our own makes that harmless.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        server.run()
+            signal.signal(number, lambda *_: setattr(server, "should_exit", True))
+        server.run(sockets=[listener])
         # A worker thread stuck in a server's answer must not keep us: its sync is taken up again
         # at the next start, and children end with us.
         logging.shutdown()
         os._exit(0 if server.started else 1)
 
+    def _check_mode(self, host: str, *, web_only: bool) -> None:
+        problem = ""
+        if settings.EMBEDDED and web_only:
+            problem = "--web-only needs DATABASE_URL and REDIS_URL."
+        elif not settings.EMBEDDED and not web_only:
+            problem = (
+                "With DATABASE_URL and REDIS_URL set, run the parts apart: serve --web-only, "
+                "celery worker, celery beat and listen."
+            )
+        elif settings.EMBEDDED and settings.LOOPBACK and host not in LOOPBACK:
+            # What may run and be reached follows from the setting, so it must not be bypassed.
+            problem = f"To serve on {host}, set TOOLCRIB_BIND={host} instead of --host."
+        if problem:
+            self.stderr.write(problem)
+            sys.exit(2)
+
+    def _bind(self, host: str, port: int) -> socket.socket:
+        """Take the port before anything else is done, or say why it cannot be had."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family, backlog=2048)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                problem = f"Port {port} is in use. Stop what uses it, or choose another with PORT="
+                problem += f"{port + 1 if port < 65535 else 8000}."
+            else:
+                problem = f"{host}:{port} cannot be served: {error.strerror or error}."
+            self.stderr.write(problem)
+            sys.exit(1)
+
+
+def address(host: str, port: int) -> str:
+    """Return the address people use for what is served here."""
+    if not settings.EMBEDDED:
+        return str(settings.PUBLIC_URL)
+    shown = "localhost" if host in LOOPBACK else f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{port}"
+
 
 class _Announcing(uvicorn.Server):
     """Says where it is, once it can be reached there."""
 
-    def __init__(self, config: uvicorn.Config, command: BaseCommand) -> None:
+    def __init__(self, config: uvicorn.Config, command: BaseCommand, base: str) -> None:
         super().__init__(config)
         self.command = command
+        self.base = base
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            host = "localhost" if settings.LOOPBACK else self.config.host
-            base = f"http://{host}:{self.config.port}"
-            self.command.stdout.write(await people.ready_line(base))
+            try:
+                line = await people.ready_line(self.base)
+            except DatabaseError:
+                line = f"Toolcrib is ready: {self.base}/ (the database does not answer yet)"
+            self.command.stdout.write(line)
             self.command.stdout.flush()

@@ -1,0 +1,103 @@
+"""List tools, and decide on them."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.core.serializers.json import DjangoJSONEncoder
+
+from catalog import ingest, tools
+from catalog.api import shown
+from catalog.audit import Actor
+from catalog.definitions import printable
+from catalog.models import Tool, ToolState
+from toolcrib.errors import ToolcribError
+
+ACTS = ("approve", "keep-old", "hold", "release")
+
+
+class Command(BaseCommand):
+    help = (
+        "List the catalog's tools; or approve a changed definition, keep the old one, hold or "
+        "release tools by their public names."
+    )
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("act", nargs="?", choices=("list", *ACTS), default="list")
+        parser.add_argument("names", nargs="*", metavar="NAME", help="Public names of tools.")
+        parser.add_argument("--state", choices=ToolState.values, help="List those in this state.")
+        parser.add_argument("--server", metavar="SLUG", help="List those of this server.")
+        parser.add_argument("--reason", default="", help="Why tools are held.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        act, names = options["act"], options["names"]
+        if act == "list":
+            if names:
+                self._stop("Name an act before the tools: approve, keep-old, hold or release.")
+            self._list(options)
+            return
+        if not names:
+            self._stop(f"Name the tools to {act.replace('-', ' ')}.")
+        results = [self._act(act, name, options["reason"]) for name in dict.fromkeys(names)]
+        if options["json"]:
+            self._print({"tools": results})
+        else:
+            for result in results:
+                self.stdout.write(f"{result['name']}: {result['message']}")
+        failed = sum(not result["ok"] for result in results)
+        if failed:
+            sys.exit(3 if failed < len(results) else 1)
+
+    def _stop(self, sentence: str) -> None:
+        self.stderr.write(sentence)
+        sys.exit(1)
+
+    def _print(self, body: object) -> None:
+        text = json.dumps(body, ensure_ascii=False, indent=2, cls=DjangoJSONEncoder)
+        self.stdout.write(text)
+
+    def _list(self, options: dict[str, Any]) -> None:
+        rows = Tool.objects.with_definitions().prefetch_related("groups").order_by("public_name")
+        rows = rows.filter(state=options["state"]) if options["state"] else rows.current()
+        if options["server"]:
+            rows = rows.filter(server__slug=options["server"])
+        if options["json"]:
+            self._print({"tools": [shown(tool) for tool in rows]})
+            return
+        for tool in rows:
+            self.stdout.write(_line(tool))
+
+    def _act(self, act: str, name: str, reason: str) -> dict[str, Any]:
+        tool = Tool.objects.filter(public_name=name).first()
+        # Said in one safe line: the name came from outside.
+        result: dict[str, Any] = {"name": printable(name), "act": act}
+        if tool is None:
+            return result | {"ok": False, "code": "not_found", "message": "There is no such tool."}
+        acts: dict[str, Callable[[Tool, Actor], Tool]] = {
+            "approve": lambda tool, actor: ingest.approve(tool, actor=actor),
+            "keep-old": lambda tool, actor: ingest.keep_old(tool, actor=actor),
+            "hold": lambda tool, actor: tools.hold(tool, reason, actor=actor),
+            "release": lambda tool, actor: tools.release(tool, actor=actor),
+        }
+        try:
+            done = acts[act](tool, Actor.command(f"tools {act}"))
+        except ToolcribError as error:
+            sentence = f"{error.message} {error.hint}".strip()
+            return result | {"ok": False, "code": error.code, "message": sentence}
+        return result | {"ok": True, "state": done.state, "message": f"now {done.state}"}
+
+
+def _line(tool: Tool) -> str:
+    cost = f"≈{tool.definition.tokens:,}" if tool.definition else "–"
+    reason = tool.held_reason if tool.held_at else tool.rejected_reason
+    notes = [
+        f"{len(tool.findings)} findings" if tool.findings else "",
+        "calls denied" if tool.call_policy == "deny" else "",
+        printable(reason) if reason else "",
+    ]
+    said = "; ".join(note for note in notes if note)
+    return f"{tool.public_name:<48} {tool.state:<9} {cost:>8}  {said}".rstrip()

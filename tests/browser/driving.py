@@ -1,0 +1,124 @@
+"""Drive a real Chromium against a real installation: start it, set up the first admin, look."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests import parts
+from tests.installation import ROOT, Installation, free_port
+
+ADMIN = "ada@example.org"
+PASSWORD = "a long and quiet river"
+# The tests talk to 127.0.0.1 and to nobody else.
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-proxy-server",
+]
+THEMES = ("light", "dark")
+PATIENCE = 30_000  # milliseconds for a sync to end
+
+expect.set_options(timeout=10_000)
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=parts.chromium(), args=ARGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def set_up(page: Page, toolcrib: Installation) -> None:
+    """Make the first admin through the setup link."""
+    page.goto(toolcrib.setup_url)
+    page.get_by_label("E-mail").fill(ADMIN)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Create admin").click()
+    expect(page.get_by_role("heading", name="Connect your first server")).to_be_visible()
+
+
+def signed_in(browser: Browser, toolcrib: Installation) -> Any:
+    """Set the installation up and return the cookies of its admin."""
+    context = browser.new_context()
+    try:
+        set_up(context.new_page(), toolcrib)
+        return context.storage_state()
+    finally:
+        context.close()
+
+
+def demo_entry() -> dict[str, Any]:
+    return {"command": sys.executable, "args": ["-m", "servers.demo"], "cwd": str(ROOT)}
+
+
+def mcp_json(servers: dict[str, Any]) -> str:
+    return json.dumps({"mcpServers": servers}, indent=2)
+
+
+def three_servers(weather_url: str) -> str:
+    """A text with a program, an address that answers and one where nobody is."""
+    headers = {"Authorization": "Bearer canary-of-the-browser"}
+    return mcp_json(
+        {
+            "demo": demo_entry(),
+            "weather": {"url": weather_url, "headers": headers},
+            "nobody": {"url": f"http://127.0.0.1:{free_port()}/mcp"},
+        }
+    )
+
+
+def watch(context: BrowserContext) -> list[str]:
+    """Collect whatever the console complains about; refusals by the page are told by its text."""
+    said: list[str] = []
+
+    def note(message: Any) -> None:
+        refused = "the server responded with a status of 4" in message.text
+        if message.type in ("error", "warning") and not refused:
+            said.append(f"{message.text} at {message.location.get('url')}")
+
+    context.on("console", note)
+    context.on("weberror", lambda error: said.append(str(error.error)))
+    return said
+
+
+def axe(page: Page) -> list[str]:
+    """Run axe-core over the page as it is, and return what it finds."""
+    folder = parts.npm_folder()
+    assert folder, "axe-core is not installed"
+    source = (parts.NPM / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    page.evaluate(source)
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    return [
+        f"{page.url} {one['id']}: {one['help']}: {[n['html'][:160] for n in one['nodes'][:3]]}"
+        for one in found["violations"]
+    ]
+
+
+def scrolls_sideways(page: Page) -> bool:
+    wide: bool = page.evaluate(
+        "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    )
+    return wide
+
+
+def paste_and_connect(page: Page, text: str) -> None:
+    """Go through the three steps, confirming every program."""
+    page.goto(page.url.split("/servers")[0] + "/servers/add")
+    page.get_by_label("Paste your mcp.json").fill(text)
+    page.get_by_role("button", name="Check servers").click()
+    for box in page.locator("input[name=confirm]").all():
+        box.check()
+    page.get_by_role("button", name="Connect servers").click()
+    expect(page.get_by_text("before its first word")).to_be_visible(timeout=PATIENCE)

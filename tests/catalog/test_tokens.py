@@ -1,0 +1,33 @@
+import time
+
+from catalog.tokens import count, count_definition, estimator
+from tests.factories import tool_object
+
+
+def test_tokens_are_counted_by_a_tokenizer_with_a_name():
+    assert estimator() == "o200k"
+    assert count("hello world") == 2
+    assert count("") == 0
+
+
+def test_a_definition_costs_what_a_model_reads_of_it():
+    plain = tool_object(description="Search the web.")
+    marked = plain | {"annotations": {"readOnlyHint": True}, "_meta": {"x": "y" * 500}}
+    wordy = plain | {"description": "Search the web, thoroughly and at length."}
+
+    assert count_definition(plain) == count_definition(marked)
+    assert count_definition(wordy) > count_definition(plain)
+
+
+def test_a_definition_costs_the_same_in_any_order_of_keys():
+    tool = tool_object(description="Search.")
+
+    assert count_definition(dict(reversed(tool.items()))) == count_definition(tool)
+
+
+def test_counting_the_longest_text_allowed_takes_no_noticeable_time():
+    """Hostile input 8: whatever a server repeats."""
+    for piece in ("a", " ", "\n", "a b", "\u202e", "中"):
+        began = time.perf_counter()
+        count(piece * (32 * 1024 // len(piece.encode())))
+        assert time.perf_counter() - began < 2

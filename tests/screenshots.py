@@ -1,0 +1,164 @@
+"""Take every page at two widths in both themes: python -m tests.screenshots [folder]."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser import driving
+from tests.installation import ROOT, Installation
+from tests.upstreams.running import running_http, stdio_argv
+
+WIDTHS = {1280: 800, 390: 844}
+BAD_TEXT = '{\n  "mcpServers": {\n    "weather": {"url": "https://example.com/mcp",}\n    "x"\n'
+
+
+def many_kinds(stack: ExitStack) -> str:
+    """A text with healthy servers, failures of several kinds, and things to ask about."""
+    weather = stack.enter_context(running_http("healthy"))
+    raw = stack.enter_context(running_http("raw_http"))
+    crash = {"command": sys.executable, "args": ["-c", "raise SystemExit('no licence found')"]}
+    return driving.mcp_json(
+        {
+            "weather": {"url": weather, "headers": {"Authorization": "Bearer not-shown"}},
+            "toolcrib-demo": driving.demo_entry(),
+            "many": {"command": sys.executable, "args": stdio_argv("many")[1:], "cwd": str(ROOT)},
+            "crm": {"url": f"{raw}/html", "headers": {"X-Api-Key": "not-shown"}},
+            "tickets": {"url": f"{raw}/401"},
+            "ledger": crash,
+            "reports": {"url": "https://reports.example.com/mcp?api_key=sk-1234567890abcdef1234"},
+            "wiki": {"url": "https://wiki.example.com/${WIKI_SPACE}/mcp", "retries": 3},
+            "both": {"url": "https://example.com/mcp", "command": "npx"},
+        }
+    )
+
+
+@contextmanager
+def theme_and_width(
+    browser: Browser, toolcrib: Installation, cookies: object
+) -> Iterator[Callable[[str, int], Page]]:
+    contexts = []
+
+    def open_one(theme: str, width: int) -> Page:
+        context = browser.new_context(
+            base_url=toolcrib.url,
+            storage_state=cookies,  # type: ignore[arg-type]
+            color_scheme=theme,  # type: ignore[arg-type]
+            viewport={"width": width, "height": WIDTHS[width]},
+        )
+        contexts.append(context)
+        return context.new_page()
+
+    yield open_one
+    for context in contexts:
+        context.close()
+
+
+class Camera:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, page: Page, name: str, theme: str, width: int) -> None:
+        page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=True)
+
+
+PAGES = {
+    "overview": "/",
+    "servers": "/servers",
+    "servers-filtered": "/servers?state=failing&sort=-tokens",
+    "servers-none": "/servers?q=nothing-like-it",
+    "add-url": "/servers/add?source=url",
+    "add-command": "/servers/add?source=command",
+    "add-demo": "/servers/add?source=demo",
+    "progress": "/servers/add/progress",
+    "server": "/servers/weather",
+    "server-tools": "/servers/toolcrib-demo/tools",
+    "server-syncs": "/servers/weather/syncs",
+    "server-settings": "/servers/weather/settings",
+    "program-settings": "/servers/toolcrib-demo/settings",
+    "failing-crashed": "/servers/ledger",
+    "failing-auth": "/servers/tickets",
+    "failing-html": "/servers/crm/syncs",
+    "tools": "/tools",
+    "groups": "/groups",
+    "audit": "/audit",
+    "patterns": "/patterns/",
+    "not-found": "/servers/no-such-server",
+}
+
+
+def empty_pages(camera: Camera, open_one: Callable[[str, int], Page]) -> None:
+    for theme in driving.THEMES:
+        for width in WIDTHS:
+            page = open_one(theme, width)
+            for name, path in (("first-run", "/"), ("servers-empty", "/servers")):
+                page.goto(path)
+                camera.take(page, name, theme, width)
+            page.goto("/servers/add")
+            camera.take(page, "add", theme, width)
+            page.get_by_label("Paste your mcp.json").fill(BAD_TEXT)
+            page.get_by_role("button", name="Check servers").click()
+            page.locator("#source-problem .notice").wait_for()
+            camera.take(page, "add-bad-json", theme, width)
+
+
+def check_pages(camera: Camera, open_one: Callable[[str, int], Page], text: str) -> None:
+    for theme in driving.THEMES:
+        for width in WIDTHS:
+            page = open_one(theme, width)
+            page.goto("/servers/add")
+            page.get_by_label("Paste your mcp.json").fill(text)
+            page.get_by_role("button", name="Check servers").click()
+            page.wait_for_url("**/check")
+            camera.take(page, "check", theme, width)
+
+
+def fill(page: Page, text: str) -> None:
+    page.goto("/servers/add")
+    page.get_by_label("Paste your mcp.json").fill(text)
+    page.get_by_role("button", name="Check servers").click()
+    page.wait_for_url("**/check")
+    for box in page.locator("input[name=confirm]").all():
+        box.check()
+    page.get_by_role("button", name="Connect servers").click()
+
+
+def main(folder: Path) -> None:
+    camera = Camera(folder)
+    with ExitStack() as stack:
+        data = stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-shots-"))
+        quick = {"TOOLCRIB_CONNECT_TIMEOUT": "3"}
+        toolcrib = stack.enter_context(Installation(Path(data), quick))
+        browser = stack.enter_context(driving.chromium())
+        setup = browser.new_context()
+        for path, name in ((toolcrib.setup_url, "setup"), (f"{toolcrib.url}/sign-in", "sign-in")):
+            page = setup.new_page()
+            page.goto(path)
+            camera.take(page, name, "light", 1280)
+        cookies = driving.signed_in(browser, toolcrib)
+        open_one = stack.enter_context(theme_and_width(browser, toolcrib, cookies))
+        text = many_kinds(stack)
+        empty_pages(camera, open_one)
+        check_pages(camera, open_one, text)
+        page = open_one("light", 1280)
+        fill(page, text)
+        camera.take(page, "connecting", "light", 1280)
+        expect(page.get_by_text("before its first word")).to_be_visible(timeout=90_000)
+        for theme in driving.THEMES:
+            for width in WIDTHS:
+                page = open_one(theme, width)
+                for name, path in PAGES.items():
+                    page.goto(path)
+                    for details in page.locator(".runs details").all()[:1]:
+                        details.locator("summary").click()
+                    camera.take(page, name, theme, width)
+
+
+if __name__ == "__main__":
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "screenshots")

@@ -1,0 +1,76 @@
+"""Write a backup of the database, and apart from it what decrypts its credentials."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from toolcrib import backup
+from toolcrib.errors import ToolcribError
+
+
+class Command(BaseCommand):
+    help = "Write the whole database to FILE, and what decrypts it to FILE.key."
+    requires_system_checks = []
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", help="The file to write; - writes standard output.")
+        parser.add_argument("--force", action="store_true", help="Replace files that exist.")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        if options["file"] == "-":
+            header = backup.write(sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            self.stderr.write(f"{_total(header)} rows. {_where_the_key_is()}")
+            return
+        try:
+            path = Path(options["file"])
+            key_path = path.with_name(path.name + ".key") if backup.keys_are_files() else None
+            header = self._write(path, key_path, force=options["force"])
+        except ToolcribError as error:
+            self.stderr.write(backup.explain(error))
+            sys.exit(1)
+        if options["json"]:
+            shown = {"file": str(path), "key_file": str(key_path) if key_path else None}
+            self.stdout.write(json.dumps(shown | {"key": header["key"], "rows": _total(header)}))
+            return
+        self.stdout.write(f"{path}: {_total(header)} rows.")
+        if key_path:
+            self.stdout.write(
+                f"{key_path}: the keys that decrypt its credentials.\n"
+                "Keep them apart: whoever has both can read every credential, and without the "
+                "key file the credentials in the backup are lost."
+            )
+        else:
+            self.stdout.write(_where_the_key_is())
+
+    def _write(self, path: Path, key_path: Path | None, *, force: bool) -> dict[str, Any]:
+        for wanted in filter(None, (path, key_path)):
+            if wanted.exists() and not force:
+                raise backup.exists(wanted)
+        with backup.private_file(path, force=force) as file:
+            header = backup.write(file)
+        if key_path:
+            with backup.private_file(key_path, force=force) as file:
+                file.write(backup.key_document())
+        return header
+
+
+def _total(header: dict[str, Any]) -> int:
+    return sum(header["rows"].values())
+
+
+def _where_the_key_is() -> str:
+    if backup.keys_are_files():
+        return (
+            "The keys that decrypt its credentials are secret.key and encryption.key in the data "
+            "folder; keep a copy of them apart from it."
+        )
+    return (
+        "Its credentials are decrypted by TOOLCRIB_ENCRYPTION_KEYS, which is not in the backup; "
+        "keep that and TOOLCRIB_SECRET_KEY apart from it."
+    )

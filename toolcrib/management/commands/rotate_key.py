@@ -1,0 +1,55 @@
+"""Encrypt every credential again with the first of TOOLCRIB_ENCRYPTION_KEYS."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from cryptography.fernet import InvalidToken
+from django.core.management.base import BaseCommand
+from django.db import transaction
+
+from servers.credentials import key_fingerprint, rotate
+from servers.models import Credential
+
+BATCH = 200
+
+
+class Command(BaseCommand):
+    help = (
+        "Encrypt every credential again with the first key. To change the key, set "
+        "TOOLCRIB_ENCRYPTION_KEYS=NEW,OLD, run this, then set it to NEW."
+    )
+    requires_system_checks = []
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        done, unreadable, last = 0, [], 0
+        while batch := _after(last):
+            last = batch[-1].pk
+            with transaction.atomic():
+                for row in batch:
+                    try:
+                        text = rotate(row.ciphertext)
+                    except InvalidToken:
+                        unreadable.append(f"{row.server.slug}: {row}")
+                        continue
+                    # Unless it was entered anew meanwhile, under the new key already.
+                    rows = Credential.objects.filter(pk=row.pk, ciphertext=row.ciphertext)
+                    done += rows.update(ciphertext=text)
+        if options["json"]:
+            body = {"key": key_fingerprint(), "rotated": done, "unreadable": unreadable}
+            self.stdout.write(json.dumps(body))
+        else:
+            self.stdout.write(f"{done} credentials are encrypted with key {key_fingerprint()}.")
+        if unreadable:
+            names = ", ".join(unreadable)
+            self.stderr.write(f"No key given decrypts these; enter them again: {names}.")
+            sys.exit(3)
+
+
+def _after(last: int) -> list[Credential]:
+    rows = Credential.objects.filter(pk__gt=last).exclude(ciphertext="")
+    return list(rows.select_related("server").order_by("pk")[:BATCH])
