@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,6 +24,7 @@ from django.contrib.sessions.models import Session
 from django.core import serializers
 from django.core.management.color import no_style
 from django.core.serializers.base import DeserializationError
+from django.core.serializers.json import DjangoJSONEncoder
 from django.core.serializers.python import Deserializer
 from django.db import DatabaseError, connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
@@ -81,8 +83,15 @@ def write(stream: IO[bytes]) -> Row:
             rows = model._base_manager.order_by("pk").iterator(chunk_size=BATCH)
             names = [column.name for column in model._meta.concrete_fields]
             lines = cast(IO[str], _Encoded(packed))
-            serializers.serialize("jsonl", rows, stream=lines, fields=names)
+            serializers.serialize("jsonl", rows, stream=lines, fields=names, cls=_Exact)
     return header
+
+
+class _Exact(DjangoJSONEncoder):
+    """Keep the microseconds of times, which Django's own encoder drops."""
+
+    def default(self, value: object) -> object:
+        return value.isoformat() if isinstance(value, datetime) else super().default(value)
 
 
 class _Encoded:

@@ -33,8 +33,7 @@ def versions_in_the_catalog(folder):
 def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tmp_path):
     data = tmp_path / "data"
     seen = set()
-    with running_http("versions", "--tools", str(TOOLS)) as url:
-        toolcrib = Installation(data).start()
+    with running_http("versions", "--tools", str(TOOLS)) as url, Installation(data) as toolcrib:
         body = {"name": "versions", "transport": "http", "url": url}
         assert toolcrib.api("POST", "/servers", body)[0] == 201
         toolcrib.api("PATCH", "/servers/versions", {"trust": "auto"})
@@ -63,22 +62,21 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
         wait_for(lambda: runs(toolcrib, "versions")[0]["outcome"] == "ok", 60)
         wait_for(lambda: "running" not in {run["outcome"] for run in runs(toolcrib, "versions")})
         assert "interrupted" in {run["code"] for run in runs(toolcrib, "versions")}
-        toolcrib.stop()
     assert any(outcome == "running" for found in seen for outcome, _ in found), (
         "no kill hit a running sync, so nothing was shown"
     )
 
 
 def test_no_child_process_outlives_a_killed_installation(tmp_path):
-    toolcrib = Installation(tmp_path / "data").start()
     command, *args = stdio_argv("raw_stdio", "--do", "ignore_term", "--stay")
     body = {"name": "stubborn", "transport": "stdio", "command": command, "args": args}
     body |= {"cwd": str(ROOT), "confirm_argv": [command, *args]}
-    status, answer = toolcrib.api("POST", "/servers", body)
-    assert status == 201, answer
-    wait_for(lambda: runs(toolcrib, "stubborn") and len(toolcrib.children()) >= 2, 30)
-    children = toolcrib.children()
+    with Installation(tmp_path / "data") as toolcrib:
+        status, answer = toolcrib.api("POST", "/servers", body)
+        assert status == 201, answer
+        wait_for(lambda: runs(toolcrib, "stubborn") and len(toolcrib.children()) >= 2, 30)
+        children = toolcrib.children()
 
-    toolcrib.kill()
+        toolcrib.kill()
 
     wait_for(lambda: not any(alive(pid) for pid in children), 15, what="the children are gone")

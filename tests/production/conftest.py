@@ -98,7 +98,18 @@ class Production(Api):
     def command(self, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
         return self.run("python", "manage.py", *args, **env)
 
+    def start_all(self, *services: str) -> list[Process]:
+        """Start one process of each, side by side, and wait until web processes can be reached."""
+        started = [self._start(service) for service in services]
+        for service, process in zip(services, started, strict=True):
+            if service == "web":
+                process.line(READY)
+        return started
+
     def start(self, service: str) -> Process:
+        return self.start_all(service)[0]
+
+    def _start(self, service: str) -> Process:
         """Start one more process of a service, by the compose file's own command."""
         name = f"{service}-{len(self.processes)}"
         env = {**self.env, "TOOLCRIB_HEARTBEAT": str(self.folder / name)}
@@ -106,10 +117,8 @@ class Production(Api):
             port = free_port()
             env["PORT"] = str(port)
             self.urls.append(f"http://localhost:{port}")
-        process = self.processes[name] = Process(SERVICES[service]["command"], env)
-        if service == "web":
-            process.line(READY)
             self.url = self.urls[0]
+        process = self.processes[name] = Process(SERVICES[service]["command"], env)
         return process
 
     def healthy(self, service: str, process: Process) -> str:
@@ -178,15 +187,25 @@ def database_url(postgres, migrated) -> str:
 
 @pytest.fixture
 def production(database_url, shared_redis, tmp_path) -> Iterator[Production]:
-    """Production with nothing started yet, on an empty database and an emptied Redis."""
-    with shared_redis.client() as client:
-        client.flushall()
-    running = Production(database_url, shared_redis.url, tmp_path)
+    """Production with nothing started yet: an empty database, and a Redis database of its own."""
+    running = Production(database_url, shared_redis.url.removesuffix("/0") + "/1", tmp_path)
     try:
         yield running
     finally:
         running.stop()
         sys.stdout.write(running.log)  # pytest shows it when the test failed
+
+
+@pytest.fixture(scope="session")
+def everything(postgres, migrated, shared_redis, tmp_path_factory) -> Iterator[Production]:
+    """All parts running, two web processes among them. Its tests use slugs of their own."""
+    url = postgres.create("everything", template=migrated)
+    running = Production(url, shared_redis.url, tmp_path_factory.mktemp("everything"))
+    try:
+        running.start_all("web", "web", "worker", "beat", "listener")
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture

@@ -56,10 +56,10 @@ def test_a_wrong_setup_code_is_refused_and_says_where_the_right_one_is(browser):
     assert "prints the right one" in answer.content.decode()
 
 
-@pytest.mark.parametrize("password", ["short", "password1234", "123456789012"])
+@pytest.mark.parametrize("password", ["short", "123456789012", "ada@example.org"])
 def test_a_weak_password_is_refused_with_the_reason(browser, password):
     answer = post(
-        browser, f"/setup/{people.setup_code()}", email="a@example.org", password=password
+        browser, f"/setup/{people.setup_code()}", email="ada@example.org", password=password
     )
     assert answer.status_code == 422
     assert "assword" in answer.content.decode()

@@ -95,7 +95,7 @@ def _line(tool: Tool) -> str:
     cost = f"≈{tool.definition.tokens:,}" if tool.definition else "–"
     reason = tool.held_reason if tool.held_at else tool.rejected_reason
     notes = [
-        f"{len(tool.findings)} findings" if tool.findings else "",
+        f"findings: {len(tool.findings)}" if tool.findings else "",
         "calls denied" if tool.call_policy == "deny" else "",
         printable(reason) if reason else "",
     ]

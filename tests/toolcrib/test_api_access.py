@@ -1,0 +1,104 @@
+"""The API's door: a key, enough scope, one error shape. Generated from its own description."""
+
+import json
+
+import pytest
+from django.test import Client
+
+from sessions_app import keys
+from sessions_app.models import ApiKey
+from toolcrib.api import api
+
+PLACES = {"slug": "nowhere", "name": "nowhere__tool"}
+
+
+def operations():
+    for path, methods in api.get_openapi_schema()["paths"].items():
+        for method, operation in methods.items():
+            yield method.upper(), path, operation
+
+
+ROUTES = [(method, path) for method, path, _ in operations()]
+
+
+def send(method, path, token=None, body=b"{}"):
+    for name, value in PLACES.items():
+        path = path.replace("{" + name + "}", value)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return Client(enforce_csrf_checks=True).generic(
+        method, path, body, content_type="application/json", headers=headers
+    )
+
+
+def assert_one_shape(answer):
+    error = json.loads(answer.content)["error"]
+    assert {"code", "message", "hint"} <= set(error)
+    assert error["message"].endswith((".", "…"))
+    assert set(error) <= {"code", "message", "hint", "details"}
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+@pytest.mark.parametrize("token", [None, "tcb_wrong", "x" * 5000])
+def test_no_route_answers_without_a_good_key(method, path, token):
+    answer = send(method, path, token)
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert_one_shape(answer)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_signed_in_admin_without_a_key_is_nobody_to_the_api(method, path, admin):
+    client = Client()
+    client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
+    answer = client.generic(method, path.replace("{slug}", "x").replace("{name}", "y"))
+    assert answer.status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path"), [route for route in ROUTES if route[0] != "GET"])
+def test_an_operators_key_reads_and_does_not_write(method, path, operator_token):
+    answer = send(method, path, operator_token)
+    assert answer.status_code == 403
+    assert_one_shape(answer)
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_whatever_is_missing_or_malformed_is_said_in_the_one_shape(method, path, admin_token):
+    for body in (b"{}", b"{", b"[]", b'"\xff"', b'{"a": NaN}', b"null"):
+        answer = send(method, path, admin_token, body)
+        assert answer.status_code < 500, (body, answer.content)
+        if answer.status_code >= 400:
+            assert_one_shape(answer)
+
+
+def test_an_address_that_is_not_there_is_said_in_the_one_shape(db):
+    answer = Client().get("/api/v1/nonsense")
+    assert answer.status_code == 404
+    assert_one_shape(answer)
+
+
+def test_a_body_over_the_cap_is_refused_with_the_cap(admin_token):
+    body = json.dumps({"text": "x" * 1_100_000}).encode()
+    answer = send("POST", "/api/v1/servers/import", admin_token, body)
+    assert answer.status_code == 413
+    assert_one_shape(answer)
+
+
+def test_every_operation_documents_its_errors():
+    for method, path, operation in operations():
+        documented = {int(status) for status in operation["responses"]}
+        assert {401, 403, 422} <= documented, (method, path)
+
+
+def test_a_revoked_key_and_an_expired_one_are_refused_at_once(admin_token, db):
+    from catalog.audit import SYSTEM
+
+    assert send("GET", "/api/v1/servers", admin_token).status_code == 200
+    keys.revoke(ApiKey.objects.get(), actor=SYSTEM)
+    assert send("GET", "/api/v1/servers", admin_token).status_code == 401
+
+
+def test_a_key_is_kept_as_a_digest_only(admin_token):
+    row = ApiKey.objects.values().get()
+    assert admin_token not in json.dumps(row, default=str)
+    assert admin_token.startswith(row["prefix"])
