@@ -30,8 +30,9 @@ fast: $(VENV)/test.stamp
 screenshots: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.screenshots
 
-bench: $(VENV)/run.stamp
+bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/sync.py
+	@$(BIN)/python bench/changes.py
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Toolcrib needs Python 3.11 to 3.13; this is %d.%d. Try: make run PYTHON=python3.12" % v)'

@@ -19,7 +19,7 @@ class OverrideForm(forms.Form):
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "true"}),
-        help_text="Agents read this instead. Leave it empty to give them the server's text.",
+        help_text="Agents read this instead. Leave it empty to give them the original text.",
     )
 
 

@@ -146,7 +146,7 @@ def override(request: HttpRequest, public_name: str) -> HttpResponse:
         except ToolcribError as error:
             form.add_error("description", sentence_of(error))
         else:
-            whose = "your description" if tool.description_override else "the server's description"
+            whose = "your description" if tool.description_override else "the original description"
             return _done(request, tool, f"Agents now get {whose}.")
     return _tool_page(request, tool, status=422, override_form=form)
 

@@ -44,14 +44,15 @@ _ENCODED_CONTROL = re.compile(r"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _ASCII = "".join(map(chr, range(33, 127)))
 
-_PORTS = {
+OTHER_PORTS = {
+    0: "nothing", 7: "echo", 9: "discard", 19: "chargen",
     20: "FTP", 21: "FTP", 22: "SSH", 23: "Telnet", 25: "mail", 53: "DNS", 69: "TFTP",
     110: "mail", 111: "RPC", 119: "news", 135: "Windows RPC", 137: "NetBIOS", 139: "NetBIOS",
     143: "mail", 161: "SNMP", 389: "LDAP", 445: "SMB", 465: "mail", 512: "rexec", 513: "rlogin",
     514: "rsh", 587: "mail", 636: "LDAP", 873: "rsync", 993: "mail", 995: "mail",
-    1433: "SQL Server", 1521: "Oracle", 1723: "PPTP", 2049: "NFS", 3306: "MySQL",
+    1433: "SQL Server", 1521: "Oracle", 1723: "PPTP", 2049: "NFS", 2375: "Docker", 3306: "MySQL",
     3389: "Remote Desktop", 4369: "Erlang", 5432: "PostgreSQL", 5672: "AMQP", 5900: "VNC",
-    6000: "X11", 6379: "Redis", 6380: "Redis", 9042: "Cassandra", 9092: "Kafka",
+    6000: "X11", 6379: "Redis", 6380: "Redis", 6667: "IRC", 9042: "Cassandra", 9092: "Kafka",
     11211: "memcached", 27017: "MongoDB", 27018: "MongoDB", 27019: "MongoDB",
 }  # fmt: skip
 
@@ -152,9 +153,9 @@ def _port(text: str | None) -> int | None:
     port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
     if not 1 <= port <= 65535:
         _bad_url("The port is not a number from 1 to 65535.", "Correct the port, or leave it out.")
-    if port in _PORTS:
+    if port in OTHER_PORTS:
         _bad_url(
-            f"Port {port} belongs to {_PORTS[port]}, which does not speak MCP.",
+            f"Port {port} belongs to {OTHER_PORTS[port]}, which does not speak MCP.",
             "Use the port of the MCP server.",
         )
     return port

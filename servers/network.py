@@ -25,6 +25,7 @@ import httpx2
 from django.conf import settings
 
 from servers.addresses import Address, Network, allowed_networks, check_address
+from servers.checks import OTHER_PORTS
 from servers.faults import (
     UpstreamError,
     auth_fault,
@@ -44,11 +45,6 @@ MAX_REDIRECTS = 3
 KEEPALIVE: list[httpcore2.SOCKET_OPTION] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 if hasattr(socket, "TCP_KEEPIDLE"):
     KEEPALIVE.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60))
-# Ports of services that are not HTTP and act on what HTTP sends them.
-REFUSED_PORTS = frozenset(
-    {0, 7, 9, 19, 21, 22, 23, 25, 53, 110, 111, 119, 135, 139, 143, 389, 445, 465, 514, 587, 636}
-    | {873, 993, 995, 2049, 2375, 3306, 5432, 6000, 6379, 6667, 9042, 11211, 27017}
-)
 PROTOCOL_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "content-length"}
     | {"content-type", "last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version"}
@@ -105,7 +101,7 @@ def check_url(url: str) -> httpx2.URL:
         raise refuse("names no host")
     if parsed.userinfo:
         raise refuse("holds a user name or password", "Put credentials into a header.")
-    if parsed.port is not None and (parsed.port in REFUSED_PORTS or parsed.port > 65535):
+    if parsed.port is not None and (parsed.port in OTHER_PORTS or parsed.port > 65535):
         raise refuse(f"uses port {parsed.port}, which is not one for HTTP")
     return parsed
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 import kombu.exceptions
 from django.conf import settings
@@ -71,17 +72,29 @@ class Superseded(Exception):
 
 def request_sync(server_id: int, trigger: str) -> None:
     """Make a sync due, as soon as the gap allows, and send a task for it. Cheap to repeat."""
-    server = Server.objects.filter(pk=server_id, enabled=True).first()
-    if server is None:
-        return
-    if trigger == Trigger.LIST_CHANGED and flapping(server):
-        return  # the schedule still looks
-    due = timezone.now()
+    while True:
+        server = Server.objects.filter(pk=server_id, enabled=True).first()
+        if server is None:
+            return
+        if trigger == Trigger.LIST_CHANGED and flapping(server):
+            return  # the schedule still looks
+        due = _earliest(server, trigger)
+        rows = Server.objects.filter(Q(sync_due_at=None) | Q(sync_due_at__gt=due), pk=server_id)
+        # If a sync began since we looked, the gap counts from that one: look again.
+        begun = Server.objects.filter(pk=server_id).exclude(sync_fence=server.sync_fence)
+        if rows.filter(sync_fence=server.sync_fence).update(sync_due_at=due, sync_trigger=trigger):
+            transaction.on_commit(partial(_send, server_id, due))
+            return
+        if not begun.exists():
+            return  # due already, and no later
+
+
+def _earliest(server: Server, trigger: str) -> datetime:
+    """When a sync may begin: at once for a person, after the gap for a notification."""
+    now = timezone.now()
     if trigger in (Trigger.LIST_CHANGED, Trigger.SCHEDULE) and server.last_sync_started_at:
-        due = max(due, server.last_sync_started_at + gap(server))
-    rows = Server.objects.filter(Q(sync_due_at=None) | Q(sync_due_at__gt=due), pk=server_id)
-    if rows.update(sync_due_at=due, sync_trigger=trigger):
-        transaction.on_commit(lambda: _send(server_id, due))
+        return max(now, server.last_sync_started_at + gap(server))
+    return now
 
 
 def gap(server: Server) -> timedelta:
@@ -412,14 +425,20 @@ def _interrupted(lease: Lease, record: SyncRun) -> None:
 
 def _release(lease: Lease, wait: timedelta) -> None:
     """Give the lease back; run once more if somebody asked meanwhile, else plan the next."""
-    rows = Server.objects.filter(pk=lease.server.pk, sync_fence=lease.fence)
-    planned = timezone.now() + wait
+    rows = Server.objects.select_for_update().filter(pk=lease.server.pk, sync_fence=lease.fence)
     with transaction.atomic():
-        rows.filter(sync_due_at=None).update(sync_due_at=planned)
-        rows.update(sync_lease_until=None)
-        due = rows.values_list("sync_due_at", flat=True).first()
-    if due is not None and due < planned:
-        _send(lease.server.pk, due)
+        server = rows.first()
+        if server is None:
+            return
+        asked = server.sync_due_at
+        if asked is None:
+            due = timezone.now() + wait
+        else:
+            # What this sync found may have widened the gap since somebody asked.
+            due = max(asked, _earliest(server, server.sync_trigger))
+        Server.objects.filter(pk=server.pk).update(sync_due_at=due, sync_lease_until=None)
+    if asked is not None:
+        _send(server.pk, due)
 
 
 def _finish(record: SyncRun) -> None:

@@ -21,7 +21,15 @@ app.conf.update(
     broker_connection_max_retries=None,
     broker_transport_options={"polling_interval": 0.05}
     if settings.EMBEDDED
-    else {"visibility_timeout": 600, "socket_connect_timeout": 1, "socket_timeout": 5},
+    else {
+        "visibility_timeout": 600,
+        "socket_connect_timeout": 1,
+        "socket_timeout": 5,
+        # A request that sends a task must not wait for Redis: one more try, at once. What could
+        # not be sent stays due in the database. Workers have their own, endless patience.
+        "max_retries": 1,
+        "interval_start": 0,
+    },
     task_ignore_result=True,
     task_serializer="json",
     accept_content=["json"],

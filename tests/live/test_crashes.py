@@ -43,7 +43,7 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
             toolcrib.api("POST", "/servers/versions/sync")
             moment = (
                 "select outcome, phase from servers_syncrun "
-                f"where id > {last} order by id desc limit 1"  # noqa: S608 - a number of ours
+                f"where id > {last} order by id desc limit 1"
             )
             wait_for(
                 lambda phase=phase, moment=moment: any(

@@ -103,7 +103,10 @@ def test_one_list_of_everything_malformed_loses_no_good_tool(offered):
         "fetching": tool_object(
             "fetching", inputSchema={"type": "object", "$ref": "http://169.254.169.254/"}
         ),
-        "deep": tool_object("deep", _meta={"x": json.loads("[" * 300 + "]" * 300)}),
+        "deep": tool_object(
+            "deep",
+            inputSchema={"type": "object", "default": json.loads("[" * 100 + "]" * 100)},
+        ),
         "ancient": tool_object(
             "ancient",
             inputSchema={"type": "object", "$schema": "http://json-schema.org/draft-04/schema#"},
@@ -126,6 +129,22 @@ def test_one_list_of_everything_malformed_loses_no_good_tool(offered):
     assert "unsupported dialect" in rejected(run)["ancient"]
     assert "never fetched" in rejected(run)["fetching"]
     assert all(name.isprintable() and text.isprintable() for name, text in rejected(run).items())
+
+
+@pytest.mark.parametrize("depth", [300, 100_000])
+def test_json_nested_too_deep_to_be_read_fails_the_sync_and_the_old_list_stands(
+    offered, depth, settings
+):
+    """Hostile input 13."""
+    settings.SYNC_TIMEOUT = 5
+    offered(tool_object("old"))
+    deep = "[" * depth + "]" * depth
+
+    run = offered(raw=f'[{{"name": "deep", "inputSchema": {{"type": "object"}}, "x": {deep}}}]')
+
+    assert run.outcome == "failed"
+    assert run.error
+    assert names() == {"old"}
 
 
 def test_malformed_tools_of_one_name_fail_no_sync(offered):

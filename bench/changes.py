@@ -1,0 +1,135 @@
+"""How soon a server's change is in the catalog, and how many syncs a flood of notices costs.
+
+    python bench/changes.py [--rounds 5] [--json]
+
+A real installation (`manage.py serve`) and real servers of both protocol eras over HTTP. A tool is
+added upstream and announced; the clock stops when the API lists it. Once with the last sync over
+5 s ago, once right after a sync, beside what a user would use instead: the SDK's own client that
+hears the notification and lists again, keeping nothing.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from mcp import Client
+from mcp.types import ToolListChangedNotification
+
+from tests.installation import Installation
+from tests.live.conftest import ask, register, runs
+from tests.upstreams.running import running_http
+from tests.waiting import wait_for
+
+ERAS = {"2026-07-28": (), "handshake": ("--legacy",)}
+
+
+def last_sync_age(toolcrib, slug):
+    started = max(run["started_at"] for run in runs(toolcrib, slug))
+    return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
+
+
+def until_in_catalog(toolcrib, slug, url, name):
+    ask(url, "add_tool", name=name)
+    began = time.perf_counter()
+    wait_for(lambda: name in toolcrib.tool_names(slug), 30, every=0.01)
+    return time.perf_counter() - began
+
+
+def until_sdk_lists(url, name, modern):
+    """The same by a client that listens and lists again."""
+
+    async def watch():
+        heard = asyncio.Event()
+
+        async def handler(message):
+            if isinstance(message, ToolListChangedNotification):
+                heard.set()
+
+        async def listen(client):
+            async with client.listen(tools_list_changed=True) as subscription:
+                ready.set()
+                async for _ in subscription:
+                    heard.set()
+
+        ready = asyncio.Event()
+        async with Client(url, message_handler=handler, cache=None) as client:
+            listening = asyncio.create_task(listen(client)) if modern else None
+            if modern:
+                await ready.wait()
+            await asyncio.to_thread(ask, url, "add_tool", name=name)
+            began = time.perf_counter()
+            while name not in {tool.name for tool in (await client.list_tools()).tools}:
+                await heard.wait()
+                heard.clear()
+            took = time.perf_counter() - began
+            if listening:
+                listening.cancel()
+                with suppress(asyncio.CancelledError):
+                    await listening
+            return took
+
+    return asyncio.run(watch())
+
+
+def measure(toolcrib, era, flags, rounds):
+    times = {"quiet": [], "busy": [], "sdk": []}
+    slug = "w-" + era.replace("-", "")[:10]
+    with running_http("noisy", *flags) as url:
+        register(toolcrib, slug, url)
+        for number in range(rounds):
+            wait_for(lambda: last_sync_age(toolcrib, slug) > 5.2, 30)
+            times["quiet"].append(until_in_catalog(toolcrib, slug, url, f"a{number}"))
+            times["busy"].append(until_in_catalog(toolcrib, slug, url, f"b{number}"))
+            times["sdk"].append(until_sdk_lists(url, f"c{number}", modern=not flags))
+        wait_for(lambda: last_sync_age(toolcrib, slug) > 7, 30)
+        before = len(runs(toolcrib, slug))
+        sent = ask(url, "flood", count=10_000, seconds=10, last_tool="last").structured_content
+        flooded = time.perf_counter()
+        wait_for(lambda: "last" in toolcrib.tool_names(slug), 30, every=0.01)
+        seen = time.perf_counter() - flooded
+        syncs = len(runs(toolcrib, slug)) - before
+    toolcrib.api("DELETE", f"/servers/{slug}")
+    return {
+        "era": era,
+        **{kind: (statistics.median(t), min(t), max(t)) for kind, t in times.items()},
+        "flood": {"notifications": sent["result"], "syncs": syncs, "seen_after": seen},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, Installation(Path(folder) / "data") as toolcrib:
+        rows = [measure(toolcrib, era, flags, options.rounds) for era, flags in ERAS.items()]
+    if options.json:
+        print(json.dumps(rows))
+        return
+    print(f"{options.rounds} rounds; seconds from the change to the catalog, median (least–most)")
+    print(
+        f"{'era':>12}  {'last sync over 5 s ago':>24}  {'right after a sync':>22}  "
+        f"{'SDK client, kept nowhere':>26}"
+    )
+    for row in rows:
+        cells = ["{:.2f} ({:.2f}–{:.2f})".format(*row[kind]) for kind in ("quiet", "busy", "sdk")]
+        print(f"{row['era']:>12}  {cells[0]:>24}  {cells[1]:>22}  {cells[2]:>26}")
+    for row in rows:
+        flood = row["flood"]
+        print(
+            f"{row['era']:>12}: {flood['notifications']:,} notifications in 10 s caused "
+            f"{flood['syncs']} syncs; the last change was seen {flood['seen_after']:.1f} s later"
+        )
+
+
+if __name__ == "__main__":
+    main()
