@@ -2,7 +2,7 @@
 
     python bench/sync.py [--rounds 5] [--json]
 
-A real server process offers N tools in pages over HTTP. Side by side, in interleaved rounds: the
+A real server process offers N tools of ordinary size (about 200 tokens) in pages over HTTP. Side by side, in interleaved rounds: the
 SDK's own client listing every page and keeping nothing (what a user would run instead), a first
 sync into an empty SQLite catalog, and a sync in which nothing changed. Medians with the spread.
 """
@@ -53,15 +53,15 @@ async def list_with_the_sdk(url: str) -> int:
                 return count
 
 
-def timed(work) -> tuple[float, object]:
+def timed(work, *args) -> tuple[float, object]:
     began = time.perf_counter()
-    result = work()
+    result = work(*args)
     return time.perf_counter() - began, result
 
 
 def measure(tools: int, pages: int, rounds: int) -> dict[str, object]:
     times: dict[str, list[float]] = {"sdk": [], "first": [], "again": []}
-    with running_http("many", "--tools", str(tools), "--pages", str(pages)) as url:
+    with running_http("many", "--tools", str(tools), "--pages", str(pages), "--real") as url:
         for _ in range(rounds):
             seconds, count = timed(lambda: asyncio.run(list_with_the_sdk(url)))
             assert count == tools, count
@@ -72,8 +72,9 @@ def measure(tools: int, pages: int, rounds: int) -> dict[str, object]:
             draft = ServerDraft(name="many", slug="many", transport="http", url=url)
             server = registry.add_server(draft, actor=SYSTEM)
             for kind in ("first", "again"):
-                seconds, run = timed(lambda: sync.sync_now(server.pk, Trigger.MANUAL))
-                assert isinstance(run, SyncRun) and run.outcome == "ok", getattr(run, "error", run)
+                seconds, run = timed(sync.sync_now, server.pk, Trigger.MANUAL)
+                assert isinstance(run, SyncRun)
+                assert run.outcome == "ok", run.error
                 times[kind].append(seconds)
             assert Tool.objects.count() == tools
     row: dict[str, object] = {"tools": tools, "pages": pages}

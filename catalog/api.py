@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest
-from ninja import Router, Schema
+from ninja import Body, Router, Schema, Status
 
 from catalog import ingest, tools
 from catalog.audit import sentence
@@ -151,10 +151,10 @@ def list_tools(
 
 
 @router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
-def add_custom_tool(request: HttpRequest, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
     """Add a tool that agents run themselves, in MCP, OpenAI or Anthropic shape."""
     tool = tools.save_custom_tool(body, actor=key_actor(request))
-    return 201, shown(find(tool.public_name), shape="mcp")
+    return Status(201, shown(find(tool.public_name), shape="mcp"))
 
 
 @router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -175,7 +175,9 @@ def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]
 
 
 @router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
-def replace_custom_tool(request: HttpRequest, name: str, body: dict[str, Any]) -> dict[str, Any]:
+def replace_custom_tool(
+    request: HttpRequest, name: str, body: Body[dict[str, Any]]
+) -> dict[str, Any]:
     tool = find(name)
     if tool.server_id is not None:
         raise Invalid("Only a custom tool can be replaced.", hint="A server's tools are synced.")
@@ -184,9 +186,9 @@ def replace_custom_tool(request: HttpRequest, name: str, body: dict[str, Any]) -
 
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
-def delete_custom_tool(request: HttpRequest, name: str) -> tuple[int, None]:
+def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
     tools.delete_custom_tool(find(name), actor=key_actor(request))
-    return 204, None
+    return Status(204, None)
 
 
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])

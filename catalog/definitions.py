@@ -4,7 +4,7 @@ One malformed tool never affects its siblings.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,14 +41,23 @@ class Rejected(ValueError):
 
 
 def read_tools(
-    items: Iterable[object], *, max_bytes: int, max_description: int
+    items: Iterable[object],
+    *,
+    max_bytes: int,
+    max_description: int,
+    known: Collection[str] = frozenset(),
 ) -> tuple[list[RemoteTool], list[Rejection]]:
-    """Judge each item on its own; of two with one name the first is kept."""
+    """Judge each item on its own; of two with one name the first is kept.
+
+    A definition whose digest is `known` passed before, and is not looked into again.
+    """
     tools: dict[str, RemoteTool] = {}
     rejected: list[tuple[object, str]] = []
     for item in items:
         try:
-            tool = read_tool(item, max_bytes=max_bytes, max_description=max_description)
+            tool = read_tool(
+                item, max_bytes=max_bytes, max_description=max_description, known=known
+            )
             if tool.name in tools:
                 raise Rejected("a second tool of the same name; the first was kept")
             tools[tool.name] = tool
@@ -72,7 +81,13 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
         yield Rejection(printable(name), CONTROL.sub(_marked, reason), usable)
 
 
-def read_tool(item: object, *, max_bytes: int, max_description: int) -> RemoteTool:
+def read_tool(
+    item: object,
+    *,
+    max_bytes: int,
+    max_description: int,
+    known: Collection[str] = frozenset(),
+) -> RemoteTool:
     """Return the tool, or raise Rejected with the reason."""
     if not isinstance(item, dict):
         raise Rejected("not an object")
@@ -88,6 +103,8 @@ def read_tool(item: object, *, max_bytes: int, max_description: int) -> RemoteTo
         if not isinstance(item.get(key, {}), dict | None):
             raise Rejected(f"{key} is not an object")
     body, sha256 = _pin(item, max_bytes)
+    if sha256 in known:
+        return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
     try:
         check_input_schema(item.get("inputSchema"))
         if item.get("outputSchema") is not None:

@@ -29,6 +29,7 @@ INSTRUCTIONS = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 BASE64 = re.compile(r"[A-Za-z0-9+/]{120,}={0,2}")
+WORDS = re.compile(r"[\w-]+")
 ANNOTATIONS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
 DEFAULTS = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
 
@@ -56,19 +57,19 @@ class Neighbours:
 def findings_of(tool: dict[str, Any], neighbours: Neighbours) -> list[Finding]:
     """Look at one definition among its neighbours."""
     name = tool["name"]
-    texts = list(_texts(tool))
+    text = "\n|\n".join(_texts(tool))
     found: list[Finding] = []
-    hidden = sorted({mark for text in texts for mark in hidden_characters(text)})
+    hidden = sorted(hidden_characters(text))
     if hidden:
         marks = ", ".join(f"U+{ord(mark):04X}" for mark in hidden[:6])
         found.append(Finding("hidden_characters", f"Holds characters nobody sees: {marks}."))
-    quoted = next((match for text in texts if (match := INSTRUCTIONS.search(text))), None)
+    quoted = INSTRUCTIONS.search(text)
     if quoted:
         words = " ".join(quoted[0].split())
         found.append(Finding("instructs_reader", f"Speaks to the model: “{words}”."))
-    if any(BASE64.search(text) for text in texts):
+    if BASE64.search(text):
         found.append(Finding("encoded_text", "Holds a long run of encoded text."))
-    named = sorted(neighbours.foreign & _words(texts))
+    named = sorted(neighbours.foreign & set(WORDS.findall(text)))
     if named:
         found.append(
             Finding("names_other_tools", f"Names tools of other servers: {', '.join(named[:5])}.")
@@ -80,7 +81,7 @@ def findings_of(tool: dict[str, Any], neighbours: Neighbours) -> list[Finding]:
         found.append(Finding("lookalike", f"Its name looks like {', '.join(twins[:3])}."))
     if name in META_TOOLS:
         found.append(Finding("reserved_name", "Toolcrib's own tools use this name too."))
-    patterns = unenforceable_patterns(tool["inputSchema"])
+    patterns = unenforceable_patterns(tool["inputSchema"]) if "pattern" in text else []
     if patterns:
         shown = printable(patterns[0][:60])
         found.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {shown}"))
@@ -126,10 +127,6 @@ def _texts(value: object) -> Iterable[str]:
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
-
-
-def _words(texts: Iterable[str]) -> set[str]:
-    return {word for text in texts for word in re.findall(r"[\w-]+", text)}
 
 
 def _annotations(tool: dict[str, Any]) -> dict[str, Any]:

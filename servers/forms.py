@@ -57,11 +57,15 @@ class SourceForm(forms.Form):
                 continue
             if not name or not value:
                 lacking = "value" if name else "name"
-                self.add_error(None, f"One of the {self.pairs_of} has no {lacking}.")
+                self.add_error(None, f"One of the {self.pair_word}s has no {lacking}.")
             elif name in pairs:
-                self.add_error(None, f"The {self.pairs_of} name one thing twice.")
+                self.add_error(None, f"Two of the {self.pair_word}s have the same name.")
             pairs[name] = value
         return pairs
+
+    @property
+    def pair_word(self) -> str:
+        return "header" if self.pairs_of == "headers" else "environment variable"
 
     def text(self) -> Secret:
         raise NotImplementedError

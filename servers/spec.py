@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from servers.secret import Secret
 
-
 EMPTY = Secret("")
 
 

@@ -306,11 +306,19 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
         fetched.listing.tools,
         max_bytes=settings.MAX_DEFINITION_BYTES,
         max_description=settings.MAX_DESCRIPTION_BYTES,
+        known=ingest.known_digests(lease.server),
     )
-    ids = ingest.prepare(tools)
+    ids, findings = ingest.prepare(tools), ingest.judge(lease.server, tools)
     with transaction.atomic():
         server = _still_ours(lease)
-        result = ingest.apply(server, tools, rejections, ids, allow_removals=server.removals_held)
+        result = ingest.apply(
+            server,
+            tools,
+            rejections,
+            ids,
+            findings=findings,
+            allow_removals=server.removals_held,
+        )
         _note_protocol(server, fetched)
         notified = lease.trigger == Trigger.LIST_CHANGED
         server.quiet_syncs = server.quiet_syncs + 1 if notified and result.quiet else 0

@@ -5,6 +5,7 @@ import os
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
+from xdist.scheduler import LoadScopeScheduling
 
 from catalog.audit import SYSTEM
 from catalog.people import Role, give_role
@@ -24,6 +25,28 @@ def pytest_collection_modifyitems(config, items):
                         f"{what} is missing, and with CI=true nothing is skipped"
                     )
                 item.add_marker(pytest.mark.skip(reason=f"left out: {what} is not installed"))
+
+
+class _Grouping(LoadScopeScheduling):
+    """Give each folder of real processes to one worker.
+
+    What `xdist_group` marks are for; pytest 9.2 lost them (pytest-dev/pytest-xdist issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path, _, _ = nodeid.partition("::")
+        together = (
+            "tests/browser/",
+            "tests/live/",
+            "tests/production/",
+            "tests/toolcrib/test_serve",
+        )
+        return next((start for start in together if path.startswith(start)), nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return _Grouping(config, log)
 
 
 @pytest.fixture(scope="session")

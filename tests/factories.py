@@ -54,16 +54,16 @@ def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingest
     server.refresh_from_db()
     tools, rejections = read_tools(items, **CAPS)
     ids = ingest.prepare(tools)
-    return ingest.apply(server, tools, rejections, ids, allow_removals=allow_removals)
+    findings = ingest.judge(server, tools)
+    return ingest.apply(
+        server, tools, rejections, ids, findings=findings, allow_removals=allow_removals
+    )
 
 
 def make_tool(server: Server | None = None, name: str = "search", **fields: Any) -> Tool:
     """A tool of a server, approved unless the server's trust says otherwise."""
     server = server or make_server()
-    fold(server, *[tool.approved.tool for tool in _present(server)], tool_object(name, **fields))
+    present = Tool.objects.filter(server=server, missing_since=None).select_related("latest")
+    others = [tool.latest.tool for tool in present if tool.latest and tool.name != name]
+    fold(server, *others, tool_object(name, **fields))
     return Tool.objects.get(server=server, name=name)
-
-
-def _present(server: Server) -> list[Tool]:
-    tools = Tool.objects.filter(server=server, approved__isnull=False, missing_since=None)
-    return list(tools.select_related("approved"))

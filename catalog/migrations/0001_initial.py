@@ -5,159 +5,334 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('servers', '0001_initial'),
+        ("servers", "0001_initial"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='Definition',
+            name="Definition",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('sha256', models.CharField(max_length=64, unique=True)),
-                ('name', models.CharField(max_length=128)),
-                ('body', models.TextField()),
-                ('tokens', models.PositiveIntegerField()),
-                ('search_text', models.TextField()),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("sha256", models.CharField(max_length=64, unique=True)),
+                ("name", models.CharField(max_length=128)),
+                ("body", models.TextField()),
+                ("tokens", models.PositiveIntegerField()),
+                ("search_text", models.TextField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
         ),
         migrations.CreateModel(
-            name='AuditEntry',
+            name="AuditEntry",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(auto_now_add=True)),
-                ('actor_kind', models.CharField(max_length=10)),
-                ('actor_id', models.BigIntegerField(blank=True, null=True)),
-                ('actor_label', models.CharField(max_length=200)),
-                ('verb', models.CharField(max_length=60)),
-                ('target_kind', models.CharField(max_length=40)),
-                ('target_id', models.BigIntegerField(blank=True, null=True)),
-                ('target_label', models.CharField(max_length=200)),
-                ('before', models.JSONField(default=dict)),
-                ('after', models.JSONField(default=dict)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField(auto_now_add=True)),
+                ("actor_kind", models.CharField(max_length=10)),
+                ("actor_id", models.BigIntegerField(blank=True, null=True)),
+                ("actor_label", models.CharField(max_length=200)),
+                ("verb", models.CharField(max_length=60)),
+                ("target_kind", models.CharField(max_length=40)),
+                ("target_id", models.BigIntegerField(blank=True, null=True)),
+                ("target_label", models.CharField(max_length=200)),
+                ("before", models.JSONField(default=dict)),
+                ("after", models.JSONField(default=dict)),
             ],
             options={
-                'ordering': ['-id'],
-                'indexes': [models.Index(fields=['target_kind', 'target_id'], name='audit_by_target')],
+                "ordering": ["-id"],
+                "indexes": [
+                    models.Index(fields=["target_kind", "target_id"], name="audit_by_target")
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Group',
+            name="Group",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('group_id', models.CharField(max_length=80, unique=True)),
-                ('display_name', models.CharField(max_length=120)),
-                ('description', models.TextField(blank=True)),
-                ('position', models.PositiveIntegerField(default=0)),
-                ('preload_default', models.BooleanField(default=False)),
-                ('deferred', models.BooleanField(default=True)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('follows', models.OneToOneField(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='group', to='servers.server')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("group_id", models.CharField(max_length=80, unique=True)),
+                ("display_name", models.CharField(max_length=120)),
+                ("description", models.TextField(blank=True)),
+                ("position", models.PositiveIntegerField(default=0)),
+                ("preload_default", models.BooleanField(default=False)),
+                ("deferred", models.BooleanField(default=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "follows",
+                    models.OneToOneField(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="group",
+                        to="servers.server",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['position', 'group_id'],
+                "ordering": ["position", "group_id"],
             },
         ),
         migrations.CreateModel(
-            name='Revision',
+            name="Revision",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('number', models.PositiveBigIntegerField(default=0)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("number", models.PositiveBigIntegerField(default=0)),
             ],
             options={
-                'constraints': [models.CheckConstraint(condition=models.Q(('id', 1)), name='revision_is_one_row')],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("id", 1)), name="revision_is_one_row"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Tool',
+            name="Tool",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=128)),
-                ('public_name', models.CharField(max_length=64, unique=True)),
-                ('state', models.CharField(choices=[('available', 'Available'), ('waiting', 'Waiting'), ('held', 'Held'), ('missing', 'Missing'), ('rejected', 'Rejected')], default='available', max_length=10)),
-                ('held_reason', models.TextField(blank=True)),
-                ('held_at', models.DateTimeField(blank=True, null=True)),
-                ('rejected_reason', models.TextField(blank=True)),
-                ('missing_since', models.DateTimeField(blank=True, null=True)),
-                ('description_override', models.TextField(blank=True)),
-                ('input_examples', models.JSONField(blank=True, default=list)),
-                ('call_policy', models.CharField(choices=[('allow', 'Allow'), ('deny', 'Deny')], default='allow', max_length=5)),
-                ('findings', models.JSONField(blank=True, default=list)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
-                ('changed_at', models.DateTimeField(blank=True, null=True)),
-                ('approved', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('kept_against', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('latest', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('server', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.CASCADE, related_name='tools', to='servers.server')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("name", models.CharField(max_length=128)),
+                ("public_name", models.CharField(max_length=64, unique=True)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("available", "Available"),
+                            ("waiting", "Waiting"),
+                            ("held", "Held"),
+                            ("missing", "Missing"),
+                            ("rejected", "Rejected"),
+                        ],
+                        default="available",
+                        max_length=10,
+                    ),
+                ),
+                ("held_reason", models.TextField(blank=True)),
+                ("held_at", models.DateTimeField(blank=True, null=True)),
+                ("rejected_reason", models.TextField(blank=True)),
+                ("missing_since", models.DateTimeField(blank=True, null=True)),
+                ("description_override", models.TextField(blank=True)),
+                ("input_examples", models.JSONField(blank=True, default=list)),
+                (
+                    "call_policy",
+                    models.CharField(
+                        choices=[("allow", "Allow"), ("deny", "Deny")],
+                        default="allow",
+                        max_length=5,
+                    ),
+                ),
+                ("findings", models.JSONField(blank=True, default=list)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("changed_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "approved",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "kept_against",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "latest",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "server",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="tools",
+                        to="servers.server",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['public_name'],
+                "ordering": ["public_name"],
             },
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('position', models.PositiveIntegerField(default=0)),
-                ('preload', models.BooleanField(blank=True, null=True)),
-                ('group', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='catalog.group')),
-                ('tool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='catalog.tool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("position", models.PositiveIntegerField(default=0)),
+                ("preload", models.BooleanField(blank=True, null=True)),
+                (
+                    "group",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="catalog.group",
+                    ),
+                ),
+                (
+                    "tool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to="catalog.tool",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['position', 'tool__name'],
+                "ordering": ["position", "tool__name"],
             },
         ),
         migrations.AddField(
-            model_name='group',
-            name='tools',
-            field=models.ManyToManyField(related_name='groups', through='catalog.Membership', to='catalog.tool'),
+            model_name="group",
+            name="tools",
+            field=models.ManyToManyField(
+                related_name="groups", through="catalog.Membership", to="catalog.tool"
+            ),
         ),
         migrations.CreateModel(
-            name='DefinitionChange',
+            name="DefinitionChange",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField()),
-                ('outcome', models.CharField(choices=[('approved', 'Approved'), ('waiting', 'Waiting'), ('kept_old', 'Kept Old'), ('withdrawn', 'Withdrawn'), ('superseded', 'Superseded')], max_length=10)),
-                ('decided_by', models.CharField(blank=True, max_length=200)),
-                ('decided_at', models.DateTimeField(blank=True, null=True)),
-                ('after', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('before', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('tool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='changes', to='catalog.tool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("at", models.DateTimeField()),
+                (
+                    "outcome",
+                    models.CharField(
+                        choices=[
+                            ("approved", "Approved"),
+                            ("waiting", "Waiting"),
+                            ("kept_old", "Kept Old"),
+                            ("withdrawn", "Withdrawn"),
+                            ("superseded", "Superseded"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("decided_by", models.CharField(blank=True, max_length=200)),
+                ("decided_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "after",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "before",
+                    models.ForeignKey(
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "tool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="changes",
+                        to="catalog.tool",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-at', '-id'],
+                "ordering": ["-at", "-id"],
             },
         ),
         migrations.AddIndex(
-            model_name='tool',
-            index=models.Index(fields=['server', 'state'], name='tool_by_server_state'),
+            model_name="tool",
+            index=models.Index(fields=["server", "state"], name="tool_by_server_state"),
         ),
         migrations.AddConstraint(
-            model_name='tool',
-            constraint=models.UniqueConstraint(fields=('server', 'name'), name='tool_name_unique_per_server'),
+            model_name="tool",
+            constraint=models.UniqueConstraint(
+                fields=("server", "name"), name="tool_name_unique_per_server"
+            ),
         ),
         migrations.AddConstraint(
-            model_name='tool',
-            constraint=models.UniqueConstraint(condition=models.Q(('server', None)), fields=('name',), name='custom_tool_name_unique'),
+            model_name="tool",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("server", None)),
+                fields=("name",),
+                name="custom_tool_name_unique",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='tool',
-            constraint=models.CheckConstraint(condition=models.Q(('state__in', ['available', 'waiting', 'held', 'missing', 'rejected'])), name='tool_state_known'),
+            model_name="tool",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("state__in", ["available", "waiting", "held", "missing", "rejected"])
+                ),
+                name="tool_state_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='tool',
-            constraint=models.CheckConstraint(condition=models.Q(models.Q(('state', 'available'), _negated=True), ('approved__isnull', False), _connector='OR'), name='available_tool_is_approved'),
+            model_name="tool",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("state", "available"), _negated=True),
+                    ("approved__isnull", False),
+                    _connector="OR",
+                ),
+                name="available_tool_is_approved",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('group', 'tool'), name='tool_once_per_group'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(
+                fields=("group", "tool"), name="tool_once_per_group"
+            ),
         ),
         migrations.AddIndex(
-            model_name='definitionchange',
-            index=models.Index(fields=['tool', '-at'], name='change_by_tool'),
+            model_name="definitionchange",
+            index=models.Index(fields=["tool", "-at"], name="change_by_tool"),
         ),
     ]

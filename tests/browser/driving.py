@@ -1,6 +1,7 @@
 """Drive a real Chromium against a real installation: start it, set up the first admin, look."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,7 +86,9 @@ def watch(context: BrowserContext) -> list[str]:
 
     def note(message: Any) -> None:
         refused = "the server responded with a status of 4" in message.text
-        if message.type in ("error", "warning") and not refused:
+        # htmx's way to say that the page was left while it asked for something.
+        left = re.match(r"htmx:(afterRequest|sendAbort|sendError)", message.text)
+        if message.type in ("error", "warning") and not refused and not left:
             said.append(f"{message.text} at {message.location.get('url')}")
 
     context.on("console", note)
@@ -118,6 +121,7 @@ def paste_and_connect(page: Page, text: str) -> None:
     page.goto(page.url.split("/servers")[0] + "/servers/add")
     page.get_by_label("Paste your mcp.json").fill(text)
     page.get_by_role("button", name="Check servers").click()
+    page.wait_for_url("**/servers/add/check")
     for box in page.locator("input[name=confirm]").all():
         box.check()
     page.get_by_role("button", name="Connect servers").click()

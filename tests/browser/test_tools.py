@@ -23,6 +23,7 @@ TICKET = {
     "description": "Open a ticket in our own desk.",
     "inputSchema": {"type": "object", "properties": {"title": {"type": "string"}}},
 }
+OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
 PAGES = [
     "/tools",
     "/tools?sort=-tokens",
@@ -69,8 +70,13 @@ def rename(toolcrib, url, name, text):
 
 
 @pytest.fixture(scope="package")
-def stocked(browser, filled, cookies, weather_url):
-    """The shared installation with a custom tool, and a change that waits."""
+def stocked(browser, filled, cookies, weather_url, tmp_path_factory):
+    """The shared installation with the demo, a custom tool, and a change that waits."""
+    if filled.api("GET", "/servers/demo")[0] != 200:
+        file = tmp_path_factory.mktemp("import") / "mcp.json"
+        file.write_text(driving.mcp_json({"demo": driving.demo_entry()}))
+        done = filled.command("import_servers", str(file), "--allow-stdio", "--wait")
+        assert done.returncode == 0, done.stderr
     context = browser.new_context(base_url=filled.url, storage_state=cookies)
     page = context.new_page()
     page.goto("/tools/custom/add")
@@ -172,11 +178,10 @@ def test_axe_finds_nothing_on_any_page(theme, stocked, open_page):
     found = []
     for path in PAGES:
         page.goto(path)
-        for summary in page.locator("main details:not([open]) > summary").all():
-            summary.click()
+        page.evaluate(OPEN_ALL)
         found += driving.axe(page)
 
-    assert found == []
+    assert "\n".join(found) == ""
 
 
 def test_no_page_scrolls_sideways_at_320_pixels(stocked, open_page):
@@ -184,8 +189,7 @@ def test_no_page_scrolls_sideways_at_320_pixels(stocked, open_page):
     wide = []
     for path in PAGES:
         page.goto(path)
-        for summary in page.locator("main details:not([open]) > summary").all():
-            summary.click()
+        page.evaluate(OPEN_ALL)
         if driving.scrolls_sideways(page):
             wide.append(path)
 
@@ -212,7 +216,7 @@ def test_everything_works_without_javascript(stocked, open_page):
     page.get_by_role("link", name="Edit tool").click()
     page.get_by_label("Tool as JSON").fill('{"name": "open_ticket",}')
     page.get_by_role("button", name="Save tool").click()
-    expect(page.get_by_role("alert").first).to_contain_text("Line 1, column")
+    expect(page.locator(".error-summary")).to_contain_text("Line 1, column")
     page.get_by_label("Tool as JSON").fill(json.dumps(TICKET | {"description": "Open one."}))
     page.get_by_role("button", name="Save tool").click()
     expect(page.get_by_role("region", name="What agents get")).to_contain_text("Open one.")

@@ -25,7 +25,7 @@ def read(*items):
     return read_tools(items, **CAPS)
 
 
-def rejection_of(item) -> Rejection:
+def rejection_of(item):
     """How one item is rejected, between two good siblings that must both stay."""
     tools, rejections = read(tool_object("first"), item, tool_object("last"))
     assert [tool.name for tool in tools] == ["first", "last"]

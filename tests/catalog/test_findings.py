@@ -125,7 +125,7 @@ def test_no_text_makes_the_search_for_findings_slow(text):
     began = time.perf_counter()
     findings_of(tool_object(_meta={"text": text}), Neighbours())
 
-    assert time.perf_counter() - began < 1
+    assert time.perf_counter() - began < 5
 
 
 def test_a_change_of_annotations_is_advice_and_says_both_values():

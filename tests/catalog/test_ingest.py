@@ -574,7 +574,7 @@ def test_a_list_that_fails_half_way_leaves_the_old_one_standing(server):
     old = Revision.current()
 
     with transaction.atomic():
-        ingest.apply(server, found, rejections, ids, allow_removals=False)
+        ingest.apply(server, found, rejections, ids, findings={}, allow_removals=False)
         transaction.set_rollback(True)
 
     assert served() == "Version A."

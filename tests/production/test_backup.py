@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from tests.installation import Installation
+from tests.installation import Installation, free_port
 from tests.production.conftest import Production
 from tests.waiting import wait_for
 
@@ -129,7 +129,7 @@ def test_everything_comes_back_on_an_empty_folder(source, backup, tmp_path):
         assert empty.setup_url == ""
         status, server = empty.api("GET", "/servers/weather", token=token)
         assert (status, server["tools"]) == (200, 7)
-        body = {"name": "second", "transport": "http", "url": "http://127.0.0.1:9/mcp"}
+        body = {"name": "second", "transport": "http", "url": f"http://127.0.0.1:{free_port()}/mcp"}
         assert empty.api("POST", "/servers", body, token=token)[0] == 201
         wait_for(
             lambda: (
@@ -278,7 +278,7 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
     try:
         # New rows get ids after the restored ones.
         target.start("web")
-        body = {"name": "second", "transport": "http", "url": "http://127.0.0.1:9/mcp"}
+        body = {"name": "second", "transport": "http", "url": f"http://127.0.0.1:{free_port()}/mcp"}
         status, answer = target.api("POST", "/servers", body, token=source.token("admin"))
         assert status == 201, answer
     finally:

@@ -6,7 +6,7 @@ import time
 import pytest
 from mcp import Client
 
-from tests.installation import ROOT
+from tests.installation import ROOT, free_port
 from tests.production.conftest import COMPOSE, NEEDED, SERVICES, filled, make_secrets
 from tests.upstreams.running import running_http
 from tests.waiting import wait_for
@@ -109,7 +109,11 @@ class TestByHand:
         first, second = everything.at(0), everything.at(1)
         token = everything.token("admin")
         before = second.ready()["revision"]
-        body = {"name": "Nowhere", "transport": "http", "url": "http://127.0.0.1:9/mcp"}
+        body = {
+            "name": "Nowhere",
+            "transport": "http",
+            "url": f"http://127.0.0.1:{free_port()}/mcp",
+        }
         assert first.api("POST", "/servers", body, token=token)[0] == 201
         began = time.monotonic()
         wait_for(lambda: second.ready()["revision"] > before, 20, every=0.01)

@@ -13,7 +13,28 @@ from tests.upstreams.serving import parser, serve
 CURSORS = ("same", "cycle", "endless", "empty", "huge", "integer", "none")
 
 
-def paginating(tools: int = 100, pages: int = 10, cursor: str = "none") -> Server[Any]:
+REAL_DESCRIPTION = (
+    "Search the records of project {number} by title, text, owner and date. Returns the best "
+    "matches first, each with its identifier, title, owner and the time it was last changed. Use "
+    "it before you read or change a record, and narrow the search if more than a hundred match."
+)
+REAL_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "description": "Words that must stand in the record"},
+        "owner": {"type": "string", "description": "Only records of this person, by e-mail"},
+        "changed_after": {"type": "string", "format": "date-time", "description": "ISO time"},
+        "order": {"type": "string", "enum": ["best", "newest", "oldest"], "default": "best"},
+        "limit": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+
+
+def paginating(
+    tools: int = 100, pages: int = 10, cursor: str = "none", *, real: bool = False
+) -> Server[Any]:
     """Build the server. Cursors are page numbers as text, unless told to misbehave."""
     per_page = -(-tools // pages)
     asked = 0
@@ -25,7 +46,11 @@ def paginating(tools: int = 100, pages: int = 10, cursor: str = "none") -> Serve
         page = int(given) if given and given.isdigit() and cursor == "none" else 0
         first = page * per_page
         found = [
-            Tool(name=f"tool_{number}", description="One of many.", input_schema={"type": "object"})
+            Tool(
+                name=f"tool_{number}",
+                description=REAL_DESCRIPTION.format(number=number) if real else "One of many.",
+                input_schema=REAL_SCHEMA if real else {"type": "object"},
+            )
             for number in range(first, min(first + per_page, tools))
         ]
         following = {
@@ -57,5 +82,6 @@ if __name__ == "__main__":
     arguments.add_argument("--tools", type=int, default=100)
     arguments.add_argument("--pages", type=int, default=10)
     arguments.add_argument("--cursor", choices=CURSORS, default="none")
+    arguments.add_argument("--real", action="store_true", help="definitions of ordinary size")
     options = arguments.parse_args()
-    serve(paginating(options.tools, options.pages, options.cursor), options)
+    serve(paginating(options.tools, options.pages, options.cursor, real=options.real), options)
