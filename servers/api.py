@@ -7,10 +7,12 @@ import json
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
-from ninja import Router, Schema
+from ninja import Router, Schema, Status
 from pydantic import Field
 
+from catalog.models import ToolState
 from catalog.people import key_actor
 from servers import checking, checks, imports, registry, sync
 from servers.importing import ServerDraft, slug_of
@@ -142,8 +144,14 @@ class TestOut(Schema):
     milliseconds: int
 
 
+def rows() -> QuerySet[Server]:
+    here = Q(tools__isnull=False) & ~Q(tools__state=ToolState.MISSING)
+    counted = Server.objects.annotate(tool_count=Count("tools", filter=here))
+    return counted.prefetch_related("credentials")
+
+
 def find(slug: str) -> Server:
-    server = Server.objects.prefetch_related("credentials").filter(slug=slug).first()
+    server = rows().filter(slug=slug).first()
     if server is None:
         raise NotFound("There is no server of this slug.", hint="GET /api/v1/servers lists them.")
     return server
@@ -152,7 +160,7 @@ def find(slug: str) -> Server:
 def shown(server: Server) -> dict[str, Any]:
     body = {name: getattr(server, name) for name in ServerOut.model_fields if hasattr(server, name)}
     return body | {
-        "tools": server.tools.current().count(),
+        "tools": server.tool_count,  # type: ignore[attr-defined]
         "credentials": [
             {
                 "kind": row.kind,
@@ -192,15 +200,15 @@ def confirmation(body: ConnectionIn) -> str:
 def list_servers(
     request: HttpRequest, limit: int = 50, cursor: str = "", state: str = ""
 ) -> dict[str, Any]:
-    rows = Server.objects.prefetch_related("credentials").filter(slug__gt=cursor)
+    found = rows().filter(slug__gt=cursor)
     if state:
-        rows = rows.filter(state=state)
-    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: row.slug)
+        found = found.filter(state=state)
+    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: row.slug)
     return {"items": [shown(server) for server in items], "next_cursor": following}
 
 
 @router.post("", response={201: ServerOut, **ERRORS})
-def add_server(request: HttpRequest, body: ServerIn) -> tuple[int, dict[str, Any]]:
+def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
     taken = set(Server.objects.values_list("slug", flat=True))
     draft = draft_of(
         body,
@@ -210,7 +218,7 @@ def add_server(request: HttpRequest, body: ServerIn) -> tuple[int, dict[str, Any
     )
     server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmation(body))
     sync.request_sync(server.pk, Trigger.ADDED)
-    return 201, shown(find(server.slug))
+    return Status(201, shown(find(server.slug)))
 
 
 @router.post("/test", response={200: TestOut, **ERRORS})
@@ -279,9 +287,9 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
 
 
 @router.delete("/{slug}", response={204: None, **ERRORS})
-def delete_server(request: HttpRequest, slug: str) -> tuple[int, None]:
+def delete_server(request: HttpRequest, slug: str) -> Status[None]:
     registry.delete_server(find(slug), actor=key_actor(request))
-    return 204, None
+    return Status(204, None)
 
 
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
@@ -297,13 +305,13 @@ def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dic
 
 
 @router.post("/{slug}/sync", response={202: dict[str, str], **ERRORS})
-def sync_server(request: HttpRequest, slug: str) -> tuple[int, dict[str, str]]:
+def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     """Ask for a sync; it runs in a worker. `/sync-runs` tells how it went."""
     server = find(slug)
     if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
     sync.request_sync(server.pk, Trigger.MANUAL)
-    return 202, {"status": "asked"}
+    return Status(202, {"status": "asked"})
 
 
 @router.post("/{slug}/test", response={200: TestOut, **ERRORS})
@@ -315,8 +323,8 @@ def test_server(request: HttpRequest, slug: str) -> checking.Tested:
 def list_sync_runs(
     request: HttpRequest, slug: str, limit: int = 20, cursor: int | None = None
 ) -> dict[str, Any]:
-    rows = SyncRun.objects.filter(server=find(slug)).order_by("-id")
+    found = SyncRun.objects.filter(server=find(slug)).order_by("-id")
     if cursor is not None:
-        rows = rows.filter(id__lt=cursor)
-    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+        found = found.filter(id__lt=cursor)
+    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
     return {"items": list(items), "next_cursor": following}

@@ -131,7 +131,7 @@ class CommandForm(SourceForm):
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={**PLAIN, "rows": 3}),
-        help_text="One a line. Left empty, the command is split at its spaces.",
+        help_text="One per line. Left empty, the command is split at its spaces.",
     )
     cwd = forms.CharField(
         label="Working folder",
@@ -280,7 +280,7 @@ class ProgramForm(forms.Form):
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={**PLAIN, "rows": 4}),
-        help_text="One a line.",
+        help_text="One per line.",
     )
     cwd = forms.CharField(
         label="Working folder",

@@ -218,6 +218,7 @@ def run_row(run: SyncRun) -> Shown:
     return {
         "run": run,
         "words": words,
+        "counted": finished,
         "trigger": TRIGGERS.get(run.trigger, run.trigger),
         "sections": [(label, listed) for label, listed in sections if listed],
         "rejections": names.get("rejected") or [],

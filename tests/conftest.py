@@ -5,7 +5,7 @@ import os
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from catalog.audit import SYSTEM
 from catalog.people import Role, give_role
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason=f"left out: {what} is not installed"))
 
 
-class _Grouping(LoadScopeScheduling):
+class _Grouping(LoadScopeScheduling):  # type: ignore[misc]
     """Give each folder of real processes to one worker.
 
     What `xdist_group` marks are for; pytest 9.2 lost them (pytest-dev/pytest-xdist issue 1386).

@@ -11,7 +11,7 @@ from servers.checks import argv_digest
 from servers.models import Server
 from tests.upstreams.running import ROOT, stdio_argv
 
-CAPS = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
+CAPS: dict[str, Any] = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
 _numbers = count(1)
 
 

@@ -141,11 +141,15 @@ def test_the_list_is_walked_filtered_and_acted_on_by_keys(filled, open_page):
 
 def test_a_sync_is_followed_live_and_a_connection_test_stays_on_the_page(filled, open_page):
     page = open_page()
+    polls = []
+    page.on("request", lambda one: polls.append(one) if "/status?" in one.url else None)
     page.goto("/servers/weather/syncs")
     before = page.locator(".runs > li").count()
     page.get_by_role("button", name="Sync server").click()
     expect(page.locator("#live")).to_contain_text("weather is synced", timeout=driving.PATIENCE)
-    assert page.locator(".runs > li").count() > before
+    expect(page.locator(".runs > li")).to_have_count(before + 1)
+    assert polls
+    assert all(one.headers.get("x-poll") for one in polls)  # polling keeps no session alive
 
     page.get_by_role("button", name="Test connection").click()
     expect(page.locator("#tested")).to_contain_text("Connected. It offers 7 tools.")
@@ -167,7 +171,7 @@ def test_axe_finds_nothing_on_any_page(theme, filled, open_page):
         '{"a": {"url": "https://a.example/${X}/mcp"}, "b": {"command": "npx"}, "c": {}}'
     )
     page.get_by_role("button", name="Check servers").click()
-    expect(page.get_by_role("heading", name="2 Check")).to_be_visible()
+    page.wait_for_url("**/servers/add/check")
     found += driving.axe(page)
 
     assert found == []
@@ -208,7 +212,7 @@ def test_everything_works_without_javascript(filled, open_page, weather_url):
     page.get_by_label("URL", exact=True).fill(weather_url + "?second=1")
     page.get_by_label("Name optional").fill("second")
     page.get_by_role("button", name="Check server").click()
-    expect(page.get_by_role("heading", name="2 Check")).to_be_visible()
+    expect(page.get_by_role("link", name="Start over")).to_be_visible()
     page.get_by_role("button", name="Connect servers").click()
     done = page.get_by_text("before its first word.")
     while page.url.endswith("/progress") and not done.is_visible():

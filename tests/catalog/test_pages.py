@@ -37,7 +37,7 @@ ROLES = {
     "audit": Role.OPERATOR,
 }
 READS = {"tools", "tool", "groups", "group", "audit"}
-NAMES = [pattern.name for pattern in urls.urlpatterns]
+NAMES = [str(pattern.name) for pattern in urls.urlpatterns]
 
 
 @pytest.fixture
