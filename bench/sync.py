@@ -2,9 +2,10 @@
 
     python bench/sync.py [--rounds 5] [--json]
 
-A real server process offers N tools of ordinary size (about 200 tokens) in pages over HTTP. Side by side, in interleaved rounds: the
-SDK's own client listing every page and keeping nothing (what a user would run instead), a first
-sync into an empty SQLite catalog, and a sync in which nothing changed. Medians with the spread.
+A real server process offers N tools of ordinary size (about 200 tokens) in pages over HTTP. Side
+by side, in interleaved rounds: the SDK's own client listing every page and keeping nothing (what a
+user would run instead), a first sync into an empty SQLite catalog, and a sync in which nothing
+changed. Medians with the spread.
 """
 
 import argparse

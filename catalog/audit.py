@@ -42,6 +42,7 @@ SENTENCES = {
     "server.sync": "asked for a sync of server {target}",
     "server.protocol": "saw server {target} change its protocol version",
     "tool.override": "rewrote the description of {target}",
+    "tool.policy": "changed whether {target} may be called",
     "tool.approve": "approved the new definition of {target}",
     "tool.keep_old": "kept the old definition of {target}",
     "tool.hold": "held {target}",

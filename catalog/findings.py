@@ -99,7 +99,10 @@ def change_findings(before: dict[str, Any], after: dict[str, Any]) -> list[Findi
     for key in ANNOTATIONS:
         if old.get(key, DEFAULTS.get(key)) != now.get(key, DEFAULTS.get(key)):
             found.append(
-                Finding("annotation_turned", f"{key} turned from {old.get(key)} to {now.get(key)}.")
+                Finding(
+                    "annotation_turned",
+                    f"{key} turned from {_said(old.get(key))} to {_said(now.get(key))}.",
+                )
             )
     return found
 
@@ -127,6 +130,10 @@ def _texts(value: object) -> Iterable[str]:
             stack.extend(node.values())
         elif isinstance(node, list):
             stack.extend(node)
+
+
+def _said(value: object) -> str:
+    return "unsaid" if value is None else str(value).lower()[:40]
 
 
 def _annotations(tool: dict[str, Any]) -> dict[str, Any]:

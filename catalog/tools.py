@@ -70,7 +70,7 @@ def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
         before, tool.call_policy = tool.call_policy, policy
         tool.save(update_fields=["call_policy"])
         audit.record(
-            actor, "tool.override", tool, before={"policy": before}, after={"policy": policy}
+            actor, "tool.policy", tool, before={"policy": before}, after={"policy": policy}
         )
         Revision.bump()
     return tool
@@ -146,6 +146,8 @@ def _point(tool: Tool, definition: int, findings: list[dict[str, str]], actor: A
         return tool
     tool.latest_id = tool.approved_id = definition
     tool.findings = findings
+    if before:
+        tool.changed_at = timezone.now()
     tool.state = tool.settled_state()
     tool.save()
     if before:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from catalog.models import ToolState
 from catalog.people import key_actor
-from servers import checking, checks, imports, registry, sync
+from servers import checking, checks, due, imports, registry
 from servers.importing import ServerDraft, slug_of
 from servers.models import Server, SyncRun, Trigger
 from servers.secret import Secret
@@ -217,7 +217,7 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
         description=body.description,
     )
     server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmation(body))
-    sync.request_sync(server.pk, Trigger.ADDED)
+    due.request_sync(server.pk, Trigger.ADDED)
     return Status(201, shown(find(server.slug)))
 
 
@@ -244,7 +244,7 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     done = imports.save(check, actor=key_actor(request), confirmed=body.confirm)
     for item in done:
         if item.server:
-            sync.request_sync(item.server.pk, Trigger.ADDED)
+            due.request_sync(item.server.pk, Trigger.ADDED)
     return answer | {
         "saved": [item.server.slug for item in done if item.server],
         "failed": [
@@ -278,11 +278,11 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
         registry.edit_connection(
             server, draft, actor=actor, confirmed=confirmation(body.connection)
         )
-        sync.request_sync(server.pk, Trigger.MANUAL)
+        due.request_sync(server.pk, Trigger.MANUAL)
     if body.enabled is not None:
         registry.set_enabled(server, body.enabled, actor=actor)
         if body.enabled:
-            sync.request_sync(server.pk, Trigger.MANUAL)
+            due.request_sync(server.pk, Trigger.MANUAL)
     return shown(find(slug))
 
 
@@ -300,7 +300,7 @@ def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dic
     }
     server = find(slug)
     registry.set_credentials(server, body.kind, values, actor=key_actor(request))
-    sync.request_sync(server.pk, Trigger.MANUAL)
+    due.request_sync(server.pk, Trigger.MANUAL)
     return shown(find(slug))
 
 
@@ -310,7 +310,7 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     server = find(slug)
     if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    sync.request_sync(server.pk, Trigger.MANUAL)
+    due.ask(server, actor=key_actor(request))
     return Status(202, {"status": "asked"})
 
 

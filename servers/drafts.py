@@ -12,6 +12,7 @@ from servers.checks import PLACEHOLDER, shown_argv, visible
 from servers.secret import Secret
 
 MASK = "•••"
+RESERVED_SLUGS = frozenset({"add", "bulk", "export", "import", "test"})  # addresses of ours
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def slug_of(name: str, taken: set[str]) -> str:
     """Make a slug of a name, numbered if it is taken."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "server"
     candidate, number = slug, 2
-    while candidate in taken:
+    while candidate in taken or candidate in RESERVED_SLUGS:
         suffix = f"-{number}"
         candidate = slug[: 32 - len(suffix)].rstrip("-") + suffix
         number += 1

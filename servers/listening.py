@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 
 from django.db import DatabaseError, close_old_connections
 
-from servers import sync
+from servers import due
 from servers.client import Connection
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.pool import Pool, Watcher
@@ -78,7 +78,7 @@ class Listener(Watcher):
             while server_id in self.noticed:
                 self.noticed.discard(server_id)
                 try:
-                    await _in_thread(sync.request_sync, server_id, Trigger.LIST_CHANGED)
+                    await _in_thread(due.request_sync, server_id, Trigger.LIST_CHANGED)
                 except DatabaseError:
                     logger.exception("A change of server %s could not be noted yet", server_id)
                     self.noticed.add(server_id)
@@ -133,4 +133,4 @@ def _sync_if_stale(server_id: int) -> None:
     # A sync that runs now opened this connection, or will list over it.
     rows = Server.objects.filter(pk=server_id, sync_lease_until=None)
     if rows.exclude(last_sync_started_at=None).exists():
-        sync.request_sync(server_id, Trigger.SCHEDULE)
+        due.request_sync(server_id, Trigger.SCHEDULE)

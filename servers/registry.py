@@ -18,7 +18,7 @@ from catalog.audit import Actor
 from catalog.models import Group, Revision
 from servers import checks
 from servers.credentials import decrypt, encrypt, origin_digest
-from servers.importing import ServerDraft
+from servers.drafts import RESERVED_SLUGS, ServerDraft
 from servers.models import (
     ConnectionPolicy,
     Credential,
@@ -90,6 +90,8 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
         raise Invalid(
             "A slug has 1 to 32 lower-case letters, digits and inner hyphens.", code="bad_slug"
         )
+    if draft.slug in RESERVED_SLUGS:
+        raise Invalid(f"{draft.slug} is an address of Toolcrib's own.", code="bad_slug")
     if draft.transport == Transport.STDIO:
         check_program([draft.command, *draft.args], draft.cwd, confirmed=confirmed)
         for name, value in draft.env.items():

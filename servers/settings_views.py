@@ -14,9 +14,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from catalog.people import Role, actor_of, admin_required, operator_required, require, role_of
 from servers import checks, forms, imports, registry, shown, wizard
+from servers.due import request_sync
 from servers.models import Server, Trigger
 from servers.secret import Secret
-from servers.sync import request_sync
 from servers.views import find, page_context, redirect_to
 from toolcrib.errors import ToolcribError
 

@@ -1,8 +1,7 @@
-"""Fetch a server's definitions and fold them into the catalog.
+"""Fetch a server's definitions and fold them into the catalog, one process at a time.
 
-One column says when the next sync is due (`sync_due_at`); a notification, a person, a schedule
-and a failure all just move it. Taking the lease clears it, so that whatever is asked for while a
-sync runs makes one more run and nothing is lost. Only the newest fence may commit.
+Taking the lease clears what was due (due.py), so that whatever is asked for while a sync runs makes
+one more run and nothing is lost. Only the newest fence may commit.
 """
 
 import asyncio
@@ -13,19 +12,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
-import kombu.exceptions
 from django.conf import settings
 from django.db import connections, transaction
-from django.db.models import Case, Count, F, Q, When
+from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
 from catalog import audit, ingest
 from catalog.definitions import read_tools
-from catalog.models import DefinitionChange
-from servers import holder, pool
+from servers import due, holder, pool
 from servers.client import Connection, UpstreamError, connect
 from servers.faults import printable
 from servers.models import Server, ServerState, SyncRun, Trigger
@@ -39,8 +35,6 @@ LEASE = timedelta(seconds=30)  # renewed while the sync lives
 RENEW_EVERY = 8.0
 CONFIRM_REMOVALS = timedelta(seconds=60)
 PARKED = timedelta(minutes=35)
-FLAPS = 3  # changes of one tool within FLAP_TIME that are still believed
-FLAP_TIME = timedelta(hours=1)
 KEPT_RUNS = 200
 KEPT_NAMES = 200
 
@@ -65,93 +59,6 @@ class Fetched:
 
 class Superseded(Exception):
     """Somebody else syncs this server now, or it was edited: write nothing."""
-
-
-# --- Asking for a sync ------------------------------------------------------------------------
-
-
-def request_sync(server_id: int, trigger: str) -> None:
-    """Make a sync due, as soon as the gap allows, and send a task for it. Cheap to repeat."""
-    while True:
-        server = Server.objects.filter(pk=server_id, enabled=True).first()
-        if server is None:
-            return
-        if trigger == Trigger.LIST_CHANGED and flapping(server):
-            return  # the schedule still looks
-        due = _earliest(server, trigger)
-        rows = Server.objects.filter(Q(sync_due_at=None) | Q(sync_due_at__gt=due), pk=server_id)
-        # If a sync began since we looked, the gap counts from that one: look again.
-        begun = Server.objects.filter(pk=server_id).exclude(sync_fence=server.sync_fence)
-        if rows.filter(sync_fence=server.sync_fence).update(sync_due_at=due, sync_trigger=trigger):
-            transaction.on_commit(partial(_send, server_id, due))
-            return
-        if not begun.exists():
-            return  # due already, and no later
-
-
-def _earliest(server: Server, trigger: str) -> datetime:
-    """When a sync may begin: at once for a person, after the gap for a notification."""
-    now = timezone.now()
-    if trigger in (Trigger.LIST_CHANGED, Trigger.SCHEDULE) and server.last_sync_started_at:
-        return max(now, server.last_sync_started_at + gap(server))
-    return now
-
-
-def gap(server: Server) -> timedelta:
-    """The least time between two syncs of a server that keeps notifying.
-
-    It grows while notifications bring nothing new, so a server that notifies because it was
-    listed does not loop, and falls back once the server has been quiet for a while.
-    """
-    started = server.last_sync_started_at
-    calm = started is None or timezone.now() - started > timedelta(minutes=2)
-    doublings = 0 if calm else max(0, server.quiet_syncs - 1)
-    return timedelta(seconds=min(settings.SYNC_GAP * 2 ** min(doublings, 6), 60))
-
-
-def flapping(server: Server) -> list[str]:
-    """Names of tools that changed too often in the last hour: notifications are not heard then."""
-    recent = DefinitionChange.objects.filter(tool__server=server, at__gt=timezone.now() - FLAP_TIME)
-    often = recent.values("tool__name").annotate(times=Count("pk")).filter(times__gt=FLAPS)
-    return sorted(often.values_list("tool__name", flat=True))
-
-
-def send_due() -> None:
-    """Send a task for each server whose sync is due and not on its way."""
-    now = timezone.now()
-    # One that was registered and never asked for was left by a command that was killed.
-    forgotten = Q(
-        sync_due_at=None, last_sync_started_at=None, created_at__lt=now - timedelta(minutes=1)
-    )
-    Server.objects.filter(forgotten, enabled=True).update(
-        sync_due_at=now, sync_trigger=Trigger.ADDED
-    )
-    # A lease with nothing planned that ran out, or whose holder is gone, was a killed process's.
-    held = Server.objects.filter(enabled=True, sync_due_at=None).exclude(sync_lease_until=None)
-    for server_id, until, by in held.values_list("pk", "sync_lease_until", "sync_holder"):
-        if (until is not None and until < now) or holder.is_dead(by):
-            held.filter(pk=server_id).update(sync_due_at=now, sync_sent_at=None)
-    rows = Server.objects.filter(enabled=True, sync_due_at__lte=now).filter(
-        Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30)),
-    )
-    for server_id in list(rows.values_list("pk", flat=True)):
-        _send(server_id, now)
-
-
-def _send(server_id: int, due: datetime) -> None:
-    from servers.tasks import sync_server  # tasks import this module
-
-    wait = max(0.0, (due - timezone.now()).total_seconds())
-    Server.objects.filter(pk=server_id).update(sync_sent_at=due)
-    try:
-        sync_server.apply_async((server_id,), countdown=wait or None)
-    except (kombu.exceptions.OperationalError, OSError) as error:
-        # The due time stands in the database; the schedule sends it again.
-        Server.objects.filter(pk=server_id).update(sync_sent_at=None)
-        logger.warning("The sync of server %s could not be queued: %s", server_id, error)
-
-
-# --- Running one ------------------------------------------------------------------------------
 
 
 def sync_if_due(server_id: int) -> SyncRun | None:
@@ -354,17 +261,19 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
                 "sync finds the same."
             )
         _finish(record)
-    wait = CONFIRM_REMOVALS if result.removals_held else next_poll(server, fetched.listing.ttl_ms)
+    wait = (
+        CONFIRM_REMOVALS if result.removals_held else due.next_poll(server, fetched.listing.ttl_ms)
+    )
     _release(lease, wait)
 
 
 def _flap_warning(server: Server) -> list[str]:
-    names = flapping(server)
+    names = due.flapping(server)
     if not names:
         return []
     return [
-        f"Changed more than {FLAPS} times in an hour: {', '.join(names[:5])}. Until it is calm for "
-        "an hour, the server's notifications are not heard; syncs on schedule go on."
+        f"Changed more than {due.FLAPS} times in an hour: {', '.join(names[:5])}. Until it is calm "
+        "for an hour, the server's notifications are not heard; syncs on schedule go on."
     ]
 
 
@@ -393,15 +302,6 @@ def _note_protocol(server: Server, fetched: Fetched) -> None:
     # PostgreSQL takes neither NUL nor half a surrogate pair.
     server.server_info = {key: printable(text) for key, text in fetched.server_info.items()}
     server.instructions = fetched.instructions.replace("\0", " ")
-
-
-def next_poll(server: Server, ttl_ms: int | None) -> timedelta:
-    """When to look again: what the server says, within reason, else the setting; ±20 %."""
-    seconds = float(server.poll_seconds)
-    if ttl_ms is not None and ttl_ms > 0:
-        seconds = max(min(ttl_ms, 3_000_000) / 1000, 6.25)  # with jitter from 5 s to an hour
-    jittered = seconds * random.uniform(0.8, 1.2)  # noqa: S311
-    return timedelta(seconds=max(jittered, settings.SYNC_GAP))
 
 
 def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
@@ -439,14 +339,13 @@ def _release(lease: Lease, wait: timedelta) -> None:
         if server is None:
             return
         asked = server.sync_due_at
-        if asked is None:
-            due = timezone.now() + wait
-        else:
+        following = timezone.now() + wait
+        if asked is not None:
             # What this sync found may have widened the gap since somebody asked.
-            due = max(asked, _earliest(server, server.sync_trigger))
-        Server.objects.filter(pk=server.pk).update(sync_due_at=due, sync_lease_until=None)
+            following = max(asked, due.earliest(server, server.sync_trigger))
+        Server.objects.filter(pk=server.pk).update(sync_due_at=following, sync_lease_until=None)
     if asked is not None:
-        _send(server.pk, due)
+        due.send(server.pk, following)
 
 
 def _finish(record: SyncRun) -> None:

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from servers import sync
+from servers import due, sync
 
 
 @shared_task(name="servers.tasks.sync_server")  # type: ignore[untyped-decorator]
@@ -12,4 +12,4 @@ def sync_server(server_id: int) -> None:
 
 @shared_task(name="servers.tasks.sync_due")  # type: ignore[untyped-decorator]
 def sync_due() -> None:
-    sync.send_due()
+    due.send_due()

@@ -12,9 +12,8 @@ from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from catalog.people import actor_of, admin_required, operator_required
-from servers import checking, checks, forms, imports, registry, shown
+from servers import checking, checks, due, forms, imports, registry, shown
 from servers.models import Server, Transport, Trigger
-from servers.sync import request_sync
 from toolcrib.errors import Invalid, NotFound
 
 TABS = {
@@ -73,7 +72,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     else:
         enabled = [one for one in chosen if one.enabled]
         for one in enabled:
-            request_sync(one.pk, Trigger.MANUAL)
+            due.ask(one, actor=actor_of(request))
         left = (
             f" {len(chosen) - len(enabled)} disabled left out."
             if len(enabled) < len(chosen)
@@ -173,7 +172,7 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
     found = find(slug)
     if not found.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    request_sync(found.pk, Trigger.MANUAL)
+    due.ask(found, actor=actor_of(request))
     return back(request, reverse("server", args=[slug]))
 
 
@@ -194,7 +193,7 @@ def test(request: HttpRequest, slug: str) -> HttpResponse:
 @admin_required
 def enable(request: HttpRequest, slug: str) -> HttpResponse:
     found = registry.set_enabled(find(slug), True, actor=actor_of(request))
-    request_sync(found.pk, Trigger.MANUAL)
+    due.request_sync(found.pk, Trigger.MANUAL)
     messages.success(request, f"{found.name} is enabled. A sync has been asked for.")
     return back(request, reverse("server", args=[slug]))
 

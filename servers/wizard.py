@@ -14,7 +14,7 @@ from django.contrib.sessions.backends.base import SessionBase
 from django.http import QueryDict
 
 from catalog.audit import Actor
-from servers import checks, imports, sync
+from servers import checks, due, imports
 from servers.credentials import UnreadableCredential, decrypt, encrypt
 from servers.drafts import ImportCheck, Problem, ServerDraft, target_of, target_string
 from servers.importing import parse_mcp_json
@@ -208,7 +208,7 @@ def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
     )
     for item in done:
         if item.server:
-            sync.request_sync(item.server.pk, Trigger.ADDED)
+            due.request_sync(item.server.pk, Trigger.ADDED)
     problems: list[Problem | imports.Imported] = [*checked.check.problems]
     problems += [item for item in done if not item.server]
     if not problems and len(done) == len(checked.rows):

@@ -30,8 +30,8 @@ def many_kinds(stack: ExitStack) -> str:
             "crm": {"url": f"{raw}/html", "headers": {"X-Api-Key": "not-shown"}},
             "tickets": {"url": f"{raw}/401"},
             "ledger": crash,
-            "reports": {"url": "https://reports.example.com/mcp?api_key=sk-1234567890abcdef1234"},
-            "wiki": {"url": "https://wiki.example.com/${WIKI_SPACE}/mcp", "retries": 3},
+            "reports": {"url": f"{raw}/500?api_key=sk-1234567890abcdef1234"},
+            "wiki": {"url": f"{raw}/${{WIKI_SPACE}}/mcp", "retries": 3},
             "both": {"url": "https://example.com/mcp", "command": "npx"},
         }
     )

@@ -14,7 +14,7 @@ from celery.worker import WorkController
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
 
-from servers import sync
+from servers import due
 from servers.listening import Listener
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
@@ -88,6 +88,6 @@ async def _schedule() -> None:
 def _send_due() -> None:
     close_old_connections()
     try:
-        sync.send_due()
+        due.send_due()
     finally:
         close_old_connections()

@@ -17,6 +17,7 @@ def overview(request: HttpRequest) -> HttpResponse:
             "sentence": f"{server.name} is failing: {server.state_reason}",
             "url": reverse("server", args=[server.slug]),
             "verb": "Look at server",
+            "glyph": "triangle",
         }
         for server in failing
     ]
@@ -28,6 +29,7 @@ def overview(request: HttpRequest) -> HttpResponse:
                 "wait for a decision.",
                 "url": reverse("tools") + "?state=waiting",
                 "verb": "Review changes",
+                "glyph": "pencil",
             }
         )
     last = Server.objects.exclude(last_synced_at=None).order_by("-last_synced_at").first()

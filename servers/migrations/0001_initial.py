@@ -5,104 +5,237 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Server',
+            name="Server",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(max_length=32, unique=True)),
-                ('name', models.CharField(max_length=120)),
-                ('description', models.TextField(blank=True)),
-                ('transport', models.CharField(choices=[('stdio', 'Stdio'), ('http', 'Http'), ('sse', 'Sse')], max_length=5)),
-                ('command', models.CharField(blank=True, max_length=1000)),
-                ('args', models.JSONField(blank=True, default=list)),
-                ('cwd', models.CharField(blank=True, max_length=1000)),
-                ('url', models.CharField(blank=True, max_length=2000)),
-                ('confirmed_argv', models.CharField(blank=True, max_length=64)),
-                ('connection_policy', models.CharField(choices=[('always', 'Always'), ('on_demand', 'On Demand')], default='always', max_length=10)),
-                ('isolation', models.CharField(choices=[('shared', 'Shared'), ('per_session', 'Per Session')], default='shared', max_length=11)),
-                ('trust', models.CharField(choices=[('auto', 'Auto'), ('review_changes', 'Review Changes'), ('strict', 'Strict')], default='review_changes', max_length=14)),
-                ('call_timeout', models.PositiveIntegerField(default=60)),
-                ('concurrency', models.PositiveIntegerField(default=8)),
-                ('poll_seconds', models.PositiveIntegerField(default=900)),
-                ('enabled', models.BooleanField(default=True)),
-                ('unknown_fields', models.JSONField(blank=True, default=dict)),
-                ('state', models.CharField(choices=[('new', 'New'), ('connecting', 'Connecting'), ('connected', 'Connected'), ('failing', 'Failing'), ('disabled', 'Disabled')], default='new', max_length=10)),
-                ('state_code', models.CharField(blank=True, max_length=40)),
-                ('state_reason', models.TextField(blank=True)),
-                ('state_detail', models.TextField(blank=True)),
-                ('state_since', models.DateTimeField(blank=True, null=True)),
-                ('failures', models.PositiveIntegerField(default=0)),
-                ('protocol_version', models.CharField(blank=True, max_length=20)),
-                ('server_info', models.JSONField(blank=True, default=dict)),
-                ('instructions', models.TextField(blank=True)),
-                ('generation', models.PositiveIntegerField(default=1)),
-                ('sync_fence', models.PositiveBigIntegerField(default=0)),
-                ('sync_lease_until', models.DateTimeField(blank=True, null=True)),
-                ('sync_holder', models.CharField(blank=True, max_length=200)),
-                ('sync_due_at', models.DateTimeField(blank=True, null=True)),
-                ('sync_sent_at', models.DateTimeField(blank=True, null=True)),
-                ('sync_trigger', models.CharField(choices=[('added', 'Added'), ('manual', 'Manual'), ('list_changed', 'List Changed'), ('schedule', 'Schedule')], default='added', max_length=12)),
-                ('last_sync_started_at', models.DateTimeField(blank=True, null=True)),
-                ('last_synced_at', models.DateTimeField(blank=True, null=True)),
-                ('quiet_syncs', models.PositiveIntegerField(default=0)),
-                ('removals_held', models.BooleanField(default=False)),
-                ('created_at', models.DateTimeField(auto_now_add=True)),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("slug", models.SlugField(max_length=32, unique=True)),
+                ("name", models.CharField(max_length=120)),
+                ("description", models.TextField(blank=True)),
+                (
+                    "transport",
+                    models.CharField(
+                        choices=[("stdio", "Stdio"), ("http", "Http"), ("sse", "Sse")], max_length=5
+                    ),
+                ),
+                ("command", models.CharField(blank=True, max_length=1000)),
+                ("args", models.JSONField(blank=True, default=list)),
+                ("cwd", models.CharField(blank=True, max_length=1000)),
+                ("url", models.CharField(blank=True, max_length=2000)),
+                ("confirmed_argv", models.CharField(blank=True, max_length=64)),
+                (
+                    "connection_policy",
+                    models.CharField(
+                        choices=[("always", "Always"), ("on_demand", "On Demand")],
+                        default="always",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "isolation",
+                    models.CharField(
+                        choices=[("shared", "Shared"), ("per_session", "Per Session")],
+                        default="shared",
+                        max_length=11,
+                    ),
+                ),
+                (
+                    "trust",
+                    models.CharField(
+                        choices=[
+                            ("auto", "Auto"),
+                            ("review_changes", "Review Changes"),
+                            ("strict", "Strict"),
+                        ],
+                        default="review_changes",
+                        max_length=14,
+                    ),
+                ),
+                ("call_timeout", models.PositiveIntegerField(default=60)),
+                ("concurrency", models.PositiveIntegerField(default=8)),
+                ("poll_seconds", models.PositiveIntegerField(default=900)),
+                ("enabled", models.BooleanField(default=True)),
+                ("unknown_fields", models.JSONField(blank=True, default=dict)),
+                (
+                    "state",
+                    models.CharField(
+                        choices=[
+                            ("new", "New"),
+                            ("connecting", "Connecting"),
+                            ("connected", "Connected"),
+                            ("failing", "Failing"),
+                            ("disabled", "Disabled"),
+                        ],
+                        default="new",
+                        max_length=10,
+                    ),
+                ),
+                ("state_code", models.CharField(blank=True, max_length=40)),
+                ("state_reason", models.TextField(blank=True)),
+                ("state_detail", models.TextField(blank=True)),
+                ("state_since", models.DateTimeField(blank=True, null=True)),
+                ("failures", models.PositiveIntegerField(default=0)),
+                ("protocol_version", models.CharField(blank=True, max_length=20)),
+                ("server_info", models.JSONField(blank=True, default=dict)),
+                ("instructions", models.TextField(blank=True)),
+                ("generation", models.PositiveIntegerField(default=1)),
+                ("sync_fence", models.PositiveBigIntegerField(default=0)),
+                ("sync_lease_until", models.DateTimeField(blank=True, null=True)),
+                ("sync_holder", models.CharField(blank=True, max_length=200)),
+                ("sync_due_at", models.DateTimeField(blank=True, null=True)),
+                ("sync_sent_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "sync_trigger",
+                    models.CharField(
+                        choices=[
+                            ("added", "Added"),
+                            ("manual", "Manual"),
+                            ("list_changed", "List Changed"),
+                            ("schedule", "Schedule"),
+                        ],
+                        default="added",
+                        max_length=12,
+                    ),
+                ),
+                ("last_sync_started_at", models.DateTimeField(blank=True, null=True)),
+                ("last_synced_at", models.DateTimeField(blank=True, null=True)),
+                ("quiet_syncs", models.PositiveIntegerField(default=0)),
+                ("removals_held", models.BooleanField(default=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={
-                'ordering': ['slug'],
-                'indexes': [models.Index(fields=['enabled', 'sync_due_at'], name='server_by_due')],
-                'constraints': [models.CheckConstraint(condition=models.Q(models.Q(('transport', 'stdio'), ('url', ''), models.Q(('command', ''), _negated=True)), models.Q(('command', ''), ('transport__in', ['http', 'sse']), models.Q(('url', ''), _negated=True)), _connector='OR'), name='server_has_command_or_url')],
+                "ordering": ["slug"],
+                "indexes": [models.Index(fields=["enabled", "sync_due_at"], name="server_by_due")],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("transport", "stdio"),
+                                ("url", ""),
+                                models.Q(("command", ""), _negated=True),
+                            ),
+                            models.Q(
+                                ("command", ""),
+                                ("transport__in", ["http", "sse"]),
+                                models.Q(("url", ""), _negated=True),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="server_has_command_or_url",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='Credential',
+            name="Credential",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('header', 'Header'), ('env', 'Env'), ('variable', 'Variable')], max_length=8)),
-                ('name', models.CharField(max_length=200)),
-                ('ciphertext', models.TextField(blank=True)),
-                ('origin_sha256', models.CharField(max_length=64)),
-                ('set_at', models.DateTimeField(auto_now=True)),
-                ('server', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='credentials', to='servers.server')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("header", "Header"), ("env", "Env"), ("variable", "Variable")],
+                        max_length=8,
+                    ),
+                ),
+                ("name", models.CharField(max_length=200)),
+                ("ciphertext", models.TextField(blank=True)),
+                ("origin_sha256", models.CharField(max_length=64)),
+                ("set_at", models.DateTimeField(auto_now=True)),
+                (
+                    "server",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="credentials",
+                        to="servers.server",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['kind', 'name'],
-                'constraints': [models.UniqueConstraint(fields=('server', 'kind', 'name'), name='credential_once_per_server')],
+                "ordering": ["kind", "name"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("server", "kind", "name"), name="credential_once_per_server"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
-            name='SyncRun',
+            name="SyncRun",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('trigger', models.CharField(choices=[('added', 'Added'), ('manual', 'Manual'), ('list_changed', 'List Changed'), ('schedule', 'Schedule')], max_length=12)),
-                ('fence', models.PositiveBigIntegerField()),
-                ('started_at', models.DateTimeField()),
-                ('finished_at', models.DateTimeField(blank=True, null=True)),
-                ('outcome', models.CharField(choices=[('running', 'Running'), ('ok', 'Ok'), ('held', 'Held'), ('failed', 'Failed'), ('superseded', 'Superseded')], default='running', max_length=10)),
-                ('phase', models.CharField(default='connecting', max_length=10)),
-                ('added', models.PositiveIntegerField(default=0)),
-                ('changed', models.PositiveIntegerField(default=0)),
-                ('removed', models.PositiveIntegerField(default=0)),
-                ('unchanged', models.PositiveIntegerField(default=0)),
-                ('rejected', models.PositiveIntegerField(default=0)),
-                ('pages', models.PositiveIntegerField(default=0)),
-                ('code', models.CharField(blank=True, max_length=40)),
-                ('error', models.TextField(blank=True)),
-                ('detail', models.TextField(blank=True)),
-                ('names', models.JSONField(blank=True, default=dict)),
-                ('warnings', models.JSONField(blank=True, default=list)),
-                ('server', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='sync_runs', to='servers.server')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "trigger",
+                    models.CharField(
+                        choices=[
+                            ("added", "Added"),
+                            ("manual", "Manual"),
+                            ("list_changed", "List Changed"),
+                            ("schedule", "Schedule"),
+                        ],
+                        max_length=12,
+                    ),
+                ),
+                ("fence", models.PositiveBigIntegerField()),
+                ("started_at", models.DateTimeField()),
+                ("finished_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "outcome",
+                    models.CharField(
+                        choices=[
+                            ("running", "Running"),
+                            ("ok", "Ok"),
+                            ("held", "Held"),
+                            ("failed", "Failed"),
+                            ("superseded", "Superseded"),
+                        ],
+                        default="running",
+                        max_length=10,
+                    ),
+                ),
+                ("phase", models.CharField(default="connecting", max_length=10)),
+                ("added", models.PositiveIntegerField(default=0)),
+                ("changed", models.PositiveIntegerField(default=0)),
+                ("removed", models.PositiveIntegerField(default=0)),
+                ("unchanged", models.PositiveIntegerField(default=0)),
+                ("rejected", models.PositiveIntegerField(default=0)),
+                ("pages", models.PositiveIntegerField(default=0)),
+                ("code", models.CharField(blank=True, max_length=40)),
+                ("error", models.TextField(blank=True)),
+                ("detail", models.TextField(blank=True)),
+                ("names", models.JSONField(blank=True, default=dict)),
+                ("warnings", models.JSONField(blank=True, default=list)),
+                (
+                    "server",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="sync_runs",
+                        to="servers.server",
+                    ),
+                ),
             ],
             options={
-                'ordering': ['-started_at', '-id'],
-                'indexes': [models.Index(fields=['server', '-started_at'], name='sync_by_server')],
+                "ordering": ["-started_at", "-id"],
+                "indexes": [models.Index(fields=["server", "-started_at"], name="sync_by_server")],
             },
         ),
     ]

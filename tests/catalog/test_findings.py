@@ -136,7 +136,7 @@ def test_a_change_of_annotations_is_advice_and_says_both_values():
     found = change_findings(before, after)
 
     assert [finding.code for finding in found] == ["annotation_turned"]
-    assert found[0].text == "readOnlyHint turned from True to False."
+    assert found[0].text == "readOnlyHint turned from true to false."
 
 
 def test_an_annotation_written_out_as_its_default_did_not_turn():

@@ -9,7 +9,7 @@ from django.utils import timezone
 from catalog.audit import SYSTEM
 from catalog.ingest import approve
 from catalog.models import DefinitionChange, Tool
-from servers import sync
+from servers import due, sync
 from servers.models import Server, Trigger
 from tests.factories import fold, make_program, make_server, tool_object
 from tests.upstreams.running import running_http
@@ -220,7 +220,7 @@ def is_heard(server):
     """Whether a notification of the server makes a sync due before the schedule does."""
     later = timezone.now() + timedelta(hours=1)
     Server.objects.filter(pk=server.pk).update(sync_due_at=later)
-    sync.request_sync(server.pk, Trigger.LIST_CHANGED)
+    due.request_sync(server.pk, Trigger.LIST_CHANGED)
     return Server.objects.get(pk=server.pk).sync_due_at < later
 
 
@@ -261,7 +261,7 @@ def test_a_person_and_the_schedule_still_sync_a_server_that_flaps(offered):
 
     for trigger in (Trigger.MANUAL, Trigger.SCHEDULE):
         Server.objects.update(sync_due_at=None, last_sync_started_at=None)
-        sync.request_sync(offered.server.pk, trigger)
+        due.request_sync(offered.server.pk, trigger)
         assert Server.objects.get().sync_due_at <= timezone.now()
 
 

@@ -50,7 +50,7 @@ ROUTES = {
 BODIES = {
     "server-add-check": {"source": "paste", "text": '{"a": {"url": "https://example.com/mcp"}}'},
     "servers-bulk": {"server": "weather", "act": "sync"},
-    "server-edit": {"url": "https://example.com/other", "transport": "http"},
+    "server-edit": {"url": "http://127.0.0.1:1/other", "transport": "http"},
     "server-credentials": {"kind": "header", "name": "X-Key", "value": "some value"},
     "server-delete": {"typed_name": "weather"},
 }
@@ -87,7 +87,7 @@ def cheap_passwords(settings):
 
 @pytest.fixture
 def weather(db):
-    server = make_server(slug="weather", name="Weather", url="https://example.com/mcp")
+    server = make_server(slug="weather", name="Weather", url="http://127.0.0.1:1/mcp")
     fold(server, tool_object("get_forecast", description="Return the forecast."))
     return server
 
@@ -594,7 +594,7 @@ def test_a_new_address_voids_credentials_and_says_to_enter_them_again(weather, a
     assert "voids stored credentials" in page
 
     admins_client.post(
-        "/servers/weather/connection", {"url": "https://elsewhere.example/mcp", "transport": "http"}
+        "/servers/weather/connection", {"url": "http://127.0.0.2:1/mcp", "transport": "http"}
     )
 
     assert Credential.objects.get().voided

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Revision, Tool
-from servers import checking, checks, imports, registry, sync
+from servers import checking, checks, due, imports, registry, sync
 from servers.drafts import ServerDraft
 from servers.models import Server, SyncRun, Trigger
 from servers.secret import Secret
@@ -339,12 +339,12 @@ def test_requests_during_a_sync_make_exactly_one_more(gate, tools_file):
     gate.enter()
     tools_file.offer(tool_object("old"), tool_object("new"))
     for _ in range(50):
-        sync.request_sync(gate.server.pk, Trigger.LIST_CHANGED)
+        due.request_sync(gate.server.pk, Trigger.LIST_CHANGED)
     gate.leave()
     assert names() == {"old"}
 
     server = fresh(gate.server)
-    assert server.sync_due_at <= server.last_sync_started_at + sync.gap(server)
+    assert server.sync_due_at <= server.last_sync_started_at + due.gap(server)
     assert server.sync_sent_at == server.sync_due_at
     set_fields(server, sync_due_at=timezone.now())
     run = sync.sync_if_due(server.pk)
@@ -411,7 +411,7 @@ def test_a_run_whose_process_died_is_closed_as_interrupted_by_the_next(tools_fil
 def test_a_disabled_server_is_not_synced():
     server = make_server(enabled=False, sync_due_at=timezone.now())
 
-    sync.request_sync(server.pk, Trigger.LIST_CHANGED)
+    due.request_sync(server.pk, Trigger.LIST_CHANGED)
 
     assert sync.sync_if_due(server.pk) is None
     assert not SyncRun.objects.exists()
@@ -425,7 +425,7 @@ def notified(server, **fields):
     now = timezone.now()
     fields = {"last_sync_started_at": now, "sync_due_at": None, **fields}
     server = set_fields(server, **fields)
-    sync.request_sync(server.pk, Trigger.LIST_CHANGED)
+    due.request_sync(server.pk, Trigger.LIST_CHANGED)
     return (fresh(server).sync_due_at - server.last_sync_started_at).total_seconds()
 
 
@@ -450,7 +450,7 @@ def test_the_gap_grows_while_notifications_bring_nothing_new(quiet, seconds):
 def test_the_gap_falls_back_once_the_server_was_quiet():
     server = make_server(quiet_syncs=5, last_sync_started_at=timezone.now() - timedelta(minutes=3))
 
-    assert sync.gap(server) == timedelta(seconds=5)
+    assert due.gap(server) == timedelta(seconds=5)
 
 
 def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
@@ -469,8 +469,8 @@ def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
 def test_a_person_does_not_wait_for_the_gap():
     server = make_server(last_sync_started_at=timezone.now(), quiet_syncs=6)
 
-    sync.request_sync(server.pk, Trigger.LIST_CHANGED)
-    sync.request_sync(server.pk, Trigger.MANUAL)
+    due.request_sync(server.pk, Trigger.LIST_CHANGED)
+    due.request_sync(server.pk, Trigger.MANUAL)
 
     server = fresh(server)
     assert server.sync_due_at <= timezone.now()
@@ -481,7 +481,7 @@ def test_a_request_never_puts_off_an_earlier_one():
     soon = timezone.now() + timedelta(seconds=1)
     server = make_server(last_sync_started_at=timezone.now(), sync_due_at=soon)
 
-    sync.request_sync(server.pk, Trigger.LIST_CHANGED)
+    due.request_sync(server.pk, Trigger.LIST_CHANGED)
 
     assert fresh(server).sync_due_at == soon
 
@@ -502,7 +502,7 @@ def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_ho
     ttl_ms, low, high
 ):
     """Hostile input 28."""
-    waits = {sync.next_poll(Server(), ttl_ms).total_seconds() for _ in range(200)}
+    waits = {due.next_poll(Server(), ttl_ms).total_seconds() for _ in range(200)}
 
     assert low <= min(waits)
     assert max(waits) <= high
@@ -510,7 +510,7 @@ def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_ho
 
 
 def test_the_shortest_poll_an_admin_can_set_keeps_the_gap():
-    waits = [sync.next_poll(Server(poll_seconds=5), None) for _ in range(50)]
+    waits = [due.next_poll(Server(poll_seconds=5), None) for _ in range(50)]
 
     assert min(waits) >= timedelta(seconds=5)
 

@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from servers import checks, imports, sync
+from servers import checks, due, imports
 from servers.commands import sync_side_by_side
 from servers.models import SyncRun, Trigger
 from toolcrib.errors import ToolcribError
@@ -47,7 +47,7 @@ class Command(BaseCommand):
         runs = sync_side_by_side(saved, Trigger.ADDED) if options["wait"] else {}
         if not options["wait"]:
             for server in saved:
-                sync.request_sync(server.pk, Trigger.ADDED)
+                due.request_sync(server.pk, Trigger.ADDED)
         warnings = {draft.slug: list(draft.warnings) for draft in check.drafts}
         rows = [_row(item, runs, warnings) for item in done]
         failed = [row for row in rows if row["status"] == "failed"]

@@ -7,7 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from servers import sync
+from catalog.audit import Actor
+from servers import due
 from servers.commands import sync_side_by_side
 from servers.models import Server, SyncRun, Trigger
 from toolcrib.errors import ToolcribError
@@ -39,7 +40,7 @@ class Command(BaseCommand):
                 sys.exit(1)
         if not options["wait"]:
             for server in servers:
-                sync.request_sync(server.pk, Trigger.MANUAL)
+                due.ask(server, actor=Actor.command("sync"))
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:
