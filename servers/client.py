@@ -413,6 +413,8 @@ async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
                 message = _parse(raw)
                 if message is not None:
                     await read_end.send(SessionMessage(message))
+                elif b'"jsonrpc"' in raw[:4096]:
+                    raise _unreadable()
                 elif raw.strip():
                     strays += 1
                 if strays > MAX_STRAYS:
@@ -482,6 +484,13 @@ def _too_slow(detail: str = "") -> UpstreamError:
     )
 
 
+def _unreadable() -> UpstreamError:
+    return UpstreamError(
+        "The server sent a message that cannot be read: it is not valid JSON, or nested too deep.",
+        hint="This is a fault of the server.",
+    )
+
+
 def _unwrapped(error: BaseException | None) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [inner for each in error.exceptions for inner in _unwrapped(each)]
@@ -505,6 +514,8 @@ async def _explain(
         return await link.why(when)
     if shaking and types.PARSE_ERROR in codes:
         return not_mcp("something that is not MCP")
+    if types.PARSE_ERROR in codes:
+        return _unreadable()
     if types.REQUEST_TIMEOUT in codes:
         return _too_slow(link.stderr())
     if codes:

@@ -103,7 +103,7 @@ def test_a_waiting_change_is_shown_word_by_word_with_advice(signed_in, weather, 
     assert re.search(r"<ins>.*?tides.*?</ins>", page)
     assert "Now requires: key." in text
     assert "Speaks to the model" in text
-    assert "readOnlyHint turned from True to None." in text
+    assert "readOnlyHint turned from true to unsaid." in text
     assert "Calls go on as long as their arguments satisfy the new input schema too." in text
 
 

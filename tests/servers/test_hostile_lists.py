@@ -132,18 +132,15 @@ def test_one_list_of_everything_malformed_loses_no_good_tool(offered):
 
 
 @pytest.mark.parametrize("depth", [300, 100_000])
-def test_json_nested_too_deep_to_be_read_fails_the_sync_and_the_old_list_stands(
-    offered, depth, settings
-):
+def test_json_nested_too_deep_to_be_read_fails_the_sync_and_the_old_list_stands(offered, depth):
     """Hostile input 13."""
-    settings.SYNC_TIMEOUT = 5
     offered(tool_object("old"))
     deep = "[" * depth + "]" * depth
 
     run = offered(raw=f'[{{"name": "deep", "inputSchema": {{"type": "object"}}, "x": {deep}}}]')
 
-    assert run.outcome == "failed"
-    assert run.error
+    assert (run.outcome, run.code) == ("failed", "protocol")
+    assert "nested too deep" in run.error
     assert names() == {"old"}
 
 
