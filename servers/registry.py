@@ -34,7 +34,6 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from toolcrib.errors import Conflict, Forbidden, Invalid, ToolcribError
 
-VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 SETTINGS: dict[str, Any] = {
     "name": str,
@@ -80,6 +79,12 @@ def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
     if not settings.ALLOW_STDIO:
         raise StdioOff
     checks.check_argv(argv, cwd)
+    if checks.PLACEHOLDER.search(argv[0]) or checks.PLACEHOLDER.search(cwd):
+        raise Invalid(
+            "The command or its working folder is a variable, so nobody can see what would run.",
+            hint="Write the program out; an argument may be a variable.",
+            code="bad_argv",
+        )
     if confirmed != checks.argv_digest(argv, cwd):
         raise NotConfirmed(argv)
 
@@ -320,7 +325,7 @@ def filled(text: str, variables: Mapping[str, Secret]) -> Secret:
         known = variables.get(found[1])
         return known.reveal() if known else found[0]
 
-    return Secret(VARIABLE.sub(value, text))
+    return Secret(checks.PLACEHOLDER.sub(value, text))
 
 
 def _shown(server: Server) -> dict[str, object]:

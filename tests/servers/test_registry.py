@@ -1,0 +1,36 @@
+"""The gate in front of programs, where a draft meets it."""
+
+import pytest
+
+from catalog.audit import SYSTEM
+from servers import checks, registry
+from servers.importing import ServerDraft
+from servers.models import Server
+from servers.secret import Secret
+from toolcrib.errors import Invalid
+
+
+@pytest.mark.parametrize(("command", "cwd"), [("${PROGRAM}", ""), ("env", "/${FOLDER}")])
+def test_a_program_that_is_a_variable_cannot_be_confirmed(db, command, cwd):
+    draft = ServerDraft(
+        name="hidden",
+        slug="hidden",
+        transport="stdio",
+        command=command,
+        cwd=cwd,
+        variables={"PROGRAM": Secret("/bin/true"), "FOLDER": Secret("tmp")},
+    )
+    with pytest.raises(Invalid) as refused:
+        registry.add_server(
+            draft, actor=SYSTEM, confirmed=checks.argv_digest(draft.argv, draft.cwd)
+        )
+    assert refused.value.code == "bad_argv"
+    assert not Server.objects.exists()
+
+
+@pytest.mark.parametrize("slug", ["add", "export", "bulk", "import", "test", "-x", "X", "a_b", ""])
+def test_a_slug_that_is_no_slug_or_an_address_of_ours_is_refused(db, slug):
+    draft = ServerDraft(name="x", slug=slug, transport="http", url="https://a.example/mcp")
+    with pytest.raises(Invalid) as refused:
+        registry.add_server(draft, actor=SYSTEM)
+    assert refused.value.code == "bad_slug"
