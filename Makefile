@@ -16,7 +16,7 @@ test: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.parts
 	@$(MAKE) --no-print-directory lint types
 	@$(BIN)/python manage.py makemigrations --check --dry-run
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
 
 lint: $(VENV)/test.stamp
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
