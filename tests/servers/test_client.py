@@ -492,7 +492,7 @@ FAILURES = [
     ("list/401", "auth", "credentials", True),
     ("list/500", "http_status", "500", False),
     ("list/html", "not_mcp", "HTML", True),
-    ("list/plain-json", "protocol", "error -32700", False),
+    ("list/plain-json", "protocol", "cannot be read", False),
     ("list/big-json", "too_large", "a response of more than 10 MiB", False),
     ("list/big-sse", "too_large", "an event of more than 10 MiB", False),
     ("list/gzip-bomb", "too_large", "10 MiB", False),
