@@ -34,11 +34,11 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/sync.py
 	@$(BIN)/python bench/changes.py
 
-$(VENV)/bin/python:
+$(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Toolcrib needs Python 3.11 to 3.13; this is %d.%d. Try: make run PYTHON=python3.12" % v)'
 	@$(PYTHON) -m venv $(VENV)
 
-$(VENV)/run.stamp: requirements.lock | $(VENV)/bin/python
+$(VENV)/run.stamp: requirements.lock | $(VENV)/bin/pip
 	@echo "Installing Toolcrib into $(VENV) (once) ..."
 	@$(PIP) -r requirements.lock
 	@touch $@

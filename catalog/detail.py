@@ -91,6 +91,8 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
 
 def answer(tool: Tool) -> str:
     """Say in one line where a tool stands."""
+    if tool.server is not None and not tool.server.enabled:
+        return "Its server is disabled: agents cannot find or call it."
     if tool.state == ToolState.AVAILABLE and tool.call_policy == CallPolicy.DENY:
         return "Agents can find it, and every call to it is denied."
     if tool.state == ToolState.WAITING and tool.approved_id is None:

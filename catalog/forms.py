@@ -9,10 +9,6 @@ from catalog.models import CallPolicy, Tool
 from toolcrib.errors import ToolcribError
 
 
-def sentence_of(error: ToolcribError) -> str:
-    return f"{error.message} {error.hint}".strip()
-
-
 class OverrideForm(forms.Form):
     description = forms.CharField(
         label="Your description",
@@ -66,7 +62,7 @@ class CustomToolForm(forms.Form):
         try:
             return tools.parse_tool_text(self.cleaned_data["definition"])
         except ToolcribError as error:
-            raise forms.ValidationError(sentence_of(error)) from error
+            raise forms.ValidationError(error.sentence) from error
 
 
 class DeleteForm(forms.Form):

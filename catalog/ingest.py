@@ -117,7 +117,9 @@ class Fold:
         self.ids = definition_ids
         self.now = now
         self.result = Ingested()
-        self.tools = {tool.name: tool for tool in Tool.objects.filter(server=server)}
+        # Locked: a decision made meanwhile must not be written over.
+        rows = Tool.objects.select_for_update().filter(server=server)
+        self.tools = {tool.name: tool for tool in rows}
         self.seen_before = {name: _seen_by_agents(tool) for name, tool in self.tools.items()}
         self.fresh: list[Tool] = []
         self.touched: dict[str, Tool] = {}
@@ -293,7 +295,7 @@ def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
 
     `sha256` names the definition that was looked at: a newer one is not approved unseen.
     """
-    tool = _locked(tool, sha256)
+    tool = locked(tool, sha256)
     if tool.latest_id is None or tool.latest_id == tool.approved_id:
         raise _already(tool)
     before = tool.approved
@@ -304,7 +306,7 @@ def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
 @transaction.atomic
 def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     """Go on serving the approved definition, and stop asking about the latest."""
-    tool = _locked(tool, sha256)
+    tool = locked(tool, sha256)
     if tool.latest_id is None or tool.latest_id in (tool.approved_id, tool.kept_against_id):
         raise _already(tool)
     if tool.approved_id is None:
@@ -333,7 +335,11 @@ def _decided(tool: Tool, outcome: str, verb: str, before: Definition | None, act
     return tool
 
 
-def _locked(tool: Tool, sha256: str) -> Tool:
+def locked(tool: Tool, sha256: str = "") -> Tool:
+    """Read a tool again under a lock, to write a decision about it.
+
+    With a digest, refuse if its latest definition is not the one that was looked at.
+    """
     tool = (
         Tool.objects.select_for_update(of=("self",))
         .select_related("approved", "latest", "server")

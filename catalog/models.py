@@ -68,9 +68,11 @@ class ToolQuerySet(models.QuerySet["Tool"]):
         return self.exclude(state=ToolState.MISSING)
 
     def servable(self) -> Self:
-        """What an agent may be shown: an approved definition that the server still offers."""
+        """What an agent may be shown: an approved definition that an enabled server offers."""
         return self.filter(
-            approved__isnull=False, state__in=[ToolState.AVAILABLE, ToolState.WAITING]
+            Q(server=None) | Q(server__enabled=True),
+            approved__isnull=False,
+            state__in=[ToolState.AVAILABLE, ToolState.WAITING],
         )
 
     def waiting(self) -> Self:

@@ -22,6 +22,7 @@ UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
 @transaction.atomic
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     """Give agents this text instead of the server's; empty gives the server's again."""
+    tool = ingest.locked(tool)
     text = _sound(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
         raise Invalid(f"A description may have {settings.MAX_DESCRIPTION_BYTES // 1024} KB.")
@@ -42,6 +43,7 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
 @transaction.atomic
 def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
     """Stop every call to a tool until it is released."""
+    tool = ingest.locked(tool)
     if not tool.held_at:
         tool.held_at, tool.held_reason = timezone.now(), _sound(reason)[:500]
         tool.state = tool.settled_state()
@@ -53,6 +55,7 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def release(tool: Tool, *, actor: Actor) -> Tool:
+    tool = ingest.locked(tool)
     if tool.held_at:
         reason, tool.held_at, tool.held_reason = tool.held_reason, None, ""
         tool.state = tool.settled_state()
@@ -64,6 +67,7 @@ def release(tool: Tool, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
+    tool = ingest.locked(tool)
     if policy not in CallPolicy.values:
         raise Invalid("A call policy is allow or deny.")
     if tool.call_policy != policy:

@@ -21,7 +21,6 @@ from catalog.forms import (
     HoldForm,
     OverrideForm,
     PolicyForm,
-    sentence_of,
 )
 from catalog.models import Tool
 from catalog.people import actor_of, admin_required, operator_required
@@ -144,7 +143,7 @@ def override(request: HttpRequest, public_name: str) -> HttpResponse:
                 tool, form.cleaned_data["description"], actor=actor_of(request)
             )
         except ToolcribError as error:
-            form.add_error("description", sentence_of(error))
+            form.add_error("description", error.sentence)
         else:
             whose = "your description" if tool.description_override else "the original description"
             return _done(request, tool, f"Agents now get {whose}.")
@@ -242,7 +241,7 @@ def _save_custom(
     try:
         saved = writes.save_custom_tool(raw, actor=actor_of(request), tool=tool)
     except ToolcribError as error:
-        form.add_error("definition", sentence_of(error))
+        form.add_error("definition", error.sentence)
         return None
     return _done(request, saved, f"{saved.public_name} is saved.")
 

@@ -112,7 +112,7 @@ def connect(request: HttpRequest) -> HttpResponse:
     try:
         memory = wizard.connect(memory, request.POST, actor=actor_of(request))
     except ToolcribError as error:
-        messages.error(request, f"{error.message} {error.hint}".strip())
+        messages.error(request, error.sentence)
         return redirect("server-add-check")
     wizard.remember(request.session, memory)
     return redirect("server-add-progress")

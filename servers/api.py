@@ -4,6 +4,7 @@ Bodies with secrets are write-only: answers name credentials and never show one.
 """
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +15,9 @@ from pydantic import Field
 
 from catalog.models import ToolState
 from catalog.people import key_actor
-from servers import checking, checks, due, imports, registry
+from servers import checking, due, imports, registry
 from servers.importing import ServerDraft, slug_of
-from servers.models import Server, SyncRun, Trigger
+from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
 from servers.secret import Secret
 from toolcrib.api_shapes import ERRORS, Strict
 from toolcrib.errors import Invalid, NotFound
@@ -173,27 +174,31 @@ def shown(server: Server) -> dict[str, Any]:
     }
 
 
-def draft_of(body: ConnectionIn, *, name: str, slug: str, description: str = "") -> ServerDraft:
-    is_program = body.transport == "stdio"
-    if (is_program and body.url) or (not is_program and body.command):
+def draft_of(
+    body: ConnectionIn, *, name: str, slug: str, description: str = "", known: Server | None = None
+) -> tuple[ServerDraft, str]:
+    """Read a body into a draft, with what was confirmed of it.
+
+    The confirmation repeats what was sent; what is kept may have ${NAME} in place of a secret.
+    """
+    target = {"command": body.command, "args": body.args, "env": body.env, "cwd": body.cwd}
+    if body.transport != "stdio":
+        target = {"url": body.url, "headers": body.headers}
+        if body.command:
+            raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
+    elif body.url:
         raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
-    return ServerDraft(
-        name=name,
-        slug=slug,
+    entry = {"type": body.transport, **{key: value for key, value in target.items() if value}}
+    draft = imports.read_one(entry, name=name, slug=slug, variables=body.variables)
+    variables = Credential.objects.filter(server=known, kind=CredentialKind.VARIABLE)
+    stored = set(variables.values_list("name", flat=True)) if known else set()
+    draft = replace(
+        draft,
         description=description,
-        transport=body.transport,
-        command=body.command,
-        args=tuple(body.args),
-        cwd=body.cwd,
-        url=body.url,
-        env={key: Secret(value) for key, value in body.env.items()},
-        headers={key: Secret(value) for key, value in body.headers.items()},
-        variables={key: Secret(value) for key, value in body.variables.items()},
+        missing=tuple(name for name in draft.missing if name not in stored),
     )
-
-
-def confirmation(body: ConnectionIn) -> str:
-    return checks.argv_digest(body.confirm_argv, body.cwd) if body.confirm_argv else ""
+    same = body.confirm_argv == [body.command, *body.args]
+    return draft, imports.draft_digest(draft) if same else ""
 
 
 @router.get("", response={200: ServerPage, **ERRORS})
@@ -210,13 +215,13 @@ def list_servers(
 @router.post("", response={201: ServerOut, **ERRORS})
 def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
     taken = set(Server.objects.values_list("slug", flat=True))
-    draft = draft_of(
+    draft, confirmed = draft_of(
         body,
         name=body.name,
         slug=body.slug if body.slug is not None else slug_of(body.name, taken),
         description=body.description,
     )
-    server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmation(body))
+    server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmed)
     due.request_sync(server.pk, Trigger.ADDED)
     return Status(201, shown(find(server.slug)))
 
@@ -224,8 +229,9 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
 @router.post("/test", response={200: TestOut, **ERRORS})
 def test_draft(request: HttpRequest, body: ServerIn) -> checking.Tested:
     """Try a server before registering it. For stdio this runs the program."""
-    draft = draft_of(body, name=body.name, slug=body.slug or slug_of(body.name, set()))
-    return checking.check_draft(draft, confirmed=confirmation(body))
+    slug = body.slug or slug_of(body.name, set())
+    draft, confirmed = draft_of(body, name=body.name, slug=slug)
+    return checking.check_draft(draft, confirmed=confirmed)
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})
@@ -247,10 +253,11 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
             due.request_sync(item.server.pk, Trigger.ADDED)
     return answer | {
         "saved": [item.server.slug for item in done if item.server],
+        "known": [item.known.slug for item in done if item.known],
         "failed": [
             {"name": item.name, "code": item.code, "message": item.message, "hint": item.hint}
             for item in done
-            if not item.server
+            if not item.server and not item.known
         ],
     }
 
@@ -274,10 +281,10 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
     if changes:
         registry.change_settings(server, changes, actor=actor)
     if body.connection is not None:
-        draft = draft_of(body.connection, name=server.name, slug=server.slug)
-        registry.edit_connection(
-            server, draft, actor=actor, confirmed=confirmation(body.connection)
+        draft, confirmed = draft_of(
+            body.connection, name=server.name, slug=server.slug, known=server
         )
+        registry.edit_connection(server, draft, actor=actor, confirmed=confirmed)
         due.request_sync(server.pk, Trigger.MANUAL)
     if body.enabled is not None:
         registry.set_enabled(server, body.enabled, actor=actor)

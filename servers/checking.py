@@ -68,6 +68,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> Tested:
             env=draft.env,
             url=registry.filled(draft.url, draft.variables),
             headers=draft.headers,
+            hidden=(*draft.variables.values(), *draft.env.values()),
         )
     )
 

@@ -274,6 +274,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             [argument.reveal() for argument in spec.argv],
             cwd=spec.cwd,
             env={name: value.reveal() for name, value in spec.env.items()},
+            hidden=[value.reveal() for value in spec.hidden],
             max_line=settings.MAX_MESSAGE_BYTES,
             stderr_bytes=settings.STDERR_BYTES,
         ) as child:
@@ -378,7 +379,7 @@ async def _finish(owner: asyncio.Task[None]) -> None:
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
         for problem in _unwrapped(owner.exception()):
-            logger.info("A connection ended with %s.", type(problem).__name__)
+            logger.debug("A connection ended with %s.", type(problem).__name__)
 
 
 def _observed_by(seen: Attempt) -> contextvars.Context:

@@ -18,7 +18,7 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import DefinitionChange
-from servers import holder
+from servers import holder, pool
 from servers.models import Server, Trigger
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,8 @@ def send_due() -> None:
 def send(server_id: int, due: datetime) -> None:
     from servers.tasks import sync_server  # tasks import sync, which imports this module
 
+    if settings.EMBEDDED and pool.here() is None:
+        return  # a command beside the server: its schedule sends what is due
     wait = max(0.0, (due - timezone.now()).total_seconds())
     Server.objects.filter(pk=server_id).update(sync_sent_at=due)
     try:

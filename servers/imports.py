@@ -3,8 +3,9 @@
 Page, API and command all come through here.
 """
 
+import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from django.conf import settings
 
@@ -16,10 +17,11 @@ from servers.importing import (
     ServerDraft,
     export_mcp_json,
     parse_mcp_json,
+    target_of,
     target_string,
 )
 from servers.models import CredentialKind, Server
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import Invalid, ToolcribError
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Imported:
     """What became of one server of the text."""
 
     name: str
-    server: Server | None = None
+    server: Server | None = None  # saved now
+    known: Server | None = None  # registered before
     code: str = ""
     message: str = ""
     hint: str = ""
@@ -45,6 +48,20 @@ def check_text(text: str, variables: Mapping[str, str]) -> ImportCheck:
     )
 
 
+def read_one(
+    entry: Mapping[str, object], *, name: str, slug: str, variables: Mapping[str, str]
+) -> ServerDraft:
+    """Read one server the way a text is read, so that secrets in its address are moved out."""
+    found = parse_mcp_json(
+        json.dumps({"mcpServers": {name: entry}}),
+        variables=variables,
+        allow_http=settings.ALLOW_PLAIN_HTTP,
+    )
+    for problem in found.problems:
+        raise Invalid(problem.message, hint=problem.hint, code=problem.code)
+    return replace(found.drafts[0], name=name, slug=slug)
+
+
 def draft_digest(draft: ServerDraft) -> str:
     """What a person confirms before this draft's program may run; empty where it runs none."""
     return checks.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
@@ -57,8 +74,11 @@ def save(
     confirmed: Collection[str] = (),
     allow_programs: bool = False,
     only: Collection[str] | None = None,
+    again: bool = False,
 ) -> list[Imported]:
     """Save each good server; each bad one keeps its reason and touches no other.
+
+    One that is registered already is left as it is, unless it is wanted `again`.
 
     `confirmed` holds digests of programs a person confirmed; `allow_programs` stands for all of
     them (the command line, where whoever runs it could run them anyway).
@@ -70,6 +90,12 @@ def save(
     for draft in check.drafts:
         if only is not None and draft.slug not in only:
             continue
+        twin = None if again else _registered(draft)
+        if twin is not None:
+            done.append(
+                Imported(draft.name, known=twin, message=f"Registered already as {twin.slug}.")
+            )
+            continue
         digest = draft_digest(draft)
         allowed = digest if allow_programs or digest in confirmed else ""
         try:
@@ -80,6 +106,14 @@ def save(
                 Imported(draft.name, code=error.code, message=error.message, hint=error.hint)
             )
     return done
+
+
+def _registered(draft: ServerDraft) -> Server | None:
+    target = target_of(draft)
+    for row in Server.objects.filter(transport=draft.transport):
+        if target_string(row.transport, row.url, row.command, row.args) == target:
+            return row
+    return None
 
 
 def export_text() -> str:

@@ -124,7 +124,7 @@ def _report(server_id: int, generation: int, state: str, error: ToolcribError | 
         generation,
         state,
         code=error.code if error else "",
-        reason=f"{error.message} {error.hint}".strip() if error else "",
+        reason=error.sentence if error else "",
         detail=getattr(error, "detail", "") if error else "",
     )
 

@@ -64,7 +64,7 @@ class NotConfirmed(Conflict):
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(
             f"This runs a program on this machine: {checks.shown_argv(argv)}",
-            hint="Confirm exactly this command to go on.",
+            hint="Confirm exactly this command to go on; over the API, repeat it as confirm_argv.",
             details={"argv": list(argv)},
         )
 
@@ -315,6 +315,7 @@ def spec_of(server: Server) -> ServerSpec:
         env=values[CredentialKind.ENV],
         url=filled(server.url, variables),
         headers=values[CredentialKind.HEADER],
+        hidden=(*variables.values(), *values[CredentialKind.ENV].values()),
     )
 
 

@@ -91,7 +91,7 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
             return redirect_to("server-settings", server, "connection")
         registry.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
     except ToolcribError as error:
-        return settings_page(request, server, connection_problem=sentence(error))
+        return settings_page(request, server, connection_problem=error.sentence)
     wizard.forget_edit(request.session)
     request_sync(server.pk, Trigger.MANUAL)
     messages.success(request, f"The connection of {server.name} is saved. A sync was asked for.")
@@ -135,9 +135,5 @@ def delete(request: HttpRequest, slug: str) -> HttpResponse:
 
 def refused(form: Any, error: ToolcribError) -> Any:
     form.is_valid()  # add_error needs a cleaned form
-    form.add_error(None, sentence(error))
+    form.add_error(None, error.sentence)
     return form
-
-
-def sentence(error: ToolcribError) -> str:
-    return f"{error.message} {error.hint}".strip()

@@ -24,6 +24,7 @@ class ServerSpec:
     env: Mapping[str, Secret] = field(default_factory=dict)
     url: Secret = EMPTY  # may carry a key in its query
     headers: Mapping[str, Secret] = field(default_factory=dict)
+    hidden: tuple[Secret, ...] = ()  # what a program may repeat and nobody shall read
 
 
 @dataclass(frozen=True)

@@ -209,13 +209,14 @@ async def running(
     *,
     cwd: str,
     env: Mapping[str, str],
+    hidden: Sequence[str],
     max_line: int,
     stderr_bytes: int,
 ) -> AsyncIterator[Child]:
     """Run a program for as long as the block lasts."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = Child(max_line, stderr_bytes, _worth_hiding(argv, env))
+    child = Child(max_line, stderr_bytes, _worth_hiding(hidden))
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -226,10 +227,9 @@ async def running(
         child.release()
 
 
-def _worth_hiding(argv: Sequence[str], env: Mapping[str, str]) -> list[str]:
+def _worth_hiding(secrets: Sequence[str]) -> list[str]:
     """Return what a program was given and may repeat, longest first. A short word is no secret."""
-    given = {*argv[1:], *env.values()} | {text.partition("=")[2] for text in argv[1:]}
-    return sorted((text for text in given if len(text) >= SECRET_LENGTH), key=len, reverse=True)
+    return sorted((text for text in secrets if len(text) >= SECRET_LENGTH), key=len, reverse=True)
 
 
 def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ from catalog.definitions import read_tools
 from servers import due, holder, pool
 from servers.client import Connection, UpstreamError, connect
 from servers.faults import printable
-from servers.models import Server, ServerState, SyncRun, Trigger
+from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
 from servers.registry import report_state, spec_of
 from servers.spec import Listing, ServerSpec
 from toolcrib.errors import ToolcribError
@@ -122,7 +122,9 @@ def run(lease: Lease) -> SyncRun:
     record = SyncRun.objects.create(
         server=server, trigger=lease.trigger, fence=lease.fence, started_at=lease.started_at
     )
-    shared = pool.here()
+    # The pool keeps these servers only; any other is visited and left.
+    kept = server.connection_policy == ConnectionPolicy.ALWAYS
+    shared = pool.here() if kept and server.isolation == Isolation.SHARED else None
     try:
         fetched = asyncio.run(_fetch_renewing(lease, record, spec_of(server), shared))
         _phase(record, "saving")
@@ -306,7 +308,7 @@ def _note_protocol(server: Server, fetched: Fetched) -> None:
 
 def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
     record.outcome = SyncRun.Outcome.FAILED
-    record.code, record.error = error.code[:40], f"{error.message} {error.hint}".strip()
+    record.code, record.error = error.code[:40], error.sentence
     record.detail = getattr(error, "detail", "")
     _finish(record)
     server = lease.server

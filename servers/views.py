@@ -78,7 +78,8 @@ def bulk(request: HttpRequest) -> HttpResponse:
             if len(enabled) < len(chosen)
             else ""
         )
-        messages.success(request, f"Asked {many} for a sync.{left}")
+        asked = f"{len(enabled):,} server{'' if len(enabled) == 1 else 's'}"
+        messages.success(request, f"Asked {asked} for a sync.{left}")
     return back(request, reverse("servers"))
 
 

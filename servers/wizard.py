@@ -204,7 +204,11 @@ def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
     names = {row.draft.slug: row.draft.name for row in checked.rows}
     only_picked = replace(checked.check, problems=())
     done = imports.save(
-        only_picked, actor=actor, confirmed=post.getlist("confirm"), only=picked & set(names)
+        only_picked,
+        actor=actor,
+        confirmed=post.getlist("confirm"),
+        only=picked & set(names),
+        again=True,  # a person ticked it beside the words that it is here already
     )
     for item in done:
         if item.server:
@@ -256,9 +260,7 @@ def edited_draft(server: Server, text: Secret) -> ServerDraft:
     A ${NAME} that the server has a credential for stays: it is filled in when connecting, unless
     the edit voids it.
     """
-    found = parse_mcp_json(
-        text.reveal(), variables={}, allow_http=settings.ALLOW_PLAIN_HTTP, taken_slugs=()
-    )
+    found = parse_mcp_json(text.reveal(), variables={}, allow_http=settings.ALLOW_PLAIN_HTTP)
     for problem in found.problems:
         raise Invalid(problem.message, hint=problem.hint, code=problem.code)
     draft = found.drafts[0]

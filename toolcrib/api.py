@@ -5,7 +5,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.exceptions import RequestDataTooBig
-from django.db import DatabaseError, OperationalError
+from django.db import DatabaseError, DataError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
@@ -127,7 +127,19 @@ def not_found(request: HttpRequest, error: Exception) -> HttpResponse:
     )
 
 
-@api.exception_handler(OperationalError)
+@api.exception_handler(DataError)
+def impossible(request: HttpRequest, error: Exception) -> HttpResponse:
+    return answer(
+        request,
+        ToolcribError(
+            "The request holds a value that cannot be stored or looked for.",
+            hint="Remove NUL characters and numbers out of range.",
+            code="invalid",
+            status=422,
+        ),
+    )
+
+
 @api.exception_handler(DatabaseError)
 def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
     logger.error("The database did not answer: %s", error)

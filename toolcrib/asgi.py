@@ -20,6 +20,7 @@ from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
 from toolcrib.runtime import runtime  # noqa: E402
 
+DOCS = "/api/v1/docs"  # a page, with a page's headers
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -52,7 +53,8 @@ class Router:
                 "This ASGI server sends no lifespan events, so nothing behind the pages runs. "
                 "Use `manage.py serve` or uvicorn."
             )
-        handler = self.api if scope["path"].startswith("/api/") else self.pages
+        is_api = scope["path"].startswith("/api/") and scope["path"] != DOCS
+        handler = self.api if is_api else self.pages
         await handler(scope, receive, send)  # type: ignore[arg-type]
 
     async def lifespan(self, receive: Receive, send: Send) -> None:

@@ -37,7 +37,7 @@ from catalog.models import Revision
 from servers import credentials
 from servers.models import Credential, Server, SyncRun
 from toolcrib import environment as env
-from toolcrib.errors import Conflict, Invalid, ToolcribError
+from toolcrib.errors import Conflict, Invalid
 
 FORMAT = 1
 OUR_APPS = ("catalog", "servers", "sessions_app")
@@ -350,7 +350,3 @@ def _check_credentials(done: Restored, keys: list[str]) -> None:
             done.unreadable += 1
             slugs.add(row.server.slug)
     done.servers = sorted(slugs)
-
-
-def explain(error: ToolcribError) -> str:
-    return f"{error.message} {error.hint}".strip()

@@ -1,5 +1,6 @@
 """The two databases: SQLite in the data folder, or PostgreSQL by URL."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -20,6 +21,18 @@ def sqlite_database(data_dir: Path) -> dict[str, object]:
             ),
         },
     }
+
+
+def make_tables_if_new(command: Sequence[str]) -> None:
+    """Make the tables of an embedded installation nobody has started, for a command of ours."""
+    from django.conf import settings
+    from django.core.management import call_command, get_commands
+
+    ours = {"catalog", "servers", "sessions_app", "toolcrib"}
+    if not settings.EMBEDDED or not command or get_commands().get(command[0]) not in ours:
+        return
+    if not Path(str(settings.DATABASES["default"]["NAME"])).exists():
+        call_command("migrate", verbosity=0, interactive=False)
 
 
 def database_from_url(url: str) -> dict[str, object]:

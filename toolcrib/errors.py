@@ -28,6 +28,11 @@ class ToolcribError(Exception):
         self.status = status or self.status
         self.details = dict(details or {})
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong and what to do, for where there is one line."""
+        return f"{self.message} {self.hint}".strip()
+
     def as_json(self) -> dict[str, object]:
         """Return the body every API error has."""
         body: dict[str, object] = {"code": self.code, "message": self.message, "hint": self.hint}

@@ -52,10 +52,11 @@ class RevisionWatch:
 
     async def _follow_stream(self) -> None:
         client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1)
-        last: bytes | str = "$"
+        last: bytes | str = ""
         try:
             while True:
                 try:
+                    last = last or await _newest(client)
                     found = await client.xread({STREAM: last}, block=5000, count=1000)
                 except redis.RedisError:
                     await asyncio.sleep(1)
@@ -66,6 +67,12 @@ class RevisionWatch:
                     self._look.set()
         finally:
             await client.aclose()
+
+
+async def _newest(client: "redis.asyncio.Redis") -> bytes | str:
+    """Where the stream ends now: what comes later is read from here, however long it takes."""
+    entries = await client.xrevrange(STREAM, count=1)
+    return (entries[0][0] if entries else None) or "0-0"
 
 
 def _current() -> int:

@@ -43,6 +43,11 @@ def local_key(path: Path) -> str:
     return key
 
 
+def several(text: str) -> list[str]:
+    """Split a comma-separated list of keys, the first of which encrypts."""
+    return [key.strip() for key in text.split(",")]
+
+
 def required(name: str, value: str) -> str:
     """Return a key that came from the environment, or refuse to start."""
     hint = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(48))'"

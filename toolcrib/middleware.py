@@ -19,13 +19,15 @@ GetResponse = Callable[[HttpRequest], Any]
 
 @sync_and_async_middleware
 def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
-    """Give each request a short id that error pages and logs show."""
+    """Give each request a short id that error pages and logs show, and check its host."""
 
     def begin(request: HttpRequest) -> None:
+        request.get_host()  # raises for a host that is not ours
         request.toolcrib_id = secrets.token_hex(6)  # type: ignore[attr-defined]
 
     def end(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         response.headers["X-Request-Id"] = request.toolcrib_id  # type: ignore[attr-defined]
+        response.headers["X-Content-Type-Options"] = "nosniff"
         return response
 
     if iscoroutinefunction(get_response):

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.tokens import default_token_generator
@@ -21,8 +22,9 @@ from toolcrib.errors import Conflict, Invalid, NotFound
 
 
 def setup_open() -> bool:
-    """Whether nobody has set this installation up yet."""
-    return not User.objects.exists()
+    """Whether no admin has joined this installation yet."""
+    admins = User.objects.filter(is_superuser=True, is_active=True)
+    return not admins.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX).exists()
 
 
 def setup_code() -> str:

@@ -42,7 +42,7 @@ PORT = env.number("PORT", 8000, low=1, high=65535)
 
 if EMBEDDED:
     SECRET_KEY = env.secret("TOOLCRIB_SECRET_KEY") or keys.local_key(DATA_DIR / "secret.key")
-    ENCRYPTION_KEYS = env.secret("TOOLCRIB_ENCRYPTION_KEYS").split(",")
+    ENCRYPTION_KEYS = keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     if not ENCRYPTION_KEYS[0]:
         ENCRYPTION_KEYS = [keys.local_key(DATA_DIR / "encryption.key")]
     ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env.words("TOOLCRIB_HOSTS")]
@@ -50,7 +50,7 @@ else:
     SECRET_KEY = keys.required("TOOLCRIB_SECRET_KEY", env.secret("TOOLCRIB_SECRET_KEY"))
     ENCRYPTION_KEYS = [
         keys.required("TOOLCRIB_ENCRYPTION_KEYS", key)
-        for key in env.secret("TOOLCRIB_ENCRYPTION_KEYS").split(",")
+        for key in keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     ]
     ALLOWED_HOSTS = env.words("TOOLCRIB_HOSTS")
     if not ALLOWED_HOSTS or any(host == "*" or host.startswith(".") for host in ALLOWED_HOSTS):
@@ -105,6 +105,7 @@ INSTALLED_APPS = [
     "lucide",
     "csp",
     "axes",
+    "ninja",
     "toolcrib",
     "catalog",
     "servers",

@@ -25,8 +25,9 @@ def overview(request: HttpRequest) -> HttpResponse:
     if waiting:
         attention.append(
             {
-                "sentence": f"{waiting} tool definition{'s' if waiting > 1 else ''} changed and "
-                "wait for a decision.",
+                "sentence": f"{waiting} definitions wait for a decision."
+                if waiting > 1
+                else "1 definition waits for a decision.",
                 "url": reverse("tools") + "?state=waiting",
                 "verb": "Review changes",
                 "glyph": "pencil",

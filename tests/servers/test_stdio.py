@@ -23,7 +23,7 @@ from tests.upstreams.running import ROOT, stdio_argv, stdio_spec
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
-def program(*argv, cwd=str(ROOT), env=None):
+def program(*argv, cwd=str(ROOT), env=None, hidden=()):
     return ServerSpec(
         server_id=1,
         slug="program",
@@ -32,6 +32,7 @@ def program(*argv, cwd=str(ROOT), env=None):
         argv=tuple(Secret(text) for text in argv),
         cwd=cwd,
         env={name: Secret(value) for name, value in (env or {}).items()},
+        hidden=tuple(Secret(text) for text in hidden),
     )
 
 
@@ -97,7 +98,7 @@ def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
     monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE for itself
 
     async def scenario():
-        options = {"cwd": "", "max_line": 1000, "stderr_bytes": 1000}
+        options = {"cwd": "", "hidden": [], "max_line": 1000, "stderr_bytes": 1000}
         async with running(["/usr/bin/env"], env={"OWN": "1"}, **options) as child:
             return [line async for line in child.messages()]
 
@@ -106,11 +107,16 @@ def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
 
 def test_what_a_program_repeats_of_its_secrets_is_hidden():
     script = "import os, sys; sys.exit('bad key ' + os.environ['KEY'] + ' or ' + sys.argv[1])"
+    secrets = ("hunter2-token", "hunter2-key")
     error = failure(
-        program(sys.executable, "-c", script, "--token=hunter2-token", env={"KEY": "hunter2-key"})
+        program(
+            *(sys.executable, "-c", script, "--token=hunter2-token"),
+            env={"KEY": "hunter2-key"},
+            hidden=secrets,
+        )
     )
     assert error.code == "crashed"
-    assert error.detail == "bad key *** or ***"
+    assert error.detail == "bad key *** or --token=***"
 
 
 def test_no_argument_shows_in_a_command_line_of_ours(tmp_path):

@@ -165,10 +165,10 @@ def test_a_field_is_tied_to_its_help_and_its_errors():
 
 
 def test_progress_shows_where_a_job_stopped():
-    drawn = draw("{% progress 'crm' 'handshake' failed=True note='Answered HTML.' %}")
+    drawn = draw("{% progress 'crm' 'listing' failed=True note='Answered HTML.' %}")
 
     assert drawn.index("#glyph-check") < drawn.index("#glyph-cross") < drawn.index("#glyph-ring")
-    assert "handshake" in drawn
+    assert "listing" in drawn
     assert "Failed" in drawn
 
 

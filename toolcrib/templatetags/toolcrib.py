@@ -57,7 +57,7 @@ SPANS = {
     "removed": '<del><i class="sr-only"> [removed: </i>{}<i class="sr-only">] </i></del>',
 }
 
-STAGES = ("connecting", "handshake", "listing")
+STAGES = ("connecting", "listing")
 
 # Dropped when anything else in the address changes: they point into the old list.
 CURSORS = ("after", "before")

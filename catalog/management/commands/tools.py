@@ -86,7 +86,7 @@ class Command(BaseCommand):
         try:
             done = acts[act](tool, Actor.command(f"tools {act}"))
         except ToolcribError as error:
-            sentence = f"{error.message} {error.hint}".strip()
+            sentence = error.sentence
             return result | {"ok": False, "code": error.code, "message": sentence}
         return result | {"ok": True, "state": done.state, "message": f"now {done.state}"}
 

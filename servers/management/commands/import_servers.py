@@ -92,10 +92,11 @@ def _row(
     runs: dict[int, SyncRun | ToolcribError],
     warnings: dict[str, list[str]],
 ) -> dict[str, Any]:
+    here = item.server or item.known
     row: dict[str, Any] = {
         "name": checks.visible(item.name),
-        "slug": item.server.slug if item.server else None,
-        "status": "saved" if item.server else "failed",
+        "slug": here.slug if here else None,
+        "status": "saved" if item.server else "known" if item.known else "failed",
         "code": item.code,
         "message": item.message,
         "hint": item.hint,

@@ -44,7 +44,9 @@ class Command(BaseCommand):
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:
-                self.stdout.write(f"Asked for {len(servers)} syncs.")
+                self.stdout.write(
+                    f"Asked for {len(servers)} sync{'' if len(servers) == 1 else 's'}."
+                )
             return
         runs = sync_side_by_side(servers, Trigger.MANUAL)
         rows = [_row(server, runs[server.pk]) for server in servers]

@@ -35,7 +35,7 @@ class Command(BaseCommand):
                 expires_at=expires,
             )
         except ToolcribError as error:
-            self.stderr.write(f"{error.message} {error.hint}".strip())
+            self.stderr.write(error.sentence)
             sys.exit(1)
         if options["json"]:
             body = {"token": key.name, "scope": key.scope, "key": text}

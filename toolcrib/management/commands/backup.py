@@ -32,7 +32,7 @@ class Command(BaseCommand):
             key_path = path.with_name(path.name + ".key") if backup.keys_are_files() else None
             header = self._write(path, key_path, force=options["force"])
         except ToolcribError as error:
-            self.stderr.write(backup.explain(error))
+            self.stderr.write(error.sentence)
             sys.exit(1)
         if options["json"]:
             shown = {"file": str(path), "key_file": str(key_path) if key_path else None}

@@ -30,7 +30,7 @@ class Command(BaseCommand):
                 options["name"], ROLES[options["role"]], actor=Actor.command("invite")
             )
         except ToolcribError as error:
-            self.stderr.write(f"{error.message} {error.hint}".strip())
+            self.stderr.write(error.sentence)
             sys.exit(1)
         link = settings.PUBLIC_URL + people.password_path(user)
         if options["json"]:

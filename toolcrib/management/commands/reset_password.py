@@ -24,7 +24,7 @@ class Command(BaseCommand):
         try:
             user = people.reset(options["name"], actor=Actor.command("reset_password"))
         except ToolcribError as error:
-            self.stderr.write(f"{error.message} {error.hint}".strip())
+            self.stderr.write(error.sentence)
             sys.exit(1)
         link = settings.PUBLIC_URL + people.password_path(user)
         if options["json"]:

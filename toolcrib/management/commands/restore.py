@@ -42,7 +42,7 @@ class Command(BaseCommand):
             # Last: until the rows are in, the old keys belong to the old data.
             replaced = backup.install_keys(files)
         except ToolcribError as error:
-            self.stderr.write(backup.explain(error))
+            self.stderr.write(error.sentence)
             sys.exit(1)
         if options["json"]:
             shown = {"rows": done.rows, "key": done.key, "keys_replaced": replaced}
