@@ -27,11 +27,12 @@ def make_tables_if_new(command: Sequence[str]) -> None:
     """Make the tables of an embedded installation nobody has started, for a command of ours."""
     from django.conf import settings
     from django.core.management import call_command, get_commands
+    from django.db import connection
 
     ours = {"catalog", "servers", "sessions_app", "toolcrib"}
     if not settings.EMBEDDED or not command or get_commands().get(command[0]) not in ours:
         return
-    if not Path(str(settings.DATABASES["default"]["NAME"])).exists():
+    if not connection.introspection.table_names():
         call_command("migrate", verbosity=0, interactive=False)
 
 
