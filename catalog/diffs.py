@@ -14,6 +14,8 @@ from catalog.canonical import canonical
 
 Span = tuple[str, str]  # (same | added | removed, text)
 MAX_EDITS = 600
+FACT_EDITS = 60  # a schema has many facts
+TEXTS = ("description", "title", "type")  # shown as written; all else as JSON, so "1" is not 1
 MAX_LINES = 300
 MAX_DEPTH = 70
 WORDS = re.compile(r"\s+|\w+|[^\w\s]")
@@ -67,9 +69,9 @@ def compare(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
     return [section for section in sections if section.spans or section.lines]
 
 
-def words(before: str, after: str) -> tuple[Span, ...]:
-    """Compare two texts word by word."""
-    return tuple(_joined(_edits(WORDS.findall(before), WORDS.findall(after))))
+def words(before: str, after: str, *, limit: int = MAX_EDITS) -> tuple[Span, ...]:
+    """Compare two texts word by word; past `limit` edits the second counts as rewritten."""
+    return tuple(_joined(_edits(WORDS.findall(before), WORDS.findall(after), limit)))
 
 
 def _text(title: str, before: object, after: object) -> Section:
@@ -91,13 +93,18 @@ def _json(value: object) -> str:
 def _schema(title: str, before: object, after: object) -> Section:
     old, new = dict(_nodes(before)), dict(_nodes(after))
     lines: list[Line] = []
-    for path in [*old, *(path for path in new if path not in old)]:
+    differing = [
+        path
+        for path in [*old, *(path for path in new if path not in old)]
+        if old.get(path) != new.get(path)
+    ]
+    for path in differing[:MAX_LINES]:
         was, now = old.get(path), new.get(path)
         if was != now:
             kind = "changed" if was is not None and now is not None else "added"
             kind = "removed" if now is None else kind
             lines.append(Line(kind, path, tuple(_facts(was or {}, now or {}))))
-    return Section(title, lines=tuple(lines[:MAX_LINES]), left_out=max(0, len(lines) - MAX_LINES))
+    return Section(title, lines=tuple(lines), left_out=max(0, len(differing) - MAX_LINES))
 
 
 def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Fact]:
@@ -105,7 +112,7 @@ def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Fact]:
     for word in (*FIRST_FACTS, *names):
         old, new = was.get(word, ""), now.get(word, "")
         if old != new:
-            yield Fact(word, words(old, new))
+            yield Fact(word, words(old, new, limit=FACT_EDITS))
 
 
 def _nodes(schema: object, path: str = "", required: bool = False) -> Iterator[tuple[str, Any]]:
@@ -120,7 +127,7 @@ def _nodes(schema: object, path: str = "", required: bool = False) -> Iterator[t
     needed = schema.get("required")
     names = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
     facts = {
-        key: _as_text(value)
+        key: _as_text(value) if key in TEXTS else _json(value)
         for key, value in schema.items()
         if key not in ("properties", "items", "required", "$defs", "definitions")
     }
@@ -157,13 +164,13 @@ def _annotations(before: object, after: object) -> Section:
 
 
 def _said(value: object) -> str:
-    return SAID[value] if value is None or isinstance(value, bool) else _as_text(value)
+    return SAID[value] if value is None or isinstance(value, bool) else _json(value)
 
 
 # --- Words --------------------------------------------------------------------------------------
 
 
-def _edits(old: Sequence[str], new: Sequence[str]) -> Iterator[Span]:
+def _edits(old: Sequence[str], new: Sequence[str], limit: int) -> Iterator[Span]:
     """Trim what is alike at both ends, and find the shortest edit of the middle."""
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
@@ -173,7 +180,7 @@ def _edits(old: Sequence[str], new: Sequence[str]) -> Iterator[Span]:
         end += 1
     was, now = old[start : len(old) - end], new[start : len(new) - end]
     yield from (("same", word) for word in old[:start])
-    steps = _shortest(was, now)
+    steps = _shortest(was, now, limit)
     if steps is None:
         yield from (("removed", word) for word in was)
         yield from (("added", word) for word in now)
@@ -182,11 +189,11 @@ def _edits(old: Sequence[str], new: Sequence[str]) -> Iterator[Span]:
     yield from (("same", word) for word in old[len(old) - end :])
 
 
-def _shortest(old: Sequence[str], new: Sequence[str]) -> list[Span] | None:
-    """Myers' greedy algorithm; None past MAX_EDITS, so that its cost has a bound."""
+def _shortest(old: Sequence[str], new: Sequence[str], limit: int) -> list[Span] | None:
+    """Myers' greedy algorithm; None past the limit, so that its cost has a bound."""
     furthest = {1: 0}
     trail: list[dict[int, int]] = []
-    for edits in range(min(len(old) + len(new), MAX_EDITS) + 1):
+    for edits in range(min(len(old) + len(new), limit) + 1):
         trail.append(dict(furthest))
         for diagonal in range(-edits, edits + 1, 2):
             down = diagonal == -edits or (

@@ -16,6 +16,8 @@ MAX_DEPTH = 64
 MAX_SUBSCHEMAS = 2_000
 MAX_EXPANDED = 10_000
 MAX_SAFE_INTEGER = 2**53
+MAX_PATTERNS = 50
+MAX_PATTERN = 500
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12|draft/2019-09|draft-07|draft-06)/schema#?"
 )
@@ -67,7 +69,8 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]
         _check_numbers(sub, what)
     _check_references(schema, subschemas, what)
     try:
-        jsonschema_rs.validator_for(schema, retriever=_refuse, validate_formats=False)
+        # Not validator_for: it would compile every pattern, at whatever cost.
+        jsonschema_rs.meta.validate(schema)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
         raise BadSchema(f"{what} is not valid JSON Schema: {message}") from error
@@ -84,13 +87,17 @@ def check_input_schema(schema: object) -> None:
 
 def unenforceable_patterns(schema: dict[str, Any]) -> list[str]:
     """Return patterns that no linear-time engine runs; validation skips them."""
-    found = []
+    seen: set[str] = set()
     for _, sub in walk(schema):
         patterns = [sub.get("pattern"), *_mapping(sub.get("patternProperties"))]
-        for pattern in patterns:
-            if isinstance(pattern, str) and not _compiles(pattern):
-                found.append(pattern)
-    return found
+        seen |= {pattern for pattern in patterns if isinstance(pattern, str)}
+    # Beyond the caps a pattern counts as one that cannot be run, without trying.
+    judged = sorted(seen, key=lambda pattern: (len(pattern), pattern))
+    return [
+        pattern
+        for at, pattern in enumerate(judged)
+        if at >= MAX_PATTERNS or len(pattern) > MAX_PATTERN or not _compiles(pattern)
+    ]
 
 
 def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, dict[str, Any]]]:

@@ -14,6 +14,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Translators and oddities that ipaddress calls global in some versions of Python.
+NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")
+]
 METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")
 
 
@@ -65,6 +70,8 @@ def _kind(address: Address) -> str:
         return "a multicast address"
     if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
         return "a private address"
+    if any(address.version == net.version and address in net for net in NOT_PUBLIC):
+        return "a shared or reserved address"
     if address.is_global:
         return ""
     return "a private address" if address.is_private else "a shared or reserved address"

@@ -129,6 +129,11 @@ def _of_program(program: str, args: list[str]) -> list[str]:
     return warnings
 
 
+def runs_inline_code(argv: Sequence[str]) -> bool:
+    """Whether a program is told what to do in its arguments, also behind env or sudo."""
+    return any("code written in the arguments" in warning for warning in argv_warnings(argv))
+
+
 def _runs_inline_code(program: str, args: list[str]) -> bool:
     family = re.sub(r"[\d.]+w?$", "", program)
     inline = _INLINE.get("node" if family == "nodejs" else family)
@@ -150,7 +155,7 @@ def _unpinned_package(program: str, args: list[str]) -> str:
         if tuple(words[: len(start)]) == start:
             package = _package(words[len(start) :])
             pinned = _NPM_PIN.match(package) if kind == "npm" else _PYTHON_PIN.search(package)
-            local = package.startswith((".", "/", "~", "$"))
+            local = package.startswith((".", "/", "~"))
             if package and not pinned and not local and not _COMMIT.search(package):
                 return package
     return ""

@@ -231,7 +231,7 @@ def test_draft(request: HttpRequest, body: ServerIn) -> checking.Tested:
     """Try a server before registering it. For stdio this runs the program."""
     slug = body.slug or slug_of(body.name, set())
     draft, confirmed = draft_of(body, name=body.name, slug=slug)
-    return checking.check_draft(draft, confirmed=confirmed)
+    return checking.check_draft(draft, confirmed=confirmed, actor=key_actor(request))
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})

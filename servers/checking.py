@@ -45,7 +45,7 @@ def check_server(server: Server, *, actor: Actor) -> Tested:
     return tested
 
 
-def check_draft(draft: ServerDraft, *, confirmed: str) -> Tested:
+def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
     """Test before saving. The same gate stands here: a test runs the program."""
     registry.check_draft(draft, confirmed=confirmed)
     known = Server(
@@ -56,6 +56,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> Tested:
         cwd=draft.cwd,
         url=draft.url,
     )
+    audit.record(actor, "server.test", known, after={"address": known.address, "saved": False})
     filled = [registry.filled(part, draft.variables) for part in known.argv]
     return _try(
         ServerSpec(

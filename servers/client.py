@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 # The SDK logs what servers send, with tracebacks. What matters of it arrives here as an error.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
+MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
 MAX_INSTRUCTIONS = 32 * 1024
 MAX_CLAIM = 200
@@ -407,17 +408,28 @@ async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
     read_end, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, write_end = anyio.create_memory_object_stream[SessionMessage](0)
 
+    unanswered = 0  # requests of the server that no answer was sent to yet
+
     async def receive() -> None:
+        nonlocal unanswered
         strays = 0
         try:
             async for raw in wire.messages():
                 message = _parse(raw)
+                if isinstance(message, types.JSONRPCRequest):
+                    unanswered += 1
                 if message is not None:
                     await read_end.send(SessionMessage(message))
                 elif b'"jsonrpc"' in raw[:4096]:
                     raise _unreadable()
                 elif raw.strip():
                     strays += 1
+                if unanswered > MAX_UNANSWERED:
+                    raise UpstreamError(
+                        f"The server asked more than {MAX_UNANSWERED} things at once and took no "
+                        "answer.",
+                        hint="This is a fault of the server.",
+                    )
                 if strays > MAX_STRAYS:
                     raise UpstreamError(
                         f"The server wrote more than {MAX_STRAYS} lines that are not MCP.",
@@ -435,7 +447,10 @@ async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
             read_end.close()
 
     async def forward() -> None:
+        nonlocal unanswered
         async for message in write_end:
+            if isinstance(message.message, types.JSONRPCResponse | types.JSONRPCError):
+                unanswered -= 1
             line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 await wire.send(line.encode())

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from servers import plain_secrets
+from servers.advice import runs_inline_code
 from servers.checks import (
+    PLACEHOLDER,
     OWN_HEADERS,
     argv_warnings,
     check_argv,
@@ -26,6 +28,7 @@ from servers.secret import Secret
 
 MAX_PAIRS = 200
 MAX_MOVED = 50
+HOLDS_SECRETS = frozenset({"headers", "env", "auth", "authorization", "oauth", "credentials"})
 MAX_UNKNOWN = 16 * 1024  # of JSON
 
 _TRANSPORTS = {
@@ -169,7 +172,16 @@ class _Entry:
             raise Refused("The command holds a secret.", "Move it to env or args.", "bad_argv")
         args = [self.bindings.kept(arg) for arg in self.args()]
         check_argv([command, *args], "")
-        args = plain_secrets.out_of_args(args, self.move)
+        if runs_inline_code([command, *args]):
+            # All of the code must be there to be read: nothing is moved out of it.
+            if any(PLACEHOLDER.search(arg) for arg in args):
+                raise Refused(
+                    "It runs code written in its arguments, and a variable would hide a part.",
+                    "Write the code out, and pass values by env.",
+                    "bad_argv",
+                )
+        else:
+            args = plain_secrets.out_of_args(args, self.move)
         check_argv([command, *args], "" if "${" in cwd else cwd)
         self.warnings += argv_warnings([command, *args])
         return command, tuple(args), cwd
@@ -331,15 +343,23 @@ class _Entry:
             return {}
         return {_without_nul(key): self.without_secrets(key, v) for key, v in unknown.items()}
 
-    def without_secrets(self, name: str, value: object) -> object:
-        """Copy a value that is kept but never used: a secret in it is worth nothing here."""
+    def without_secrets(self, name: str, value: object, *, among: bool = False) -> object:
+        """Copy a value that is kept but never used: a secret in it is worth nothing here.
+
+        `among`: below a field such as headers, every text may be one.
+        """
+        among = among or name.lower() in HOLDS_SECRETS
         if isinstance(value, dict):
-            return {_without_nul(k): self.without_secrets(k, item) for k, item in value.items()}
+            return {
+                _without_nul(key): self.without_secrets(key, item, among=among)
+                for key, item in value.items()
+            }
         if isinstance(value, list):
-            return [self.without_secrets(name, item) for item in value]
+            return [self.without_secrets(name, item, among=among) for item in value]
         if not isinstance(value, str):
             return value
-        speaks = plain_secrets.speaks_of_secret(name) and not re.fullmatch(r"\$\{.*\}", value)
+        speaks = among or plain_secrets.speaks_of_secret(name)
+        speaks = speaks and not re.fullmatch(r"\$\{.*\}", value)
         if value and (speaks or plain_secrets.looks_like_secret(value) or "://" in value):
             kept = "•••" if speaks else plain_secrets.out_of_args([value], lambda *_: "•••")[0]
             if kept != value:

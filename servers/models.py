@@ -1,5 +1,6 @@
 """The servers' nouns: Server, Credential, SyncRun."""
 
+import json
 from urllib.parse import urlsplit
 
 from django.db import models
@@ -126,7 +127,7 @@ class Server(models.Model):
 def origin_of(transport: str, url: str, command: str, args: list[str], cwd: str) -> str:
     """Name the party that would receive a credential: an origin, or an exact program."""
     if transport == Transport.STDIO:
-        return "program:" + "\x1f".join([cwd, command, *args])
+        return "program:" + json.dumps([cwd, command, *args])
     parts = urlsplit(url)
     default = 443 if parts.scheme == "https" else 80
     return f"{parts.scheme}://{parts.hostname}:{parts.port or default}"

@@ -136,9 +136,16 @@ class Bindings:
         return self.references.replace(text, write)
 
     def kept(self, text: str) -> str:
-        """Write every reference as ${NAME}, and remember the values beside the text."""
+        """Write references as ${NAME}, and remember the values beside the text.
+
+        A default stands in the text for all to read, and is written out: what is confirmed must
+        not be hidden behind a name.
+        """
 
         def write(reference: Reference) -> str:
+            value = self.references.value(reference.name)
+            if value is None and reference.name in self.defaults:
+                return self.defaults[reference.name]
             value = self.value(reference)
             if value is not None:
                 self.used[reference.name] = value

@@ -17,6 +17,7 @@ from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Group, Revision
 from servers import checks
+from servers.advice import runs_inline_code
 from servers.credentials import decrypt, encrypt, origin_digest
 from servers.drafts import RESERVED_SLUGS, ServerDraft
 from servers.models import (
@@ -85,6 +86,12 @@ def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
             hint="Write the program out; an argument may be a variable.",
             code="bad_argv",
         )
+    if runs_inline_code(argv) and any(checks.PLACEHOLDER.search(word) for word in argv):
+        raise Invalid(
+            "It runs code written in its arguments, and a variable would hide a part of it.",
+            hint="Write the code out, and pass values by env.",
+            code="bad_argv",
+        )
     if confirmed != checks.argv_digest(argv, cwd):
         raise NotConfirmed(argv)
 
@@ -107,6 +114,8 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
             checks.check_header(name, value.reveal())
     else:
         raise Invalid("A transport is stdio, http or sse.", code="bad_transport")
+    for name, value in draft.variables.items():
+        check_variable(name, value, [draft.command, *draft.args])
     if draft.missing:
         names = ", ".join(draft.missing)
         raise Invalid(
@@ -114,6 +123,23 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
             hint="Set them in the environment, or enter them in place of the reference.",
             code="variables_missing",
             details={"missing": list(draft.missing)},
+        )
+
+
+def check_variable(name: str, value: Secret, argv: Sequence[str]) -> None:
+    """Let a variable fill in a value, and never become an option of a confirmed program."""
+    if not checks.PLACEHOLDER.fullmatch(f"${{{name}}}") or len(name) > 200:
+        raise Invalid(
+            "A variable's name has letters, digits and _, at most 200.", code="bad_variable"
+        )
+    text = value.reveal()
+    if any(ord(char) < 32 or ord(char) == 127 for char in text):
+        raise Invalid(f"The value of {name} holds control characters.", code="bad_variable")
+    if text.startswith("-") and any(word.startswith(f"${{{name}}}") for word in argv):
+        raise Invalid(
+            f"The value of {name} begins with -, which would make it an option of the program.",
+            hint="Write options out, so that they can be confirmed.",
+            code="bad_variable",
         )
 
 
@@ -201,6 +227,8 @@ def set_credentials(
             checks.check_header(name, value.reveal())
         elif kind == CredentialKind.ENV and value is not None:
             checks.check_env(name, value.reveal())
+        elif kind == CredentialKind.VARIABLE and value is not None:
+            check_variable(name, value, server.argv)
     gone = [name for name, value in values.items() if value is None]
     kept = {name: value for name, value in values.items() if value is not None}
     server.credentials.filter(kind=kind, name__in=gone).delete()

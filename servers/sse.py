@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from servers.faults import UpstreamError, not_mcp
+from django.conf import settings
+
+from servers.faults import UpstreamError, megabytes, not_mcp
 from servers.network import (
     MAX_REDIRECTS,
     Attempt,
@@ -95,13 +97,23 @@ def _observe() -> Attempt:
 
 
 async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
-    """Parse an event stream into names and data. The network layer caps the size of an event."""
+    """Parse an event stream into names and data.
+
+    The network layer caps events too, but takes a bare carriage return for a line's end.
+    """
     buffer = bytearray()
-    name, data = "message", list[bytes]()
+    name, data, held = "message", list[bytes](), 0
     async with aclosing(chunks):
         async for chunk in chunks:
             searched = len(buffer)
             buffer += chunk
+            if len(buffer) + held > settings.MAX_MESSAGE_BYTES:
+                raise UpstreamError(
+                    "The server sent an event of more than "
+                    f"{megabytes(settings.MAX_MESSAGE_BYTES)}.",
+                    code="too_large",
+                    hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
+                )
             while (end := buffer.find(b"\n", searched)) >= 0:
                 line = bytes(buffer[:end]).rstrip(b"\r")
                 del buffer[: end + 1]
@@ -110,8 +122,9 @@ async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
                 value = value.removeprefix(b" ")
                 if not line:
                     yield name, b"\n".join(data)
-                    name, data = "message", []
+                    name, data, held = "message", [], 0
                 elif field == b"data":
                     data.append(value)
+                    held += len(value) + 32  # of Python's own
                 elif field == b"event":
                     name = value.decode("utf-8", "replace")

@@ -4,6 +4,7 @@
 attacked through a cookie; everything else goes to ordinary Django.
 """
 
+import json
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -18,8 +19,10 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
+from toolcrib.errors import ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
 
+SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,6 +39,36 @@ class ApiHandler(ASGIHandler):
             super().load_middleware(is_async)
         finally:
             settings.MIDDLEWARE = usual
+
+
+class BodyTooLarge(Exception):
+    """The client sends more than is ever looked at. Raised before Django writes it to disk."""
+
+
+def _capped(receive: Receive) -> Receive:
+    """Count a request's body as it comes in, whoever sends it."""
+    size = 0
+
+    async def counted() -> MutableMapping[str, Any]:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        if size > settings.MAX_BODY_BYTES + SLACK:
+            raise BodyTooLarge
+        return message
+
+    return counted
+
+
+async def _refuse(send: Send) -> None:
+    error = ToolcribError(
+        f"The request is over {settings.MAX_BODY_BYTES // 1024} KB.",
+        hint="Send less at a time.",
+        code="too_large",
+    )
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(error.as_json()).encode()})
 
 
 class Router:
@@ -55,7 +88,10 @@ class Router:
             )
         is_api = scope["path"].startswith("/api/") and scope["path"] != DOCS
         handler = self.api if is_api else self.pages
-        await handler(scope, receive, send)  # type: ignore[arg-type]
+        try:
+            await handler(scope, _capped(receive), send)  # type: ignore[arg-type]
+        except BodyTooLarge:
+            await _refuse(send)
 
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -628,7 +628,7 @@ def bring_in(argv, confirmed):
 
 
 def try_out(argv, confirmed):
-    checking.check_draft(draft_of(argv), confirmed=confirmed)
+    checking.check_draft(draft_of(argv), confirmed=confirmed, actor=SYSTEM)
 
 
 def try_out_saved(argv, confirmed):
