@@ -18,6 +18,7 @@ MAX_EXPANDED = 10_000
 MAX_SAFE_INTEGER = 2**53
 MAX_PATTERNS = 50
 MAX_PATTERN = 500
+MAX_PATTERN_KEPT = 20_000
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12|draft/2019-09|draft-07|draft-06)/schema#?"
 )
@@ -67,10 +68,15 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]
     for _, sub in subschemas:
         _check_dialect(sub, what)
         _check_numbers(sub, what)
+        if len(str(sub.get("pattern", ""))) > MAX_PATTERN_KEPT:
+            raise BadSchema(f"{what} has a pattern of over {MAX_PATTERN_KEPT:,} characters")
     _check_references(schema, subschemas, what)
     try:
-        # Not validator_for: it would compile every pattern, at whatever cost.
         jsonschema_rs.meta.validate(schema)
+        # Without its patterns, which would be compiled at whatever cost.
+        jsonschema_rs.validator_for(
+            _without_patterns(schema), retriever=_refuse, validate_formats=False
+        )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
         raise BadSchema(f"{what} is not valid JSON Schema: {message}") from error
@@ -117,6 +123,21 @@ def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, 
             if isinstance(value, list):
                 stack.extend((None, sub) for sub in value)
         stack.extend((None, node[key]) for key in SCHEMAS if key in node)
+
+
+def _without_patterns(node: Any) -> Any:
+    """Copy a schema without what must be compiled. Depth is bounded before."""
+    if isinstance(node, list):
+        return [_without_patterns(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        key: {str(at): _without_patterns(sub) for at, sub in enumerate(value.values())}
+        if key == "patternProperties" and isinstance(value, dict)
+        else _without_patterns(value)
+        for key, value in node.items()
+        if not (key == "pattern" and isinstance(value, str))
+    }
 
 
 def required_names(schema: dict[str, Any]) -> set[str]:

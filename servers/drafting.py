@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from servers import plain_secrets
 from servers.advice import runs_inline_code
 from servers.checks import (
-    PLACEHOLDER,
     OWN_HEADERS,
+    PLACEHOLDER,
     argv_warnings,
     check_argv,
     check_env,

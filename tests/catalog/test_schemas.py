@@ -1,3 +1,4 @@
+import resource
 import time
 from contextlib import suppress
 
@@ -204,7 +205,27 @@ def test_a_pattern_that_takes_for_ever_elsewhere_is_enforced_in_linear_time():
 
 def test_a_pattern_of_a_megabyte_is_refused_at_once():
     """Hostile input 14."""
-    assert "not valid" in refusal(with_property(type="string", pattern="(a|b)" * 200_000))
+    assert "pattern" in refusal(with_property(type="string", pattern="(a|b)" * 200_000))
+
+
+def test_patterns_that_cost_seconds_to_compile_are_judged_at_once_and_flagged():
+    """Hostile input 14: a definition of 22 KB took 25 s and 2.6 GB where each was compiled."""
+    costly = {f"p{at}": {"type": "string", "pattern": rf"\p{{L}}{{150}}{at}"} for at in range(400)}
+    schema = {"type": "object", "properties": costly}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    check_input_schema(schema)
+
+    assert len(unenforceable_patterns(schema)) >= 350
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 400_000, f"grew by {grown} KB"
+
+
+@pytest.mark.parametrize("pattern", ["[", "(?=x)", "(?<=x)y", "x" * 501])
+def test_a_pattern_that_cannot_be_run_is_flagged(pattern):
+    schema = with_property(type="string", pattern=pattern)
+    check_input_schema(schema)
+    assert unenforceable_patterns(schema) == [pattern]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +240,6 @@ def test_a_pattern_of_a_megabyte_is_refused_at_once():
         {"enum": {}},
         {"type": "objekt"},
         {"required": "a"},
-        {"pattern": "["},
         {"pattern": 7},
         {"properties": []},
         {"title": "\ud800"},

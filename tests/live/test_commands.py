@@ -62,3 +62,11 @@ def test_the_interactive_documents_need_no_other_host(toolcrib):
     assert b"/static/ninja/swagger-ui-bundle.js" in page
     assert toolcrib.get("/static/ninja/swagger-ui-init.js")[0] == 200
     assert toolcrib.get("/api/v1/openapi.json", headers={"Host": "evil.test"})[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/api/v1/servers", "/nowhere"])
+def test_a_body_over_the_cap_is_refused_while_it_comes_in(toolcrib, path):
+    status, answer = toolcrib.get(path, method="POST", data=b"x" * 3_000_000)
+    assert status == 413
+    assert json.loads(answer)["error"]["code"] == "too_large"
+    assert toolcrib.get("/livez")[0] == 200

@@ -257,8 +257,9 @@ class TestVariables:
             server(command="x", args=["${env:A}", "${B:-two}", "p/${input:my-id}", "${C}"]),
             variables={"A": "one", "my-id": "three"},
         )
-        assert draft.args == ("${A}", "${B}", "p/${my_id}", "${C}")
-        assert revealed(draft.variables) == {"A": "one", "B": "two", "my_id": "three"}
+        # A default stands in the text for all to read: what runs is shown with it.
+        assert draft.args == ("${A}", "two", "p/${my_id}", "${C}")
+        assert revealed(draft.variables) == {"A": "one", "my_id": "three"}
         assert draft.missing == ("C",)
         assert not draft.ready
 
@@ -301,7 +302,7 @@ class TestVariables:
 
     def test_two_defaults_for_one_name_are_said(self):
         draft = only(server(command="x", args=["${A:-1}", "${A:-2}"]))
-        assert revealed(draft.variables) == {"A": "1"}
+        assert draft.args == ("1", "1")
         assert any("two different defaults" in warning for warning in draft.warnings)
 
 
@@ -358,8 +359,6 @@ class TestPlainSecrets:
             ["--sort-key", "name"],
             ["--token-env", "GITHUB_TOKEN"],
             ["--token", "--verbose"],
-            ["--token", "${TOKEN:-x}"],
-            ["--header", "Authorization: Bearer ${TOKEN:-x}"],
             ["-y", "@modelcontextprotocol/server-github@1.0.0"],
             ["https://x.example/mcp?page=2"],
             ["/home/me/projects/a-rather-long-folder-name-2024"],
@@ -367,7 +366,7 @@ class TestPlainSecrets:
     )
     def test_ordinary_arguments_stay_as_they_are(self, args):
         draft = only(server(command="x", args=args))
-        assert [arg.replace(":-x", "") for arg in args] == list(draft.args)
+        assert args == list(draft.args)
         assert draft.secrets_found == 0
 
     @pytest.mark.parametrize(
@@ -403,8 +402,29 @@ class TestPlainSecrets:
         draft = only(
             server(url="https://x.example", auth={"CLIENT_ID": "me", "CLIENT_SECRET": "hunter2"})
         )
-        assert draft.unknown == {"auth": {"CLIENT_ID": "me", "CLIENT_SECRET": "•••"}}
+        assert draft.unknown == {"auth": {"CLIENT_ID": "•••", "CLIENT_SECRET": "•••"}}
         assert any("auth" in warning for warning in draft.warnings)
+
+
+class TestInlineCode:
+    """What a person confirms is all there is to run."""
+
+    @pytest.mark.parametrize(
+        "args",
+        [["-c", "echo ${NAME}"], ["-lc", "run ${input:x}"]],
+    )
+    def test_a_variable_in_code_is_refused(self, args):
+        check = parse(server(command="sh", args=args), variables={"NAME": "x", "x": "y"})
+        assert [problem.code for problem in check.problems] == ["bad_argv"]
+
+    def test_a_default_in_code_is_written_out(self):
+        draft = only(server(command="sh", args=["-c", "${REGION:-touch /tmp/x}"]))
+        assert draft.args == ("-c", "touch /tmp/x")
+
+    def test_nothing_is_moved_out_of_code(self):
+        draft = only(server(command="sh", args=["-c", "token=$(touch /tmp/x) exit"]))
+        assert draft.args == ("-c", "token=$(touch /tmp/x) exit")
+        assert not draft.variables
 
 
 class TestNamesAndDuplicates:

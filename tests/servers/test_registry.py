@@ -34,3 +34,33 @@ def test_a_slug_that_is_no_slug_or_an_address_of_ours_is_refused(db, slug):
     with pytest.raises(Invalid) as refused:
         registry.add_server(draft, actor=SYSTEM)
     assert refused.value.code == "bad_slug"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MODE", "-copen('x','w')"), ("MODE", "a\nb"), ("a" * 201, "x"), ("a\0", "x"), ("1a", "x")],
+)
+def test_a_variable_fills_in_a_value_and_never_an_option_of_a_confirmed_program(db, name, value):
+    draft = ServerDraft(
+        name="mode",
+        slug="mode",
+        transport="stdio",
+        command="python3",
+        args=("${MODE}",),
+        variables={"MODE": Secret("script.py")},
+    )
+    digest = checks.argv_digest(draft.argv, draft.cwd)
+    server = registry.add_server(draft, actor=SYSTEM, confirmed=digest)
+
+    with pytest.raises(Invalid) as refused:
+        registry.set_credentials(server, "variable", {name: Secret(value)}, actor=SYSTEM)
+
+    assert refused.value.code == "bad_variable"
+    assert [part.reveal() for part in registry.spec_of(server).argv] == ["python3", "script.py"]
+
+
+def test_code_in_arguments_with_a_variable_passes_no_gate(db):
+    argv = ["sh", "-c", "echo ${NAME}"]
+    with pytest.raises(Invalid) as refused:
+        registry.check_program(argv, "", confirmed=checks.argv_digest(argv, ""))
+    assert refused.value.code == "bad_argv"
