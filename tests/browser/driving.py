@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
@@ -26,6 +27,7 @@ ARGS = [
     "--no-proxy-server",
 ]
 THEMES = ("light", "dark")
+PICTURES = ROOT / ".cache" / "screenshots"  # one of each page, from the last run
 PATIENCE = 30_000  # milliseconds for a sync to end
 
 expect.set_options(timeout=10_000)
@@ -97,10 +99,14 @@ def watch(context: BrowserContext) -> list[str]:
 
 
 def axe(page: Page) -> list[str]:
-    """Run axe-core over the page as it is, and return what it finds."""
+    """Run axe-core over the page as it is, keep a picture of it, and return what is found."""
     folder = parts.npm_folder()
     assert folder, "axe-core is not installed"
     source = (parts.NPM / "node_modules" / "axe-core" / "axe.min.js").read_text()
+    scheme = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
+    name = re.sub(r"\W+", "-", urlsplit(page.url).path).strip("-") or "overview"
+    picture = page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=True)
+    assert len(picture) > 5_000, f"{page.url} looks empty"
     page.evaluate(source)
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [

@@ -582,3 +582,23 @@ def test_the_claims_of_a_server_are_cut():
     connection = run(scenario())
     assert connection.server_info == {"name": "n" * 200, "version": "v" * 200}
     assert len(connection.instructions.encode()) == 32 * 1024
+
+
+def test_a_server_of_an_unknown_version_is_refused_in_words():
+    """Hostile input 29."""
+    error = run(failure(stdio_spec("raw_stdio", "--era", "unknown")))
+    assert error.code == "protocol"
+    assert error.message.endswith(".")
+
+
+def test_a_server_that_claims_the_new_era_and_answers_as_the_old_did_is_listed():
+    """Hostile input 29: its list carries no resultType and no ttl."""
+
+    async def scenario():
+        async with connect(stdio_spec("raw_stdio", "--era", "modern")) as connection:
+            return connection.protocol_version, await connection.list_tools()
+
+    version, listing = run(scenario())
+    assert version == "2026-07-28"
+    assert len(listing.tools) == 1
+    assert listing.ttl_ms is None

@@ -19,6 +19,7 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.stdio import INHERITED, Child, running
 from tests.upstreams.running import ROOT, stdio_argv, stdio_spec
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -413,3 +414,26 @@ def test_what_no_system_can_pass_on_is_refused_before_anything_runs():
     assert failure(program(*argv, "a\0b")).code == "not_executable"
     for env in ({"A": "a\0b"}, {"A=B": "c"}, {"": "c"}):
         assert failure(program(*argv, env=env)).code == "not_executable"
+
+
+def test_a_program_that_multiplies_leaves_nothing_when_it_is_stopped(tmp_path):
+    """Hostile input 26: what it starts, in sessions of their own, ends with it."""
+    note = tmp_path / "pids"
+    script = (
+        "import os, subprocess, sys, time\n"
+        "many = [subprocess.Popen(['sleep', '600'], start_new_session=True) for _ in range(60)]\n"
+        f"open({str(note)!r}, 'w').write(' '.join(str(one.pid) for one in many))\n"
+        "time.sleep(600)\n"
+    )
+
+    def pids():
+        return [int(pid) for pid in note.read_text().split()] if note.exists() else []
+
+    async def scenario():
+        options = {"cwd": "", "env": {}, "hidden": [], "max_line": 1000, "stderr_bytes": 1000}
+        async with running([sys.executable, "-c", script], **options):
+            await asyncio.to_thread(wait_for, lambda: len(pids()) == 60)
+            return pids()
+
+    started = asyncio.run(scenario())
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 15)

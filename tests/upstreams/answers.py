@@ -6,6 +6,7 @@ from typing import Any
 
 MODERN = "2026-07-28"
 LEGACY = "2025-11-25"
+UNKNOWN = "2099-01-01"
 INFO = {"name": "raw", "version": "1.0"}
 ONE_TOOL = '{"tools": [{"name": "ping", "inputSchema": {"type": "object"}}]}'
 
@@ -24,7 +25,10 @@ def answer(message: dict[str, Any], tools: str, era: str) -> str | None:
         return None
     method = message["method"]
     results = {"tools/list": tools}
-    if era == "modern":
+    if era == "unknown":
+        capable = {"capabilities": {"tools": {}}, "serverInfo": INFO}
+        results["initialize"] = json.dumps({"protocolVersion": UNKNOWN, **capable})
+    elif era == "modern":
         results["server/discover"] = json.dumps(
             {
                 "resultType": "complete",

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--at", choices=("start", "list"), default="start")
     parser.add_argument("--tools-file")
-    parser.add_argument("--era", choices=("legacy", "modern"), default="modern")
+    parser.add_argument("--era", choices=("legacy", "modern", "unknown"), default="modern")
     parser.add_argument("--note")
     parser.add_argument("--stay", action="store_true", help="do not leave when stdin ends")
     parser.add_argument("--secret", help="an argument that means nothing")
