@@ -3,6 +3,8 @@
 from itertools import count
 from typing import Any
 
+from django.db import transaction
+
 from catalog import ingest
 from catalog.definitions import RemoteTool, read_tool, read_tools
 from catalog.ingest import Ingested
@@ -55,9 +57,10 @@ def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingest
     tools, rejections = read_tools(items, **CAPS)
     ids = ingest.prepare(tools)
     findings = ingest.judge(server, tools)
-    return ingest.apply(
-        server, tools, rejections, ids, findings=findings, allow_removals=allow_removals
-    )
+    with transaction.atomic():
+        return ingest.apply(
+            server, tools, rejections, ids, findings=findings, allow_removals=allow_removals
+        )
 
 
 def make_tool(server: Server | None = None, name: str = "search", **fields: Any) -> Tool:

@@ -25,7 +25,8 @@ def source(tmp_path_factory):
     toolcrib = Installation(tmp_path_factory.mktemp("source") / "data")
     with running_http("healthy") as url, toolcrib:
         toolcrib.token("admin")
-        toolcrib.command("invite", "ada@example.org", "--role", "admin", "--skip-checks")
+        join = "from toolcrib import people; people.set_up('ada@example.org', 'a long quiet river')"
+        assert toolcrib.command("shell", "-c", join).returncode == 0
         body = {"name": "weather", "transport": "http", "url": url}
         status, answer = toolcrib.api("POST", "/servers", body | {"headers": {"X-Key": CANARY}})
         assert status == 201, answer
