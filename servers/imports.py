@@ -87,10 +87,11 @@ def save(
         Imported(problem.name, code=problem.code, message=problem.message, hint=problem.hint)
         for problem in check.problems
     ]
+    before = {} if again else _registered()
     for draft in check.drafts:
         if only is not None and draft.slug not in only:
             continue
-        twin = None if again else _registered(draft)
+        twin = before.get(target_of(draft))
         if twin is not None:
             done.append(
                 Imported(draft.name, known=twin, message=f"Registered already as {twin.slug}.")
@@ -108,12 +109,12 @@ def save(
     return done
 
 
-def _registered(draft: ServerDraft) -> Server | None:
-    target = target_of(draft)
-    for row in Server.objects.filter(transport=draft.transport):
-        if target_string(row.transport, row.url, row.command, row.args) == target:
-            return row
-    return None
+def _registered() -> dict[str, Server]:
+    """Servers by what they connect to, as they stand before an import."""
+    return {
+        target_string(row.transport, row.url, row.command, row.args): row
+        for row in Server.objects.order_by("-pk")
+    }
 
 
 def export_text() -> str:
