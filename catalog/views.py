@@ -139,7 +139,7 @@ def override(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = _find(public_name), OverrideForm(request.POST)
     if form.is_valid():
         try:
-            writes.override_description(
+            tool = writes.override_description(
                 tool, form.cleaned_data["description"], actor=actor_of(request)
             )
         except ToolcribError as error:
@@ -156,7 +156,7 @@ def policy(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = _find(public_name), PolicyForm(request.POST)
     if not form.is_valid():
         return _tool_page(request, tool, status=422, policy_form=form)
-    writes.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
+    tool = writes.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
     said = "allowed" if tool.call_policy == "allow" else "denied"
     return _done(request, tool, f"Calls to {tool.public_name} are {said}.")
 
