@@ -255,6 +255,19 @@ class Revision(models.Model):
         transaction.on_commit(announce)
 
 
+class CatalogSnapshot(models.Model):
+    """What a session was given when it opened, addressed by its content. Never changed."""
+
+    sha256 = models.CharField(max_length=64, unique=True)
+    text = models.TextField()  # for the system prompt
+    body = models.TextField()  # canonical JSON: groups, the tools array, what was left out, pins
+    tokens = models.PositiveIntegerField()  # of the text
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return self.sha256[:12]
+
+
 class AuditQuerySet(models.QuerySet["AuditEntry"]):
     def update(self, **kwargs: Any) -> int:
         raise TypeError("The audit log is append-only.")
