@@ -1,4 +1,4 @@
-"""The admin API of the catalog: tools, their definitions and approvals, groups, the audit log."""
+"""The admin API of the catalog: tools, their definitions and approvals, the audit log."""
 
 from datetime import datetime
 from typing import Any
@@ -8,7 +8,7 @@ from ninja import Body, Router, Schema, Status
 
 from catalog import ingest, tools
 from catalog.audit import sentence
-from catalog.models import AuditEntry, Definition, Group, Tool
+from catalog.models import AuditEntry, Definition, Tool
 from catalog.people import key_actor
 from toolcrib.api_shapes import ERRORS, Strict
 from toolcrib.errors import Invalid, NotFound
@@ -61,14 +61,6 @@ class ChangeOut(Schema):
     decided_by: str
     before: dict[str, Any] | None
     after: dict[str, Any]
-
-
-class GroupOut(Schema):
-    group_id: str
-    display_name: str
-    description: str
-    follows: str | None
-    tools: int
 
 
 class AuditOut(Schema):
@@ -227,20 +219,6 @@ def history(request: HttpRequest, name: str) -> list[dict[str, Any]]:
             "after": change.after.tool,
         }
         for change in changes
-    ]
-
-
-@router.get("/groups", response={200: list[GroupOut], **ERRORS}, tags=["groups"])
-def list_groups(request: HttpRequest) -> list[dict[str, Any]]:
-    return [
-        {
-            "group_id": group.group_id,
-            "display_name": group.display_name,
-            "description": group.description,
-            "follows": group.follows.slug if group.follows else None,
-            "tools": group.memberships.count(),
-        }
-        for group in Group.objects.select_related("follows")
     ]
 
 

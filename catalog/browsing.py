@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from django.db.models import Case, Count, F, IntegerField, Q, QuerySet, Sum, Value, When
+from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
@@ -201,10 +201,15 @@ def counts() -> Counts:
 # --- Groups -------------------------------------------------------------------------------------
 
 SERVABLE = Q(
+    Q(memberships__tool__server=None) | Q(memberships__tool__server__enabled=True),
     memberships__tool__approved__isnull=False,
     memberships__tool__state__in=[ToolState.AVAILABLE, ToolState.WAITING],
 )
-PRELOADED = Q(memberships__preload=True) | Q(memberships__preload=None, preload_default=True)
+PRELOADED = (
+    Q(deferred=False)
+    | Q(memberships__preload=True)
+    | Q(memberships__preload=None, preload_default=True)
+)
 
 
 def groups() -> QuerySet[Group]:
@@ -228,21 +233,22 @@ def _tokens(condition: Q) -> Coalesce:
 
 
 def members(group: Group, *, offset: int, size: int = PAGE) -> Page[Membership]:
-    rows = (
-        group.memberships.select_related(
-            "tool", "tool__server", "tool__approved", "tool__latest", "group"
-        )
-        .annotate(
-            preloaded=Case(
-                When(preload=None, then=Value(int(group.preload_default))),
-                When(preload=True, then=Value(1)),
-                default=Value(0),
-                output_field=IntegerField(),
-            )
-        )
-        .order_by("-preloaded", "position", "tool__name")
-    )
+    """Return a page of a group's members in the order agents see them."""
+    rows = group.memberships.select_related(
+        "tool", "tool__server", "tool__approved", "tool__latest"
+    ).order_by("position", "tool__public_name")
     return _page(rows, offset, size)
+
+
+def candidates(group: Group, wanted: ToolFilter, *, size: int = PAGE) -> Page[Tool]:
+    """Return the first tools that could be added to a group."""
+    rows = (
+        Tool.objects.with_definitions()
+        .filter(wanted.condition())
+        .exclude(memberships__group=group)
+        .order_by("public_name")
+    )
+    return _page(rows, 0, size)
 
 
 # --- Audit log ----------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Addresses of the catalog's pages.
 
 A tool may have any name, so nothing else lives directly under tools/: what is not a tool has two
-parts, the second of which is no act upon a tool.
+parts, the second of which is no act upon a tool. So it is with groups/.
 """
 
 from django.urls import URLPattern, path
 
-from catalog import views
+from catalog import group_views, views
 
 urlpatterns: list[URLPattern] = [
     path("tools", views.tools, name="tools"),
@@ -21,7 +21,16 @@ urlpatterns: list[URLPattern] = [
     path("tools/<str:public_name>/keep-old", views.keep_old, name="tool-keep-old"),
     path("tools/<str:public_name>/edit", views.edit, name="tool-edit"),
     path("tools/<str:public_name>/delete", views.delete, name="tool-delete"),
-    path("groups", views.groups, name="groups"),
-    path("groups/<path:group_id>", views.group, name="group"),
+    path("groups", group_views.groups, name="groups"),
+    path("groups/all/create", group_views.create, name="group-create"),
+    path("groups/all/order", group_views.order, name="groups-order"),
+    path("groups/undo/<int:entry_id>", group_views.undo, name="group-undo"),
+    path("groups/<str:group_id>", group_views.group, name="group"),
+    path("groups/<str:group_id>/edit", group_views.edit, name="group-edit"),
+    path("groups/<str:group_id>/assign", group_views.assign, name="group-assign"),
+    path("groups/<str:group_id>/remove", group_views.remove, name="group-remove"),
+    path("groups/<str:group_id>/order", group_views.order_members, name="group-order"),
+    path("groups/<str:group_id>/preload", group_views.preload, name="group-preload"),
+    path("groups/<str:group_id>/delete", group_views.delete, name="group-delete"),
     path("audit", views.audit_log, name="audit"),
 ]

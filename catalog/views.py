@@ -1,4 +1,4 @@
-"""Pages of the catalog: tools, groups, the audit log. A view fetches, asks and answers."""
+"""Pages of the catalog: tools, the audit log. A view fetches, asks and answers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -259,36 +259,7 @@ def delete(request: HttpRequest, public_name: str) -> HttpResponse:
     return redirect("tools")
 
 
-# --- Groups and the audit log -------------------------------------------------------------------
-
-
-@require_safe
-@operator_required
-def groups(request: HttpRequest) -> HttpResponse:
-    found = list(browsing.groups())
-    scale = max((one.all_tokens for one in found), default=0)  # type: ignore[attr-defined]
-    return render(request, "catalog/groups.html", {"groups": found, "scale": scale})
-
-
-@require_safe
-@operator_required
-def group(request: HttpRequest, group_id: str) -> HttpResponse:
-    found = browsing.groups().filter(group_id=group_id.replace("\0", "")).first()
-    if found is None:
-        raise NotFound("There is no group of this name.", hint="The list of groups has them all.")
-    page = browsing.members(found, offset=browsing.offset_of(request.GET))
-    rows = [(facets.row(member.tool), member) for member in page.rows]
-    return render(
-        request,
-        "catalog/group.html",
-        {
-            "group": found,
-            "rows": rows,
-            "page": page,
-            "shown": page.says("tool"),
-            "maximum": max((row.tokens or 0 for row, _ in rows), default=0),
-        },
-    )
+# --- The audit log ------------------------------------------------------------------------------
 
 
 @require_safe

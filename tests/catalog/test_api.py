@@ -276,19 +276,10 @@ def test_a_custom_tool_is_replaced_and_deleted(api, db):
     assert is_error(api("GET", "/tools/ticket"), 404, "not_found")
 
 
-def test_groups_and_the_log_are_listed(api, weather):
+def test_the_log_is_listed(api, weather):
     make_tool(weather, "a")
     api("POST", "/tools/weather__a/hold", {"reason": "Odd."})
 
-    assert api("GET", "/groups")[1] == [
-        {
-            "group_id": "mcp:weather",
-            "display_name": "Weather",
-            "description": "",
-            "follows": "weather",
-            "tools": 1,
-        }
-    ]
     newest = api("GET", "/audit?limit=1")[1]["items"][0]
     assert newest["sentence"] == "tests held weather__a"
     assert newest["after"] == {"reason": "Odd."}

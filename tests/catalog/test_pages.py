@@ -34,6 +34,15 @@ ROLES = {
     "tool-policy": Role.ADMIN,
     "groups": Role.OPERATOR,
     "group": Role.OPERATOR,
+    "group-create": Role.ADMIN,
+    "groups-order": Role.ADMIN,
+    "group-undo": Role.ADMIN,
+    "group-edit": Role.ADMIN,
+    "group-assign": Role.ADMIN,
+    "group-remove": Role.ADMIN,
+    "group-order": Role.ADMIN,
+    "group-preload": Role.ADMIN,
+    "group-delete": Role.ADMIN,
     "audit": Role.OPERATOR,
 }
 READS = {"tools", "tool", "groups", "group", "audit"}
@@ -76,10 +85,12 @@ def address_of(name):
     arguments = {
         "tool-edit": ["open_ticket"],
         "tool-delete": ["open_ticket"],
-        "group": ["mcp:weather"],
+        "group-undo": [1],
     }
     needs_none = {"tools", "tools-bulk", "tool-add", "groups", "audit"}
-    return reverse(name, args=[] if name in needs_none else arguments.get(name, ["weather__a"]))
+    needs_none |= {"group-create", "groups-order"}
+    usual = ["mcp:weather"] if name.startswith("group") else ["weather__a"]
+    return reverse(name, args=[] if name in needs_none else arguments.get(name, usual))
 
 
 def text_of(response):
