@@ -1,36 +1,35 @@
-"""Talk MCP to a server: connect, list its tools, hear of changes. The only importer of `mcp`.
+"""Talk MCP to a server: connect, list its tools, call them, hear of changes.
 
 Both protocol eras, over stdio, streamable HTTP, SSE, or in memory. Every failure leaves here as
 an UpstreamError with a code and a sentence; nothing a server sent is quoted in it. Definitions
-are passed on raw: whether a tool is acceptable is decided elsewhere, one tool at a time.
+and results are passed on raw: whether they are acceptable is decided elsewhere. With wires.py,
+subscribing.py and explaining.py the only importer of `mcp`.
 """
 
 import asyncio
-import contextvars
-import json
 import logging
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-import anyio
 import mcp_types as types
 from django.conf import settings
 from mcp.client import Client, ClientSession
 from mcp.client.streamable_http import streamable_http_client
-from mcp.client.subscriptions import SubscriptionLost
 from mcp.server import MCPServer, Server
 from mcp.shared.exceptions import MCPError
-from mcp.shared.message import SessionMessage
+from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import ValidationError
 
 from servers import network, sse, stdio
-from servers.faults import ListingError, UpstreamError, not_mcp
+from servers.attempts import Attempt, observed_by
+from servers.explaining import explain, too_slow, unwrapped
+from servers.faults import ListingError, UpstreamError
 from servers.listing import all_pages
-from servers.network import Attempt
 from servers.spec import Listing, ServerSpec
+from servers.subscribing import Subscription
+from servers.wires import Link, Streams, watched, wired
 
 __all__ = ["Connection", "ListingError", "UpstreamError", "connect", "over"]
 
@@ -38,50 +37,32 @@ logger = logging.getLogger(__name__)
 # The SDK logs what servers send, with tracebacks. What matters of it arrives here as an error.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
-MAX_UNANSWERED = 100  # requests of a server to us
-MAX_STRAYS = 50  # lines that are no message, such as a banner
 MAX_INSTRUCTIONS = 32 * 1024
 MAX_CLAIM = 200
 CLOSE_TIMEOUT = 2
-LISTEN_TRIES = 3  # to open a subscription, before the connection counts as lost
-LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the first loss
+# Nothing listens any more where the server was. Over HTTP only a request finds out.
+UNREACHABLE = frozenset({"refused", "resolve", "tls", "timeout"})
 
 T = TypeVar("T")
-Streams = tuple[Any, Any]
 Transport = AbstractAsyncContextManager[Streams] | Server[Any] | MCPServer[Any]
 
 
-class Wire(Protocol):
-    """What stdio.Child and sse.EventStream have in common: messages in, messages out."""
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered to a call, unread."""
 
-    def messages(self) -> AsyncIterator[bytes]: ...
+    result: dict[str, Any]
+    size: int  # in bytes as it arrived; 0 where unknown
 
-    async def send(self, message: bytes) -> None: ...
 
+class ServerRefused(UpstreamError):
+    """The server answered a call with an error of the protocol. `said` is its own text: hostile."""
 
-class Link:
-    """What is known about the state of a connection, from whichever layer saw it first."""
+    code = "server_error"
 
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        self.handshake_ends = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
-        self.fault: UpstreamError | None = None
-        self.stderr: Callable[[], str] = str
-        # How a program ended takes a moment to learn, so it is asked for, not told.
-        self.ended: Callable[[str], Awaitable[UpstreamError]] | None = None
-
-    def lose(self, fault: UpstreamError | None = None) -> None:
-        """Mark the connection dead. The first reason is the one that counts."""
-        self.fault = self.fault or fault
-        self.closed.set()
-
-    async def why(self, while_what: str) -> UpstreamError:
-        """Say why the connection is dead."""
-        if self.fault is None and self.ended is not None:
-            self.fault = await self.ended(while_what)
-        return self.fault or UpstreamError(
-            f"The connection to the server was lost {while_what}.", code="closed"
-        )
+    def __init__(self, said: str) -> None:
+        super().__init__("The server answered with an error.")
+        self.said = said
 
 
 class Connection:
@@ -91,7 +72,7 @@ class Connection:
         self._session: ClientSession = client.session
         self._client = client
         self._link = link
-        self._on_list_changed = on_list_changed
+        self._subscription = Subscription(client, link, on_list_changed)
         self.closed = link.closed
         self.protocol_version: str = client.protocol_version
         claimed = client.server_info
@@ -133,9 +114,56 @@ class Connection:
                 return None
             raise await self._explain(error, seen, "while listing its tools") from None
 
+    # --- Calling ------------------------------------------------------------------------------
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        seen: Attempt,
+        *,
+        schema: Mapping[str, Any] | None = None,
+    ) -> Answer:
+        """Call a tool and return the answer raw. `seen` is told what the transport sees.
+
+        The SDK's own call_tool lists tools first, validates what they return, on the loop, and
+        drops what it does not know.
+        """
+        if self.closed.is_set():
+            raise await self._link.why("before the call was sent")
+        params = {"name": name, "arguments": arguments}
+        headers = self._param_headers(schema, arguments) if schema else {}
+        asking = _raw_request(self._session, "tools/call", params, headers)
+        with self._link.calling():
+            try:
+                result = await self._until_closed(asking, seen)
+                return Answer(result, seen.size)
+            except MCPError as error:
+                fault = await self._call_fault(error, seen)
+                if not seen.sent and fault.code in UNREACHABLE:
+                    self._link.doubt(fault)
+                raise fault from None
+
+    def _param_headers(
+        self, schema: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return the arguments that a tool wants repeated in headers, as the newer era does."""
+        if self.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            return {}
+        if find_invalid_x_mcp_header(schema) is not None:
+            return {}
+        return mcp_param_headers(x_mcp_header_map(schema), arguments)
+
+    async def _call_fault(self, error: MCPError, seen: Attempt) -> UpstreamError:
+        if error.code == types.PARSE_ERROR and not seen.refused and seen.fault is None:
+            seen.flaw = seen.flaw or "is not a message of the protocol"
+        elif seen.refused or (seen.fault is None and error.code != types.CONNECTION_CLOSED):
+            return ServerRefused(error.message)
+        return await self._explain(error, seen, "while the tool ran")
+
     async def _until_closed(self, request: Coroutine[Any, Any, T], seen: Attempt) -> T:
         """Run a request of the SDK, but not beyond the end of the connection."""
-        asked = asyncio.create_task(request, context=_observed_by(seen))
+        asked = asyncio.create_task(request, context=observed_by(seen))
         closed = asyncio.create_task(self.closed.wait())
         try:
             await asyncio.wait({asked, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,7 +179,7 @@ class Connection:
                 asked.exception()  # seen, whether or not it was raised above
 
     async def _explain(self, error: BaseException, seen: Attempt, when: str) -> UpstreamError:
-        return await _explain(error, seen, self._link, when)
+        return await explain(error, seen, self._link, when)
 
     # --- Changes ------------------------------------------------------------------------------
 
@@ -161,7 +189,7 @@ class Connection:
         It may be called too often, never too seldom: also when a change may have been missed.
         """
         if self.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            listening = asyncio.create_task(self._subscribe())
+            listening = asyncio.create_task(self._subscription.keep())
             closed = asyncio.create_task(self.closed.wait())
             try:
                 await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,60 +202,20 @@ class Connection:
         await self.closed.wait()
         why = await self._link.why("while waiting for changes")
         raise UpstreamError(
-            why.message, code="closed", hint=why.hint, detail=why.detail, parked=why.parked
+            why.message,
+            code="too_large" if why.code == "too_large" else "closed",
+            hint=why.hint,
+            detail=why.detail,
+            parked=why.parked,
         )
-
-    async def _subscribe(self) -> None:
-        """Keep a subscription, renewing it when it is lost; return if there is no having one."""
-        losses = failures = 0
-        while True:
-            seen, stood = Attempt(), asyncio.Event()
-            hear = self._hear(stood, missed=losses > 0)
-            hearing = asyncio.create_task(hear, context=_observed_by(seen))
-            try:
-                done, _ = await asyncio.wait({hearing}, timeout=LISTEN_STEADY)
-                losses = losses + 1 if done else 1
-                await asyncio.wait({hearing})
-            finally:
-                hearing.cancel()
-                await asyncio.wait({hearing}, timeout=1)
-            if hearing.cancelled() or not _may_listen_again(hearing.exception(), seen):
-                return
-            failures = 0 if stood.is_set() else failures + 1
-            if failures >= LISTEN_TRIES:
-                if seen.fault is not None:
-                    self._link.lose(seen.fault)
-                return
-            jitter = random.uniform(0.5, 1)  # noqa: S311 - spreads load, hides nothing
-            await asyncio.sleep(jitter * 2 ** min(losses, 7) / 2)
-
-    async def _hear(self, stood: asyncio.Event, *, missed: bool) -> None:
-        async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT) as acknowledged:
-            async with self._client.listen(tools_list_changed=True) as subscription:
-                acknowledged.reschedule(None)
-                stood.set()
-                if missed:
-                    self._on_list_changed()
-                if not subscription.honored.tools_list_changed:
-                    await self.closed.wait()
-                async for _ in subscription:
-                    self._on_list_changed()
-
-
-def _may_listen_again(problem: BaseException | None, seen: Attempt) -> bool:
-    """Tell a lost subscription, which is worth another try, from a server that has none."""
-    if problem is None:  # the server closed it, in all form
-        return True
-    if seen.fault is not None:
-        return not seen.fault.parked
-    if isinstance(problem, MCPError):
-        return problem.code == types.CONNECTION_CLOSED
-    return isinstance(problem, SubscriptionLost | TimeoutError)
 
 
 async def _raw_request(
-    session: ClientSession, method: str, params: dict[str, Any]
-) -> dict[str, object]:
+    session: ClientSession,
+    method: str,
+    params: dict[str, Any],
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Send a request and return its result unvalidated.
 
     `session.list_tools` fails as a whole when one tool is malformed. `_stamp` and `_dispatcher`
@@ -236,6 +224,7 @@ async def _raw_request(
     data: dict[str, Any] = {"method": method, "params": params}
     options: Any = {}
     session._stamp(data, options)
+    options["headers"].update(headers or {})
     return await session._dispatcher.send_raw_request(method, data["params"], options)
 
 
@@ -280,7 +269,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             stderr_bytes=settings.STDERR_BYTES,
         ) as child:
             link.stderr, link.ended = child.stderr_tail, child.ended
-            yield _wired(child, link)
+            yield watched(wired(child, link), link)
         return
     url = spec.url.reveal()
     network.check_url(url)
@@ -288,14 +277,15 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
     async with network.upstream(headers) as upstream:
         if spec.transport == "sse":
             async with _in_time(sse.opened(upstream, url), link) as stream:
-                yield _wired(stream, link)
+                yield watched(wired(stream, link), link)
         else:
             upstream.transport.on_session_lost = link.lose
-            yield streamable_http_client(
+            http = streamable_http_client(
                 url,
                 http_client=upstream.http,
                 max_sse_event_size=None,  # network.py caps
             )
+            yield watched(http, link)
 
 
 @asynccontextmanager
@@ -306,7 +296,7 @@ async def _in_time(
         async with asyncio.timeout_at(link.handshake_ends):
             stream = await opening.__aenter__()
     except TimeoutError:
-        raise _too_slow() from None
+        raise too_slow() from None
     try:
         yield stream
     finally:
@@ -354,17 +344,17 @@ async def over(
             ready.set()
 
     seen = Attempt()
-    owner = asyncio.create_task(own(), context=_observed_by(seen))
+    owner = asyncio.create_task(own(), context=observed_by(seen))
     try:
         try:
             async with asyncio.timeout_at(link.handshake_ends):
                 await ready.wait()
         except TimeoutError:
-            raise seen.fault or _too_slow(link.stderr()) from None
+            raise seen.fault or too_slow(link.stderr()) from None
         if link.closed.is_set():
             await asyncio.wait({owner})
             problem = None if owner.cancelled() else owner.exception()
-            raise await _explain(problem, seen, link, "during the handshake", shaking=True)
+            raise await explain(problem, seen, link, "during the handshake", shaking=True)
         yield Connection(client, link, changed)
     finally:
         stop.set()
@@ -379,14 +369,8 @@ async def _finish(owner: asyncio.Task[None]) -> None:
         owner.cancel()
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
-        for problem in _unwrapped(owner.exception()):
+        for problem in unwrapped(owner.exception()):
             logger.debug("A connection ended with %s.", type(problem).__name__)
-
-
-def _observed_by(seen: Attempt) -> contextvars.Context:
-    context = contextvars.copy_context()
-    context.run(network.attempt.set, seen)
-    return context
 
 
 def _contained(callback: Callable[[], None] | None) -> Callable[[], None]:
@@ -400,147 +384,3 @@ def _contained(callback: Callable[[], None] | None) -> Callable[[], None]:
             logger.exception("A listener for changed tools failed.")
 
     return call
-
-
-@asynccontextmanager
-async def _wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
-    """Present lines or events as the streams of messages that the SDK reads and writes."""
-    read_end, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    write, write_end = anyio.create_memory_object_stream[SessionMessage](0)
-
-    unanswered = 0  # requests of the server that no answer was sent to yet
-
-    async def receive() -> None:
-        nonlocal unanswered
-        strays = 0
-        try:
-            async for raw in wire.messages():
-                message = _parse(raw)
-                if isinstance(message, types.JSONRPCRequest):
-                    unanswered += 1
-                if message is not None:
-                    await read_end.send(SessionMessage(message))
-                elif b'"jsonrpc"' in raw[:4096]:
-                    raise _unreadable()
-                elif raw.strip():
-                    strays += 1
-                if unanswered > MAX_UNANSWERED:
-                    raise UpstreamError(
-                        f"The server asked more than {MAX_UNANSWERED} things at once and took no "
-                        "answer.",
-                        hint="This is a fault of the server.",
-                    )
-                if strays > MAX_STRAYS:
-                    raise UpstreamError(
-                        f"The server wrote more than {MAX_STRAYS} lines that are not MCP.",
-                        hint="A stdio server must write its logs to stderr, not to stdout.",
-                        detail=link.stderr(),
-                    )
-            link.lose()
-        except UpstreamError as fault:
-            link.lose(fault)
-        except network.BodyFault as error:
-            link.lose(error.fault)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            pass
-        finally:
-            read_end.close()
-
-    async def forward() -> None:
-        nonlocal unanswered
-        async for message in write_end:
-            if isinstance(message.message, types.JSONRPCResponse | types.JSONRPCError):
-                unanswered -= 1
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            try:
-                await wire.send(line.encode())
-            except UpstreamError as fault:
-                link.lose(fault)
-            except network.BodyFault as error:
-                link.lose(error.fault)
-            except OSError:  # a pipe that nobody reads: how the program ended tells why
-                link.lose()
-            if link.closed.is_set():
-                read_end.close()
-                return
-
-    async with anyio.create_task_group() as tasks, read, write, read_end, write_end:
-        tasks.start_soon(receive)
-        tasks.start_soon(forward)
-        yield read, write
-        tasks.cancel_scope.cancel()
-
-
-def _parse(raw: bytes) -> types.JSONRPCMessage | None:
-    """Return the message, an error in place of an answer that is not one, or None."""
-    try:
-        return types.jsonrpc_message_adapter.validate_json(raw, by_name=False)
-    except ValidationError:
-        pass
-    try:
-        loose = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(loose, dict) or not isinstance(loose.get("id"), int | str):
-        return None
-    error = types.ErrorData(code=types.PARSE_ERROR, message="not a valid answer")
-    return types.JSONRPCError(jsonrpc="2.0", id=loose["id"], error=error)
-
-
-# --- Explaining -------------------------------------------------------------------------------
-
-
-def _too_slow(detail: str = "") -> UpstreamError:
-    return UpstreamError(
-        f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",
-        code="timeout",
-        hint="It may not speak MCP, or be slow to start. TOOLCRIB_HANDSHAKE_TIMEOUT sets the "
-        "limit.",
-        detail=detail,
-    )
-
-
-def _unreadable() -> UpstreamError:
-    return UpstreamError(
-        "The server sent a message that cannot be read: it is not valid JSON, or nested too deep.",
-        hint="This is a fault of the server.",
-    )
-
-
-def _unwrapped(error: BaseException | None) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [inner for each in error.exceptions for inner in _unwrapped(each)]
-    return [] if error is None else [error]
-
-
-async def _explain(
-    error: BaseException | None, seen: Attempt, link: Link, when: str, *, shaking: bool = False
-) -> UpstreamError:
-    """Turn whatever the SDK raised into our error. The most exact witness is asked first."""
-    errors = _unwrapped(error)
-    for each in errors:
-        if isinstance(each, UpstreamError):
-            return each
-        if isinstance(each, network.BodyFault):
-            return each.fault
-    if seen.fault is not None:
-        return seen.fault
-    codes = [each.code for each in errors if isinstance(each, MCPError)]
-    if link.fault is not None or types.CONNECTION_CLOSED in codes or not errors:
-        return await link.why(when)
-    if shaking and types.PARSE_ERROR in codes:
-        return not_mcp("something that is not MCP")
-    if types.PARSE_ERROR in codes:
-        return _unreadable()
-    if types.REQUEST_TIMEOUT in codes:
-        return _too_slow(link.stderr())
-    if codes:
-        return UpstreamError(
-            f"The server answered with error {codes[0]} {when}.",
-            hint="This is a fault of the server, or it does not support what was asked.",
-        )
-    kinds = ", ".join(sorted({type(each).__name__ for each in errors}))
-    return UpstreamError(
-        f"The server did not keep to the protocol {when} ({kinds}).",
-        hint="It may speak a version of MCP that Toolcrib does not know.",
-    )

@@ -6,22 +6,18 @@ Embedded, this is a task in the web process; in production it is `manage.py list
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
 
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
 from servers import due
-from servers.client import Connection
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.pool import Pool, Watcher
 from servers.registry import report_state, spec_of
 from servers.spec import ServerSpec
+from servers.threads import in_thread
 from toolcrib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LOOK_EVERY = 0.5
 SETTLE = 0.1  # notifications within this time make one request
@@ -42,7 +38,7 @@ class Listener(Watcher):
         try:
             while True:
                 try:
-                    await self.pool.keep(await _in_thread(_wanted))
+                    await self.pool.keep(*await in_thread(_wanted))
                     if self.on_look:
                         self.on_look()
                 except DatabaseError:
@@ -54,18 +50,18 @@ class Listener(Watcher):
             await self.pool.close()
 
     async def spec(self, server_id: int) -> ServerSpec | None:
-        return await _in_thread(_spec, server_id)
+        return await in_thread(spec_now, server_id)
 
     async def connecting(self, spec: ServerSpec) -> None:
-        await _in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
+        await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
 
-    async def connected(self, spec: ServerSpec, connection: Connection) -> None:
-        await _in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
-        # A change may have been missed while we were away.
-        await _in_thread(_sync_if_stale, spec.server_id)
+    async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
+        await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
+        if kept:  # a change may have been missed while we were away
+            await in_thread(_sync_if_stale, spec.server_id)
 
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None:
-        await _in_thread(_report, server_id, generation, ServerState.FAILING, error)
+        await in_thread(_report, server_id, generation, ServerState.FAILING, error)
 
     def list_changed(self, server_id: int) -> None:
         """Note a notification; thousands of them make a handful of requests."""
@@ -78,7 +74,7 @@ class Listener(Watcher):
             while server_id in self.noticed:
                 self.noticed.discard(server_id)
                 try:
-                    await _in_thread(due.request_sync, server_id, Trigger.LIST_CHANGED)
+                    await in_thread(due.request_sync, server_id, Trigger.LIST_CHANGED)
                 except DatabaseError:
                     logger.exception("A change of server %s could not be noted yet", server_id)
                     self.noticed.add(server_id)
@@ -87,27 +83,24 @@ class Listener(Watcher):
             del self.asking[server_id]
 
 
-async def _in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run database work in a thread that may have slept through a database restart."""
-
-    def fresh() -> R:
-        close_old_connections()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            close_old_connections()
-
-    return await asyncio.to_thread(fresh)
-
-
-def _wanted() -> dict[int, int]:
-    rows = Server.objects.filter(
-        enabled=True, connection_policy=ConnectionPolicy.ALWAYS, isolation=Isolation.SHARED
+def _wanted() -> tuple[dict[int, int], dict[int, int]]:
+    """Return which servers to stay connected to, and which may be connected to at all."""
+    fields = ("pk", "generation", "connection_policy", "isolation")
+    rows = list(Server.objects.filter(enabled=True).values_list(*fields))
+    kept = [ConnectionPolicy.ALWAYS, Isolation.SHARED]
+    return (
+        {pk: generation for pk, generation, *how in rows if how == kept},
+        {pk: generation for pk, generation, *_ in rows},
     )
-    return dict(rows.values_list("pk", "generation"))
 
 
-def _spec(server_id: int) -> ServerSpec | None:
+def generations() -> dict[int, int]:
+    """Return the generation of every server that may be connected to."""
+    return dict(Server.objects.filter(enabled=True).values_list("pk", "generation"))
+
+
+def spec_now(server_id: int) -> ServerSpec | None:
+    """Return how to reach a server as it is configured now, None where it must not be."""
     server = Server.objects.filter(pk=server_id, enabled=True).first()
     return spec_of(server) if server else None
 

@@ -3,8 +3,7 @@
 Addresses are checked when connecting, so neither a redirect nor a name that changes its mind
 gets around it. Bodies are counted as they arrive. Nothing is sent but the server's own headers
 and what the protocol needs; nothing is kept between requests. A failure never raises into the
-SDK, where it would tear down requests that are well: it is noted on the current `Attempt`, and
-the SDK is handed an error response.
+SDK: it is noted on the current `Attempt`, and the SDK is handed an error response.
 """
 
 import asyncio
@@ -14,26 +13,20 @@ import logging
 import os
 import socket
 import ssl
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import httpcore2
 import httpx2
 from django.conf import settings
 
 from servers.addresses import Address, Network, allowed_networks, check_address
+from servers.attempts import Attempt, attempt, note
+from servers.bodies import BodyFault, CappedBody, connection_fault, decoder
 from servers.checks import OTHER_PORTS
-from servers.faults import (
-    UpstreamError,
-    auth_fault,
-    megabytes,
-    not_mcp,
-    status_fault,
-    tls_fault,
-)
+from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
+
+__all__ = ["Attempt", "BodyFault", "Upstream", "attempt", "check_url", "note", "upstream"]
 
 # Its INFO lines hold whole URLs, and a query may hold a key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -51,31 +44,7 @@ PROTOCOL_HEADERS = frozenset(
     | {"mcp-session-id", "transfer-encoding", "user-agent"}
 )
 
-
-@dataclass
-class Attempt:
-    """What the network layer saw while one request of ours ran. See `attempt`."""
-
-    fault: UpstreamError | None = None
-
-
-# The SDK carries the context of whoever sends a message into the task that posts it, so a fault
-# finds the request it belongs to even while others run.
-attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
-
-
-def note(fault: UpstreamError | None) -> None:
-    """Set, or clear, the fault of the request this code runs for."""
-    if (current := attempt.get()) is not None:
-        current.fault = fault
-
-
-class BodyFault(httpx2.SSEError, httpx2.StreamError):
-    """Ends the reading of a body. Both bases: the SDK then fails that one request, and only it."""
-
-    def __init__(self, fault: UpstreamError) -> None:
-        httpx2.SSEError.__init__(self, fault.message)
-        self.fault = fault
+PARAM_HEADER = "mcp-param-"  # arguments that a tool wants repeated in headers
 
 
 # --- Connecting -------------------------------------------------------------------------------
@@ -184,7 +153,11 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         if request.method == "GET" and {"mcp-session-id", "last-event-id"} & set(request.headers):
             await self._pace()
         for name in set(request.headers) - self._headers:
-            del request.headers[name]
+            if not name.startswith(PARAM_HEADER):
+                del request.headers[name]
+        seen = attempt.get()
+        if seen is not None and seen.call:
+            request.extensions = {**request.extensions, "trace": _sending(seen)}
         try:
             check_url(str(request.url))
             response = await self._inner.handle_async_request(request)
@@ -226,11 +199,15 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
             judge_content(request, response)
             note(None)
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
+        seen = attempt.get()
+        if seen is not None:
+            seen.status = status
         body = CappedBody(
             response,
-            decoder=_decoder(encoding),
+            decoder=decoder(encoding),
             per_event=_content_type(response) == "text/event-stream",
             cap=settings.MAX_MESSAGE_BYTES,
+            seen=seen if seen is not None and seen.call else None,
         )
         return httpx2.Response(
             status, headers=response.headers, stream=body, extensions=response.extensions
@@ -244,6 +221,16 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _sending(seen: Attempt) -> Callable[[str, object], Awaitable[None]]:
+    """Return what tells a request that may have arrived from one that surely has not."""
+
+    async def trace(event: str, info: object) -> None:
+        if event.endswith("send_request_headers.started"):
+            seen.sent = True
+
+    return trace
 
 
 def _guard(transport: httpx2.AsyncHTTPTransport, backend: httpcore2.AsyncNetworkBackend) -> None:
@@ -269,79 +256,6 @@ def refusal(fault: UpstreamError) -> httpx2.Response:
     data = {"supported": [], "requested": ""}
     error = {"code": -32022, "message": "not reached", "data": data}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error})
-
-
-class CappedBody(httpx2.AsyncByteStream):
-    """A body that stops at the cap: in total, or for event streams per event."""
-
-    def __init__(
-        self, response: httpx2.Response, *, decoder: "Decoder", per_event: bool, cap: int
-    ) -> None:
-        self._response = response
-        self._decoder = decoder
-        self._per_event = per_event
-        self._cap = cap
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        tail = b""
-        try:
-            async for raw in self._response.stream:  # type: ignore[union-attr]
-                for chunk in self._decoder(raw):
-                    size += len(chunk)
-                    if self._per_event:
-                        size, tail = _since_last_event(size, tail, chunk)
-                    if size > self._cap:
-                        raise self._too_large()
-                    yield chunk
-        except UpstreamError as fault:
-            note(fault)
-            raise BodyFault(fault) from None
-        except (httpx2.TransportError, OSError, zlib.error) as error:
-            lost = connection_fault(error)
-            note(lost)
-            raise BodyFault(lost) from None
-
-    def _too_large(self) -> UpstreamError:
-        what = "an event" if self._per_event else "a response"
-        return UpstreamError(
-            f"The server sent {what} of more than {megabytes(self._cap)}.",
-            code="too_large",
-            hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
-        )
-
-    async def aclose(self) -> None:
-        await self._response.aclose()
-
-
-def _since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
-    """Return how many bytes the current event has, and what to remember of the chunk's end."""
-    seen = tail + chunk
-    marks = (b"\n\n", b"\r\n\r\n", b"\r\r")
-    end = max((at + len(mark) for mark in marks if (at := seen.rfind(mark)) >= 0), default=-1)
-    if end >= 0:
-        size = len(seen) - end
-    return size, seen[-3:] if end < 0 else seen[max(end, len(seen) - 3) :]
-
-
-class Decoder(Protocol):
-    def __call__(self, raw: bytes) -> Iterable[bytes]: ...
-
-
-def _decoder(encoding: str) -> Decoder:
-    """Return what undoes a content encoding, a bounded piece at a time. We ask for none."""
-    if encoding in ("", "identity"):
-        return lambda raw: (raw,)
-    if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise UpstreamError("The server compressed its answer although it was asked not to.")
-    inflate = zlib.decompressobj(wbits=47)  # gzip and zlib headers alike
-
-    def decode(raw: bytes) -> Iterable[bytes]:
-        while raw:
-            yield inflate.decompress(raw, 65536)
-            raw = inflate.unconsumed_tail
-
-    return decode
 
 
 def _content_type(response: httpx2.Response) -> str:
@@ -393,50 +307,6 @@ def judge_redirect(request: httpx2.Request, response: httpx2.Response) -> Upstre
     return UpstreamError(
         "The server answers with redirects only.", code="redirect", hint=hint, parked=True
     )
-
-
-def connection_fault(error: BaseException) -> UpstreamError:
-    """Say in a sentence why a connection failed. Never the error's own text: it may quote us."""
-    causes: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in causes:
-        causes.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    for cause in causes:
-        if isinstance(cause, UpstreamError):
-            return cause
-        if isinstance(cause, ssl.SSLError):
-            return tls_fault(cause)
-    if isinstance(error, httpx2.ConnectTimeout):
-        return UpstreamError(
-            f"The server did not accept a connection within {settings.CONNECT_TIMEOUT} s.",
-            code="timeout",
-            hint="Check the host and port, and that no firewall is between.",
-        )
-    if isinstance(error, httpx2.ConnectError):
-        return UpstreamError(
-            "The server refused the connection.",
-            code="refused",
-            hint="Check that it is running, and the host and port.",
-        )
-    if isinstance(error, httpx2.RemoteProtocolError) and "too long" in str(error):
-        return UpstreamError(
-            "The server sent headers of more than 100 KiB.", code="too_large", parked=True
-        )
-    if isinstance(error, httpx2.LocalProtocolError):
-        return UpstreamError(
-            "A header of this server cannot be sent over HTTP.",
-            code="protocol",
-            hint="Header names and values must be plain text on one line.",
-            parked=True,
-        )
-    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
-        return (
-            not_mcp("something that is not HTTP")
-            if "illegal" in str(error)
-            else UpstreamError("The server broke off or garbled its answer.", code="closed")
-        )
-    return UpstreamError("The connection to the server was lost.", code="closed")
 
 
 # --- What client.py uses ----------------------------------------------------------------------

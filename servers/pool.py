@@ -2,16 +2,21 @@
 
 The owner enters and leaves its client; everybody else shares the connection. The pool lives on
 one event loop; other threads of the process reach it by `elsewhere`. It decides when to dial
-again; what a connection's life means for the catalog is its owner's business (listening.py).
+again and when an idle connection closes; what a connection's life means for the catalog is its
+watcher's business (listening.py), what a call means is calling.py's.
 """
 
 import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from django.conf import settings
+
+from servers.bulkhead import Bulkhead
 from servers.client import Connection, UpstreamError, connect
 from servers.spec import ServerSpec
 from toolcrib.errors import ToolcribError
@@ -19,14 +24,17 @@ from toolcrib.errors import ToolcribError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Key = tuple[int, str]  # server, and the agent session where the connection is its own
 FIRST_WAIT, LONGEST_WAIT, PARKED_WAIT = 1.0, 60.0, 1800.0
 HEALTHY_AFTER = 60.0
+FREE_TRIES = 3  # failures in a row after which calls no longer make us dial early
+DRAIN = 60.0  # seconds that calls on a replaced connection get to end
 
 _here: "Pool | None" = None
 
 
 def here() -> "Pool | None":
-    """The pool of this process, where one runs."""
+    """The listener's pool, where one runs in this process."""
     return _here
 
 
@@ -38,93 +46,173 @@ class Watcher:
         raise NotImplementedError
 
     async def connecting(self, spec: ServerSpec) -> None: ...
-    async def connected(self, spec: ServerSpec, connection: Connection) -> None: ...
+    async def connected(self, spec: ServerSpec, *, kept: bool) -> None: ...
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None: ...
     def list_changed(self, server_id: int) -> None: ...
 
 
 class Owner:
-    """One server's connection and the task that opens, keeps and closes it."""
+    """One connection and the task that opens, keeps and closes it.
 
-    def __init__(self, server_id: int, watcher: Watcher) -> None:
+    `kept` owners stay; others were made for calls, and go when idle. `calls` counts the calls on
+    the connection, or waiting for it, late ones included.
+    """
+
+    def __init__(self, server_id: int, watcher: Watcher, *, kept: bool) -> None:
         self.server_id = server_id
         self.watcher = watcher
-        self.generation = 0
+        self.kept = kept
+        self.spec: ServerSpec | None = None
+        self.calls = 0
+        self.quiet = asyncio.Event()
+        self.quiet.set()
+        self.used = time.monotonic()
         self.ready: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.Event()
         self.poke = asyncio.Event()
         self.wait = FIRST_WAIT
+        self.failures = 0  # in a row, without a healthy minute between
+        self.pause_ends: float | None = None  # monotonic; None while not pausing
+        self.problem: ToolcribError | None = None
         self.task = asyncio.create_task(self._own(), name=f"connection {server_id}")
 
+    @property
+    def generation(self) -> int:
+        """Of the server as it was dialled; 0 before the first dial."""
+        return self.spec.generation if self.spec else 0
+
     async def _own(self) -> None:
-        while True:
-            started = time.monotonic()
-            try:
-                await self._live()
-                self._give_up()
-                return
-            except ToolcribError as error:
-                await self._fail(error, time.monotonic() - started)
-            except Exception as error:
-                logger.exception("The connection to server %s broke", self.server_id)
-                await self._fail(
-                    UpstreamError("The connection broke.", code="protocol"),
-                    time.monotonic() - started,
-                )
-                del error
+        try:
+            while True:
+                started = time.monotonic()
+                try:
+                    await self._live()
+                    return
+                except ToolcribError as error:
+                    await self._fail(error, time.monotonic() - started)
+                except Exception:
+                    logger.exception("The connection to server %s broke", self.server_id)
+                    broken = UpstreamError("The connection broke.", code="protocol")
+                    await self._fail(broken, time.monotonic() - started)
+        finally:
+            self._give_up()
 
     async def _live(self) -> None:
         """Connect and stay until the connection is lost (raises) or must not be (returns)."""
         spec = await self.watcher.spec(self.server_id)
         if spec is None:
+            self.problem = _gone()
             return
-        self.generation = spec.generation
+        self.spec = spec
         await self.watcher.connecting(spec)
         changed: Callable[[], None] = lambda: self.watcher.list_changed(self.server_id)  # noqa: E731
         async with connect(spec, on_list_changed=changed) as connection:
+            self.lost.clear()
             if not self.ready.done():
                 self.ready.set_result(connection)
-            await self.watcher.connected(spec, connection)
+            await self.watcher.connected(spec, kept=self.kept)
             await connection.listen()
 
     async def _fail(self, error: ToolcribError, lived: float) -> None:
         self.poke.clear()
         if lived > HEALTHY_AFTER:
-            self.wait = FIRST_WAIT
+            self.wait, self.failures = FIRST_WAIT, 0
         failed, self.ready = self.ready, asyncio.get_running_loop().create_future()
         if not failed.done():
             failed.set_exception(error)
             failed.exception()  # marked as seen: nobody may be waiting
-        await self.watcher.failed(self.server_id, self.generation, error)
+        self.problem = error
+        if error.code != "too_large":  # we hung up on it
+            self.failures += 1
         parked = not isinstance(error, UpstreamError) or error.parked
         wait = PARKED_WAIT if parked else self.wait * random.uniform(0.5, 1.0)  # noqa: S311
         self.wait = min(self.wait * 2, LONGEST_WAIT)
+        self.pause_ends = time.monotonic() + wait
+        self.lost.set()
         try:
+            await self.watcher.failed(self.server_id, self.generation, error)
             await asyncio.wait_for(self.poke.wait(), wait)
         except TimeoutError:
             return
+        finally:
+            self.pause_ends = None
 
     async def connection(self) -> Connection:
         """Wait for the connection, dialling at once if the owner was pausing."""
         self.poke.set()
         return await asyncio.shield(self.ready)
 
+    async def connection_for_call(self) -> Connection:
+        """Wait for the connection, without dialling more often than the pauses allow.
+
+        The first failures may be bad luck, so a call dials at once after them. Then it is
+        answered at once with what the last dial found.
+        """
+        self.began()
+        try:
+            if self.ready.done() and self.ready.exception() is None:
+                connection = self.ready.result()
+                if not connection.closed.is_set():
+                    return connection
+                await self.lost.wait()
+            self._check_pause()
+            return await self.connection()
+        finally:
+            self.ended()
+
+    def _check_pause(self) -> None:
+        if self.pause_ends is None or self.failures < FREE_TRIES or self.problem is None:
+            return
+        left = max(1, math.ceil(self.pause_ends - time.monotonic()))
+        raise UpstreamError(
+            self.problem.message,
+            code=self.problem.code,
+            hint=f"Toolcrib tries to connect again in {left} s.",
+        )
+
+    def began(self) -> None:
+        """Note that a call needs the connection."""
+        self.calls += 1
+        self.quiet.clear()
+
+    def ended(self) -> None:
+        self.calls -= 1
+        self.used = time.monotonic()
+        if not self.calls:
+            self.quiet.set()
+
+    def idle(self, seconds: float) -> bool:
+        return not self.kept and not self.calls and time.monotonic() - self.used >= seconds
+
     async def stop(self) -> None:
+        self.problem = UpstreamError(
+            "The connection was closed here.", code="closed", hint="Try again."
+        )
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self._give_up()
+        self._give_up()  # a task that never began ends without a word
 
     def _give_up(self) -> None:
         if not self.ready.done():
-            self.ready.set_exception(
-                UpstreamError("The connection was closed here.", code="closed", hint="Try again.")
-            )
+            self.ready.set_exception(self.problem or _gone())
             self.ready.exception()  # marked as seen: nobody may be waiting
+        self.lost.set()
+
+
+def _gone() -> UpstreamError:
+    return UpstreamError(
+        "The server is disabled, or was removed.",
+        code="disabled",
+        hint="An admin can enable it.",
+    )
 
 
 class Pool:
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
-        self.owners: dict[int, Owner] = {}
+        self.owners: dict[Key, Owner] = {}
+        self.bulkheads: dict[int, Bulkhead] = {}
+        self.afterwards: set[asyncio.Task[None]] = set()  # late answers, connections that drain
         self.loop = asyncio.get_running_loop()
 
     def open(self) -> None:
@@ -135,36 +223,89 @@ class Pool:
         global _here
         if _here is self:
             _here = None
+        for task in self.afterwards:
+            task.cancel()
         owners, self.owners = self.owners, {}
         await asyncio.gather(*(owner.stop() for owner in owners.values()))
+        await asyncio.gather(*self.afterwards, return_exceptions=True)
 
-    async def keep(self, wanted: dict[int, int]) -> None:
-        """Hold a connection to exactly these servers, at these generations."""
-        stale = [
-            server_id
-            for server_id, owner in self.owners.items()
-            if owner.task.done()
-            or server_id not in wanted
-            or (owner.generation and owner.generation != wanted[server_id])
-        ]
-        await asyncio.gather(*(self.owners.pop(server_id).stop() for server_id in stale))
+    async def keep(self, wanted: Mapping[int, int], known: Mapping[int, int] | None = None) -> None:
+        """Hold a connection to the wanted servers, at these generations.
+
+        Connections that calls opened to other `known` servers stay until they are idle.
+        """
+        known = wanted if known is None else known
+        gone, replaced = [], []
+        for (server_id, session), owner in self.owners.items():
+            owner.kept = not session and server_id in wanted
+            if owner.task.done() or server_id not in known or owner.idle(settings.IDLE_DISCONNECT):
+                gone.append((server_id, session))
+            elif owner.generation and owner.generation != known[server_id]:
+                replaced.append((server_id, session))
+        await asyncio.gather(
+            *(self.owners.pop(key).stop() for key in gone), *map(self._replace, replaced)
+        )
         for server_id in wanted:
-            self._owner(server_id)
+            self._owner((server_id, ""), kept=True)
 
     async def connection(self, server_id: int, generation: int) -> Connection:
         """Return a live connection to a server as it is configured now, opening it if need be."""
-        owner = self.owners.get(server_id)
+        key = (server_id, "")
+        owner = self.owners.get(key)
         if owner and owner.generation and owner.generation != generation:
-            del self.owners[server_id]
-            await owner.stop()
-        owner = self._owner(server_id)
-        return await owner.connection()
+            await self._replace(key)
+        return await self._owner(key, kept=True).connection()
 
-    def _owner(self, server_id: int) -> Owner:
-        owner = self.owners.get(server_id)
+    async def owner_for_call(self, server_id: int, session: str, generation: int) -> Owner:
+        """Return who owns the connection that a call goes over, as the server is now."""
+        key = (server_id, session)
+        owner = self.owners.get(key)
+        if owner and owner.generation and owner.generation != generation:
+            # Either side may be the older one; the database knows.
+            spec = await self.watcher.spec(server_id)
+            if spec is None:
+                raise _gone()
+            if spec.generation != owner.generation and self.owners.get(key) is owner:
+                await self._replace(key)
+        return self._owner(key, kept=False)
+
+    async def forget_session(self, session: str) -> None:
+        """Close the connections that were one session's own."""
+        keys = [key for key in self.owners if session and key[1] == session]
+        await asyncio.gather(*(self.owners.pop(key).stop() for key in keys))
+
+    def bulkhead(self, server_id: int) -> Bulkhead:
+        return self.bulkheads.setdefault(server_id, Bulkhead())
+
+    def later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something go on by itself, but not beyond the pool's end."""
+        task = asyncio.create_task(work)
+        self.afterwards.add(task)
+        task.add_done_callback(self.afterwards.discard)
+
+    def _owner(self, key: Key, *, kept: bool) -> Owner:
+        owner = self.owners.get(key)
         if owner is None or owner.task.done():
-            owner = self.owners[server_id] = Owner(server_id, self.watcher)
+            owner = self.owners[key] = Owner(key[0], self.watcher, kept=kept)
         return owner
+
+    async def _replace(self, key: Key) -> None:
+        """Let go of a connection whose server was edited, once its calls have ended."""
+        owner = self.owners.pop(key)
+        if not owner.calls:
+            await owner.stop()
+            return
+
+        async def drain() -> None:
+            try:
+                async with asyncio.timeout(DRAIN):
+                    await owner.quiet.wait()
+            except TimeoutError:
+                pass
+            finally:
+                await owner.stop()
+
+        self.later(drain())
 
     async def elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the pool's loop from another thread's loop."""

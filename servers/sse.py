@@ -10,16 +10,10 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.faults import UpstreamError, megabytes, not_mcp
-from servers.network import (
-    MAX_REDIRECTS,
-    Attempt,
-    BodyFault,
-    Upstream,
-    attempt,
-    joined,
-    origin,
-)
+from servers.attempts import Attempt, attempt
+from servers.bodies import BodyFault, Events
+from servers.faults import UpstreamError, not_mcp
+from servers.network import MAX_REDIRECTS, Upstream, joined, origin
 
 
 class EventStream:
@@ -97,34 +91,8 @@ def _observe() -> Attempt:
 
 
 async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
-    """Parse an event stream into names and data.
-
-    The network layer caps events too, but takes a bare carriage return for a line's end.
-    """
-    buffer = bytearray()
-    name, data, held = "message", list[bytes](), 0
+    events = Events(settings.MAX_MESSAGE_BYTES)
     async with aclosing(chunks):
         async for chunk in chunks:
-            searched = len(buffer)
-            buffer += chunk
-            if len(buffer) + held > settings.MAX_MESSAGE_BYTES:
-                raise UpstreamError(
-                    "The server sent an event of more than "
-                    f"{megabytes(settings.MAX_MESSAGE_BYTES)}.",
-                    code="too_large",
-                    hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
-                )
-            while (end := buffer.find(b"\n", searched)) >= 0:
-                line = bytes(buffer[:end]).rstrip(b"\r")
-                del buffer[: end + 1]
-                searched = 0
-                field, _, value = line.partition(b":")
-                value = value.removeprefix(b" ")
-                if not line:
-                    yield name, b"\n".join(data)
-                    name, data, held = "message", [], 0
-                elif field == b"data":
-                    data.append(value)
-                    held += len(value) + 32  # of Python's own
-                elif field == b"event":
-                    name = value.decode("utf-8", "replace")
+            for event in events.feed(chunk):
+                yield event

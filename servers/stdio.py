@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from servers.faults import UpstreamError, megabytes, printable
+from servers.attempts import HEAD, TooLarge
+from servers.faults import UpstreamError, printable
 from servers.supervise import CANNOT_RUN
 
 logger = logging.getLogger(__name__)
@@ -118,11 +119,7 @@ class Child:
 
     def _check(self, line: bytearray) -> None:
         if len(line) > self._max_line:
-            raise UpstreamError(
-                f"The program wrote a line of more than {megabytes(self._max_line)}.",
-                code="too_large",
-                hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
-            )
+            raise TooLarge("program wrote a line", self._max_line, bytes(line[:HEAD]))
 
     async def send(self, message: bytes) -> None:
         """Write one line. Callers take turns: a line must not be cut by another."""

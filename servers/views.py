@@ -99,10 +99,12 @@ def export(request: HttpRequest) -> HttpResponse:
 
 def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, Any]:
     counts = {"server-tools": server.tool_count}  # type: ignore[attr-defined]
+    # A sync that ended before this page was drawn is polled for once, so that its end is told.
+    asked = not is_fragment(request) and request.session.pop("sync_asked", "") == server.slug
     return {
         "server": server,
         "tab": tab,
-        "busy": shown.is_busy(server),
+        "busy": asked or shown.is_busy(server),
         "run": shown.newest_runs([server.pk]).get(server.pk),
         "voided": [one for one in server.credentials.all() if one.voided],
         "argv": checks.shown_argv(server.argv) if server.transport == Transport.STDIO else "",
@@ -174,6 +176,7 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
     if not found.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
     due.ask(found, actor=actor_of(request))
+    request.session["sync_asked"] = slug
     return back(request, reverse("server", args=[slug]))
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 
-from servers import network
+from servers import bodies, network
 from servers.addresses import check_address
 from servers.client import UpstreamError, connect, over
 from servers.network import Attempt, check_url
@@ -374,7 +374,7 @@ def test_events_are_told_apart_however_the_bytes_are_cut(end, split):
     size, tail, largest = 0, b"", 0
     for start in range(0, len(stream), split):
         chunk = stream[start : start + split]
-        size, tail = network._since_last_event(size + len(chunk), tail, chunk)
+        size, tail = bodies._since_last_event(size + len(chunk), tail, chunk)
         largest = max(largest, size)
     assert size == 0
     assert largest <= 56 + len(end)
@@ -383,7 +383,7 @@ def test_events_are_told_apart_however_the_bytes_are_cut(end, split):
 def test_an_event_without_an_end_grows_until_the_cap():
     size, tail = 0, b""
     for _ in range(100):
-        size, tail = network._since_last_event(size + 10, tail, b"data: xxx\n")
+        size, tail = bodies._since_last_event(size + 10, tail, b"data: xxx\n")
     assert size == 1000
 
 

@@ -13,7 +13,9 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-ENDPOINTS = dict.fromkeys(("healthy", "many", "noisy", "versions"), "/mcp")
+ENDPOINTS = dict.fromkeys(
+    ("counting", "healthy", "many", "noisy", "rich", "versions", "workshop"), "/mcp"
+)
 
 
 def stdio_argv(module: str, *args: str) -> list[str]:

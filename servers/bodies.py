@@ -1,0 +1,204 @@
+"""Bodies of HTTP responses: counted, decoded and examined as they arrive, and cut at the cap."""
+
+import ssl
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Protocol
+
+import httpx2
+from django.conf import settings
+
+from servers.attempts import Attempt, TooLarge, note
+from servers.faults import UpstreamError, not_mcp, tls_fault
+from servers.messages import BOM
+
+
+class BodyFault(httpx2.SSEError, httpx2.StreamError):
+    """Ends the reading of a body. Both bases: the SDK then fails that one request, and only it."""
+
+    def __init__(self, fault: UpstreamError) -> None:
+        httpx2.SSEError.__init__(self, fault.message)
+        self.fault = fault
+
+
+class CappedBody(httpx2.AsyncByteStream):
+    """A body that stops at the cap: in total, or for event streams per event.
+
+    The answer to a call is examined by `seen` before the SDK gets the end of it.
+    """
+
+    def __init__(
+        self,
+        response: httpx2.Response,
+        *,
+        decoder: "Decoder",
+        per_event: bool,
+        cap: int,
+        seen: Attempt | None = None,
+    ) -> None:
+        self._response = response
+        self._decoder = decoder
+        self._per_event = per_event
+        self._cap = cap
+        self._seen = seen
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        tail = b""
+        heard = Events(self._cap) if self._per_event else Whole()
+        try:
+            async for raw in self._response.stream:  # type: ignore[union-attr]
+                for chunk in self._decoder(raw):
+                    if not size and not self._per_event:
+                        chunk = chunk.removeprefix(BOM)
+                    size += len(chunk)
+                    if self._per_event:
+                        size, tail = _since_last_event(size, tail, chunk)
+                    if size > self._cap:
+                        what = "an event" if self._per_event else "a response"
+                        raise TooLarge(f"server sent {what}", self._cap)
+                    if self._seen is not None:
+                        for _, data in heard.feed(chunk):
+                            await self._seen.examine(data)
+                    yield chunk
+            if self._seen is not None and (whole := heard.rest()):
+                await self._seen.examine(whole)
+        except UpstreamError as fault:
+            note(fault)
+            raise BodyFault(fault) from None
+        except (httpx2.TransportError, OSError, zlib.error) as error:
+            lost = connection_fault(error)
+            note(lost)
+            raise BodyFault(lost) from None
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+def _since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
+    """Return how many bytes the current event has, and what to remember of the chunk's end."""
+    seen = tail + chunk
+    marks = (b"\n\n", b"\r\n\r\n", b"\r\r")
+    end = max((at + len(mark) for mark in marks if (at := seen.rfind(mark)) >= 0), default=-1)
+    if end >= 0:
+        size = len(seen) - end
+    return size, seen[-3:] if end < 0 else seen[max(end, len(seen) - 3) :]
+
+
+class Decoder(Protocol):
+    def __call__(self, raw: bytes) -> Iterable[bytes]: ...
+
+
+def decoder(encoding: str) -> Decoder:
+    """Return what undoes a content encoding, a bounded piece at a time. We ask for none."""
+    if encoding in ("", "identity"):
+        return lambda raw: (raw,)
+    if encoding not in ("gzip", "x-gzip", "deflate"):
+        raise UpstreamError("The server compressed its answer although it was asked not to.")
+    inflate = zlib.decompressobj(wbits=47)  # gzip and zlib headers alike
+
+    def decode(raw: bytes) -> Iterable[bytes]:
+        while raw:
+            yield inflate.decompress(raw, 65536)
+            raw = inflate.unconsumed_tail
+
+    return decode
+
+
+class Whole:
+    """Keeps all of a body, to be looked at when it is complete."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterable[tuple[str, bytes]]:
+        self._chunks.append(chunk)
+        return ()
+
+    def rest(self) -> bytes:
+        return b"".join(self._chunks)
+
+
+class Events:
+    """Parses an event stream into names and data, as chunks arrive.
+
+    Caps events too, since a count of bytes takes a bare carriage return for a line's end.
+    """
+
+    def __init__(self, cap: int) -> None:
+        self._cap = cap
+        self._buffer = bytearray()
+        self._name, self._data, self._held = "message", list[bytes](), 0
+
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
+        """Yield what the chunk completes."""
+        searched = len(self._buffer)
+        self._buffer += chunk
+        if len(self._buffer) + self._held > self._cap:
+            raise TooLarge("server sent an event", self._cap)
+        while (end := self._buffer.find(b"\n", searched)) >= 0:
+            line = bytes(self._buffer[:end]).rstrip(b"\r")
+            del self._buffer[: end + 1]
+            searched = 0
+            if line:
+                self._take(line)
+                continue
+            name, data = self._name, b"\n".join(self._data)
+            self._name, self._data, self._held = "message", [], 0
+            yield name, data
+
+    def _take(self, line: bytes) -> None:
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+            self._held += len(value) + 32  # of Python's own
+        elif field == b"event":
+            self._name = value.decode("utf-8", "replace")
+
+    def rest(self) -> bytes:
+        return b""
+
+
+def connection_fault(error: BaseException) -> UpstreamError:
+    """Say in a sentence why a connection failed. Never the error's own text: it may quote us."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for cause in causes:
+        if isinstance(cause, UpstreamError):
+            return cause
+        if isinstance(cause, ssl.SSLError):
+            return tls_fault(cause)
+    if isinstance(error, httpx2.ConnectTimeout):
+        return UpstreamError(
+            f"The server did not accept a connection within {settings.CONNECT_TIMEOUT} s.",
+            code="timeout",
+            hint="Check the host and port, and that no firewall is between.",
+        )
+    if isinstance(error, httpx2.ConnectError):
+        return UpstreamError(
+            "The server refused the connection.",
+            code="refused",
+            hint="Check that it is running, and the host and port.",
+        )
+    if isinstance(error, httpx2.RemoteProtocolError) and "too long" in str(error):
+        return UpstreamError(
+            "The server sent headers of more than 100 KiB.", code="too_large", parked=True
+        )
+    if isinstance(error, httpx2.LocalProtocolError):
+        return UpstreamError(
+            "A header of this server cannot be sent over HTTP.",
+            code="protocol",
+            hint="Header names and values must be plain text on one line.",
+            parked=True,
+        )
+    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
+        return (
+            not_mcp("something that is not HTTP")
+            if "illegal" in str(error)
+            else UpstreamError("The server broke off or garbled its answer.", code="closed")
+        )
+    return UpstreamError("The connection to the server was lost.", code="closed")

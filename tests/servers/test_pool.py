@@ -1,0 +1,324 @@
+import asyncio
+import os
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from catalog.audit import SYSTEM
+from servers import calling, pool, registry
+from servers.calling import Target
+from servers.faults import UpstreamError
+from servers.listening import Listener
+from servers.models import Server
+from servers.pool import Pool, Watcher
+from tests.factories import make_program
+from tests.upstreams.running import http_spec, stdio_spec
+from tests.waiting import wait_for
+
+SOON = 20  # seconds, for what should take none
+with_database = pytest.mark.django_db(transaction=True)
+
+
+def run(scenario):
+    async def in_time():
+        async with asyncio.timeout(50):
+            return await scenario()
+
+    return asyncio.run(in_time())
+
+
+class Specs(Watcher):
+    """Knows servers by heart."""
+
+    def __init__(self, **specs):
+        self.specs = {int(name.removeprefix("n")): spec for name, spec in specs.items()}
+        self.dials = 0
+
+    async def spec(self, server_id):
+        self.dials += 1
+        return self.specs.get(server_id)
+
+
+@asynccontextmanager
+async def pooled(**specs):
+    own = Pool(Specs(**specs))
+    try:
+        yield own
+    finally:
+        await own.close()
+
+
+def refused():
+    """A spec of a server that nothing listens for."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    return http_spec(f"http://127.0.0.1:{port}/mcp")
+
+
+async def ask(server, tool, session="", **arguments):
+    isolation = "per_session" if session else "shared"
+    target = Target(server.pk, server.slug, server.generation, isolation, session)
+    return await calling.call(target, tool, arguments, timeout=SOON)
+
+
+async def count(server, session=""):
+    """Return how often a workshop was asked, and its process."""
+    outcome = await ask(server, "count", session)
+    return outcome.structured["count"], outcome.structured["pid"]
+
+
+async def until(check, what):
+    await asyncio.to_thread(wait_for, check, SOON, what=what, every=0.01)
+
+
+def is_gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+# --- Whose connection it is -------------------------------------------------------------------
+
+
+@with_database
+def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them():
+    async def scenario():
+        async with calling.opened():
+            first, one = await count(server, "ses_1")
+            again, two = await count(server, "ses_2")
+            assert (first, again) == (1, 1)
+            assert one != two
+            assert await count(server, "ses_1") == (2, one)
+            await calling.forget_session("ses_1")
+            await until(lambda: is_gone(one), "the process of the session that ended is gone")
+            assert await count(server, "ses_2") == (2, two)
+            assert (await count(server, "ses_1"))[0] == 1
+        await until(lambda: is_gone(two), "and so is the other, when all ends")
+
+    server = make_program("workshop", isolation="per_session")
+    run(scenario)
+
+
+@with_database
+def test_sessions_of_a_shared_server_share_its_process():
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server)
+            assert await count(server) == (2, one)
+            await calling.forget_session("")  # no session: nothing is closed
+            assert await count(server) == (3, one)
+
+    server = make_program("workshop", connection_policy="on_demand")
+    run(scenario)
+
+
+@with_database
+@pytest.mark.parametrize("session", ["", "ses_1"])
+def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_call(
+    session, settings
+):
+    settings.IDLE_DISCONNECT = 0.6
+
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server, session)
+            waited = await ask(server, "wait", session, seconds=2)
+            assert waited.state == "succeeded"
+            assert await count(server, session) == (2, one)
+            await until(lambda: is_gone(one), "the idle process is gone")
+            assert calling._pool().owners == {}
+            first, two = await count(server, session)
+            assert first == 1
+            assert two != one
+
+    server = make_program("workshop", connection_policy="on_demand")
+    run(scenario)
+
+
+@with_database
+def test_the_listener_keeps_its_own_connections_and_lends_them_to_calls(settings):
+    settings.IDLE_DISCONNECT = 0.1
+
+    async def scenario():
+        listener = Listener()
+        running = asyncio.create_task(listener.run())
+        try:
+            await until(lambda: (kept.pk, "") in listener.pool.owners, "the listener dialled")
+            _, one = await count(kept)
+            _, other = await count(visited)
+            assert pool.here() is listener.pool
+            assert len(listener.pool.owners) == 2
+            await until(lambda: is_gone(other), "what only the call needed is closed")
+            assert await count(kept) == (2, one)
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+    kept = make_program("workshop")
+    visited = make_program("workshop", connection_policy="on_demand")
+    run(scenario)
+
+
+# --- Edits ------------------------------------------------------------------------------------
+
+
+@with_database
+def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_new_one():
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server)
+            slow = asyncio.create_task(ask(server, "wait", seconds=2, name="old"))
+            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            await asyncio.to_thread(edit)
+            _, two = await count(server)
+            assert two != one
+            assert (await slow).structured == {"seconds": 2, "name": "old"}
+            await until(lambda: is_gone(one), "the old process is gone")
+
+    def edit():
+        registry.set_credentials(server, "env", {"REGION": None}, actor=SYSTEM)
+        server.refresh_from_db()
+
+    server = make_program("workshop")
+    run(scenario)
+
+
+@with_database
+def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
+    async def scenario():
+        async with calling.opened():
+            outcome = await ask(server, "count")
+            assert outcome.state == "succeeded"
+            owner = calling._pool().owners[server.pk, ""]
+            assert owner.generation == 7
+            assert (await ask(server, "count")).structured["count"] == 2
+
+    server = make_program("workshop")  # of generation 1
+    Server.objects.update(generation=7)
+    run(scenario)
+
+
+@with_database
+def test_disabling_a_server_ends_its_connections():
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server, "ses_1")
+            await asyncio.to_thread(Server.objects.update, enabled=False)
+            await until(lambda: is_gone(one), "the process is gone")
+            outcome = await ask(server, "count", "ses_1")
+            assert (outcome.state, outcome.code) == ("not_sent", "disabled")
+
+    server = make_program("workshop")
+    run(scenario)
+
+
+def test_keeping_leaves_connections_that_calls_opened_alone():
+    async def scenario():
+        async with pooled(n1=stdio_spec("raw_calls"), n2=stdio_spec("raw_calls")) as own:
+            await own.keep({1: 1}, {1: 1, 2: 1})
+            for session in ("", "ses_1"):
+                owner = await own.owner_for_call(2, session, 1)
+                await owner.connection_for_call()
+            await own.keep({1: 1}, {1: 1, 2: 1})
+            assert set(own.owners) == {(1, ""), (2, ""), (2, "ses_1")}
+            await own.keep({1: 1}, {1: 1})
+            assert set(own.owners) == {(1, "")}
+
+    run(scenario)
+
+
+# --- Dialling again ---------------------------------------------------------------------------
+
+
+async def dial(own):
+    owner = await own.owner_for_call(1, "", 1)
+    with pytest.raises(UpstreamError) as caught:
+        await owner.connection_for_call()
+    return caught.value
+
+
+def test_after_three_failures_calls_are_answered_at_once_until_the_pause_is_over():
+    async def scenario():
+        async with pooled(n1=refused()) as own:
+            for _ in range(3):
+                assert (await dial(own)).code == "refused"
+            owner = own.owners[1, ""]
+            assert own.watcher.dials == 3
+            errors = await asyncio.gather(*(dial(own) for _ in range(20)))
+            assert own.watcher.dials == 3
+            assert {error.code for error in errors} == {"refused"}
+            assert all("connect again in" in error.hint for error in errors)
+            await until(lambda: own.watcher.dials == 4, "the owner itself tries again")
+            await until(lambda: owner.pause_ends is not None, "and pauses")
+            assert owner.pause_ends > time.monotonic() + 1
+
+    run(scenario)
+
+
+def test_calls_that_come_together_share_one_dial():
+    async def scenario():
+        async with pooled(n1=refused()) as own:
+            await asyncio.gather(*(dial(own) for _ in range(20)))
+            assert own.watcher.dials == 1
+
+    run(scenario)
+
+
+def test_a_server_that_comes_back_is_used_at_once():
+    async def scenario():
+        async with pooled(n1=refused()) as own:
+            await dial(own)
+            own.watcher.specs[1] = stdio_spec("raw_calls")
+            owner = await own.owner_for_call(1, "", 1)
+            assert not (await owner.connection_for_call()).closed.is_set()
+
+    run(scenario)
+
+
+def test_losses_with_a_healthy_time_between_never_add_up(monkeypatch):
+    monkeypatch.setattr(pool, "HEALTHY_AFTER", 0.0)
+
+    async def scenario():
+        async with pooled(n1=stdio_spec("raw_calls")) as own:
+            owner = await own.owner_for_call(1, "", 1)
+            for _ in range(5):
+                connection = await owner.connection_for_call()
+                connection._link.lose()
+                await owner.lost.wait()
+            assert owner.failures == 1
+            assert owner.wait <= 2 * pool.FIRST_WAIT
+
+    run(scenario)
+
+
+def test_a_pool_closes_while_a_server_keeps_it_waiting():
+    async def scenario():
+        async with pooled(n1=stdio_spec("raw_stdio", "--do", "hang")) as own:
+            owner = await own.owner_for_call(1, "", 1)
+            waiting = asyncio.create_task(owner.connection_for_call())
+            await until(lambda: own.watcher.dials == 1, "the dial began")
+            async with asyncio.timeout(SOON):
+                await own.close()
+            assert owner.task.cancelled()
+            with pytest.raises(UpstreamError) as caught:
+                await waiting
+            assert caught.value.code == "closed"
+
+    run(scenario)
+
+
+def test_work_for_the_pool_may_come_from_another_loop():
+    async def scenario():
+        async with pooled(n1=stdio_spec("raw_calls")) as own:
+
+            async def loop_of_work():
+                return asyncio.get_running_loop()
+
+            found = await asyncio.to_thread(lambda: asyncio.run(own.elsewhere(loop_of_work())))
+            assert found is own.loop
+
+    run(scenario)
