@@ -117,7 +117,7 @@ def read_tool(
 def search_text(tool: dict[str, Any]) -> str:
     """Return what search looks at: name, title, description, parameters and their texts."""
     parts = [tool.get("name"), tool.get("title"), tool.get("description")]
-    parts += _parameter_texts(tool.get("inputSchema"), depth=3)
+    parts += parameter_texts(tool.get("inputSchema"), depth=3)
     return "\n".join(part for part in parts if isinstance(part, str) and part)
 
 
@@ -172,7 +172,7 @@ def _deeper_than(value: object, limit: int) -> bool:
     return True
 
 
-def _parameter_texts(schema: object, *, depth: int) -> Sequence[str]:
+def parameter_texts(schema: object, *, depth: int) -> Sequence[str]:
     if depth == 0 or not isinstance(schema, dict):
         return []
     texts: list[str] = []
@@ -182,6 +182,6 @@ def _parameter_texts(schema: object, *, depth: int) -> Sequence[str]:
         if isinstance(sub, dict):
             if isinstance(sub.get("description"), str):
                 texts.append(sub["description"])
-            texts += _parameter_texts(sub, depth=depth - 1)
-            texts += _parameter_texts(sub.get("items"), depth=depth - 1)
+            texts += parameter_texts(sub, depth=depth - 1)
+            texts += parameter_texts(sub.get("items"), depth=depth - 1)
     return texts

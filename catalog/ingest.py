@@ -17,6 +17,7 @@ from catalog import audit, naming
 from catalog.audit import Actor
 from catalog.definitions import Rejection, RemoteTool, search_text
 from catalog.findings import Neighbours, findings_of
+from catalog.group_states import next_position
 from catalog.models import (
     Definition,
     DefinitionChange,
@@ -282,8 +283,9 @@ def _foreign_names(server: "Server") -> list[str]:
 def _follow(server: "Server", fresh: Sequence[Tool]) -> None:
     group = Group.objects.filter(follows=server).first()
     if group and fresh:
+        position = next_position(group)
         Membership.objects.bulk_create(
-            [Membership(group=group, tool=tool) for tool in fresh],
+            [Membership(group=group, tool=tool, position=position) for tool in fresh],
             batch_size=CHUNK,
             ignore_conflicts=True,
         )

@@ -5,7 +5,7 @@ what runs after them. References are never fetched.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -75,7 +75,7 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]
         jsonschema_rs.meta.validate(schema)
         # Without its patterns, which would be compiled at whatever cost.
         jsonschema_rs.validator_for(
-            _without_patterns(schema), retriever=_refuse, validate_formats=False
+            without_patterns(schema), retriever=refuse_reference, validate_formats=False
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
@@ -125,19 +125,33 @@ def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, 
         stack.extend((None, node[key]) for key in SCHEMAS if key in node)
 
 
-def _without_patterns(node: Any) -> Any:
-    """Copy a schema without what must be compiled. Depth is bounded before."""
+def without_patterns(node: Any, which: Collection[str] | None = None) -> Any:
+    """Copy a schema without these patterns, or without any. Depth is bounded before."""
     if isinstance(node, list):
-        return [_without_patterns(item) for item in node]
+        return [without_patterns(item, which) for item in node]
     if not isinstance(node, dict):
         return node
+    made: dict[str, Any] = {}
+    for key, value in node.items():
+        if key == "patternProperties" and isinstance(value, dict):
+            made[key] = _kept_properties(value, which)
+        elif not (key == "pattern" and isinstance(value, str) and _dropped(value, which)):
+            made[key] = without_patterns(value, which)
+    return made
+
+
+def _kept_properties(patterns: dict[str, Any], which: Collection[str] | None) -> dict[str, Any]:
+    if which is None:  # to be looked at, not run: any name will do
+        return {str(at): without_patterns(sub) for at, sub in enumerate(patterns.values())}
     return {
-        key: {str(at): _without_patterns(sub) for at, sub in enumerate(value.values())}
-        if key == "patternProperties" and isinstance(value, dict)
-        else _without_patterns(value)
-        for key, value in node.items()
-        if not (key == "pattern" and isinstance(value, str))
+        pattern: without_patterns(sub, which)
+        for pattern, sub in patterns.items()
+        if pattern not in which
     }
+
+
+def _dropped(pattern: str, which: Collection[str] | None) -> bool:
+    return which is None or pattern in which
 
 
 def required_names(schema: dict[str, Any]) -> set[str]:
@@ -279,7 +293,7 @@ def _compiles(pattern: str) -> bool:
     return True
 
 
-def _refuse(uri: str) -> Any:
+def refuse_reference(uri: str) -> Any:
     raise ValueError(f"references are never fetched: {uri[:80]}")
 
 

@@ -1,4 +1,8 @@
-"""Mint, find and revoke bearer tokens. Only a digest is kept."""
+"""Mint, find, rotate and revoke bearer keys. Only a digest is kept.
+
+`find` asks the database each time, so what is revoked, expired or disabled is refused by every
+process from the next request on.
+"""
 
 import hashlib
 import secrets
@@ -11,11 +15,12 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.people import Role, role_of
-from sessions_app.models import ApiKey, Scope
-from toolcrib.errors import Invalid
+from sessions_app.models import Agent, ApiKey, Scope
+from toolcrib.errors import Conflict, Invalid, NotFound
 
 PREFIX = "tcb_"
 TOUCH_EVERY = timedelta(minutes=1)
+OVERLAP = timedelta(hours=24)  # how long a rotated key goes on beside the new one
 
 
 @transaction.atomic
@@ -25,14 +30,12 @@ def mint(
     *,
     actor: Actor,
     user: User | None = None,
+    agent: Agent | None = None,
     expires_at: datetime | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key; its text is returned here and never again."""
     name = name.strip()
-    if not 0 < len(name) <= 120 or not name.isprintable():
-        raise Invalid("A token's name has 1 to 120 printable characters.")
-    if scope not in Scope.values:
-        raise Invalid(f"A scope is one of: {', '.join(Scope.values)}.")
+    _check(name, scope, agent, expires_at)
     text = PREFIX + secrets.token_urlsafe(32)
     key = ApiKey.objects.create(
         name=name,
@@ -40,37 +43,123 @@ def mint(
         sha256=_digest(text),
         scope=scope,
         user=user,
+        agent=agent,
+        created_by=actor.label[:200],
         expires_at=expires_at,
     )
-    audit.record(actor, "token.add", key, after={"scope": scope})
+    audit.record(actor, _verb(key, "add"), key, after=_facts(key))
     return key, text
+
+
+def _check(name: str, scope: str, agent: Agent | None, expires_at: datetime | None) -> None:
+    if not 0 < len(name) <= 120 or not name.isprintable():
+        raise Invalid("A token's name has 1 to 120 printable characters.")
+    if scope not in Scope.values:
+        raise Invalid(f"A scope is one of: {', '.join(Scope.values)}.")
+    if scope == Scope.AGENT and agent is None:
+        raise Invalid(
+            "A key of the scope agent belongs to an agent.",
+            hint="`manage.py create_agent` makes one with its key.",
+        )
+    if scope != Scope.AGENT and agent is not None:
+        raise Invalid("An agent's key has the scope agent.")
+    if expires_at is not None and expires_at <= timezone.now():
+        raise Invalid("The key would have expired already.", hint="Choose a later time.")
 
 
 def find(text: str) -> ApiKey | None:
     """Return the key a request carries, if it is good now."""
     if not text.startswith(PREFIX) or len(text) > 100:
         return None
-    key = ApiKey.objects.select_related("user").filter(sha256=_digest(text)).first()
+    key = ApiKey.objects.select_related("user", "agent").filter(sha256=_digest(text)).first()
     now = timezone.now()
-    if key is None or key.revoked_at or (key.expires_at and key.expires_at <= now):
+    if key is None or not is_good(key, now):
         return None
     if key.user and role_of(key.user) < needed_role(key.scope):
+        return None
+    if key.agent and not key.agent.enabled:
         return None
     if key.last_used_at is None or now - key.last_used_at > TOUCH_EVERY:
         ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
     return key
 
 
+def is_good(key: ApiKey, now: datetime) -> bool:
+    """Say whether a key is neither revoked nor expired. Its owner may still be disabled."""
+    return not key.revoked_at and (key.expires_at is None or key.expires_at > now)
+
+
+def named(reference: str) -> ApiKey:
+    """Return the key of this id or prefix."""
+    found = ApiKey.objects.select_related("agent")
+    if reference.isdecimal() and len(reference) < 18:
+        rows = list(found.filter(pk=int(reference)))
+    else:
+        rows = list(found.filter(prefix=reference)[:3]) if reference.isprintable() else []
+    if not rows:
+        raise NotFound("There is no such key.", hint="Name it by its id or its prefix (tcb_……).")
+    if len(rows) > 1:
+        raise Conflict("More than one key begins so.", hint="Name it by its id.")
+    return rows[0]
+
+
+@transaction.atomic
+def rotate(key: ApiKey, *, actor: Actor) -> tuple[ApiKey, str]:
+    """Make a key in place of this one, which goes on for 24 hours at most."""
+    key = _locked(key)
+    now = timezone.now()
+    if not is_good(key, now):
+        raise Conflict("This key is revoked or has expired.", hint="Make a new one.")
+    if key.expires_at and key.expires_at <= now + OVERLAP:
+        raise Conflict("This key ends within 24 hours anyway.", hint="Make a new one beside it.")
+    # The new one is to last as long as the old one was meant to.
+    expires = now + (key.expires_at - key.created_at) if key.expires_at else None
+    new, text = mint(
+        key.name, key.scope, actor=actor, user=key.user, agent=key.agent, expires_at=expires
+    )
+    before = {"expires_at": _iso(key.expires_at)}
+    key.expires_at = now + OVERLAP
+    key.save(update_fields=["expires_at"])
+    after = {"expires_at": _iso(key.expires_at), "replaced_by": new.prefix}
+    audit.record(actor, _verb(key, "rotate"), key, before=before, after=after)
+    return new, text
+
+
 @transaction.atomic
 def revoke(key: ApiKey, *, actor: Actor) -> None:
+    key = _locked(key)
     if not key.revoked_at:
         key.revoked_at = timezone.now()
         key.save(update_fields=["revoked_at"])
-        audit.record(actor, "token.revoke", key)
+        audit.record(actor, _verb(key, "revoke"), key, before=_facts(key))
 
 
 def needed_role(scope: str) -> Role:
     return Role.ADMIN if scope == Scope.ADMIN else Role.OPERATOR
+
+
+def _locked(key: ApiKey) -> ApiKey:
+    found = ApiKey.objects.select_for_update().filter(pk=key.pk).first()
+    if found is None:
+        raise NotFound("This key is gone.", hint="Somebody deleted its owner meanwhile.")
+    return found
+
+
+def _verb(key: ApiKey, act: str) -> str:
+    return f"{'key' if key.scope == Scope.AGENT else 'token'}.{act}"
+
+
+def _facts(key: ApiKey) -> dict[str, object]:
+    facts: dict[str, object] = {"scope": str(key.scope)}
+    if key.agent:
+        facts["agent"] = key.agent.name
+    if key.expires_at:
+        facts["expires_at"] = _iso(key.expires_at)
+    return facts
+
+
+def _iso(moment: datetime | None) -> str | None:
+    return moment.isoformat(timespec="seconds") if moment else None
 
 
 def _digest(text: str) -> str:

@@ -7,9 +7,10 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from catalog import shelf
 from catalog.audit import SYSTEM
 from catalog.people import Role, give_role
-from sessions_app import keys
+from sessions_app import keys, limiting
 from tests import parts
 
 PASSWORD = "a long and quiet river"
@@ -64,6 +65,15 @@ def make_person(name: str, role: Role) -> User:
     user.set_password(PASSWORD)
     user.save()
     return user
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory():
+    """Forget what a process keeps: revisions and ids begin anew with every test's database."""
+    shelf.forget()
+    limiting.forget()
+    yield
+    shelf.forget()
 
 
 @pytest.fixture

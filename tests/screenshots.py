@@ -97,18 +97,48 @@ PAGES = {
     "tool-waiting": "/tools/weather__get_forecast",
     "tool-custom-add": "/tools/custom/add",
     "group": "/groups/mcp:toolcrib-demo",
+    "group-mixed": "/groups/research",
+    "group-empty": "/groups/empty",
     "groups": "/groups",
+    "agents": "/agents",
+    "agent-add": "/agents/new/add",
+    "agent": "/agents/scout",
+    "agent-keys": "/agents/scout/keys",
+    "agent-connect": "/agents/scout/connect",
+    "agent-settings": "/agents/scout/settings",
     "audit": "/audit",
     "patterns": "/patterns/",
+    "sessions": "/sessions",
+    "sessions-none": "/sessions?agent=nobody",
+    "try": "/tools/weather__report_weather/try",
     "not-found": "/servers/no-such-server",
 }
+
+
+EMPTY_PAGES = (
+    ("first-run", "/"),
+    ("servers-empty", "/servers"),
+    ("agents-empty", "/agents"),
+    ("groups-empty", "/groups"),
+)
+
+
+def make_groups(toolcrib: Installation) -> None:
+    """A group of two servers' tools, one of them held, and an empty one."""
+    for group_id, name in (("research", "Research"), ("empty", "Nothing yet")):
+        toolcrib.api("POST", "/groups", {"group_id": group_id, "display_name": name})
+    demo = toolcrib.api("GET", "/tools?server=toolcrib-demo&limit=4")[1]["items"]
+    chosen = [tool["name"] for tool in demo] + ["weather__get_forecast"]
+    toolcrib.api("POST", "/groups/research/members", {"tools": chosen})
+    toolcrib.api("PATCH", "/groups/research/members", {"tools": chosen[:2], "preload": True})
+    toolcrib.api("POST", f"/tools/{chosen[0]}/hold", {"reason": "Not now."})
 
 
 def empty_pages(camera: Camera, open_one: Callable[[str, int], Page]) -> None:
     for theme in driving.THEMES:
         for width in WIDTHS:
             page = open_one(theme, width)
-            for name, path in (("first-run", "/"), ("servers-empty", "/servers")):
+            for name, path in EMPTY_PAGES:
                 page.goto(path)
                 camera.take(page, name, theme, width)
             page.goto("/servers/add")
@@ -140,6 +170,34 @@ def fill(page: Page, text: str) -> None:
     page.get_by_role("button", name="Connect servers").click()
 
 
+def add_agents(toolcrib: Installation) -> None:
+    toolcrib.api(
+        "POST", "/agents", {"name": "scout", "groups": ["mcp:weather", "mcp:toolcrib-demo"]}
+    )
+    toolcrib.api("POST", "/agents", {"name": "everything", "all_groups": True})
+    toolcrib.api("POST", "/agents/scout/keys", {"name": "laptop", "days": 30})
+
+
+def new_key(camera: Camera, page: Page, theme: str, width: int) -> None:
+    page.goto("/agents/everything/keys")
+    page.get_by_role("button", name="Make key and show it").click()
+    page.locator(".new-key").wait_for()
+    camera.take(page, "agent-new-key", theme, width)
+
+
+def run_agent(toolcrib: Installation) -> str:
+    """Let an agent search, load, call and err; return its session's address."""
+    key = toolcrib.api("POST", "/agents/everything/keys", {"name": "run"})[1]["key"]
+    session = f"/sessions/{toolcrib.api('POST', '/sessions', {}, key)[1]['id']}"
+    load = {"group_id": "mcp:weather", "tool_names": ["get_temperature"]}
+    call = {"tool_name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
+    toolcrib.api("POST", f"{session}/search", {"query": "how warm is it"}, key)
+    toolcrib.api("POST", f"{session}/load", load, key)
+    toolcrib.api("POST", f"{session}/call", call, key)
+    toolcrib.api("POST", f"{session}/call", call | {"arguments": {"town": "Oslo"}}, key)
+    return session
+
+
 def main(folder: Path) -> None:
     camera = Camera(folder)
     with ExitStack() as stack:
@@ -166,10 +224,14 @@ def main(folder: Path) -> None:
             change = {"name": "get_forecast", "text": NEW_TEXT}
             apart.submit(ask, weather, "rename_description", **change).result()
         wait_for(lambda: toolcrib.api("GET", "/tools?state=waiting")[1]["items"])
+        make_groups(toolcrib)
+        add_agents(toolcrib)
+        pages = {**PAGES, "session": run_agent(toolcrib)}
         for theme in driving.THEMES:
             for width in WIDTHS:
                 page = open_one(theme, width)
-                for name, path in PAGES.items():
+                new_key(camera, page, theme, width)
+                for name, path in pages.items():
                     page.goto(path)
                     for details in page.locator(".runs details").all()[:1]:
                         details.locator("summary").click()

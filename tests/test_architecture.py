@@ -21,11 +21,31 @@ LEAVES = {
     "toolcrib.environment",
     "toolcrib.health",
 }
-# The demo is a program of its own, run in its own process.
-MAY_SPEAK_MCP = {"servers/client.py", "servers/sse.py", "servers/demo.py"}
-MAY_SPEAK_HTTP = MAY_SPEAK_MCP | {"servers/network.py", "servers/faults.py"}
-ASYNC = {
+# The demos are programs of their own, run in their own process.
+MAY_SPEAK_MCP = {
     "servers/client.py",
+    "servers/explaining.py",
+    "servers/subscribing.py",
+    "servers/wires.py",
+    "servers/sse.py",
+    "servers/demo.py",
+    "servers/demo_office.py",
+}
+MAY_SPEAK_HTTP = MAY_SPEAK_MCP | {
+    "servers/bodies.py",
+    "servers/network.py",
+    "servers/faults.py",
+}
+ASYNC = {
+    "servers/attempts.py",
+    "servers/bodies.py",
+    "servers/bulkhead.py",
+    "servers/calling.py",
+    "servers/client.py",
+    "servers/explaining.py",
+    "servers/subscribing.py",
+    "servers/threads.py",
+    "servers/wires.py",
     "servers/sse.py",
     "servers/network.py",
     "servers/stdio.py",
@@ -34,6 +54,9 @@ ASYNC = {
     "servers/listing.py",
     "servers/sync.py",
     "servers/management/commands/listen.py",
+    "sessions_app/api.py",
+    "sessions_app/dispatch.py",
+    "sessions_app/operators_api.py",
     "toolcrib/asgi.py",
     "toolcrib/runtime.py",
     "toolcrib/invalidation.py",
@@ -46,9 +69,16 @@ PURE = {
     "catalog/definitions.py",
     "catalog/diffs.py",
     "catalog/findings.py",
+    "catalog/lints.py",
     "catalog/naming.py",
+    "catalog/ranking.py",
     "catalog/schemas.py",
+    "catalog/search.py",
     "catalog/tokens.py",
+    "catalog/render.py",
+    "catalog/validation.py",
+    "sessions_app/formats.py",
+    "sessions_app/payloads.py",
     "servers/checks.py",
     "servers/drafting.py",
     "servers/drafts.py",
@@ -56,8 +86,14 @@ PURE = {
     "servers/holder.py",
     "servers/importing.py",
     "servers/jsonc.py",
+    "servers/messages.py",
+    "servers/results.py",
     "servers/secret.py",
     "servers/spec.py",
+    "sessions_app/contents.py",
+    "sessions_app/timeline.py",
+    "sessions_app/trying.py",
+    "sessions_app/snippets.py",
     "toolcrib/charts.py",
     "toolcrib/errors.py",
     "toolcrib/paging.py",

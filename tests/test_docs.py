@@ -9,7 +9,12 @@ from django.urls import resolve
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
-DOCUMENTS = [README, OPERATIONS, (ROOT / "docs" / "security.md").read_text()]
+DOCUMENTS = [
+    README,
+    OPERATIONS,
+    (ROOT / "docs" / "security.md").read_text(),
+    (ROOT / "docs" / "agents.md").read_text(),
+]
 OURS = ("catalog", "servers", "sessions_app", "toolcrib")
 
 

@@ -1,6 +1,8 @@
 """The API: assembles the apps' routers, checks keys, and gives every error one shape."""
 
+import json
 import logging
+from collections import Counter
 from typing import Any
 
 from django.conf import settings
@@ -9,14 +11,20 @@ from django.db import DatabaseError, DataError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
+from ninja.parser import Parser
 from ninja.security import HttpBearer
 
 from catalog.api import router as catalog_router
 from catalog.audit import Actor
+from catalog.groups_api import router as groups_router
 from servers.api import router as servers_router
 from sessions_app import keys
-from sessions_app.models import Scope
-from toolcrib.errors import Forbidden, ToolcribError
+from sessions_app.agents_api import router as agents_router
+from sessions_app.api import router as sessions_router
+from sessions_app.models import ApiKey, Scope
+from sessions_app.operators_api import router as operators_router
+from sessions_app.usage_api import router as usage_router
+from toolcrib.errors import Forbidden, Invalid, ToolcribError
 
 logger = logging.getLogger(__name__)
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
@@ -29,6 +37,10 @@ class KeyAuth(HttpBearer):
         key = keys.find(token)
         if key is None:
             return None
+        if key.scope == Scope.AGENT:
+            raise Forbidden(
+                "This is not for agents.", hint="Use a key with the scope operator or admin."
+            )
         if request.method in WRITES and key.scope != Scope.ADMIN:
             raise Forbidden(
                 "This key may read, not change.", hint="Use a key with the scope admin."
@@ -38,19 +50,59 @@ class KeyAuth(HttpBearer):
         return actor
 
 
+class AgentAuth(HttpBearer):
+    """An agent's key; or an operator's, for what operators may read of all agents."""
+
+    def authenticate(self, request: HttpRequest, token: str) -> ApiKey | None:
+        key = keys.find(token)
+        if key is not None:
+            if key.agent is None and request.method in WRITES:
+                raise Forbidden("This call is an agent's.", hint="Use an agent's key.")
+            request.agent = key.agent  # type: ignore[attr-defined]
+        return key
+
+
+class StrictParser(Parser):
+    """Reads bodies as JSON in which no object names a key twice."""
+
+    def parse_body(self, request: HttpRequest) -> dict[str, Any]:
+        try:
+            parsed: dict[str, Any] = json.loads(request.body, object_pairs_hook=_object)
+        except RecursionError:
+            raise Invalid("The body is nested too deep.", hint="Send flatter values.") from None
+        return parsed
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise Invalid(f"An object names the key {twice[:80]!r} twice.", hint="Name it once.")
+    return found
+
+
 api = NinjaAPI(
     title="Toolcrib",
     version=settings.VERSION,
-    description="Register MCP servers, sync and review their tools.",
+    description="Register MCP servers, sync and review their tools, and hand them to agents.",
     auth=KeyAuth(),
+    parser=StrictParser(),
     urls_namespace="api",
 )
 api.add_router("/servers", servers_router)
+api.add_router("/groups", groups_router)
 api.add_router("", catalog_router)
+api.add_router("", agents_router)
+api.add_router("/usage", usage_router)
+api.add_router("", operators_router)
+api.add_router("", sessions_router, auth=AgentAuth())
 
 
 def answer(request: HttpRequest, error: ToolcribError) -> HttpResponse:
-    return api.create_response(request, error.as_json(), status=error.status)
+    response = api.create_response(request, error.as_json(), status=error.status)
+    if "retry_after" in error.details:
+        response["Retry-After"] = str(error.details["retry_after"])
+    return response
 
 
 @api.exception_handler(ToolcribError)
@@ -93,6 +145,8 @@ def bad_input(request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 @api.exception_handler(HttpError)
 def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(error.__cause__, Invalid):  # of the parser above, which ninja wraps
+        return answer(request, error.__cause__)
     return answer(
         request,
         ToolcribError(

@@ -2,7 +2,8 @@
 
 The file is gzip of JSON lines: a header, then one row a line. Credentials in it are encrypted as
 they are in the database; what decrypts them goes to a second file, or stays where the operator
-keeps it. Sign-ins, lockouts and the leases of running syncs are not carried over.
+keeps it. Sign-ins, lockouts, the leases of running syncs and calls in flight are not carried
+over; what sessions did is.
 """
 
 import gzip
@@ -36,6 +37,7 @@ from catalog.audit import Actor
 from catalog.models import Revision
 from servers import credentials
 from servers.models import Credential, Server, SyncRun
+from sessions_app.models import IN_FLIGHT, Call, CallState
 from toolcrib import environment as env
 from toolcrib.errors import Conflict, Invalid
 
@@ -323,7 +325,7 @@ def _reset_sequences(models: list[type[Model]]) -> None:
 
 
 def _forget_the_moment() -> None:
-    """No sync of the backup's moment runs any more; each server is due for one."""
+    """No sync or call of the backup's moment runs any more; each server is due for a sync."""
     now = timezone.now()
     Server.objects.update(sync_lease_until=None, sync_holder="", sync_sent_at=None, sync_due_at=now)
     SyncRun.objects.filter(outcome=SyncRun.Outcome.RUNNING).update(
@@ -331,6 +333,11 @@ def _forget_the_moment() -> None:
         code="interrupted",
         error="The backup was made while this sync ran.",
         finished_at=now,
+    )
+    Call.objects.filter(state__in=IN_FLIGHT).update(
+        state=CallState.UNKNOWN,
+        finished_at=now,
+        note="The backup was made while this call ran.",
     )
 
 

@@ -1,26 +1,31 @@
 """What the web process runs beside requests, started and stopped by the ASGI lifespan.
 
-Embedded: the listener, a Celery worker in threads and the schedule. Production: only the watch
-for new revisions; workers, beat and the listener are processes of their own.
+Embedded: the listener, whose connections serve calls too, a Celery worker in threads and the
+schedule. Production: the connections for calls; workers, beat and the listener are processes of
+their own. Both: the watch for new revisions.
 """
 
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from celery.worker import WorkController
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
-from servers import due
+from servers import calling, due
 from servers.listening import Listener
+from servers.threads import in_thread
+from sessions_app.tasks import tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
 
 logger = logging.getLogger(__name__)
 
+TIDY_EVERY = 10.0
 STOP_WITHIN = 2.5  # seconds; supervised children end by themselves after we did
 
 
@@ -46,6 +51,8 @@ class Runtime:
             worker_thread.start()
             self.tasks.append(asyncio.create_task(self.listener.run(), name="listener"))
             self.tasks.append(asyncio.create_task(_schedule(), name="schedule"))
+        else:
+            self.tasks.append(asyncio.create_task(calling.run(), name="calls"))
         try:
             yield
         finally:
@@ -77,17 +84,13 @@ def _worker() -> WorkController:
 
 async def _schedule() -> None:
     """Stand in for beat where there is one process."""
+    next_tidy = 0.0
     while True:
         try:
-            await asyncio.to_thread(_send_due)
+            await in_thread(due.send_due)
+            if time.monotonic() >= next_tidy:
+                next_tidy = time.monotonic() + TIDY_EVERY
+                await in_thread(tidy)
         except DatabaseError:
             logger.exception("The schedule could not be read; trying again")
         await asyncio.sleep(1)
-
-
-def _send_due() -> None:
-    close_old_connections()
-    try:
-        due.send_due()
-    finally:
-        close_old_connections()

@@ -87,10 +87,21 @@ MAX_BODY_BYTES = env.number("TOOLCRIB_MAX_BODY_BYTES", 1024 * 1024, low=1024)
 STDERR_BYTES = env.number("TOOLCRIB_STDERR_BYTES", 64 * 1024, low=1024)
 CONNECT_TIMEOUT = env.number("TOOLCRIB_CONNECT_TIMEOUT", 10, low=1)
 HANDSHAKE_TIMEOUT = env.number("TOOLCRIB_HANDSHAKE_TIMEOUT", 20, low=1)
+# A result is one message, so its cap is that of messages.
+MAX_RESULT_BYTES = MAX_MESSAGE_BYTES
+MAX_CONTENT_ITEMS = env.number("TOOLCRIB_MAX_CONTENT_ITEMS", 1000, low=1)
+CALL_TIMEOUT = env.number("TOOLCRIB_CALL_TIMEOUT", 60, low=1, high=900)
+CALLS_IN_FLIGHT = env.number("TOOLCRIB_CALLS_IN_FLIGHT", 8, low=1)
+CALLS_QUEUED = env.number("TOOLCRIB_CALLS_QUEUED", 16, low=0)
+IDLE_DISCONNECT = env.number("TOOLCRIB_IDLE_DISCONNECT", 300, low=1)
 SYNC_TIMEOUT = env.number("TOOLCRIB_SYNC_TIMEOUT", 60, low=1)
 SYNC_GAP = env.number("TOOLCRIB_SYNC_GAP", 5, low=1)
 SYNC_POLL = env.number("TOOLCRIB_SYNC_POLL", 15 * 60, low=5)
 SYNC_WORKERS = env.number("TOOLCRIB_SYNC_WORKERS", 6, low=4)
+
+SESSION_IDLE_SECONDS = env.number("TOOLCRIB_SESSION_IDLE", 24 * 3600, low=60)
+KEEP_PAYLOADS_DAYS = env.number("TOOLCRIB_KEEP_PAYLOADS_DAYS", 30, low=1)
+KEEP_SESSIONS_DAYS = env.number("TOOLCRIB_KEEP_SESSIONS_DAYS", 365, low=1)
 
 # --- Django -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from django.urls import reverse
 from catalog.models import Group, Tool, ToolState
 from catalog.people import Role, role_of
 from servers.models import Server, ServerState
+from sessions_app.models import Agent
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -59,6 +60,18 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "key": "g",
                     "count": Group.objects.count(),
                 },
+            ],
+        ),
+        (
+            "Run",
+            [
+                {
+                    "label": "Agents",
+                    "name": "agents",
+                    "key": "a",
+                    "count": Agent.objects.count(),
+                },
+                {"label": "Sessions", "name": "sessions", "key": "n"},
             ],
         ),
         ("Govern", [{"label": "Audit log", "name": "audit", "key": "l"}]),

@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("readyz", system_views.readyz, name="readyz"),
     path("", include("servers.urls")),
     path("", include("catalog.urls")),
+    path("", include("sessions_app.urls")),
     path("api/v1/", api.urls),
 ]
 

@@ -17,9 +17,25 @@ CANARY = "canary-7f3d-in-a-header"
 PASSWORD = "a long and quiet river"
 
 
+CALL_IN_FLIGHT = """
+from django.utils import timezone
+from catalog.models import *
+from sessions_app.models import *
+now = timezone.now()
+session = AgentSession.objects.create(
+    agent=Agent.objects.get(), strategy="dispatch", mode="deferred", decided_by="forced",
+    snapshot=CatalogSnapshot.objects.create(sha256="0" * 64, text="", body="{}", tokens=0),
+    revision=1, last_used_at=now)
+call = Call.objects.create(
+    session=session, agent=session.agent, tool=Tool.objects.first(), tool_name="x", state="sent",
+    accepted_at=now, deadline=now, arguments='{"city": "Oslo"}')
+Event.objects.create(session=session, at=now, kind="called", call=call)
+"""
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """An installation with a person, a token, a synced server and a credential; stopped."""
+    """An installation with a person, a token, a server, an agent and its work; stopped."""
     from tests.upstreams.running import running_http
 
     toolcrib = Installation(tmp_path_factory.mktemp("source") / "data")
@@ -32,6 +48,10 @@ def source(tmp_path_factory):
         assert status == 201, answer
         wait_for(lambda: toolcrib.tool_names("weather"), 30)
         wait_for(lambda: toolcrib.api("GET", "/servers/weather")[1]["state"] == "connected", 30)
+        body = {"name": "scout", "groups": ["mcp:weather"], "calls_per_minute": 7}
+        assert toolcrib.api("POST", "/agents", body)[0] == 201
+        assert toolcrib.api("POST", "/agents/scout/keys", {"days": 9})[0] == 201
+    shell(toolcrib, CALL_IN_FLIGHT)
     return toolcrib
 
 
@@ -69,7 +89,12 @@ print(json.dumps({
     "bodies": sorted(Definition.objects.values_list("sha256", "body", "tokens")),
     "made": [str(at) for at in Tool.objects.order_by("pk").values_list("created_at", flat=True)],
     "groups": list(Membership.objects.values_list("group__group_id", "tool__name", "position")),
-    "keys": list(ApiKey.objects.values_list("sha256", "scope")),
+    "keys": list(ApiKey.objects.values_list("sha256", "scope", "agent__name", "created_by")),
+    "agents": list(Agent.objects.values_list("name", "calls_per_minute", "all_groups")),
+    "its groups": list(AgentGroup.objects.values_list("agent__name", "group__group_id")),
+    "sessions": list(AgentSession.objects.values_list("session_id", "agent__name", "state")),
+    "calls": list(Call.objects.values_list("call_id", "session__session_id", "arguments")),
+    "events": list(Event.objects.values_list("session__session_id", "kind", "call__call_id")),
     "runs": list(SyncRun.objects.values_list("outcome", "added", "trigger")),
     "audit": list(AuditEntry.objects.exclude(verb="installation.restore")
                   .values_list("verb", "target_label", "actor_label")),
@@ -117,6 +142,9 @@ def test_everything_comes_back_on_an_empty_folder(source, backup, tmp_path):
     done = empty.command("restore", str(backup), "--key", str(key_of(backup)))
     assert done.returncode == 0, done.stderr
     assert story(empty) == story(source)
+    assert [len(story(empty)[what]) for what in ("agents", "its groups", "calls")] == [1, 1, 1]
+    state = "from sessions_app.models import Call; print(Call.objects.get().state)"
+    assert (shell(source, state), shell(empty, state)) == ("sent", "unknown")
     assert shell(empty, READ_CREDENTIAL) == CANARY
     for name in ("secret.key", "encryption.key"):
         kept = empty.data_dir / name

@@ -1,4 +1,4 @@
-"""The catalog's own tests, once more on PostgreSQL."""
+"""The apps' own tests, once more on PostgreSQL."""
 
 import os
 import subprocess
@@ -11,9 +11,19 @@ from tests.installation import ROOT
 pytestmark = [pytest.mark.needs_postgres, pytest.mark.xdist_group("production")]
 
 
-def test_the_tests_of_the_catalog_pass_on_postgresql_too(postgres):
-    url = postgres.create("catalog_tests")
-    chosen = ["tests/catalog/test_ingest.py", "tests/catalog/test_tools.py"]
+CHOSEN = {
+    "catalog": ["catalog/test_ingest.py", "catalog/test_tools.py"],
+    "groups": ["catalog/test_groups.py"],
+    "sessions": ["sessions_app/test_behaviours.py", "sessions_app/test_opening.py"],
+    "calls": ["sessions_app/test_calls.py", "sessions_app/test_usage.py"],
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("subject", CHOSEN)
+def test_the_tests_of_the_apps_pass_on_postgresql_too(subject, postgres):
+    url = postgres.create(f"{subject}_tests")
+    chosen = [f"tests/{name}" for name in CHOSEN[subject]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *quiet, "--no-header", *chosen],

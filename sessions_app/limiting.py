@@ -1,0 +1,100 @@
+"""Hold agents to their limits: a rate by the minute, and calls in flight.
+
+Rates are counted on Redis where there is one, else in this process; while Redis is away each
+process counts for itself. Calls in flight are rows of the ledger, so a crash leaks none.
+"""
+
+import logging
+import time
+from functools import lru_cache
+
+import redis
+from django.conf import settings
+from django.utils import timezone
+from limits import RateLimitItemPerMinute
+from limits.errors import StorageError
+from limits.storage import MemoryStorage, RedisStorage, Storage
+from limits.strategies import SlidingWindowCounterRateLimiter
+
+from sessions_app.models import IN_FLIGHT, Agent, Call
+from toolcrib.errors import ToolcribError
+
+logger = logging.getLogger(__name__)
+
+AWAY = 5.0  # seconds for which Redis is not asked after it failed
+
+
+class TooMany(ToolcribError):
+    code = "rate_limited"
+    status = 429
+
+
+@lru_cache(maxsize=1)
+def _local() -> SlidingWindowCounterRateLimiter:
+    return SlidingWindowCounterRateLimiter(MemoryStorage())
+
+
+@lru_cache(maxsize=1)
+def _shared() -> SlidingWindowCounterRateLimiter:
+    storage: Storage = RedisStorage(
+        settings.REDIS_URL,
+        wrap_exceptions=True,
+        socket_connect_timeout=0.2,
+        socket_timeout=0.5,
+        key_prefix="toolcrib:limits",
+    )
+    return SlidingWindowCounterRateLimiter(storage)
+
+
+_away_until = 0.0
+
+
+def _within(item: RateLimitItemPerMinute, *names: str) -> tuple[bool, int]:
+    """Count one; tell whether it was within the limit, and in how many seconds to try again."""
+    global _away_until
+    if settings.REDIS_URL and time.monotonic() > _away_until:
+        try:
+            return _count(_shared(), item, *names)
+        except (StorageError, redis.RedisError) as error:
+            _away_until = time.monotonic() + AWAY
+            logger.warning("Limits are counted by process while Redis is away: %s", error)
+    return _count(_local(), item, *names)
+
+
+def _count(
+    limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, *names: str
+) -> tuple[bool, int]:
+    if limiter.hit(item, *names):
+        return True, 0
+    ends = limiter.get_window_stats(item, *names).reset_time
+    return False, max(1, min(60, round(ends - time.time())))
+
+
+def check_rate(agent: Agent, what: str, per_minute: int) -> None:
+    """Count one call or search of an agent, or refuse it with when to try again."""
+    within, wait = _within(RateLimitItemPerMinute(per_minute), what, str(agent.pk))
+    if not within:
+        raise TooMany(
+            f"{agent.name} made more than {per_minute} {what} in a minute, its limit.",
+            hint=f"Try again in {wait} s.",
+            details={"retry_after": wait},
+        )
+
+
+def check_in_flight(agent: Agent) -> None:
+    """Refuse a call beyond those that may be under way. Call inside the ledger's transaction."""
+    under_way = Call.objects.filter(
+        agent=agent, state__in=IN_FLIGHT, deadline__gt=timezone.now()
+    ).count()
+    if under_way >= agent.calls_in_flight:
+        raise TooMany(
+            f"{agent.name} has {under_way} calls under way, its limit.",
+            hint="Wait for one to end.",
+            code="too_many_calls",
+            details={"retry_after": 1},
+        )
+
+
+def forget() -> None:
+    """Begin to count anew in this process, for tests."""
+    _local.cache_clear()

@@ -1,0 +1,71 @@
+"""Make an agent and its first key."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from catalog.audit import Actor
+from sessions_app import agents
+from sessions_app.models import Agent, Mode, Strategy
+from toolcrib.errors import ToolcribError
+
+OPTIONS = ("strategy", "mode", "calls_per_minute", "calls_in_flight")
+
+
+class Command(BaseCommand):
+    help = "Make an agent and print its key, once."
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name")
+        groups = parser.add_mutually_exclusive_group()
+        groups.add_argument(
+            "--group",
+            action="append",
+            default=[],
+            metavar="ID",
+            help="A group it may use, such as mcp:github; repeat it for more, in order.",
+        )
+        groups.add_argument(
+            "--all-groups", action="store_true", help="Every group, and those to come."
+        )
+        parser.add_argument("--strategy", choices=Strategy.values)
+        parser.add_argument("--mode", choices=Mode.values)
+        parser.add_argument("--calls-per-minute", type=int, metavar="N")
+        parser.add_argument("--calls-in-flight", type=int, metavar="N")
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        given = {name: options[name] for name in OPTIONS if options[name] is not None}
+        try:
+            agent, key = agents.create_with_key(
+                options["name"],
+                groups=options["group"],
+                all_groups=options["all_groups"],
+                actor=Actor.command("create_agent"),
+                **given,
+            )
+        except ToolcribError as error:
+            self.stderr.write(error.sentence)
+            sys.exit(1)
+        if options["json"]:
+            self.stdout.write(json.dumps({"agent": agent.name, "key": key}))
+        else:
+            self._tell(agent, key)
+
+    def _tell(self, agent: Agent, key: str) -> None:
+        ids = agents.group_ids(agent)
+        sees = "all groups" if agent.all_groups else ", ".join(ids)
+        self.stdout.write(
+            f"Made agent {agent.name}. It has {sees}."
+            if sees
+            else f"Made agent {agent.name}. It has no groups, so it sees no tools yet."
+        )
+        self.stdout.write(f"\n  {key}\n\nKeep it now: it is not shown again. Try it:\n")
+        self.stdout.write(
+            f"  curl -sS -X POST {settings.PUBLIC_URL}/api/v1/sessions"
+            f" -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{{}}'"
+        )

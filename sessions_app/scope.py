@@ -1,0 +1,233 @@
+"""What a session may see and do: the one authorization function, asked before everything else.
+
+Catalog, search, details, load and call all go through `of`. A tool that is out of scope does
+not exist for a session: it is not counted, ranked, suggested or named in an error.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+from catalog import shelf
+from catalog.definitions import parameter_texts
+from catalog.render import GroupLine
+from catalog.search import Index, Searchable, near_names
+from catalog.shelf import Item, Shelf, ShelfGroup
+from sessions_app.models import Agent, AgentSession
+from toolcrib.errors import ToolcribError
+
+LISTED = 20  # names in an error
+
+
+class NotAvailable(ToolcribError):
+    code = "unknown_tool"
+    status = 404
+
+
+class Ambiguous(ToolcribError):
+    code = "ambiguous_tool"
+    status = 409
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How far a session asked to be narrowed when it opened."""
+
+    groups: tuple[int, ...] | None = None  # by key: a group may be renamed meanwhile
+    servers: tuple[str, ...] | None = None
+    without_mcp: bool = False
+
+
+class Scope:
+    """The groups and tools of one agent's session at one revision. Shared; never changed."""
+
+    def __init__(self, revision: int, groups: Sequence[ShelfGroup]) -> None:
+        self.revision = revision
+        self.groups = tuple(groups)
+        self.by_id = {group.group_id: group for group in groups}
+        self.items: dict[str, Item] = {}
+        self.bare: dict[str, list[Item]] = {}
+        self.homes: dict[str, list[ShelfGroup]] = {}
+        for group in groups:
+            for place in group.places:
+                item = place.item
+                self.homes.setdefault(item.name, []).append(group)
+                if item.name in self.items:
+                    continue
+                self.items[item.name] = item
+                # The server's own name, and its safe form as the catalog prints it.
+                for name in {item.own_name, item.name.partition("__")[2]} - {item.name, ""}:
+                    self.bare.setdefault(name, []).append(item)
+
+    @cached_property
+    def offered(self) -> list[Item]:
+        return [item for item in self.items.values() if item.offered]
+
+    @cached_property
+    def tokens_all(self) -> int:
+        return sum(item.approved.tokens for item in self.offered if item.approved)
+
+    @cached_property
+    def lines(self) -> list[GroupLine]:
+        return [
+            GroupLine(group.group_id, group.display_name, group.description, names)
+            for group in self.groups
+            if (names := offered_names(group))
+        ]
+
+    @cached_property
+    def servers(self) -> list[str]:
+        return sorted({item.server for item in self.offered if item.server})
+
+    @cached_property
+    def index(self) -> Index:
+        """What can be searched: offered tools only, so no statistic knows any other."""
+        return Index([self._searchable(item) for item in self.offered])
+
+    def _searchable(self, item: Item) -> Searchable:
+        tool = item.approved.tool if item.approved else {}
+        return Searchable(
+            name=item.name,
+            own_name=item.own_name,
+            server=item.server,
+            title=str(tool.get("title") or ""),
+            description=item.description,
+            parameters=parameter_text(tool),
+            groups=tuple(
+                text
+                for group in self.homes[item.name]
+                for text in (group.group_id, group.display_name, group.description)
+                if text
+            ),
+        )
+
+    def lookup(self, name: str) -> Item | None:
+        """Return the one tool of this name, public or bare. Cheap, where thousands are asked."""
+        found = self.items.get(name)
+        if found is not None:
+            return found
+        candidates = self._candidates(name)
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _candidates(self, name: str) -> list[Item]:
+        candidates = self.bare.get(name, [])
+        offered = [item for item in candidates if item.offered]
+        return offered or candidates
+
+    def find(self, name: str) -> Item:
+        """Return the tool of this name, public or bare. Says what there is if there is none."""
+        found = self.lookup(name)
+        if found is not None:
+            return found
+        if candidates := self._candidates(name):
+            names = sorted(item.name for item in candidates)
+            raise Ambiguous(
+                f"{len(names)} tools are called {name!r}: {_listed(names)}.",
+                hint="Use the full name.",
+                details={"candidates": names[:LISTED]},
+            )
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> NotAvailable:
+        """Say that there is no such tool here, and which there are: the likeliest first."""
+        near = near_names(self.index, name)
+        names = near + sorted({item.name for item in self.offered} - set(near))
+        groups = _listed([line.group_id for line in self.lines]) or "none"
+        return NotAvailable(
+            f"{name[:100]!r} is not available in this session. "
+            f"Valid names: {_listed(names) or 'none'}.",
+            hint="Find tools with search_tools, or list a group's with load_tools(group_id=…). "
+            f"Groups: {groups}.",
+            details={"suggestions": near, "servers": self.servers},
+        )
+
+
+def offered_names(group: ShelfGroup) -> tuple[str, ...]:
+    return tuple(place.item.name for place in group.places if place.item.offered)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def parameter_text(tool: dict[str, object]) -> str:
+    """Names and texts of parameters, as search reads them."""
+    return "\n".join(parameter_texts(tool.get("inputSchema"), depth=3))
+
+
+def group_keys(agent: Agent) -> tuple[int, ...] | None:
+    """The groups an agent may use, in its order; None means all."""
+    if agent.all_groups:
+        return None
+    return tuple(agent.group_links.values_list("group_id", flat=True))
+
+
+def of(agent: Agent, wish: Wish = Wish()) -> Scope:  # noqa: B008 - frozen
+    """Return what this agent may see now, narrowed by the session's wish."""
+    return _scope(shelf.current(), group_keys(agent), wish)
+
+
+def of_session(session: AgentSession) -> Scope:
+    return of(session.agent, wish_of(session))
+
+
+def wish_of(session: AgentSession) -> Wish:
+    groups, servers = session.wanted_groups, session.wanted_servers
+    return Wish(
+        None if groups is None else tuple(groups),
+        None if servers is None else tuple(servers),
+        session.without_mcp,
+    )
+
+
+MOST_SCOPES = 256
+_scopes: WeakKeyDictionary[Shelf, dict[tuple[tuple[int, ...] | None, Wish], Scope]] = (
+    WeakKeyDictionary()
+)
+
+
+def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
+    """Build a scope once for each shelf; it goes when the shelf does."""
+    made = _scopes.setdefault(standing, {})
+    if (keys, wish) not in made:
+        if len(made) >= MOST_SCOPES:
+            made.clear()
+        made[keys, wish] = _build(standing, keys, wish)
+    return made[keys, wish]
+
+
+def _build(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
+    if keys is None:
+        groups = list(standing.groups)
+    else:
+        groups = [standing.by_pk[key] for key in keys if key in standing.by_pk]
+    if wish.groups is not None:
+        groups = [group for group in groups if group.pk in wish.groups]
+    if wish.servers is not None or wish.without_mcp:
+        # A group of which nothing is left is not there at all: its id would tell of it.
+        groups = [left for group in groups if (left := _narrowed(group, wish)).places]
+    return Scope(standing.revision, groups)
+
+
+def _narrowed(group: ShelfGroup, wish: Wish) -> ShelfGroup:
+    places = tuple(place for place in group.places if _wanted(place.item, wish))
+    return ShelfGroup(
+        group.pk,
+        group.group_id,
+        group.display_name,
+        group.description,
+        group.position,
+        places,
+    )
+
+
+def _wanted(item: Item, wish: Wish) -> bool:
+    if not item.server_id:
+        return True
+    return not wish.without_mcp and (wish.servers is None or item.server in wish.servers)
+
+
+def unknown_of(wanted: Collection[str], known: Collection[str]) -> list[str]:
+    return [name for name in wanted if name not in known]

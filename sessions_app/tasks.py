@@ -1,0 +1,29 @@
+"""What is done for sessions now and then. Celery shells; the schedule calls `tidy` too."""
+
+import logging
+import time
+
+from celery import shared_task
+
+from sessions_app import ledger, opening
+
+logger = logging.getLogger(__name__)
+
+PRUNE_EVERY = 600.0  # seconds
+_next_prune = 0.0
+
+
+def tidy() -> None:
+    """Expire idle sessions, give up calls of dead processes, forget what is too old."""
+    expired, given_up = opening.expire_idle(), ledger.recover()
+    if expired or given_up:
+        logger.info("Expired %d sessions, gave up %d calls", expired, given_up)
+    global _next_prune
+    if time.monotonic() >= _next_prune:
+        _next_prune = time.monotonic() + PRUNE_EVERY
+        ledger.prune()
+
+
+@shared_task(name="sessions_app.tasks.tidy_sessions")  # type: ignore[untyped-decorator]
+def tidy_sessions() -> None:
+    tidy()

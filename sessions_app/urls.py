@@ -1,0 +1,34 @@
+"""Addresses of the pages of agents and sessions.
+
+An agent may have nearly any name, so nothing else lives directly under agents/: what is not an
+agent has two parts, the second of which is no act upon an agent.
+"""
+
+from django.urls import URLPattern, path
+
+from sessions_app import agent_views, session_views, try_views
+
+agent_pages: list[URLPattern] = [
+    path("agents", agent_views.agents, name="agents"),
+    path("agents/new/add", agent_views.add, name="agent-add"),
+    path("agents/<str:name>", agent_views.groups, name="agent"),
+    path("agents/<str:name>/groups", agent_views.set_groups, name="agent-groups"),
+    path("agents/<str:name>/keys", agent_views.keys, name="agent-keys"),
+    path("agents/<str:name>/keys/<int:key_id>/rotate", agent_views.rotate, name="key-rotate"),
+    path("agents/<str:name>/keys/<int:key_id>/revoke", agent_views.revoke, name="key-revoke"),
+    path("agents/<str:name>/connect", agent_views.connect, name="agent-connect"),
+    path("agents/<str:name>/settings", agent_views.settings, name="agent-settings"),
+    path("agents/<str:name>/enable", agent_views.enable, name="agent-enable"),
+    path("agents/<str:name>/disable", agent_views.disable, name="agent-disable"),
+    path("agents/<str:name>/delete", agent_views.delete, name="agent-delete"),
+]
+
+session_pages: list[URLPattern] = [
+    path("sessions", session_views.sessions, name="sessions"),
+    path("sessions/<str:session_id>.json", session_views.session_json, name="session-json"),
+    path("sessions/<str:session_id>", session_views.session, name="session"),
+    path("tools/<str:public_name>/try", try_views.try_tool, name="tool-try"),
+    path("tools/<str:public_name>/use", session_views.tool_use, name="tool-use"),
+]
+
+urlpatterns: list[URLPattern] = [*agent_pages, *session_pages]

@@ -1,0 +1,224 @@
+"""Deciding on a call: what the session was shown, what is newer, what stands against it.
+
+Custom tools answer without a server, so what is decided before one is touched shows here; what
+comes after is in tests/live.
+"""
+
+import json
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from catalog import groups, ingest
+from catalog.audit import SYSTEM
+from catalog.models import Group, Revision, Tool
+from catalog.tools import hold, save_custom_tool, set_call_policy
+from sessions_app import ledger
+from sessions_app.models import Call, CallAnswer
+from sessions_app.payloads import kept, redacted
+from tests.factories import fold, tool_object
+from tests.sessions_app.conftest import make_agent_client, regroup
+
+NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+TEXT = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
+EITHER = {"type": "object", "properties": {"n": {}}}
+
+
+def custom(schema=NUMBER, name="count", tool=None):
+    return save_custom_tool(tool_object(name, inputSchema=schema), actor=SYSTEM, tool=tool)
+
+
+@pytest.fixture
+def counting(db):
+    tool = custom()
+    regroup("own", tool)
+    return tool
+
+
+@pytest.fixture
+def scout(counting):
+    return make_agent_client("scout", mode="deferred")
+
+
+@pytest.fixture
+def session(scout):
+    return scout.open()
+
+
+def test_bad_arguments_come_back_with_what_is_wrong_and_the_schema(session):
+    answer = session.call("count", {"n": "five"})
+    text = answer["content"][0]["text"]
+    assert answer["error"]["code"] == "invalid_arguments"
+    assert "n: " in text
+    assert '(sent: "five")' in text
+    assert '{"properties":{"n":{"type":"integer"}},"required":["n"],"type":"object"}' in text
+    assert "properties" not in answer["error"]["message"]
+    row = Call.objects.get()
+    assert (row.state, row.error_code, row.tool_name) == ("refused", "invalid_arguments", "count")
+    assert session.kinds[-1] == "refused"
+
+
+def test_a_custom_tool_answers_client_with_the_validated_arguments(session):
+    answer = session.call("count", {"n": 5})
+    assert set(answer.json) == {
+        "call_id", "tool_name", "state", "is_error", "content", "structured_content", "tokens",
+        "duration_ms", "implicit_load",
+    }  # fmt: skip
+    assert (answer["state"], answer["is_error"]) == ("client", False)
+    assert answer["structured_content"] == {"n": 5}
+    assert session.get("/stats")["tokens"]["by"]["call"] == answer["tokens"] > 0
+
+
+def test_arguments_are_held_to_what_the_session_was_shown_and_to_what_is_newer(session, counting):
+    assert session.call("count", {"n": 5})["state"] == "client"  # preloaded: pinned when opened
+    custom(TEXT, tool=counting)
+    old_way = session.call("count", {"n": 5})
+    assert old_way["error"]["code"] == "definition_changed"
+    assert '"type":"string"' in old_way["content"][0]["text"]
+    assert "changed since" in old_way["content"][0]["text"]
+    assert session.call("count", {"n": "5"})["error"]["code"] == "invalid_arguments"
+    custom(EITHER, tool=counting)
+    assert session.call("count", {"n": 5})["state"] == "client"
+
+
+def test_a_session_that_loaded_nothing_is_held_to_the_newest(counting):
+    groups.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
+    session = make_agent_client("late", mode="deferred").open()
+    custom(TEXT, tool=counting)
+    assert session.call("count", {"n": "5"})["state"] == "client"
+
+
+def test_held_and_denied_tools_are_refused_with_the_reason(session, counting):
+    set_call_policy(counting, "deny", actor=SYSTEM)
+    assert session.call("count", {"n": 5})["error"]["code"] == "denied"
+    hold(counting, "under review", actor=SYSTEM)
+    answer = session.call("count", {"n": 5})
+    assert answer["error"]["code"] == "held"
+    assert "under review" in answer["content"][0]["text"]
+
+
+def test_a_change_that_waits_is_heeded_by_calls_and_strict_stops_them(github):
+    schema = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
+    newer = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
+    server = github.follows
+    session = make_agent_client("scout", mode="deferred").open()
+    names = ["create_issue", "list_issues", "search_code", "merge_pull"]
+    fold(server, *(tool_object(name, inputSchema=schema) for name in names),
+         tool_object("get_file", inputSchema=newer))  # fmt: skip
+    answer = session.call("github__get_file", {"what": "x"})
+    assert answer["error"]["code"] == "definition_changed"
+    assert '"who"' in answer["content"][0]["text"]
+    server.trust = "strict"
+    server.save()
+    Revision.bump()
+    assert session.call("github__get_file", {"what": "x", "who": "y"})["error"]["code"] == "waiting"
+    ingest.keep_old(Tool.objects.get(public_name="github__get_file"), actor=SYSTEM)
+    # Sent now, to a server that nobody runs in this test.
+    assert session.call("github__get_file", {"what": "x"}).status == 503
+
+
+# --- Idempotency --------------------------------------------------------------------------------
+
+
+def test_the_same_key_and_body_give_the_stored_answer_and_another_body_is_refused(session):
+    first = session.call("count", {"n": 1}, Idempotency_Key="a")
+    assert session.call("count", {"n": 1}, Idempotency_Key="a").bytes == first.bytes
+    other = session.call("count", {"n": 2}, Idempotency_Key="a")
+    assert (other.status, other["error"]["code"]) == (409, "idempotency_conflict")
+    assert Call.objects.count() == 1
+
+
+def test_a_key_under_way_is_refused_for_now(session):
+    session.call("count", {"n": 1}, Idempotency_Key="a")
+    Call.objects.update(state="sent")
+    answer = session.call("count", {"n": 1}, Idempotency_Key="a")
+    assert (answer.status, answer["error"]["code"]) == (409, "idempotency_in_progress")
+    assert answer.headers["Retry-After"] == "1"
+
+
+def test_a_key_belongs_to_one_agent(session):
+    other = make_agent_client("other").open()
+    session.call("count", {"n": 1}, Idempotency_Key="a")
+    assert other.call("count", {"n": 2}, Idempotency_Key="a")["state"] == "client"
+
+
+def test_what_was_not_sent_may_be_tried_again_under_its_key(github):
+    session = make_agent_client("scout").open()
+    for _ in range(2):
+        answer = session.call("github__get_file", {"what": "x"}, Idempotency_Key="a")
+        assert answer.status == 503
+        assert answer.headers["Retry-After"]
+    assert Call.objects.filter(idempotency_key=None, state="refused").count() == 2
+
+
+@pytest.mark.parametrize("key", ["", " ", "x" * 256, "x" * 10_240, "ключ", "a\x7f"])
+def test_an_unusable_key_is_refused(session, key):
+    answer = session.call("count", {"n": 1}, Idempotency_Key=key)
+    assert answer.status == 422
+    assert Call.objects.count() == 0
+
+
+# --- The ledger ---------------------------------------------------------------------------------
+
+
+def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
+    session.call("count", {"n": 1}, Idempotency_Key="a")
+    CallAnswer.objects.all().delete()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    host = ledger.HOLDER.rsplit(" ", 2)[0]
+    Call.objects.update(state="sent", holder=f"{host} {ended.pid} 1", finished_at=None)
+    assert ledger.recover() == 1
+    row = Call.objects.get()
+    assert (row.state, row.is_error, row.error_code) == ("unknown", True, "unknown_outcome")
+    assert "not known" in session.call("count", {"n": 1}, Idempotency_Key="a")["error"]["message"]
+    assert ledger.recover() == 0
+
+
+def test_a_call_under_way_in_this_process_is_left_alone(session):
+    session.call("count", {"n": 1})
+    Call.objects.update(
+        state="sent", holder=ledger.HOLDER, deadline=timezone.now() + timedelta(minutes=1)
+    )
+    assert ledger.recover() == 0
+
+
+def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
+    session.post("/call", {"tool_name": "count", "arguments": {"n": 1, "api_key": "hush"}})
+    assert "hush" not in Call.objects.get().arguments
+    assert json.loads(Call.objects.get().arguments) == {"n": 1, "api_key": "***"}
+    assert redacted({"Password": "x", "a": [{"token": "y"}], "tokens": 3}) == {
+        "Password": "***",
+        "a": [{"token": "***"}],
+        "tokens": 3,
+    }
+    long = json.loads(kept({"text": "x" * 100_000}))
+    assert long["cut"] is True
+    assert long["bytes"] > 100_000
+
+
+def test_limits_are_429_with_when_to_try_again(scout, session):
+    scout.agent.calls_per_minute = 2
+    scout.agent.searches_per_minute = 1
+    scout.agent.save()
+    for _ in range(2):
+        assert session.call("count", {"n": 1}).status == 200
+    refused = session.call("count", {"n": 1})
+    assert (refused.status, refused["error"]["code"]) == (429, "rate_limited")
+    assert 1 <= int(refused.headers["Retry-After"]) <= 60
+    assert session.search("count").status == 200
+    assert session.search("count").status == 429
+
+
+def test_calls_in_flight_are_limited(github):
+    client = make_agent_client("scout", calls_in_flight=1)
+    session = client.open()
+    session.call("github__get_file", {"what": "x"})
+    Call.objects.update(state="sent", deadline=timezone.now() + timedelta(minutes=1))
+    refused = session.call("github__get_file", {"what": "x"})
+    assert (refused.status, refused["error"]["code"]) == (429, "too_many_calls")
+    Call.objects.update(deadline=timezone.now())
+    assert session.call("github__get_file", {"what": "x"}).status == 503

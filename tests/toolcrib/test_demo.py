@@ -1,0 +1,105 @@
+"""`make demo` as a person starts it, with less work for its agents."""
+
+from collections import Counter
+from contextlib import contextmanager
+
+import pytest
+
+from tests.installation import READY, Installation, Process
+from toolcrib.management.commands import demo
+
+# Real processes: one at a time, so that two cores suffice.
+pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.timeout(400)]
+AGENTS = {"analyst", "archivist", "handyman", "planner", "support-desk"}
+
+
+@contextmanager
+def started(toolcrib):
+    """Start the demo. Filling takes longer than other starts, on a busy machine a minute."""
+    with Process(toolcrib._argv("demo", "--turns", "1"), toolcrib.env) as process:
+        toolcrib.process = process
+        toolcrib.ready_line = process.line(READY, 300)
+        yield toolcrib
+
+
+def items(toolcrib, path):
+    return toolcrib.api("GET", f"{path}?limit=100")[1]["items"]
+
+
+def events(toolcrib, sessions):
+    return [
+        event
+        for session in sessions
+        for event in items(toolcrib, f"/sessions/{session['id']}/events")
+    ]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    """Filled after an earlier filling was interrupted, which left an agent behind."""
+    toolcrib = Installation(tmp_path_factory.mktemp("demo") / "data")
+    left = toolcrib.command("create_agent", "left-behind", "--json")
+    assert left.returncode == 0, left.stderr
+    (toolcrib.data_dir / "demo").write_text("filling")
+    with started(toolcrib):
+        yield toolcrib
+
+
+def test_the_demo_has_servers_agents_and_calls_of_all_kinds_made_through_the_api(filled):
+    assert "/setup/" in filled.ready_line, "no password is set for anybody"
+    servers = {server["slug"]: server["tools"] for server in items(filled, "/servers")}
+    assert set(servers) == {"analytics", "calendar", "notes", "tickets", "toolbox"}
+    assert all(count >= 6 for count in servers.values()), servers
+    assert {agent["name"] for agent in items(filled, "/agents")} == AGENTS
+    assert {"daily:support", "daily:figures"} <= {
+        row["group_id"] for row in items(filled, "/groups")
+    }
+    assert filled.api("GET", "/tools/analytics__compare_periods")[1]["state"] == "waiting"
+    sessions = items(filled, "/sessions")
+    assert {session["agent"] for session in sessions} == AGENTS
+    assert {session["mode"] for session in sessions} == {"full", "deferred"}
+    assert {session["strategy"] for session in sessions} == {"dispatch", "inject"}
+    kinds = Counter(event["kind"] for event in events(filled, sessions))
+    for kind in ("opened", "searched", "loaded", "implicit_load", "called", "refused", "forked"):
+        assert kinds[kind], kinds
+    assert kinds["called"] > 30
+
+
+def test_nothing_in_the_demo_failed_that_should_not(filled):
+    sessions = items(filled, "/sessions")
+    refused = [event for event in events(filled, sessions) if event["kind"] == "refused"]
+    assert Counter((event["tool_name"], event["details"]["code"]) for event in refused) == {
+        ("analytics__get_metric", "invalid_arguments"): 1,
+        ("calendar__send_mail", "invalid_arguments"): 1,
+        ("notes__delete_note", "denied"): 1,
+        ("tickets__delete_ticket", "held"): 1,
+        ("tickets__set_ticket_state", "invalid_arguments"): 1,
+        ("toolbox__send_rocket", "unknown_tool"): 1,
+    }
+    # Two tools say so themselves: a note that is not there, and a text that is no JSON.
+    assert sum(session["errors"] for session in sessions) == len(refused) + 2
+    searches = [event for event in events(filled, sessions) if event["kind"] == "searched"]
+    assert {event["details"]["total"] > 0 for event in searches} == {True, False}
+
+
+def test_a_second_start_fills_nothing_again(filled):
+    before = [session["id"] for session in items(filled, "/sessions")]
+    filled.process.stop()
+    with started(filled):
+        assert [session["id"] for session in items(filled, "/sessions")] == before
+        assert "Filling" not in filled.log
+
+
+def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
+    toolcrib = Installation(tmp_path / "data")
+    assert toolcrib.command("create_agent", "scout", "--json").returncode == 0
+    done = toolcrib.command("demo")
+    assert done.returncode == 2
+    assert "holds an installation already" in done.stderr
+    assert not (toolcrib.data_dir / "demo").exists()
+
+
+def test_without_a_folder_of_its_own_the_demo_is_refused(db, monkeypatch):
+    assert demo.refusal("") == ""
+    monkeypatch.delenv("TOOLCRIB_DATA")
+    assert "run make demo" in demo.refusal("")

@@ -1,0 +1,149 @@
+"""The API does what its own document says, whatever it is sent. Generated from the document.
+
+Every operation is asked with what the document allows and with what it does not, first with ids
+that are made up and then with those of things that exist. Examples are the same in every run.
+"""
+
+from functools import lru_cache
+
+import pytest
+import schemathesis
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from catalog import audit
+from catalog.audit import SYSTEM
+from catalog.models import Tool
+from catalog.tools import save_custom_tool
+from sessions_app import keys
+from sessions_app.models import Agent
+from tests.factories import fold, make_server, tool_object
+from tests.sessions_app.conftest import AgentClient, regroup
+from toolcrib.api import api
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+DOCUMENT = api.get_openapi_schema()
+OPERATIONS = [
+    (method.upper(), path, who)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+    for who in ("agent", "admin")
+    if who == "admin" or {"AgentAuth": []} in operation["security"]
+]
+EXAMPLES = settings(
+    max_examples=12,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+NOBODY = "http://127.0.0.1:9/mcp"  # the only address that anything here connects to
+
+
+@lru_cache
+def whole():
+    return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", WSGIHandler())
+
+
+@pytest.fixture
+def document(things):
+    """The document, and the application behind it on the test's own connection."""
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield whole()
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+@pytest.fixture
+def things(db):
+    """One of everything, and the keys of those who may ask about it."""
+    server = make_server(slug="github")
+    fold(server, tool_object("create_issue", description="Create an issue."), tool_object("list"))
+    shout = save_custom_tool(tool_object("shout", description="Shout a word."), actor=SYSTEM)
+    regroup("own", shout)
+    limits = {"calls_per_minute": 10_000, "searches_per_minute": 10_000, "max_sessions": 10_000}
+    agent = AgentClient(Agent.objects.create(name="scout", all_groups=True, **limits))
+    session = agent.open(mode="deferred")
+    session.load("mcp:github", "list")
+    session.call("shout", {"word": "hey"})
+    session.search("issue")
+    key, _ = keys.mint("scout", "agent", agent=agent.agent, actor=SYSTEM)
+    entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())
+    return {
+        "agent": agent.key,
+        "admin": keys.mint("tests", "admin", actor=SYSTEM)[1],
+        "operator": keys.mint("tests", "operator", actor=SYSTEM)[1],
+        "ids": {
+            "session_id": session.id,
+            "slug": "github",
+            "group_id": "own",
+            "key": str(key.pk),
+            "audit_id": entry.pk,
+            "/agents": "scout",
+            "/tools": "shout",
+            "/sessions": "github__create_issue",
+        },
+    }
+
+
+def of_what_exists(case, ids):
+    """Turn the request to things that exist; tell whether it is about any."""
+    area = "/" + case.path.removeprefix("/api/v1/").split("/")[0]
+    for name in case.path_parameters or {}:
+        case.path_parameters[name] = ids[area] if name == "name" else ids[name]
+    return bool(case.path_parameters)
+
+
+def without_strangers(value):
+    """No request may make anything connect to an address that was made up."""
+    if isinstance(value, dict):
+        return {key: without_strangers(sub) for key, sub in value.items()}
+    if isinstance(value, list):
+        return [without_strangers(sub) for sub in value]
+    return NOBODY if isinstance(value, str) and "//" in value else value
+
+
+def attack(document, things, method, path, who):
+    operation = document[path][method]
+    headers = {"Authorization": f"Bearer {things[who]}"}
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        try:
+            strategy = operation.as_strategy(generation_mode=mode)
+
+            @EXAMPLES
+            @given(strategy)
+            def sent(case):
+                case.body = without_strangers(case.body)
+                case.call_and_validate(headers=headers, checks=CHECKS)
+                if of_what_exists(case, things["ids"]):
+                    case.call_and_validate(headers=headers, checks=CHECKS)
+
+            sent()
+        except schemathesis.errors.InvalidSchema:
+            raise
+        except Exception as error:
+            if "Impossible to generate negative" not in str(error):
+                raise
+
+
+@pytest.mark.parametrize(("method", "path", "who"), OPERATIONS)
+def test_every_answer_is_one_the_document_tells_of(document, things, method, path, who):
+    attack(document, things, method, path, who)

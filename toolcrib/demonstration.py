@@ -1,0 +1,149 @@
+"""Fill an empty installation for a demonstration, through its own API: nothing is written past it.
+
+Servers of our own that run offline, groups, agents, and then the agents at work
+(`toolcrib.demo_sessions`).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from toolcrib.demo_sessions import SCRIPTS, Door, work
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 90.0  # seconds for a server to be read
+TURNS = 6  # how often each agent does all it can
+SERVERS = {
+    "toolbox": ("Toolbox", "Text, numbers, dates, units and colours"),
+    "tickets": ("Tickets", "Tickets of the support team, with comments and labels"),
+    "notes": ("Notes", "Notes of the team in Markdown, in folders"),
+    "calendar": ("Calendar", "Meetings and mail of the team"),
+    "analytics": ("Analytics", "Visits, orders and revenue of the web shop, by day"),
+}
+MIXED = {
+    "daily:support": (
+        "Support day",
+        "Answer a customer: the ticket, the people, a time to talk",
+        ("tickets__get_ticket", "tickets__comment_on_ticket", "calendar__find_free_slot",
+         "calendar__create_event", "calendar__send_mail", "notes__search_notes"),
+    ),
+    "daily:figures": (
+        "Figures",
+        "Look at the week and write it down",
+        ("analytics__run_report", "analytics__compare_periods", "toolbox__summarize_numbers",
+         "notes__append_to_note"),
+    ),
+}  # fmt: skip
+AGENTS: dict[str, dict[str, Any]] = {
+    "support-desk": {
+        "description": "Sorts tickets and answers customers.",
+        "groups": ["mcp:tickets", "daily:support"],
+        "mode": "deferred",
+    },
+    "planner": {
+        "description": "Plans meetings and keeps the minutes.",
+        "groups": ["mcp:calendar", "mcp:notes"],
+        "strategy": "inject",
+        "mode": "deferred",
+    },
+    "analyst": {
+        "description": "Writes the weekly report, within a budget.",
+        "groups": ["mcp:analytics", "daily:figures", "mcp:toolbox"],
+        "budget": 1_200,
+        "catalog_budget": 400,
+    },
+    "handyman": {"description": "Has everything and does odd jobs.", "all_groups": True},
+    "archivist": {"description": "Keeps the notes in order.", "groups": ["mcp:notes"]},
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    servers: int
+    agents: int
+    sessions: int
+    calls: int
+
+
+def fill(admin: Door, released: Path, turns: int = TURNS) -> Figures:
+    """Fill the installation behind this door. `released`: see servers.demo_office."""
+    add_servers(admin, released)
+    make_groups(admin)
+    doors = {name: make_agent(admin, name, **wanted) for name, wanted in AGENTS.items()}
+    with ThreadPoolExecutor(len(SCRIPTS)) as side_by_side:
+        running = [side_by_side.submit(work, doors[name], name, turns) for name in SCRIPTS]
+    for one in running:
+        one.result()
+    release(admin, released)
+    sessions = list(each(admin, "/sessions"))
+    calls = sum(session["calls"] for session in sessions)
+    return Figures(len(SERVERS), len(AGENTS), len(sessions), calls)
+
+
+def add_servers(admin: Door, released: Path) -> None:
+    for slug, (name, description) in SERVERS.items():
+        argv = [sys.executable, "-m", "servers.demo"]
+        if slug != "toolbox":
+            argv = [sys.executable, "-m", "servers.demo_office", slug]
+        if slug == "analytics":
+            argv += ["--released", str(released)]
+        body = {
+            "name": name,
+            "slug": slug,
+            "description": description,
+            "transport": "stdio",
+            "command": argv[0],
+            "args": argv[1:],
+            "cwd": str(ROOT),
+            "confirm_argv": argv,
+        }
+        admin.ask("POST", "/servers", body)
+    until("the servers are read", lambda: all(row["tools"] for row in each(admin, "/servers")))
+
+
+def make_groups(admin: Door) -> None:
+    for group, (name, description, tools) in MIXED.items():
+        body = {"group_id": group, "display_name": name, "description": description}
+        admin.ask("POST", "/groups", body)
+        admin.ask("POST", f"/groups/{group}/members", {"tools": tools})
+    preload = {"tools": ["tickets__list_tickets"], "preload": True}
+    admin.ask("PATCH", "/groups/mcp:tickets/members", preload)
+    reason = {"reason": "Tickets are kept until the audit in autumn"}
+    admin.ask("POST", "/tools/tickets__delete_ticket/hold", reason)
+    admin.ask("PATCH", "/tools/notes__delete_note", {"call_policy": "deny"})
+
+
+def make_agent(admin: Door, name: str, **wanted: Any) -> Door:
+    admin.ask("POST", "/agents", {"name": name, **wanted})
+    return Door(admin.port, admin.ask("POST", f"/agents/{name}/keys", {})["key"])
+
+
+def release(admin: Door, released: Path) -> None:
+    """Bring out the newer analytics; its changed tool then waits for an approval."""
+    released.touch(mode=0o600)
+    for enabled in (False, True):
+        admin.ask("PATCH", "/servers/analytics", {"enabled": enabled})
+    admin.ask("POST", "/servers/analytics/sync")
+    path = "/tools/analytics__compare_periods"
+    until("the change waits", lambda: admin.ask("GET", path)["state"] == "waiting")
+
+
+def each(admin: Door, path: str) -> Any:
+    """Go through all pages of a list."""
+    cursor = ""
+    while cursor is not None:
+        told = admin.ask("GET", f"{path}?limit=100&cursor={cursor}")
+        yield from told["items"]
+        cursor = told["next_cursor"]
+
+
+def until(what: str, holds: Callable[[], Any]) -> None:
+    ends = time.monotonic() + PATIENCE
+    while not holds():
+        if time.monotonic() > ends:
+            raise TimeoutError(f"It took over {PATIENCE:g} s until {what}.")
+        time.sleep(0.1)
