@@ -5,12 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 PORT ?= 8000
+DEMO ?= var-demo
 export PORT
 
-.PHONY: run test lint types fast screenshots bench lock clean
+.PHONY: run demo test lint types fast screenshots bench lock clean
 
 run: $(VENV)/run.stamp
 	@exec $(BIN)/python manage.py serve
+
+# A filled installation to look at, in a folder of its own.
+demo: $(VENV)/run.stamp
+	@exec env -u DATABASE_URL -u REDIS_URL TOOLCRIB_DATA="$(DEMO)" $(BIN)/python manage.py demo
 
 test: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.parts
@@ -33,6 +38,8 @@ screenshots: $(VENV)/test.stamp
 bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/sync.py
 	@$(BIN)/python bench/changes.py
+	@$(BIN)/python bench/tokens.py
+	@$(BIN)/python bench/session.py
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Toolcrib needs Python 3.11 to 3.13; this is %d.%d. Try: make run PYTHON=python3.12" % v)'

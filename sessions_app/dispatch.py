@@ -31,7 +31,7 @@ from servers.threads import in_thread
 from sessions_app import ledger, limiting, loading, opening, scope
 from sessions_app.ledger import Ending
 from sessions_app.models import Agent, AgentSession, Call, CallPath, CallState
-from sessions_app.payloads import arguments_of, check, kept
+from sessions_app.payloads import arguments_of, check, kept, kept_arguments
 from toolcrib.errors import Invalid, ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def plan_call(agent: Agent, session_id: str, request: CallRequest) -> CallPlan |
         path=request.path,
         idempotency_key=key,
         request_digest=asked,
-        arguments=kept(request.arguments),
+        arguments=kept_arguments(request.arguments),
     )
     return _planned(call, request, lambda: _find(session, request.tool_name), session)
 

@@ -47,6 +47,7 @@ class Surface:
     left_out: dict[str, Any] | None
     header: str
     budget: int
+    tools_tokens: int
 
 
 @dataclass
@@ -95,6 +96,7 @@ def _surface(sha256: str, body: str) -> Surface:
         left_out=found["left_out"],
         header=found["header"],
         budget=found["budget"],
+        tools_tokens=count(canonical(found["tools"])) if found["tools"] else 0,
     )
 
 
@@ -214,7 +216,7 @@ def load(
     result = work.whole() if names is None else work.some(names)
     if result.error is None:
         work.save()
-        _count(session, result, how)
+        _count(session, result, how, work.cost)
     if session.strategy == Strategy.INJECT:
         result.schemas = None
     return result
@@ -255,6 +257,7 @@ class _Load:
         self.next_seq = 1 + sum(len(json.loads(row.pins)) for row in rows)
         self.offered = {place.item.name: place for place in group.places if place.item.offered}
         self.fresh: list[str] = []
+        self.cost = 0  # tokens of what is loaded anew
 
     def whole(self) -> Loaded:
         if self.row.listed is None:
@@ -388,13 +391,10 @@ class _Load:
                 "are free.",
                 hint="Load fewer tools, by name, or ask for a larger budget.",
             )
-        self.session.tokens_loaded += cost
-        AgentSession.objects.filter(pk=self.session.pk).update(
-            tokens_loaded=self.session.tokens_loaded
-        )
+        self.cost = cost
 
 
-def _count(session: AgentSession, result: Loaded, how: str) -> None:
+def _count(session: AgentSession, result: Loaded, how: str, cost: int) -> None:
     # A resumed session's model has read these schemas; search gives its own account of them.
     given = count(canonical(result.schemas)) if how in ("load", "preload") else 0
     journal.note(
@@ -409,6 +409,7 @@ def _count(session: AgentSession, result: Loaded, how: str) -> None:
             "unknown": result.unknown,
             "remaining": result.remaining,
         },
+        tokens_loaded=cost,
     )
 
 
@@ -420,7 +421,7 @@ def why_not(item: Item) -> str:
     """Say why a tool in scope cannot be used now."""
     reasons = {
         ToolState.HELD: f"{item.name} is held by an admin"
-        + (f": {item.held_reason}" if item.held_reason else ""),
+        + (f": {item.held_reason.rstrip('.')}" if item.held_reason else ""),
         ToolState.MISSING: f"{item.name} is no longer offered by {item.server}",
         ToolState.REJECTED: f"{item.name} cannot be used: its definition is not sound",
         ToolState.WAITING: f"{item.name} waits for an admin's approval",

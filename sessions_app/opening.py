@@ -16,7 +16,6 @@ from catalog import render
 from catalog.canonical import canonical, digest
 from catalog.models import CatalogSnapshot
 from catalog.shelf import Item
-from catalog.tokens import count
 from sessions_app import journal, loading, scope
 from sessions_app.loading import pin_of
 from sessions_app.models import (
@@ -31,7 +30,16 @@ from sessions_app.models import (
 from sessions_app.scope import Scope, Wish
 from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
 
+LEDGER = [
+    "tokens_catalog",
+    "tokens_search",
+    "tokens_load",
+    "tokens_call",
+    "tokens_loaded",
+    "last_used_at",
+]
 IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
+MOST_SURFACES = 64  # kept ready for one scope
 ITERATIONS = 3  # a deferred session needs more turns for the same work
 
 
@@ -106,7 +114,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         opening.context_window,
     )
     snapshot, unknown = _surface(agent, seen, opening, strategy, decision.mode)
-    tools = loading.surface_of(snapshot).tools
+    surface = loading.surface_of(snapshot)
     session = AgentSession.objects.create(
         agent=agent,
         strategy=strategy,
@@ -127,7 +135,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
     journal.note(
         session,
         EventKind.OPENED,
-        tokens=snapshot.tokens + (count(canonical(tools)) if tools else 0),
+        tokens=snapshot.tokens + surface.tools_tokens,
         details={
             "mode": decision.mode,
             "decided_by": decision.decided_by,
@@ -140,7 +148,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
     )
     if opening.resume_groups is not None:
         unknown += _resume(session, opening.resume_groups)
-    session.refresh_from_db()
+    session.refresh_from_db(fields=LEDGER)
     return Opened(session, unknown)
 
 
@@ -197,34 +205,47 @@ def _surface(
     agent: Agent, seen: Scope, opening: Opening, strategy: str, mode: str
 ) -> tuple[CatalogSnapshot, list[str]]:
     """Fix the catalog text and the tools array, and keep them by their content."""
-    full = mode == Mode.FULL
-    chosen, unknown = (seen.offered, []) if full else _preloaded(seen, opening.preload)
     header = opening.header if opening.header is not None else agent.catalog_header
     ours = render.DISPATCH_HEADER if strategy == Strategy.DISPATCH else render.INJECT_HEADER
-    lines = [] if full else seen.lines
-    text = render.catalog(lines, header=header or ours, budget=agent.catalog_budget)
+    asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(opening.preload))
+    made = seen.surfaces.get(asked)
+    if made is None:
+        made = _made(seen, *asked)
+        if len(seen.surfaces) < MOST_SURFACES:
+            seen.surfaces[asked] = made
+    text, body, sha256, unknown = made
+    return _kept(text, body, sha256), list(unknown)
+
+
+def _made(
+    seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
+) -> tuple[render.Catalog, str, str, list[str]]:
+    full = mode == Mode.FULL
+    chosen, unknown = (seen.offered, []) if full else _preloaded(seen, preload)
+    text = render.catalog([] if full else seen.lines, header=header, budget=budget)
     meta = [] if full or not seen.offered else render.meta_tools(strategy)
-    tools = [*meta, *(loading.rendered(item.name, pin_of(item)) for item in chosen)]
-    body = {
-        "budget": agent.catalog_budget,
-        "groups": [
-            {
-                "group_id": line.group_id,
-                "display_name": line.display_name,
-                "description": line.description,
-                "names": list(line.names),
-                "key": seen.by_id[line.group_id].pk,
-            }
-            for line in seen.lines
-        ],
-        "header": header or ours,
-        "left_out": text.left_out,
-        "mode": mode,
-        "pins": {item.name: pin_of(item) for item in chosen},
-        "strategy": strategy,
-        "tools": tools,
-    }
-    return _kept(text.text, canonical(body), text.tokens), unknown
+    body = canonical(
+        {
+            "budget": budget,
+            "groups": [
+                {
+                    "group_id": line.group_id,
+                    "display_name": line.display_name,
+                    "description": line.description,
+                    "names": list(line.names),
+                    "key": seen.by_id[line.group_id].pk,
+                }
+                for line in seen.lines
+            ],
+            "header": header,
+            "left_out": text.left_out,
+            "mode": mode,
+            "pins": {item.name: pin_of(item) for item in chosen},
+            "strategy": strategy,
+            "tools": [*meta, *(loading.rendered(item.name, pin_of(item)) for item in chosen)],
+        }
+    )
+    return text, body, digest(text.text + "\0" + body), unknown
 
 
 def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]]:
@@ -245,11 +266,10 @@ def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]
     return list(chosen.values()), unknown
 
 
-def _kept(text: str, body: str, tokens: int) -> CatalogSnapshot:
-    sha256 = digest(text + "\0" + body)
+def _kept(text: render.Catalog, body: str, sha256: str) -> CatalogSnapshot:
     found = CatalogSnapshot.objects.filter(sha256=sha256).first()
     if found is None:
-        row = CatalogSnapshot(sha256=sha256, text=text, body=body, tokens=tokens)
+        row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
         CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
         found = CatalogSnapshot.objects.get(sha256=sha256)
     return found
@@ -365,4 +385,6 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
         raise NotFound(
             "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"
         )
+    if agent is not None:
+        found.agent = agent
     return found

@@ -86,6 +86,14 @@ def kept(value: object) -> str:
     return canonical({"cut": True, "bytes": size, "start": head})
 
 
+def kept_arguments(given: object) -> str:
+    """Return arguments for the ledger; in an object written as a text, secrets are masked too."""
+    try:
+        return kept(arguments_of(given))
+    except Invalid:
+        return kept(given)
+
+
 def arguments_of(given: object) -> dict[str, Any]:
     """Read a call's arguments: an object, or an object written as a JSON text."""
     if given is None:

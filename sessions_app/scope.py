@@ -7,6 +7,7 @@ not exist for a session: it is not counted, ranked, suggested or named in an err
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from catalog import shelf
@@ -49,6 +50,7 @@ class Scope:
         self.items: dict[str, Item] = {}
         self.bare: dict[str, list[Item]] = {}
         self.homes: dict[str, list[ShelfGroup]] = {}
+        self.surfaces: dict[object, Any] = {}  # what opening.py made of this scope before
         for group in groups:
             for place in group.places:
                 item = place.item
@@ -191,11 +193,12 @@ _scopes: WeakKeyDictionary[Shelf, dict[tuple[tuple[int, ...] | None, Wish], Scop
 def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
     """Build a scope once for each shelf; it goes when the shelf does."""
     made = _scopes.setdefault(standing, {})
-    if (keys, wish) not in made:
+    found = made.get((keys, wish))
+    if found is None:
         if len(made) >= MOST_SCOPES:
-            made.clear()
-        made[keys, wish] = _build(standing, keys, wish)
-    return made[keys, wish]
+            made.clear()  # other threads may be at it: what they found, they hold
+        found = made[keys, wish] = _build(standing, keys, wish)
+    return found
 
 
 def _build(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:

@@ -26,7 +26,9 @@ class Weather:
         self.group = f"mcp:{slug}"
 
     def open(self, **wish):
-        return self.agent.open(groups=[self.group], mode="deferred", **wish)
+        session = self.agent.open(groups=[self.group], mode="deferred", **wish)
+        assert self.group in session.opened["catalog"]["text"]
+        return session
 
     def change(self, tool, **arguments):
         """Change the server itself, as its owner would."""

@@ -158,6 +158,15 @@ def test_arguments_written_as_a_text_are_held_to_the_same(shouting, what):
     assert "/arguments/a/b" in answer["content"][0]["text"]
 
 
+@pytest.mark.parametrize("tool", ["shout", "no_such_tool"])
+def test_secrets_in_arguments_are_not_kept_however_they_are_written(shouting, tool):
+    given = {"password": "hunter2", "nested": [{"api_key": "hunter2"}], "word": "hey"}
+    for arguments in (given, json.dumps(given)):
+        shouting.post("/call", {"tool_name": tool, "arguments": arguments})
+        assert "hunter2" not in Call.objects.first().arguments
+        assert json.loads(Call.objects.first().arguments)["word"] == "hey"
+
+
 def test_a_body_nested_a_thousand_deep_is_refused(shouting):
     for depth in (1_000, 50_000):
         body = b'{"tool_name": "shout", "arguments": {"a": ' + nested(depth) + b"}}"

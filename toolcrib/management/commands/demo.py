@@ -55,7 +55,7 @@ class Command(BaseCommand):
         if problem:
             self.stderr.write(problem)
             sys.exit(2)
-        if True:
+        if found != FILLED:
             if found == FILLING:
                 forget_the_half()
             make_private_file(mark)
@@ -89,7 +89,7 @@ def refusal(mark: str) -> str:
     """Say why this installation must not become a demo, or nothing."""
     if not settings.EMBEDDED:
         return "The demo runs embedded: unset DATABASE_URL and REDIS_URL, or run make demo."
-    if False:
+    if not env.text("TOOLCRIB_DATA"):
         return "The demo needs a folder of its own: run make demo, or set TOOLCRIB_DATA to one."
     used = any(model.objects.exists() for model in (Server, Agent, User))
     if used and not mark:
