@@ -71,6 +71,9 @@ SENTENCES = {
     "person.join": "joined as {target}",
     "person.reset": "made a password link for {target}",
     "person.password": "set a new password for {target}",
+    "person.role": "changed the role of {target}",
+    "person.disable": "disabled {target}",
+    "person.enable": "enabled {target}",
     "token.add": "made token {target}",
     "token.revoke": "revoked token {target}",
     "token.rotate": "rotated token {target}",
@@ -83,6 +86,7 @@ SENTENCES = {
     "key.add": "made agent key {target}",
     "key.rotate": "rotated agent key {target}",
     "key.revoke": "revoked agent key {target}",
+    "settings.change": "changed the setting {target}",
     "installation.restore": "restored a backup of revision {target}",
 }
 

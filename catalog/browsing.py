@@ -1,4 +1,4 @@
-"""Read the catalog for people: tools by filter, groups by cost, the audit log.
+"""Read the catalog for people: tools by filter, groups by cost.
 
 Reads only, each page in a fixed number of queries however many tools there are.
 """
@@ -11,7 +11,7 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
-from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
+from catalog.models import Group, Membership, Tool, ToolState
 
 T = TypeVar("T")
 PAGE = 50
@@ -126,10 +126,10 @@ def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:
         .annotate(cost=COST)
         .order_by(*SORTS[wanted.sort])
     )
-    return _page(rows, offset, size)
+    return page(rows, offset, size)
 
 
-def _page(rows: QuerySet[T], offset: int, size: int) -> "Page[T]":  # type: ignore[type-var]
+def page(rows: QuerySet[T], offset: int, size: int) -> "Page[T]":  # type: ignore[type-var]
     total = rows.count()
     offset = max(0, min(offset, (total - 1) // size * size if total else 0))
     shown = list(rows[offset : offset + size])
@@ -237,91 +237,4 @@ def members(group: Group, *, offset: int, size: int = PAGE) -> Page[Membership]:
     rows = group.memberships.select_related(
         "tool", "tool__server", "tool__approved", "tool__latest"
     ).order_by("position", "tool__public_name")
-    return _page(rows, offset, size)
-
-
-def candidates(group: Group, wanted: ToolFilter, *, size: int = PAGE) -> Page[Tool]:
-    """Return the first tools that could be added to a group."""
-    rows = (
-        Tool.objects.with_definitions()
-        .filter(wanted.condition())
-        .exclude(memberships__group=group)
-        .order_by("public_name")
-    )
-    return _page(rows, 0, size)
-
-
-# --- Audit log ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AuditFilter:
-    actor: str = ""
-    verb: str = ""
-    target: str = ""  # the kind of thing
-    query: str = ""  # words of the target's name
-    before: int = 0
-    after: int = 0
-
-    @classmethod
-    def read(cls, query: QueryDict) -> "AuditFilter":
-        def number(name: str) -> int:
-            text = query.get(name, "")
-            return int(text) if text.isdecimal() and len(text) < 19 else 0
-
-        def text(name: str) -> str:
-            return query.get(name, "").replace("\0", "").strip()[:200]
-
-        return cls(
-            text("actor"),
-            text("verb"),
-            text("target"),
-            text("q"),
-            number("before"),
-            number("after"),
-        )
-
-    @property
-    def narrows(self) -> bool:
-        return bool(self.actor or self.verb or self.target or self.query)
-
-
-def audit_entries(wanted: AuditFilter, size: int = PAGE) -> Page[AuditEntry]:
-    """Return a page of the log, newest first. Its cursors are ids: new entries shift nothing."""
-    rows = AuditEntry.objects.all()
-    if wanted.actor:
-        rows = rows.filter(actor_label=wanted.actor)
-    if wanted.verb:
-        rows = rows.filter(verb=wanted.verb)
-    if wanted.target:
-        rows = rows.filter(target_kind=wanted.target)
-    if wanted.query:
-        rows = rows.filter(target_label__icontains=wanted.query)
-    total = rows.count()
-    if wanted.before:
-        newer = list(rows.filter(pk__gt=wanted.before).order_by("pk")[: size + 1])
-        shown, more_newer, more_older = newer[:size][::-1], len(newer) > size, True
-    else:
-        older = rows.filter(pk__lt=wanted.after) if wanted.after else rows
-        found = list(older.order_by("-pk")[: size + 1])
-        shown, more_newer, more_older = found[:size], bool(wanted.after), len(found) > size
-    return Page(
-        rows=shown,
-        total=total,
-        first=0,
-        previous_cursor=str(shown[0].pk) if shown and more_newer else "",
-        next_cursor=str(shown[-1].pk) if shown and more_older else "",
-    )
-
-
-def audit_options() -> dict[str, list[str]]:
-    """List who acted, on what kinds of things, how: for the filters."""
-    entries = AuditEntry.objects.order_by()
-    return {
-        name: sorted(set(entries.values_list(column, flat=True).distinct()[:200]))
-        for name, column in (
-            ("actor", "actor_label"),
-            ("verb", "verb"),
-            ("target", "target_kind"),
-        )
-    }
+    return page(rows, offset, size)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.browsing import AuditFilter, Counts, ToolFilter
+from catalog.browsing import Counts, ToolFilter
 from catalog.models import Group, Tool, ToolState
 
 Facet = dict[str, object]
@@ -64,14 +64,6 @@ def of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
                 }
             ],
         },
-    ]
-
-
-def of_audit(wanted: AuditFilter, options: Mapping[str, Sequence[str]]) -> list[Facet]:
-    labels = {"actor": "Who", "verb": "Did", "target": "To a"}
-    return [
-        _pick(name, label, [(one, None) for one in options[name]], getattr(wanted, name))
-        for name, label in labels.items()
     ]
 
 

@@ -7,10 +7,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from django.db.models import Max
+from django.db.models import Count, Max, Q
+from django.utils import timezone
 
-from catalog import lints, render, shelf
+from catalog import lints
 from catalog.lints import GroupFacts, Lint
 from catalog.models import AuditEntry, Group, Membership, Tool
 
@@ -23,7 +25,6 @@ CHOOSING = (
     "group.unfollow",
     "group.undo",
 )
-PREVIEW_BUDGET = 2_000  # tokens, an agent's default
 READ_FOR_LINTS = 1_000  # members whose descriptions are read; of the others nothing is said
 
 
@@ -138,11 +139,30 @@ def is_preloaded(group: Group, preload: bool | None) -> bool:
     return not group.deferred or (group.preload_default if preload is None else preload)
 
 
-def preview(group: Group) -> str:
-    """What an agent with this group alone reads, by the agents' own renderer."""
-    standing = shelf.current().by_pk.get(group.pk)
-    if standing is None:
-        return ""
-    names = tuple(place.item.name for place in standing.places if place.item.offered)
-    line = render.GroupLine(group.group_id, group.display_name, group.description, names)
-    return render.catalog([line], header=render.DISPATCH_HEADER, budget=PREVIEW_BUDGET).text
+# --- Use ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Use:
+    agents: int
+    sessions: int  # of those agents, opened today
+
+
+def users(groups: Sequence[Group]) -> dict[int, Use]:
+    """Count who has each group, and how often they came today, by primary key.
+
+    Agents are of another app and known by their relation to groups only; those that have all
+    groups count for each.
+    """
+    agents: Any = Group._meta.get_field("agents").related_model
+    today = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
+    opened = Count("sessions", filter=Q(sessions__created_at__gte=today))
+    came = dict(agents.objects.order_by().annotate(opened=opened).values_list("pk", "opened"))
+    having = list(agents.objects.filter(all_groups=True).values_list("pk", flat=True))
+    found = {group.pk: set(having) for group in groups}
+    for pk, agent in Group.objects.exclude(agents=None).order_by().values_list("pk", "agents"):
+        if pk in found:
+            found[pk].add(agent)
+    return {
+        pk: Use(len(its), sum(came.get(agent, 0) for agent in its)) for pk, its in found.items()
+    }

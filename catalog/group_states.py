@@ -71,6 +71,11 @@ def difference(now: State, wanted: State) -> tuple[State, State]:
     return before, after
 
 
+def touched(state: Mapping[str, Any]) -> set[str]:
+    """Name the tools whose membership or setting a state is about; a mere order is nobody's."""
+    return {name for part in ("members", "preload") for name in state.get(part, {})}
+
+
 def write(group: Group, wanted: State) -> None:
     """Put the group's parts as wanted. Tools that are gone meanwhile are left out."""
     changed = [name for name in FIELDS if name in wanted]

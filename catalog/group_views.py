@@ -1,76 +1,54 @@
-"""Pages of groups: the list and the editor. A view fetches, asks and answers.
+"""Pages of groups: the list, two of them compared, the board, the settings.
 
-Every act is a plain form that leads back to where it was, with an offer to undo it.
+A view fetches, asks and answers. What is done on the board is in `catalog.group_acts`.
 """
 
+import json
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog import browsing, detail, facets, group_reads, group_states
+from catalog import (
+    browsing,
+    detail,
+    facets,
+    group_board,
+    group_preview,
+    group_reads,
+    group_states,
+    shelf,
+    tokens,
+)
 from catalog import groups as writes
-from catalog.browsing import Page, ToolFilter
-from catalog.facets import ToolRow
+from catalog.browsing import ToolFilter
 from catalog.forms import DeleteForm
-from catalog.group_forms import PRELOADS, NewGroupForm, SettingsForm
-from catalog.group_reads import is_preloaded
-from catalog.group_writing import Done
+from catalog.group_board import Cost
+from catalog.group_forms import NewGroupForm, SettingsForm
+from catalog.group_offers import OFFERED, offer
 from catalog.lints import Lint
-from catalog.models import AuditEntry, Group, Membership, Tool
+from catalog.models import Group, Tool
 from catalog.people import actor_of, admin_required, operator_required
-from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.errors import Conflict, NotFound, ToolcribError
 
-OFFERED = "group_undo"  # the act this session may undo next
-CANDIDATES = 20
+LISTED = 30  # tools of a page of the left list
 NAMED = 50  # tools a notice names
+GROUPS = 300  # groups that a field completes
+TABS = {"catalog": "Catalog", "json": "JSON", "curl": "curl", "change": "Change"}
 ADVICE = {
     "description_missing": "No description",
     "description_short": "Described in a word or two",
     "description_verb": "Description does not start with a verb",
     "synonyms": "Description repeats the name",
 }
-GIVEN = {
-    "default": "as the group's default says",
-    "always": "preloaded",
-    "demand": "given on demand",
-}
 
 
-@dataclass(frozen=True)
-class MemberRow:
-    """One member in the list: its tool, how it is given, where it can go."""
-
-    row: ToolRow
-    preload: bool | None
-    preloaded: bool
-    first: bool
-    last: bool
-    followed: bool  # it belongs to the group as long as that follows its server
-
-
-def _rows(group: Group, page: Page[Membership]) -> list[MemberRow]:
-    return [
-        MemberRow(
-            row=facets.row(member.tool),
-            preload=member.preload,
-            preloaded=is_preloaded(group, member.preload),
-            first=page.first + at == 0,
-            last=page.first + at == page.total - 1,
-            followed=member.tool.server_id is not None
-            and member.tool.server_id == group.follows_id,
-        )
-        for at, member in enumerate(page.rows)
-    ]
-
-
-# --- Reading ------------------------------------------------------------------------------------
+# --- The list -----------------------------------------------------------------------------------
 
 
 @require_safe
@@ -80,66 +58,183 @@ def groups(request: HttpRequest) -> HttpResponse:
 
 
 def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> HttpResponse:
-    found: list[Any] = list(browsing.groups())
+    found = list(Group.objects.select_related("follows").order_by("position", "group_id"))
     drifts, lints = group_reads.drifts(found), group_reads.group_lints(found)
+    standing = shelf.current().by_pk  # once: it asks for its revision every time
+    costs = {
+        group.pk: group_board.cost(standing.get(group.pk), group_preview.BUDGET) for group in found
+    }
+    used = group_reads.users(found)
     context = {
-        "rows": [(group, drifts[group.pk], lints[group.pk]) for group in found],
-        "scale": max((group.all_tokens for group in found), default=0),
+        "rows": [
+            (group, costs[group.pk], used[group.pk], drifts[group.pk], lints[group.pk])
+            for group in found
+        ],
+        "scale": max((cost.stub + cost.all for cost in costs.values()), default=0),
+        "budget": group_board.BUDGET,
         "form": form,
         "offer": request.session.pop(OFFERED, None),
     }
     return render(request, "catalog/groups.html", context, status=status)
 
 
+def _cost(group: Group) -> Cost:
+    return group_board.cost(group_board.standing(group), group_preview.BUDGET)
+
+
 @require_safe
 @operator_required
-def group(request: HttpRequest, group_id: str) -> HttpResponse:
-    return _page(request, _find(group_id))
+def compare(request: HttpRequest) -> HttpResponse:
+    """Two groups side by side: what only one has, what both have, what each costs."""
+    chosen = list(dict.fromkeys(name for name in request.GET.getlist("group") if name))
+    if len(chosen) != 2:
+        messages.error(request, "Choose two groups to compare.")
+        return redirect("groups")
+    one, other = (find(name) for name in chosen)
+    context = {
+        "sides": [(group, _cost(group)) for group in (one, other)],
+        "parts": group_board.compared(one, other),
+        "scale": max(_cost(group).stub + _cost(group).all for group in (one, other)),
+    }
+    return render(request, "catalog/group_compare.html", context)
 
 
-def _find(group_id: str) -> Group:
-    found = browsing.groups().filter(group_id=group_id.replace("\0", "")).first()
+@require_POST
+@admin_required
+def create(request: HttpRequest) -> HttpResponse:
+    form = NewGroupForm(request.POST, auto_id="new_%s")
+    if form.is_valid():
+        given = form.cleaned_data
+        slug = given.pop("follows")
+        try:
+            server = group_states.server_of(slug) if slug else None
+            done = writes.create(**given, follows=server, actor=actor_of(request))
+        except ToolcribError as error:
+            form.add_error(None, error.sentence)
+        else:
+            offer(request, f"Made {done.group.group_id}.", done)
+            return redirect("group", done.group.group_id)
+    return _list_page(request, form, status=422)
+
+
+@require_POST
+@admin_required
+def order(request: HttpRequest) -> HttpResponse:
+    steps = {"up": -1, "down": 1}
+    word = next((word for word in steps if word in request.POST), "up")
+    moved = request.POST.get(word, "")
+    try:
+        done = writes.shift(writes.find(moved), steps[word], actor=actor_of(request))
+    except ToolcribError as error:
+        messages.error(request, error.sentence)
+    else:
+        offer(request, f"Moved {moved} {word}.", done)
+    return redirect("groups")
+
+
+# --- The board ----------------------------------------------------------------------------------
+
+
+def find(group_id: str) -> Group:
+    named = Group.objects.select_related("follows").filter(group_id=group_id.replace("\0", ""))
+    found = named.first()
     if found is None:
         raise NotFound("There is no group of this name.", hint="The list of groups has them all.")
     return found
 
 
-def _page(request: HttpRequest, group: Group, status: int = 200, **forms: Any) -> HttpResponse:
-    page = browsing.members(group, offset=browsing.offset_of(request.GET))
-    rows = _rows(group, page)
+@require_safe
+@operator_required
+def group(request: HttpRequest, group_id: str) -> HttpResponse:
+    """The board, or the part of it that a filter or a tab asks for."""
+    group = find(group_id)
+    target = request.headers.get("HX-Target", "")
+    if target == "board-list":
+        part = {"group": group, **_left(request, group)}
+        return _part(request, "catalog/_group_tools.html", part, part["shown"])
+    if target == "board-preview":
+        part = {"group": group, **_right(request, group)}
+        return _part(request, "catalog/_group_preview.html", part, TABS[part["tab"]])
     drift = group_reads.drift(group)
     context = {
-        "group": group,
-        "rows": rows,
-        "page": page,
-        "shown": page.says("tool"),
-        "maximum": max((one.row.tokens or 0 for one in rows), default=0),
         "drift": drift,
         "missing": _reasons(drift.missing),
         "lints": group_reads.group_lints([group])[group.pk],
         "tool_lints": _by_code(group_reads.tool_lints(group)),
-        "address": request.GET.urlencode(),
         "offer": request.session.pop(OFFERED, None),
-        "preview_text": group_reads.preview(group),
-        "settings_form": SettingsForm(
-            group=group,
-            initial={name: group_states.field(group, name) for name in group_states.FIELDS},
-        ),
-        **_addable(request, group),
+        "page_tabs": _page_tabs(group, "group"),
+        **board_context(request, group),
     }
-    return render(request, "catalog/group.html", context | forms, status=status)
+    return render(request, "catalog/group.html", context)
 
 
-def _addable(request: HttpRequest, group: Group) -> dict[str, Any]:
-    """List tools that could be added, by what the address asks for."""
+def _part(request: HttpRequest, template: str, context: dict[str, Any], said: str) -> HttpResponse:
+    response = render(request, template, context)
+    kept = QueryDict(mutable=True)
+    for name, values in request.GET.lists():
+        if filled := [value for value in values if value]:
+            kept.setlist(name, filled)
+    response["HX-Push-Url"] = f"{request.path}?{kept.urlencode()}" if kept else request.path
+    response["HX-Trigger"] = json.dumps({"announce": said})
+    return response
+
+
+def board_context(request: HttpRequest, group: Group, **extra: Any) -> dict[str, Any]:
+    """What the three panels show, by what the address asks for."""
+    board = group_board.board(
+        group,
+        group_preview.BUDGET,
+        preload_from=_number(request.GET, "p"),
+        demand_from=_number(request.GET, "d"),
+    )
+    return {
+        "group": group,
+        "board": board,
+        "budget": group_board.BUDGET,
+        "address": request.GET.urlencode(),
+        "seen_act": group_board.last_act(group),
+        "group_names": list(Group.objects.values_list("group_id", flat=True)[:GROUPS]),
+        **_left(request, group),
+        **_right(request, group),
+        **extra,
+    }
+
+
+def _number(query: QueryDict, name: str) -> int:
+    text = query.get(name, "")
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
+
+
+def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
+    """List all tools by what the address asks for, those outside the group first."""
     wanted = ToolFilter.read(request.GET)
-    found = browsing.candidates(group, wanted, size=CANDIDATES)
+    inside = request.GET.get("in", "")
+    offset = browsing.offset_of(request.GET, LISTED)
+    found = group_board.tools(group, wanted, inside=inside, offset=offset, size=LISTED)
     slugs = Tool.objects.current().exclude(server=None).order_by("server__slug")
     return {
         "wanted": wanted,
-        "candidates": [facets.row(tool) for tool in found.rows],
-        "candidates_total": found.total,
+        "inside": inside if inside in ("yes", "no") else "",
+        "page": found,
+        "shown": found.says("tool"),
+        "tools": [(facets.row(tool), tool.inside) for tool in found.rows],  # type: ignore[attr-defined]
         "slugs": list(slugs.values_list("server__slug", flat=True).distinct()),
+        "address": request.GET.urlencode(),
+    }
+
+
+def _right(request: HttpRequest, group: Group) -> dict[str, Any]:
+    tab = request.GET.get("tab", "")
+    tab = tab if tab in TABS else "catalog"
+    now = group_preview.seen(group)
+    base = request.build_absolute_uri("/")
+    return {
+        "tab": tab,
+        "tabs": TABS,
+        "preview": now,
+        "curl": group_preview.curl(group, base) if tab == "curl" else "",
+        "change": group_preview.change(group, now) if tab == "change" else None,
+        "estimator": tokens.estimator(),
     }
 
 
@@ -158,203 +253,103 @@ def _by_code(lints: Sequence[Lint]) -> list[tuple[int, str, list[Lint]]]:
     return [(len(of_it), ADVICE[code], of_it[:NAMED]) for code, of_it in found.items()]
 
 
-# --- Writing ------------------------------------------------------------------------------------
-
-
-def _act(
-    request: HttpRequest, act: Callable[[], Done | None], words: str, back: str
-) -> HttpResponse:
-    """Do one act, say what was done with an offer to undo it, and lead back."""
-    try:
-        done = act()
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
-        _offer(request, done, words)
-    return redirect(back)
-
-
-def _offer(request: HttpRequest, done: Done | None, words: str) -> None:
-    if done and done.entry:
-        request.session[OFFERED] = {"entry": done.entry.pk, "sentence": words}
-    else:
-        messages.info(request, "Nothing changed: it stood so already.")
-
-
-def _back(request: HttpRequest, group_id: str, anchor: str = "") -> str:
-    # Only the query is taken from the form: the address stays ours.
-    query = QueryDict(request.POST.get("address", "")).urlencode()
-    address = reverse("group", args=[group_id])
-    return f"{address}{'?' if query else ''}{query}{'#' if anchor else ''}{anchor}"
-
-
-def _picked(request: HttpRequest, words: Sequence[str]) -> tuple[str, list[Tool]]:
-    """Read the pressed button, and its tool; one without a tool is about the checked ones."""
-    word = next((word for word in words if word in request.POST), words[0])
-    names = [name for name in request.POST.getlist(word) if name] or request.POST.getlist("tool")
-    if not names:
-        raise ToolcribError("No tool is selected.", hint="Select at least one.")
-    return word, writes.find_tools(names)
-
-
-def _count(tools: Sequence[Tool]) -> str:
-    return tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
-
-
-def _on_tools(
-    request: HttpRequest,
-    group_id: str,
-    words: Sequence[str],
-    act: Callable[[Group, str, list[Tool]], Done],
-    say: Callable[[str, str], str],
-) -> HttpResponse:
-    """Do an act on the tools of the pressed button."""
-    group = writes.find(group_id)
-    try:
-        word, tools = _picked(request, words)
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-        return redirect(_back(request, group_id))
-    anchor = f"tool-{tools[0].pk}" if len(tools) == 1 and words[0] != "remove" else ""
-    return _act(
-        request,
-        lambda: act(group, word, tools),
-        say(word, _count(tools)),
-        _back(request, group_id, anchor),
+@require_safe
+@operator_required
+def changes(request: HttpRequest, group_id: str) -> HttpResponse:
+    """The fragment that an open board asks for: what others did since it was drawn."""
+    group = find(group_id)
+    since = _number(request.GET, "seen")
+    told = group_board.told(group_board.by_others(group, since, actor_of(request)))
+    response = render(
+        request, "catalog/_group_told.html", {"group": group, "seen_act": since, "told": told}
     )
+    if told:
+        response["HX-Trigger"] = json.dumps({"announce": told.sentences[-1]})
+    return response
 
 
-@require_POST
-@admin_required
-def create(request: HttpRequest) -> HttpResponse:
-    form = NewGroupForm(request.POST, auto_id="new_%s")
-    if form.is_valid():
-        given = form.cleaned_data
-        slug = given.pop("follows")
-        try:
-            server = group_states.server_of(slug) if slug else None
-            done = writes.create(**given, follows=server, actor=actor_of(request))
-        except ToolcribError as error:
-            form.add_error(None, error.sentence)
-        else:
-            _offer(request, done, f"Made {done.group.group_id}.")
-            return redirect("group", done.group.group_id)
-    return _list_page(request, form, status=422)
+# --- Settings -----------------------------------------------------------------------------------
 
 
-@require_POST
+def _page_tabs(group: Group, current: str) -> list[dict[str, Any]]:
+    pages = (("group", "Board"), ("group-edit", "Settings"))
+    return [
+        {"label": label, "url": reverse(name, args=[group.group_id]), "current": name == current}
+        for name, label in pages
+    ]
+
+
+def _settings_page(
+    request: HttpRequest, group: Group, status: int = 200, **forms: Any
+) -> HttpResponse:
+    context = {
+        "group": group,
+        "seen_act": group_board.last_act(group),
+        "page_tabs": _page_tabs(group, "group-edit"),
+        "settings_form": SettingsForm(group=group, initial=_fields(group)),
+        "offer": request.session.pop(OFFERED, None),
+    }
+    return render(request, "catalog/group_settings.html", context | forms, status=status)
+
+
+def _fields(group: Group) -> group_states.State:
+    return {name: group_states.field(group, name) for name in group_states.FIELDS}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def edit(request: HttpRequest, group_id: str) -> HttpResponse:
-    group = _find(group_id)
+    group = find(group_id)
+    if request.method != "POST":
+        return _settings_page(request, group)
     form = SettingsForm(request.POST, group=group)
     if form.is_valid():
         given = form.cleaned_data
-        slug = given.pop("follows")
+        given["follows"] = given["follows"] or None
         try:
-            server = group_states.server_of(slug) if slug else None
-            done = writes.edit(group, actor=actor_of(request), follows=server, **given)
+            wanted = _merged(request, group, given)
+            slug = wanted.pop("follows", None)
+            if "follows" in given and slug != group_states.field(group, "follows"):
+                wanted["follows"] = group_states.server_of(slug) if slug else None
+            done = writes.edit(group, actor=actor_of(request), **wanted)
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
-            _offer(request, done, f"Saved the settings of {done.group.group_id}.")
-            return redirect("group", done.group.group_id)
-    return _page(request, group, status=422, settings_form=form)
+            offer(request, f"Saved the settings of {done.group.group_id}.", done)
+            return redirect("group-edit", done.group.group_id)
+    return _settings_page(request, group, status=422, settings_form=form)
 
 
-@require_POST
-@admin_required
-def assign(request: HttpRequest, group_id: str) -> HttpResponse:
-    return _on_tools(
-        request,
-        group_id,
-        ["tool"],
-        lambda group, _, tools: writes.assign(group, tools, actor=actor_of(request)),
-        lambda _, what: f"Added {what} to {group_id}.",
-    )
-
-
-@require_POST
-@admin_required
-def remove(request: HttpRequest, group_id: str) -> HttpResponse:
-    return _on_tools(
-        request,
-        group_id,
-        ["remove"],
-        lambda group, _, tools: writes.remove(group, tools, actor=actor_of(request)),
-        lambda _, what: f"Took {what} out of {group_id}.",
-    )
-
-
-@require_POST
-@admin_required
-def preload(request: HttpRequest, group_id: str) -> HttpResponse:
-    return _on_tools(
-        request,
-        group_id,
-        list(PRELOADS),
-        lambda group, word, tools: writes.set_preload(
-            group, tools, PRELOADS[word], actor=actor_of(request)
-        ),
-        lambda word, what: f"{what}: {GIVEN[word]}.",
-    )
-
-
-@require_POST
-@admin_required
-def order_members(request: HttpRequest, group_id: str) -> HttpResponse:
-    steps = {"up": -1, "down": 1}
-    return _on_tools(
-        request,
-        group_id,
-        list(steps),
-        lambda group, word, tools: writes.shift_member(
-            group, tools[0], steps[word], actor=actor_of(request)
-        ),
-        lambda word, what: f"Moved {what} {word}.",
-    )
-
-
-@require_POST
-@admin_required
-def order(request: HttpRequest) -> HttpResponse:
-    steps = {"up": -1, "down": 1}
-    word = next((word for word in steps if word in request.POST), "up")
-    moved = request.POST.get(word, "")
-
-    def act() -> Done:
-        return writes.shift(writes.find(moved), steps[word], actor=actor_of(request))
-
-    return _act(request, act, f"Moved {moved} {word}.", reverse("groups"))
+def _merged(request: HttpRequest, group: Group, given: group_states.State) -> Any:
+    """Keep what another person saved meanwhile, but where both changed the same."""
+    if "seen" not in request.POST:
+        return dict(given)
+    now = _fields(group)
+    then, who = group_board.fields_at(group, now, _number(request.POST, "seen"))
+    mine = {name for name, value in given.items() if value != then[name]}
+    both = [name for name in mine if now[name] not in (then[name], given[name])]
+    if both:
+        words = str(SettingsForm.base_fields[both[0]].label).lower()
+        raise Conflict(
+            f"{who[both[0]]} changed the {words} meanwhile: it is now “{now[both[0]] or 'empty'}”.",
+            hint="Save again to use yours.",
+        )
+    return {name: given[name] for name in mine} | {
+        name: now[name] for name in given if name not in mine
+    }
 
 
 @require_POST
 @admin_required
 def delete(request: HttpRequest, group_id: str) -> HttpResponse:
-    group = _find(group_id)
+    group = find(group_id)
     form = DeleteForm(request.POST, name=group.group_id)
     if not form.is_valid():
-        return _page(request, group, status=422, delete_error=form.errors["typed_name"][0])
-    return _act(
-        request,
-        lambda: writes.delete(group, actor=actor_of(request)),
-        f"Deleted {group_id}.",
-        reverse("groups"),
-    )
-
-
-@require_POST
-@admin_required
-def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
-    entry = AuditEntry.objects.filter(pk=entry_id).first()
-
-    def act() -> Done:
-        if entry is None:
-            raise NotFound("There is no such act to undo.", hint="The audit log has them all.")
-        return writes.undo(entry, actor=actor_of(request))
-
-    response = _act(request, act, "Undone.", reverse("groups"))
-    group = Group.objects.filter(pk=entry.target_id or 0).first() if entry else None
-    # Back to where the act was: moving groups is of the list, all else of the group.
-    if group and entry and entry.target_kind == "group" and "groups" not in entry.after:
-        return redirect("group", group.group_id)
-    return response
+        return _settings_page(request, group, 422, delete_error=form.errors["typed_name"][0])
+    try:
+        done = writes.delete(group, actor=actor_of(request))
+    except ToolcribError as error:
+        messages.error(request, error.sentence)
+    else:
+        offer(request, f"Deleted {group_id}.", done)
+    return redirect("groups")

@@ -4,7 +4,7 @@ Used by `catalog.groups` alone.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -68,6 +68,20 @@ def all_locked() -> list[Group]:
     """Lock every group, always in the order of their keys, and return them in canonical order."""
     rows = list(Group.objects.select_for_update().order_by("pk"))
     return sorted(rows, key=lambda group: (group.position, group.group_id))
+
+
+def check_unchanged(group: Group, names: Collection[str], seen: int, *, actor: Actor) -> None:
+    """Lock a group and refuse what somebody else decided about these tools after entry `seen`."""
+    group = locked(group)
+    acts = AuditEntry.objects.filter(target_kind="group", target_id=group.pk, pk__gt=seen)
+    for entry in acts.exclude(actor_kind=actor.kind, actor_id=actor.id)[:200]:
+        both = sorted(states.touched(entry.after) & set(names))
+        if both:
+            raise Conflict(
+                f"{entry.actor_label} changed {listed(both)} meanwhile.",
+                hint="Look at what stands now, and do it again if you still want it.",
+                code="changed_meanwhile",
+            )
 
 
 def gone(group: Group) -> NotFound:

@@ -216,7 +216,12 @@ def _place(rows: list[Group], group: Group, position: int, actor: Actor) -> Done
 
 @writing()
 def assign(
-    group: Group, tools: Collection[Tool], position: int | None = None, *, actor: Actor
+    group: Group,
+    tools: Collection[Tool],
+    position: int | None = None,
+    *,
+    actor: Actor,
+    preload: bool | None = None,
 ) -> Done:
     """Add the tools the group does not hold yet: at a place counted from 0, or last."""
     group = locked(group)
@@ -226,7 +231,7 @@ def assign(
     ]
     if position is None or not new:
         place = states.next_position(group)
-        wanted: State = {"members": {name: {"position": place, "preload": None} for name in new}}
+        wanted: State = {"members": {name: {"position": place, "preload": preload} for name in new}}
         return write(group, "group.assign", wanted, actor)
     if position < 0:
         raise Invalid("A position is 0 or more.")
@@ -234,7 +239,7 @@ def assign(
         name: at for at, name in enumerate([*standing[:position], *new, *standing[position:]])
     }
     wanted = {
-        "members": {name: {"position": numbered[name], "preload": None} for name in new},
+        "members": {name: {"position": numbered[name], "preload": preload} for name in new},
         "order": {name: numbered[name] for name in standing},
     }
     return write(group, "group.assign", wanted, actor)
@@ -257,13 +262,18 @@ def order_members(group: Group, public_names: Sequence[str], *, actor: Actor) ->
 
 
 @writing()
-def shift_member(group: Group, tool: Tool, by: int, *, actor: Actor) -> Done:
-    """Move a member up (-1) or down (1) among the others."""
+def shift_member(
+    group: Group, tool: Tool, by: int, *, actor: Actor, among: Collection[str] | None = None
+) -> Done:
+    """Move a member up (-1) or down (1) among the others, or past the next of those named."""
     group = locked(group)
     [name] = _present(group, [tool])
     names = list(states.members(group))
     place = names.index(name)
-    names.insert(max(0, place + by), names.pop(place))
+    beyond = names[place + 1 :] if by > 0 else names[:place][::-1]
+    step = next((at for at, one in enumerate(beyond) if among is None or one in among), None)
+    if step is not None:
+        names.insert(place + (step + 1) * by, names.pop(place))
     return write(group, "group.order_members", _numbered(names), actor)
 
 

@@ -1,4 +1,4 @@
-"""The catalog's nouns: definitions, tools, groups, the revision, the audit log."""
+"""The catalog's nouns: definitions, tools, groups, the revision, preferences, the audit log."""
 
 import json
 from typing import Any, Self
@@ -270,6 +270,16 @@ class CatalogSnapshot(models.Model):
 
     def __str__(self) -> str:
         return self.sha256[:12]
+
+
+class Preference(models.Model):
+    """One choice an admin made for the whole installation; `catalog.preferences` knows them all."""
+
+    name = models.CharField(max_length=60, unique=True)
+    value = models.TextField()  # JSON
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class AuditQuerySet(models.QuerySet["AuditEntry"]):

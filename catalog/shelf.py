@@ -208,7 +208,7 @@ def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
     made = []
     for group in Group.objects.order_by("position", "group_id"):
         found = [
-            Place(items[tool], position, _preloaded(group, items[tool], own))
+            Place(items[tool], position, preloaded(group, items[tool], own))
             for tool, position, own in places.get(group.pk, [])
         ]
         found.sort(key=lambda place: (place.position, place.item.name))
@@ -225,7 +225,7 @@ def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
     return made
 
 
-def _preloaded(group: Group, item: Item, own: bool | None) -> bool:
+def preloaded(group: Group, item: Item, own: bool | None) -> bool:
     """A member's own flag counts before the group's; a custom tool is useful at once."""
     if not group.deferred:
         return True

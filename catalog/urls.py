@@ -6,7 +6,7 @@ parts, the second of which is no act upon a tool. So it is with groups/.
 
 from django.urls import URLPattern, path
 
-from catalog import group_views, views
+from catalog import approval_views, audit_views, group_acts, group_views, views
 
 urlpatterns: list[URLPattern] = [
     path("tools", views.tools, name="tools"),
@@ -24,13 +24,21 @@ urlpatterns: list[URLPattern] = [
     path("groups", group_views.groups, name="groups"),
     path("groups/all/create", group_views.create, name="group-create"),
     path("groups/all/order", group_views.order, name="groups-order"),
-    path("groups/undo/<int:entry_id>", group_views.undo, name="group-undo"),
+    path("groups/all/compare", group_views.compare, name="groups-compare"),
+    path("groups/all/add-tools", group_acts.assign_any, name="groups-add-tools"),
+    path("groups/undo/<int:entry_id>", group_acts.undo, name="group-undo"),
     path("groups/<str:group_id>", group_views.group, name="group"),
     path("groups/<str:group_id>/edit", group_views.edit, name="group-edit"),
-    path("groups/<str:group_id>/assign", group_views.assign, name="group-assign"),
-    path("groups/<str:group_id>/remove", group_views.remove, name="group-remove"),
-    path("groups/<str:group_id>/order", group_views.order_members, name="group-order"),
-    path("groups/<str:group_id>/preload", group_views.preload, name="group-preload"),
+    path("groups/<str:group_id>/assign", group_acts.assign, name="group-assign"),
+    path("groups/<str:group_id>/move", group_acts.move, name="group-move"),
+    path("groups/<str:group_id>/changes", group_views.changes, name="group-changes"),
+    path("groups/<str:group_id>/remove", group_acts.remove, name="group-remove"),
+    path("groups/<str:group_id>/order", group_acts.order_members, name="group-order"),
+    path("groups/<str:group_id>/preload", group_acts.preload, name="group-preload"),
     path("groups/<str:group_id>/delete", group_views.delete, name="group-delete"),
-    path("audit", views.audit_log, name="audit"),
+    path("approvals", approval_views.approval_list, name="approvals"),
+    path("approvals/<str:public_name>/<str:act>", approval_views.decide, name="approval-decide"),
+    path("audit", audit_views.audit_log, name="audit"),
+    path("audit/export.csv", audit_views.export_csv, name="audit-csv"),
+    path("audit/export.json", audit_views.export_json, name="audit-json"),
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import jsonschema_rs
 
 from catalog.canonical import canonical
+from catalog.masking import SECRET_NAME, redacted
 from catalog.schemas import refuse_reference, unenforceable_patterns, without_patterns
 
 PATTERN_BYTES = 1 << 20
@@ -49,10 +50,15 @@ def _compile(schema: dict[str, Any]) -> Any:
 
 def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error.instance_path) or "arguments"
+    if any(SECRET_NAME.search(str(part)) for part in error.instance_path):
+        return f"{where}: the value does not fit the schema (it is not repeated here)"
     message = str(error.message)
     if len(message) > 300:  # the value itself stands in it
         message = message[:300] + "…"
     if isinstance(error.instance, dict | list):
+        quoted = message.startswith(("{", "["))  # the value whole, what is secret in it too
+        if quoted and redacted(error.instance) != error.instance:
+            message = "the value does not fit the schema"
         return f"{where}: {message}"
     try:
         sent = canonical(error.instance)

@@ -1,4 +1,4 @@
-"""Pages of the catalog: tools, the audit log. A view fetches, asks and answers."""
+"""Pages of the catalog: tools. A view fetches, asks and answers."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,8 +12,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from catalog import browsing, detail, facets, ingest
 from catalog import tools as writes
-from catalog.audit import sentence
-from catalog.browsing import AuditFilter, ToolFilter
+from catalog.browsing import ToolFilter
 from catalog.forms import (
     BulkHoldForm,
     CustomToolForm,
@@ -22,7 +21,8 @@ from catalog.forms import (
     OverrideForm,
     PolicyForm,
 )
-from catalog.models import Tool
+from catalog.group_offers import OFFERED
+from catalog.models import Group, Tool
 from catalog.people import actor_of, admin_required, operator_required
 from toolcrib.errors import Conflict, NotFound, ToolcribError
 
@@ -83,6 +83,7 @@ def tools(request: HttpRequest) -> HttpResponse:
         "wanted": wanted,
         "address": request.GET.urlencode(),
         "hold_form": HoldForm(auto_id="bulk_%s"),
+        "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
     }
     if _is_part(request):
         response = render(request, "catalog/_tools.html", context)
@@ -90,7 +91,11 @@ def tools(request: HttpRequest) -> HttpResponse:
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
         return response
     counts = browsing.counts()
-    context |= {"counts": counts, "facets": facets.of_tools(wanted, counts)}
+    context |= {
+        "counts": counts,
+        "facets": facets.of_tools(wanted, counts),
+        "offer": request.session.pop(OFFERED, None),
+    }
     return render(request, "catalog/tools.html", context)
 
 
@@ -257,25 +262,3 @@ def delete(request: HttpRequest, public_name: str) -> HttpResponse:
     writes.delete_custom_tool(tool, actor=actor_of(request))
     messages.success(request, f"{public_name} is deleted. Sessions keep what they recorded.")
     return redirect("tools")
-
-
-# --- The audit log ------------------------------------------------------------------------------
-
-
-@require_safe
-@operator_required
-def audit_log(request: HttpRequest) -> HttpResponse:
-    wanted = AuditFilter.read(request.GET)
-    page = browsing.audit_entries(wanted)
-    context: dict[str, Any] = {
-        "page": page,
-        "entries": [(entry, sentence(entry)) for entry in page.rows],
-        "shown": f"{page.total:,} {'entry' if page.total == 1 else 'entries'}",
-        "wanted": wanted,
-    }
-    if _is_part(request):
-        response = render(request, "catalog/_audit.html", context)
-        response["HX-Push-Url"] = _clean_address(request)
-        return response
-    context["facets"] = facets.of_audit(wanted, browsing.audit_options())
-    return render(request, "catalog/audit.html", context)

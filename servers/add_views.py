@@ -15,7 +15,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.people import actor_of, admin_required
-from servers import shown, wizard
+from servers import saving, shown, wizard
 from servers.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
 from servers.models import Server
 from servers.views import is_fragment
@@ -80,6 +80,9 @@ def _take_source(request: HttpRequest) -> HttpResponse:
         checked = wizard.check(memory)
         if not checked.unreadable:
             wizard.remember(request.session, memory)
+            # Where the program was shown beside the button, pressing it was the consent to it.
+            if request.POST.getlist("confirm"):
+                return connect(request)
             return _go(request, "server-add-check")
         found = checked.check.problems[0]
         problem = {"message": found.message, "hint": found.hint}
@@ -143,15 +146,17 @@ def _progress(memory: wizard.Memory) -> dict[str, Any]:
     runs = shown.newest_runs(memory.saved)
     rows = [shown.progress_of(server, runs.get(server.pk)) for server in servers]
     ended = [row["server"].slug for row in rows if row["ended"]]
+    connected = [row["server"] for row in rows if row["ended"] == "done"]
+    running = len(rows) - len(ended)
     here = reverse("server-add-progress")
     return {
         "rows": rows,
         "refused": memory.refused,
-        "running": len(rows) - len(ended),
-        "connected": sum(1 for row in rows if row["ended"] == "done"),
+        "running": running,
+        "connected": connected,
         "poll_url": f"{here}?ended={','.join(ended)}",
         "here": here,
-        "price": shown.price(memory.saved),
+        "saving": saving.of(memory.saved) if connected and not running else None,
     }
 
 

@@ -270,9 +270,9 @@ class Pool:
         return self._owner(key, kept=False)
 
     async def forget_session(self, session: str) -> None:
-        """Close the connections that were one session's own."""
+        """Close the connections that were one session's own, once their calls have ended."""
         keys = [key for key in self.owners if session and key[1] == session]
-        await asyncio.gather(*(self.owners.pop(key).stop() for key in keys))
+        await asyncio.gather(*map(self._replace, keys))
 
     def bulkhead(self, server_id: int) -> Bulkhead:
         return self.bulkheads.setdefault(server_id, Bulkhead())
@@ -290,7 +290,7 @@ class Pool:
         return owner
 
     async def _replace(self, key: Key) -> None:
-        """Let go of a connection whose server was edited, once its calls have ended."""
+        """Let go of a connection once its calls have ended."""
         owner = self.owners.pop(key)
         if not owner.calls:
             await owner.stop()

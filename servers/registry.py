@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from catalog import audit
+from catalog import audit, preferences
 from catalog.audit import Actor
 from catalog.models import Group, Revision
 from servers import checks
@@ -159,7 +159,7 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
         enabled=not draft.disabled,
         state=ServerState.DISABLED if draft.disabled else ServerState.NEW,
         unknown_fields=dict(draft.unknown),
-        poll_seconds=settings.SYNC_POLL,
+        poll_seconds=preferences.value("sync_poll_seconds"),
     )
     try:
         with transaction.atomic():

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from catalog import audit
+from catalog import audit, preferences
 from catalog.audit import Actor
 from catalog.models import Group, Revision
 from catalog.tools import UNKEEPABLE
@@ -68,7 +68,7 @@ def create(
 ) -> Agent:
     """Make an agent. Without groups it sees no tool, which is legal."""
     checked = {key: checked_setting(key, value) for key, value in settings.items()}
-    agent = Agent(name=checked_setting("name", name), **checked)
+    agent = Agent(name=checked_setting("name", name), **preferences.agent_defaults() | checked)
     _save(agent)
     _give(agent, groups, all_groups=all_groups)
     audit.record(actor, "agent.add", agent, after={**checked, **_groups(agent)})

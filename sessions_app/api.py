@@ -12,7 +12,17 @@ from ninja import Router
 
 from catalog.canonical import canonical, digest
 from servers import calling
-from sessions_app import dispatch, finding, formats, journal, limiting, loading, opening, scope
+from sessions_app import (
+    dispatch,
+    finding,
+    formats,
+    journal,
+    limiting,
+    loading,
+    opening,
+    scope,
+    surfaces,
+)
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.payloads import check
 from sessions_app.shapes import (
@@ -99,8 +109,8 @@ def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
 
 
 def _session_body(session: AgentSession, unknown: list[str] | None = None) -> dict[str, Any]:
-    text, tokens, left_out = loading.catalog_text(session)
-    tools = loading.tools_array(session)
+    text, tokens, left_out = surfaces.catalog_text(session)
+    tools = surfaces.tools_array(session)
     return {
         "id": session.session_id,
         "agent": session.agent.name,
@@ -217,8 +227,8 @@ def session_catalog(
 
 
 def _catalog(request: HttpRequest, session: AgentSession, format_: str) -> HttpResponse:
-    text, tokens, left_out = loading.catalog_text(session)
-    tools = loading.tools_array(session)
+    text, tokens, left_out = surfaces.catalog_text(session)
+    tools = surfaces.tools_array(session)
     return _tagged(request, format_, text, tools, {
         "mode": session.mode,
         "strategy": session.strategy,
@@ -237,7 +247,7 @@ def _groups(session: AgentSession) -> list[dict[str, Any]]:
             "description": line.description,
             "tool_names": list(line.names),
         }
-        for line in loading.surface_of(session.snapshot).groups
+        for line in surfaces.surface_of(session.snapshot).groups
     ]
 
 
@@ -278,7 +288,7 @@ def session_tools(
     """What belongs in the tools array now."""
     session = _readable(request, session_id)
     shape = "json" if format == "text" else format
-    return _json(formats.tools_in(shape, loading.tools_array(session)))
+    return _json(formats.tools_in(shape, surfaces.tools_array(session)))
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
@@ -295,7 +305,7 @@ def agent_catalog(request: HttpRequest, format: FormatName = "json") -> HttpResp
     """What a session opened now would be given."""
     agent = agent_of(request)
     snapshot = opening.preview(agent)
-    surface = loading.surface_of(snapshot)
+    surface = surfaces.surface_of(snapshot)
     return _tagged(request, format, snapshot.text, surface.tools, {
         "revision": scope.of(agent).revision,
         "tokens": snapshot.tokens,

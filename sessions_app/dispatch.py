@@ -28,7 +28,7 @@ from servers import calling
 from servers.calling import CallOutcome, Target
 from servers.models import Server
 from servers.threads import in_thread
-from sessions_app import ledger, limiting, loading, opening, scope
+from sessions_app import ledger, limiting, loading, opening, scope, surfaces
 from sessions_app.ledger import Ending
 from sessions_app.models import Agent, AgentSession, Call, CallPath, CallState
 from sessions_app.payloads import arguments_of, check, kept, kept_arguments
@@ -127,7 +127,7 @@ def _planned(
         _name(call, item)
         arguments = arguments_of(request.arguments)
         _check_usable(item)
-        pin = loading.pinned(session, item.name) if session else None
+        pin = surfaces.pinned(session, item.name) if session else None
         call.definition_id = _checked(item, pin, arguments)
         call.implicit_load = session is not None and pin is None
         if not item.server_id:
@@ -159,7 +159,7 @@ def _check_usable(item: Item) -> None:
         )
 
 
-def _checked(item: Item, pin: loading.Pin | None, arguments: dict[str, Any]) -> int:
+def _checked(item: Item, pin: surfaces.Pin | None, arguments: dict[str, Any]) -> int:
     """Hold arguments to what the session was shown, and to what is newer. Return the former."""
     approved = item.approved
     assert approved is not None  # noqa: S101 - _check_usable saw to it
@@ -231,7 +231,12 @@ def _refusal(code: str, message: str, hint: str, schema: str = "") -> Ending:
 def _for_client(item: Item, arguments: dict[str, Any]) -> Ending:
     text = f"Run {item.name} yourself with these arguments: {canonical(arguments)}"
     return Ending(
-        CallState.CLIENT, False, [{"type": "text", "text": text}], arguments, tokens=count(text)
+        CallState.CLIENT,
+        False,
+        [{"type": "text", "text": text}],
+        arguments,
+        tokens=count(text),
+        raw={"structuredContent": arguments},  # in which secrets can be masked
     )
 
 

@@ -17,9 +17,8 @@ from sessions_app.models import Call, CallPath, CallState, Event, EventKind
 from sessions_app.usage import read_object
 
 SAMPLE = 50_000
-FAILED = Q(is_error=True) | Q(
-    state__in=[CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallState.UNKNOWN]
-)
+FAILED_STATES = (CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallState.UNKNOWN)
+FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
 # A name that no tool ever had is a refusal, not a tool in use.
 OF_A_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
 

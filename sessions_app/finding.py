@@ -10,7 +10,7 @@ from catalog.canonical import canonical
 from catalog.search import LONGEST_QUERY, Found, Hit, near_names, search
 from catalog.shelf import Item
 from catalog.tokens import count
-from sessions_app import journal, loading, scope
+from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
 from toolcrib.errors import Invalid
@@ -39,7 +39,7 @@ def find(session: AgentSession, asked: Query) -> dict[str, Any]:
     found, missing = _found(seen, asked)
     with transaction.atomic():
         newly = _load(session, seen, found) if asked.load and found.hits else []
-        pins = loading.pins_of(session)
+        pins = surfaces.pins_of(session)
         tools = [_shown(session, seen.items[hit.name], hit, asked.detail, pins, seen)
                  for hit in found.hits]  # fmt: skip
         answer: dict[str, Any] = {
@@ -89,10 +89,10 @@ def _shown(
     item: Item,
     hit: Hit,
     detail: str,
-    pins: dict[str, loading.Pin],
+    pins: dict[str, surfaces.Pin],
     seen: Scope,
 ) -> dict[str, Any]:
-    surface = loading.surface_of(session.snapshot)
+    surface = surfaces.surface_of(session.snapshot)
     shown: dict[str, Any] = {"name": item.name}
     if detail != "name":
         full = detail == "full"
@@ -109,8 +109,8 @@ def _shown(
     if hit.score is not None:
         shown["score"] = round(hit.score, 4)
     if detail == "full" and item.approved:
-        pin = pins.get(item.name) or loading.pin_of(item)
-        shown["schema"] = loading.rendered(item.name, pin)["parameters"]
+        pin = pins.get(item.name) or surfaces.pin_of(item)
+        shown["schema"] = surfaces.rendered(item.name, pin)["parameters"]
     return shown
 
 
@@ -162,7 +162,7 @@ def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
     except (NotAvailable, Ambiguous):
         journal.note(session, EventKind.DETAILS, tool_name=name, details={"found": False})
         raise
-    pin = loading.pinned(session, item.name) or loading.pin_of(item)
+    pin = surfaces.pinned(session, item.name) or surfaces.pin_of(item)
     answer = _definition(item, pin, detail)
     journal.note(
         session,
@@ -174,8 +174,8 @@ def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
     return answer
 
 
-def _definition(item: Item, pin: loading.Pin, detail: str) -> dict[str, Any]:
-    made = loading.rendered(item.name, pin)
+def _definition(item: Item, pin: surfaces.Pin, detail: str) -> dict[str, Any]:
+    made = surfaces.rendered(item.name, pin)
     if detail == "name":
         return {key: made[key] for key in ("name", "source", "mcpServer") if key in made}
     if detail == "summary":

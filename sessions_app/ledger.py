@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
+from catalog import preferences
 from catalog.canonical import canonical, digest
 from servers.holder import is_dead, this_process
 from sessions_app import journal, limiting
@@ -267,18 +267,18 @@ def _give_up(call: Call) -> int:
 
 def prune() -> Mapping[str, int]:
     """Forget what need not be kept any longer."""
-    now = timezone.now()
+    now, kept = timezone.now(), preferences.values("retention")
     old_answers = Call.objects.filter(
         idempotency_key__isnull=False, accepted_at__lt=now - ANSWERS_KEPT
     ).exclude(state__in=IN_FLIGHT)
     CallAnswer.objects.filter(call__in=old_answers.values("pk")).delete()
     keys = old_answers.update(idempotency_key=None)
     payloads = (
-        Call.objects.filter(accepted_at__lt=now - timedelta(days=settings.KEEP_PAYLOADS_DAYS))
+        Call.objects.filter(accepted_at__lt=now - timedelta(days=kept["keep_payloads_days"]))
         .exclude(arguments="")
         .update(arguments="", result_copy="")
     )
     sessions, _ = AgentSession.objects.filter(
-        ended_at__lt=now - timedelta(days=settings.KEEP_SESSIONS_DAYS)
+        ended_at__lt=now - timedelta(days=kept["keep_sessions_days"])
     ).delete()
     return {"keys": keys, "payloads": payloads, "sessions": sessions}

@@ -7,47 +7,31 @@ same bytes. A load either happens whole, with its event, or leaves nothing behin
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import render, shelf
+from catalog import preferences, shelf
 from catalog.canonical import canonical
-from catalog.models import CatalogSnapshot, ToolState
-from catalog.render import GroupLine
+from catalog.models import ToolState
 from catalog.shelf import Item, Place, ShelfGroup
 from catalog.tokens import count
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
+from sessions_app.surfaces import Pin, pin_of, pins_of, rendered, surface_of
 from toolcrib.errors import Conflict, Invalid, ToolcribError
 
-Pin = dict[str, Any]  # definition, override, server, source, position, seq
 MOST_NAMES = 10_000
+LEAST_IDLE = preferences.KNOWN["session_idle_seconds"].low
 
 
 class OverBudget(ToolcribError):
     code = "over_budget"
     status = 409
-
-
-@dataclass(frozen=True)
-class Surface:
-    """What a snapshot holds: fixed for the life of every session that has it."""
-
-    groups: tuple[GroupLine, ...]
-    keys: dict[str, int]  # of groups, by the id the model knows
-    tools: list[dict[str, Any]]
-    pins: dict[str, Pin]
-    left_out: dict[str, Any] | None
-    header: str
-    budget: int
-    tools_tokens: int
 
 
 @dataclass
@@ -75,90 +59,6 @@ class Loaded:
         }
 
 
-# --- What a session sees --------------------------------------------------------------------------
-
-
-def surface_of(snapshot: CatalogSnapshot) -> Surface:
-    return _surface(snapshot.sha256, snapshot.body)
-
-
-@lru_cache(maxsize=128)
-def _surface(sha256: str, body: str) -> Surface:
-    found = json.loads(body)
-    return Surface(
-        groups=tuple(
-            GroupLine(row["group_id"], row["display_name"], row["description"], tuple(row["names"]))
-            for row in found["groups"]
-        ),
-        keys={row["group_id"]: row["key"] for row in found["groups"]},
-        tools=found["tools"],
-        pins=found["pins"],
-        left_out=found["left_out"],
-        header=found["header"],
-        budget=found["budget"],
-        tools_tokens=count(canonical(found["tools"])) if found["tools"] else 0,
-    )
-
-
-def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None]:
-    """The text for the system prompt, its tokens, and what the budget left out.
-
-    Fixed for dispatch. For inject, what is in the tools array leaves the text.
-    """
-    if session.strategy == Strategy.DISPATCH or not session.snapshot.text:
-        surface = surface_of(session.snapshot)
-        return session.snapshot.text, session.snapshot.tokens, surface.left_out
-    surface = surface_of(session.snapshot)
-    left = render.remaining(surface.groups, pins_of(session).keys())
-    made = render.catalog(left, header=surface.header, budget=surface.budget)
-    return made.text, made.tokens, made.left_out
-
-
-def tools_array(session: AgentSession) -> list[dict[str, Any]]:
-    """What belongs in the tools array now: the fixed part, then for inject what was loaded."""
-    surface = surface_of(session.snapshot)
-    if session.strategy == Strategy.DISPATCH:
-        return surface.tools
-    added = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
-    return surface.tools + [rendered(name, pin) for name, pin in added if name not in surface.pins]
-
-
-def pins_of(session: AgentSession) -> dict[str, Pin]:
-    """Everything loaded, by name; of a tool loaded through two groups the first pin."""
-    found: dict[str, Pin] = {}
-    for row in session.expansions.all():
-        for name, pin in json.loads(row.pins).items():
-            found.setdefault(name, pin)
-    return found
-
-
-def pinned(session: AgentSession, name: str) -> Pin | None:
-    """What the session was shown of a tool, if anything."""
-    return pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
-
-
-def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:
-    return {
-        "definition": item.approved.pk if item.approved else None,
-        "override": item.override,
-        "server": item.server,
-        "source": item.source,
-        "position": position,
-        "seq": seq,
-    }
-
-
-def rendered(name: str, pin: Pin) -> dict[str, Any]:
-    kept = shelf.definition(pin["definition"])
-    return render.tool_object(
-        name,
-        pin["override"] or kept.description,
-        kept.input_schema,
-        source=pin["source"],
-        server=pin["server"],
-    )
-
-
 # --- Loading --------------------------------------------------------------------------------------
 
 
@@ -175,12 +75,12 @@ def locked(session: AgentSession) -> AgentSession:
 
 def state_now(session: AgentSession) -> str:
     """Say what state a session is in: one that was idle too long has expired, swept or not."""
-    idle = timezone.now() - session.last_used_at
-    if session.state == SessionState.OPEN and idle > timedelta(
-        seconds=settings.SESSION_IDLE_SECONDS
-    ):
-        return SessionState.EXPIRED
-    return session.state
+    idle = (timezone.now() - session.last_used_at).total_seconds()
+    # Used within the shortest time that may be chosen: nothing to look up.
+    if session.state != SessionState.OPEN or idle < LEAST_IDLE:
+        return session.state
+    limit = preferences.value("session_idle_seconds")
+    return SessionState.EXPIRED if idle > limit else session.state
 
 
 def check_open(session: AgentSession) -> None:

@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import render
+from catalog import preferences, render
 from catalog.canonical import canonical, digest
 from catalog.models import CatalogSnapshot
 from catalog.shelf import Item
-from sessions_app import journal, loading, scope
-from sessions_app.loading import pin_of
+from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import (
     Agent,
     AgentSession,
@@ -28,6 +26,7 @@ from sessions_app.models import (
     Strategy,
 )
 from sessions_app.scope import Scope, Wish
+from sessions_app.surfaces import pin_of
 from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 LEDGER = [
@@ -114,7 +113,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         opening.context_window,
     )
     snapshot, unknown = _surface(agent, seen, opening, strategy, decision.mode)
-    surface = loading.surface_of(snapshot)
+    surface = surfaces.surface_of(snapshot)
     session = AgentSession.objects.create(
         agent=agent,
         strategy=strategy,
@@ -242,7 +241,7 @@ def _made(
             "mode": mode,
             "pins": {item.name: pin_of(item) for item in chosen},
             "strategy": strategy,
-            "tools": [*meta, *(loading.rendered(item.name, pin_of(item)) for item in chosen)],
+            "tools": [*meta, *(surfaces.rendered(item.name, pin_of(item)) for item in chosen)],
         }
     )
     return text, body, digest(text.text + "\0" + body), unknown
@@ -359,8 +358,8 @@ def end(session: AgentSession, state: SessionState) -> None:
 
 
 def expire_idle() -> int:
-    """End sessions nobody used for a day. Called by the schedule."""
-    before = timezone.now() - timedelta(seconds=settings.SESSION_IDLE_SECONDS)
+    """End sessions nobody used for too long. Called by the schedule."""
+    before = timezone.now() - timedelta(seconds=preferences.value("session_idle_seconds"))
     ended = 0
     rows = AgentSession.objects.filter(state=SessionState.OPEN, last_used_at__lt=before)
     for pk in list(rows.values_list("pk", flat=True)[:1000]):

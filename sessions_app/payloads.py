@@ -5,16 +5,13 @@ import re
 from typing import Any
 
 from catalog.canonical import canonical
+from catalog.masking import redacted
 from toolcrib.errors import Invalid
 
 MAX_DEPTH = 64
 MAX_KEYS = 1_000
 MAX_NODES = 100_000
 KEPT_BYTES = 8 * 1024
-SECRET_NAME = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token$|api_?key|authorization|credential|private_?key|cookie",
-    re.IGNORECASE,
-)
 BROKEN = re.compile(r"[\x00\ud800-\udfff]")
 
 
@@ -62,18 +59,6 @@ def _refused(path: str, why: str) -> Invalid:
         f"{path[:300] or '/'} {why}.", hint="Mend the value and send it again.",
         details={"pointer": path[:300]},
     )  # fmt: skip
-
-
-def redacted(value: Any) -> Any:
-    """Copy a value with what stands under a secret's name masked."""
-    if isinstance(value, dict):
-        return {
-            key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redacted(sub)
-            for key, sub in value.items()
-        }
-    if isinstance(value, list):
-        return [redacted(item) for item in value]
-    return value
 
 
 def kept(value: object) -> str:

@@ -13,12 +13,13 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from catalog.browsing import offset_of
+from catalog import preferences
+from catalog.browsing import Page, offset_of
 from catalog.models import Tool
 from catalog.people import operator_required
-from sessions_app import contents, figures, payloads, timeline, usage
-from sessions_app.models import AgentSession, Call, SessionState
-from sessions_app.usage import SessionFilter
+from sessions_app import contents, figures, payloads, story, timeline, usage
+from sessions_app.models import AgentSession, Call, Event, SessionState
+from sessions_app.usage import Row, SessionFilter
 from toolcrib.errors import NotFound
 
 USE_DAYS = 30
@@ -33,9 +34,11 @@ def sessions(request: HttpRequest) -> HttpResponse:
     wanted = SessionFilter.read(request.GET)
     page = usage.list_sessions(wanted)
     context: dict[str, Any] = {"page": page, "wanted": wanted, "shown": page.says("session")}
+    if not (wanted.before or wanted.after):
+        context["newest"] = page.rows[0].session.pk if page.rows else 0
     if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
         response = render(request, "sessions_app/_session_rows.html", context)
-        response["HX-Push-Url"] = _clean_address(request)
+        response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": page.says("session")})
         return response
     context |= {"facets": _facets(wanted), "counts": _counts()}
@@ -44,7 +47,19 @@ def sessions(request: HttpRequest) -> HttpResponse:
     return render(request, "sessions_app/sessions.html", context)
 
 
-def _clean_address(request: HttpRequest) -> str:
+@require_safe
+@operator_required
+def newer(request: HttpRequest) -> HttpResponse:
+    """The fragment that the list asks for: how many sessions came since it was drawn."""
+    wanted = SessionFilter.read(request.GET)
+    text = request.GET.get("since", "")
+    newest = int(text) if text.isdecimal() and len(text) < 19 else 0
+    count = usage.count_newer(wanted, newest)
+    context = {"newest": newest, "count": count, "first": not newest and not wanted.narrows}
+    return render(request, "sessions_app/_session_new.html", context)
+
+
+def clean_address(request: HttpRequest) -> str:
     """Return this address without the fields that were left empty."""
     kept = QueryDict(mutable=True)
     for name, values in request.GET.lists():
@@ -102,13 +117,39 @@ def _find(session_id: str) -> AgentSession:
 @operator_required
 def session(request: HttpRequest, session_id: str) -> HttpResponse:
     found = _find(session_id)
-    page, rows = usage.session_timeline(found, offset=offset_of(request.GET, usage.STEPS))
-    metadata = usage.read_value(found.metadata)
+    number = _number(request.GET.get("step", ""))
+    start = (number - 1) // usage.STEPS * usage.STEPS if number else None
+    offset = offset_of(request.GET, usage.STEPS) if start is None else start
+    page, rows = usage.session_timeline(found, offset=offset)
+    row = story.chosen(rows, number)
+    wrong = story.next_wrong(found, rows, row)
     context = {
         "session": found,
         "page": page,
-        "rows": rows,
+        "row": row,
+        "next_wrong": wrong,
+        "wrong_is_here": wrong is not None and wrong <= page.first + len(page.rows),
+    }
+    if request.headers.get("HX-Target") == "step":
+        response = render(request, "sessions_app/_session_chosen.html", context)
+        said = f"Step {row.step.number}: {row.step.sentence}" if row and row.step else ""
+        response["HX-Trigger"] = json.dumps({"announce": said})
+        return response
+    return render(request, "sessions_app/session.html", context | _about(found, page, rows))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def _about(found: AgentSession, page: Page[Event], rows: list[Row]) -> dict[str, Any]:
+    metadata = usage.read_value(found.metadata)
+    before, after = story.neighbours(found)
+    return {
+        "rows": story.lanes(rows),
         "shown": page.says("step"),
+        "earlier": max(page.first - usage.STEPS + 1, 1) if page.first else None,
+        "later": page.first + usage.STEPS + 1 if page.next_cursor else None,
         "numbers": _numbers(found),
         "seconds": usage.run_of(found).total_seconds(),
         "policy": _policy(),
@@ -116,18 +157,21 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
         "saved": usage.saved_percent(found),
         "decided": timeline.DECIDED_BY.get(found.decided_by, ""),
         "expansions": found.expansions.all(),
-        "forks": found.forks.order_by("pk")[:50],
+        "meter": story.meter(found),
+        "tree": story.tree(found),
+        "before": before,
+        "after": after,
         "metadata": metadata if metadata != {} else None,
     }
-    return render(request, "sessions_app/session.html", context)
 
 
 def _policy() -> str:
     """Say how long what is kept."""
+    kept = preferences.values("retention")
     return (
-        f"Arguments and results are kept for {settings.KEEP_PAYLOADS_DAYS} days, each cut at "
+        f"Arguments and results are kept for {kept['keep_payloads_days']} days, each cut at "
         f"{contents.size(payloads.KEPT_BYTES)}; values under names like password or token are "
-        f"masked. Sessions are kept for {settings.KEEP_SESSIONS_DAYS} days after their end."
+        f"masked. Sessions are kept for {kept['keep_sessions_days']} days after their end."
     )
 
 

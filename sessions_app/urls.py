@@ -1,4 +1,4 @@
-"""Addresses of the pages of agents and sessions.
+"""Addresses of the pages of agents, sessions and use.
 
 An agent may have nearly any name, so nothing else lives directly under agents/: what is not an
 agent has two parts, the second of which is no act upon an agent.
@@ -6,7 +6,7 @@ agent has two parts, the second of which is no act upon an agent.
 
 from django.urls import URLPattern, path
 
-from sessions_app import agent_views, session_views, try_views
+from sessions_app import agent_views, session_views, try_views, usage_views, welcome_views
 
 agent_pages: list[URLPattern] = [
     path("agents", agent_views.agents, name="agents"),
@@ -25,10 +25,27 @@ agent_pages: list[URLPattern] = [
 
 session_pages: list[URLPattern] = [
     path("sessions", session_views.sessions, name="sessions"),
+    path("sessions/new", session_views.newer, name="sessions-new"),
     path("sessions/<str:session_id>.json", session_views.session_json, name="session-json"),
     path("sessions/<str:session_id>", session_views.session, name="session"),
     path("tools/<str:public_name>/try", try_views.try_tool, name="tool-try"),
     path("tools/<str:public_name>/use", session_views.tool_use, name="tool-use"),
 ]
 
-urlpatterns: list[URLPattern] = [*agent_pages, *session_pages]
+welcome_pages: list[URLPattern] = [
+    path("welcome/start", welcome_views.start, name="welcome-start"),
+    path("welcome/group", welcome_views.look, name="welcome-group"),
+    path("welcome/agent", welcome_views.agent, name="welcome-agent"),
+    path("welcome/agent/waiting", welcome_views.waiting, name="welcome-waiting"),
+    path("welcome/skip", welcome_views.skip, name="welcome-skip"),
+    path("welcome/dismiss", welcome_views.dismiss, name="welcome-dismiss"),
+]
+
+usage_pages: list[URLPattern] = [
+    path("usage", usage_views.usage, name="usage"),
+    path("usage/preload", usage_views.set_preload, name="usage-preload"),
+    path("usage/undo/<int:entry_id>", usage_views.undo, name="usage-undo"),
+    path("usage/<str:table>.csv", usage_views.usage_csv, name="usage-csv"),
+]
+
+urlpatterns: list[URLPattern] = [*agent_pages, *session_pages, *usage_pages, *welcome_pages]

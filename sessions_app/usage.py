@@ -6,7 +6,7 @@ Reads only, each in a fixed number of queries. How a timeline reads is decided i
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -102,6 +102,12 @@ class SessionRow:
         return charts.token_bar(self.spent, 0, rest, 0, width=80)
 
 
+def count_newer(wanted: SessionFilter, newest: int, most: int = 100) -> int:
+    """Count the sessions that came after this id, up to a number nobody needs to know better."""
+    rows = wanted.apply(AgentSession.objects.filter(pk__gt=newest)).order_by("-pk")
+    return len(rows.values_list("pk", flat=True)[:most])
+
+
 def list_sessions(wanted: SessionFilter, size: int = PAGE) -> Page[SessionRow]:
     """Return a page of sessions, newest first. Its cursors are ids: new sessions shift nothing."""
     rows = wanted.apply(AgentSession.objects.select_related("agent"))
@@ -159,6 +165,10 @@ class Row:
     step: Step | None = None
     call: Call | None = None
     offset: float = 0
+    lane: charts.Lane | None = None
+
+    def placed(self, lane: charts.Lane) -> "Row":
+        return replace(self, lane=lane)
 
     @property
     def pill(self) -> str:

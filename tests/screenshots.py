@@ -106,7 +106,16 @@ PAGES = {
     "agent-keys": "/agents/scout/keys",
     "agent-connect": "/agents/scout/connect",
     "agent-settings": "/agents/scout/settings",
+    "approvals": "/approvals",
     "audit": "/audit",
+    "audit-local": "/audit?target=server&times=local",
+    "settings": "/settings/general",
+    "settings-tokens": "/settings/tokens",
+    "settings-sync": "/settings/sync",
+    "settings-retention": "/settings/retention",
+    "people": "/settings/people",
+    "about": "/settings/about",
+    "profile": "/settings/profile",
     "patterns": "/patterns/",
     "sessions": "/sessions",
     "sessions-none": "/sessions?agent=nobody",
@@ -120,6 +129,7 @@ EMPTY_PAGES = (
     ("servers-empty", "/servers"),
     ("agents-empty", "/agents"),
     ("groups-empty", "/groups"),
+    ("approvals-empty", "/approvals"),
 )
 
 

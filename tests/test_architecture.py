@@ -70,6 +70,7 @@ PURE = {
     "catalog/diffs.py",
     "catalog/findings.py",
     "catalog/lints.py",
+    "catalog/masking.py",
     "catalog/naming.py",
     "catalog/ranking.py",
     "catalog/schemas.py",

@@ -6,6 +6,7 @@ attacked through a cookie; everything else goes to ordinary Django.
 
 import json
 import os
+import warnings
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
 from toolcrib.errors import ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
+
+# WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.
+warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers

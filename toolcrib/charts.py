@@ -105,3 +105,125 @@ def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> li
         segments.append(Segment(kind, round(x, 1), round(drawn, 1)))
         x += drawn
     return segments
+
+
+# --- Charts with an axis ------------------------------------------------------------------------
+# Drawn as wide as the page allows, with hairlines at the top, the middle and zero.
+
+CHART_WIDTH = 640
+CHART_HEIGHT = 120
+LIMIT_STRETCH = 2.5  # a limit further above the values than this would flatten them
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """A line that rises where its value does. `limit_y` is None where the limit lies above it."""
+
+    points: str
+    labels: tuple[str, ...]  # of the hairlines, from the top
+    limit_y: float | None
+    width: int = CHART_WIDTH
+    height: int = CHART_HEIGHT
+
+
+@dataclass(frozen=True)
+class DayBar:
+    """One bar from zero up, its errors on top."""
+
+    x: float
+    width: float
+    y: float
+    height: float
+    error_y: float
+    error_height: float
+
+
+@dataclass(frozen=True)
+class DayBars:
+    bars: tuple[DayBar, ...]
+    labels: tuple[str, ...]
+    width: int = CHART_WIDTH
+    height: int = CHART_HEIGHT
+
+
+@dataclass(frozen=True)
+class Lane:
+    """When something happened and how long it took, on a scale of everything beside it."""
+
+    x: float
+    width: float
+
+
+def round_up(value: float) -> int:
+    """Return the next even number of the kind people count in: 2, 4, 10, 20, 40, 50, 100, ..."""
+    size = 1
+    while True:
+        for step in (2, 4, 10):
+            if value <= step * size:
+                return step * size
+        if value <= 20 * size:
+            return 20 * size
+        size *= 10
+
+
+def step_line(
+    values: Sequence[int],
+    *,
+    limit: int | None = None,
+    width: int = CHART_WIDTH,
+    height: int = CHART_HEIGHT,
+) -> StepLine:
+    """Draw values in equal steps from zero, with a limit as a hairline."""
+    highest = max(values, default=0)
+    near = limit is not None and limit <= max(highest, 1) * LIMIT_STRETCH
+    top = round_up(max(highest, limit if near and limit else 0))
+    unit = width / max(len(values), 1)
+    points: list[str] = []
+    for index, value in enumerate(values):
+        y = round(height * (1 - value / top), 1)
+        points += [f"{index * unit:.4g},{y:g}", f"{(index + 1) * unit:.4g},{y:g}"]
+    limit_y = round(height * (1 - limit / top), 1) if near and limit is not None else None
+    return StepLine(" ".join(points), _labels(top), limit_y, width, height)
+
+
+def day_bars(
+    days: Sequence[tuple[int, int] | None],
+    *,
+    width: int = CHART_WIDTH,
+    height: int = CHART_HEIGHT,
+) -> DayBars:
+    """Draw (all, errors) of each day. A day without data has no bar, nor has one without any."""
+    top = round_up(max((day[0] for day in days if day), default=0))
+    unit = width / max(len(days), 1)
+    bars = []
+    for index, day in enumerate(days):
+        if not day or not day[0]:
+            continue
+        whole = max(height * day[0] / top, 1.0)
+        bad = max(height * min(day[1], day[0]) / top, 1.5) if day[1] else 0.0
+        bars.append(
+            DayBar(
+                x=round(index * unit + unit * 0.15, 2),
+                width=round(unit * 0.7, 2),
+                y=round(height - whole, 1),
+                height=round(whole, 1),
+                error_y=round(height - whole, 1),
+                error_height=round(min(bad, whole), 1),
+            )
+        )
+    return DayBars(tuple(bars), _labels(top), width, height)
+
+
+def lanes(spans: Sequence[tuple[float, float]], *, width: int = 64) -> list[Lane]:
+    """Place (start, end) spans between the first start and the last end; each is seen."""
+    first = min((start for start, _ in spans), default=0.0)
+    unit = width / max(max((end for _, end in spans), default=0.0) - first, 1e-9)
+    placed = []
+    for start, end in spans:
+        drawn = min(max((end - start) * unit, 2.0), float(width))
+        placed.append(Lane(round(min((start - first) * unit, width - drawn), 1), round(drawn, 1)))
+    return placed
+
+
+def _labels(top: int) -> tuple[str, ...]:
+    return f"{top:,}", f"{top // 2:,}", "0"

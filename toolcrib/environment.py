@@ -13,6 +13,11 @@ def text(name: str, default: str = "") -> str:
     return os.environ.get(name, default).strip()
 
 
+def given() -> frozenset[str]:
+    """Name the variables of ours that are set, never their values."""
+    return frozenset(name for name in os.environ if name.startswith("TOOLCRIB_") and text(name))
+
+
 def flag(name: str, default: bool = False) -> bool:
     value = text(name)
     if not value:

@@ -9,6 +9,7 @@ from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.tokens import default_token_generator
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import Q
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
 from django.utils.encoding import force_bytes
@@ -80,6 +81,63 @@ def reset(name: str, *, actor: Actor) -> User:
         raise NotFound(f"There is nobody called {name}.", hint="manage.py invite adds a person.")
     audit.record(actor, "person.reset", user)
     return user
+
+
+@transaction.atomic
+def change_role(user: User, role: Role, *, actor: Actor) -> User:
+    """Give a person another role, which holds from their next request on."""
+    user = _locked(user)
+    before = kept_role(user)
+    if before == role:
+        return user
+    _keep_an_admin(user)
+    give_role(user, role)
+    user.save(update_fields=["is_superuser", "is_staff"])
+    audit.record(
+        actor, "person.role", user, before={"role": before.word}, after={"role": role.word}
+    )
+    return user
+
+
+@transaction.atomic
+def set_active(user: User, active: bool, *, actor: Actor) -> User:
+    """Let a person in again, or keep them out from their next request on."""
+    user = _locked(user)
+    if user.is_active == active:
+        return user
+    if not active:
+        _keep_an_admin(user)
+    user.is_active = active
+    user.save(update_fields=["is_active"])
+    audit.record(actor, "person.enable" if active else "person.disable", user)
+    return user
+
+
+def _locked(user: User) -> User:
+    # The admins are locked with it: of two who step down at once, one stays.
+    wanted = User.objects.select_for_update().filter(Q(pk=user.pk) | Q(is_superuser=True))
+    found = {one.pk: one for one in wanted.order_by("pk")}.get(user.pk)
+    if found is None:
+        raise NotFound("This person is gone.", hint="Reload the list.")
+    return found
+
+
+def _keep_an_admin(user: User) -> None:
+    others = User.objects.filter(is_superuser=True, is_active=True).exclude(pk=user.pk)
+    joined = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    if user.is_superuser and user.is_active and not joined.exists():
+        raise Conflict(
+            f"{user.username} is the last admin.",
+            hint="Make somebody else an admin first.",
+            code="last_admin",
+        )
+
+
+def kept_role(user: User) -> Role:
+    """Return the role that is kept for a person, disabled or not."""
+    if user.is_superuser:
+        return Role.ADMIN
+    return Role.OPERATOR if user.is_staff else Role.OUTSIDER
 
 
 def password_path(user: User) -> str:

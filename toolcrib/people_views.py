@@ -1,8 +1,10 @@
-"""Sign in, first setup, joining by link, theme."""
+"""Sign in, first setup, joining by link, theme; the list of people."""
 
 from typing import Any
 
 from django import forms
+from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm
@@ -15,10 +17,13 @@ from django.utils.decorators import method_decorator
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
-from django.views.decorators.http import require_POST
+from django.views.decorators.http import require_http_methods, require_POST
 
+from catalog.audit import Actor
+from catalog.people import Role, actor_of, admin_required, operator_required, require, role_of
 from toolcrib import people
-from toolcrib.errors import Invalid, NotFound, ToolcribError
+from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.settings_views import side
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
@@ -130,6 +135,102 @@ def theme(request: HttpRequest) -> HttpResponse:
     response = HttpResponseRedirect(target)
     response.set_cookie("theme", chosen, max_age=31_536_000, samesite="Lax", httponly=False)
     return response
+
+
+# --- The list of people -------------------------------------------------------------------------
+
+ROLES = {role.word: role for role in (Role.OPERATOR, Role.ADMIN, Role.OUTSIDER)}
+ROLE_WORDS = {
+    "operator": "operator: reads everything and approves",
+    "admin": "admin: edits everything",
+    "outsider": "outsider: may sign in, sees nothing",
+}
+MOST_PEOPLE = 500
+
+
+class InviteForm(forms.Form):
+    name = forms.CharField(
+        label="E-mail or name",
+        max_length=150,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off"}),
+    )
+    role = forms.ChoiceField(label="Role", choices=list(ROLE_WORDS.items()))
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_required
+@never_cache
+def people_list(request: HttpRequest) -> HttpResponse:
+    """Show who may come in; a POST invites somebody and shows the link, once."""
+    form = InviteForm(request.POST if request.method == "POST" else None)
+    if not form.is_bound:
+        return _people_page(request, form)
+    require(Role.ADMIN, request.user)
+    if form.is_valid():
+        role = ROLES[form.cleaned_data["role"]]
+        try:
+            person = people.invite(form.cleaned_data["name"], role, actor=actor_of(request))
+        except ToolcribError as error:
+            form.add_error("name", error.message)
+        else:
+            return _people_page(request, InviteForm(), linked=person)
+    return _people_page(request, form)
+
+
+def _people_page(
+    request: HttpRequest, form: InviteForm, linked: User | None = None
+) -> HttpResponse:
+    rows = list(User.objects.order_by("username")[: MOST_PEOPLE + 1])
+    context = {
+        "side": side("people"),
+        "people": [
+            {
+                "person": one,
+                "role": people.kept_role(one).word,
+                "joined": one.has_usable_password(),
+                "me": one.pk == request.user.pk,
+            }
+            for one in rows[:MOST_PEOPLE]
+        ],
+        "more": len(rows) > MOST_PEOPLE,
+        "roles": list(ROLES),
+        "form": form if role_of(request.user) == Role.ADMIN else None,
+        "linked": linked,
+        "link": settings.PUBLIC_URL + people.password_path(linked) if linked else "",
+    }
+    return render(request, "toolcrib/people.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@admin_required
+@never_cache
+def change_person(request: HttpRequest, person_id: int, act: str) -> HttpResponse:
+    person = User.objects.filter(pk=person_id).first()
+    if person is None:
+        raise NotFound("There is no such person.", hint="The list has everybody.")
+    actor = actor_of(request)
+    try:
+        if act == "link":
+            people.reset(person.username, actor=actor)
+            return _people_page(request, InviteForm(), linked=person)
+        said = _changed(person, act, request.POST.get("role", ""), actor)
+    except Conflict as error:
+        messages.error(request, error.sentence)
+    else:
+        messages.success(request, said)
+    return redirect("people")
+
+
+def _changed(person: User, act: str, role: str, actor: Actor) -> str:
+    if act == "role":
+        if role not in ROLES:
+            raise Invalid(f"A role is one of: {', '.join(ROLES)}.")
+        people.change_role(person, ROLES[role], actor=actor)
+        return f"{person.username} is an {role} from now on."
+    if act not in ("enable", "disable"):
+        raise NotFound("There is no such act.", hint="Change the role, disable, or make a link.")
+    people.set_active(person, act == "enable", actor=actor)
+    return f"{person.username} {'may come in again' if act == 'enable' else 'is kept out'}."
 
 
 def locked_out(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

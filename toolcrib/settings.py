@@ -102,6 +102,8 @@ SYNC_WORKERS = env.number("TOOLCRIB_SYNC_WORKERS", 6, low=4)
 SESSION_IDLE_SECONDS = env.number("TOOLCRIB_SESSION_IDLE", 24 * 3600, low=60)
 KEEP_PAYLOADS_DAYS = env.number("TOOLCRIB_KEEP_PAYLOADS_DAYS", 30, low=1)
 KEEP_SESSIONS_DAYS = env.number("TOOLCRIB_KEEP_SESSIONS_DAYS", 365, low=1)
+# What is set here cannot be changed in the dashboard (catalog/preferences.py).
+FROM_ENVIRONMENT = env.given()
 
 # --- Django -----------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
             "user_label": user.get_username() if user is not None and user.is_authenticated else "",
             "theme": theme if theme in ("light", "dark") else "auto",
             "version": settings.VERSION,
-            "keys_enabled": True,
+            "keys_enabled": request.COOKIES.get("keys") != "off",
         }
     }
 
@@ -34,7 +34,7 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
     if role < Role.OPERATOR or fragment:
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
-    waiting = Tool.objects.filter(state=ToolState.WAITING).exists()
+    waiting = Tool.objects.filter(state=ToolState.WAITING).count()
     sections: list[tuple[str, list[dict[str, Any]]]] = [
         ("", [{"label": "Overview", "name": "overview", "key": "o"}]),
         (
@@ -52,7 +52,6 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "name": "tools",
                     "key": "t",
                     "count": Tool.objects.exclude(state=ToolState.MISSING).count(),
-                    "waiting": waiting,
                 },
                 {
                     "label": "Groups",
@@ -72,9 +71,23 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "count": Agent.objects.count(),
                 },
                 {"label": "Sessions", "name": "sessions", "key": "n"},
+                {
+                    "label": "Approvals",
+                    "name": "approvals",
+                    "key": "v",
+                    "count": waiting or None,
+                    "waiting": waiting > 0,
+                },
+                {"label": "Usage", "name": "usage", "key": "u"},
             ],
         ),
-        ("Govern", [{"label": "Audit log", "name": "audit", "key": "l"}]),
+        (
+            "Govern",
+            [
+                {"label": "Audit log", "name": "audit", "key": "l"},
+                {"label": "Settings", "name": "settings", "key": ","},
+            ],
+        ),
     ]
     here = request.path
     shown = []

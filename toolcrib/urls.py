@@ -3,7 +3,7 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
 
-from toolcrib import patterns, people_views, system_views, views
+from toolcrib import palette, patterns, people_views, settings_views, system_views, views
 from toolcrib.api import api
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -13,6 +13,17 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("setup/<str:code>", people_views.setup, name="setup"),
     path("join/<str:uid>/<str:token>", people_views.join, name="join"),
     path("theme", people_views.theme, name="theme"),
+    path("palette", palette.palette, name="palette"),
+    path("settings", settings_views.first, name="settings"),
+    path("settings/people", people_views.people_list, name="people"),
+    path(
+        "settings/people/<int:person_id>/<str:act>",
+        people_views.change_person,
+        name="person-change",
+    ),
+    path("settings/about", settings_views.about_page, name="about"),
+    path("settings/profile", settings_views.profile, name="profile"),
+    path("settings/<str:name>", settings_views.section, name="settings-section"),
     path("patterns/", patterns.patterns, name="patterns"),
     path("livez", system_views.livez, name="livez"),
     path("readyz", system_views.readyz, name="readyz"),

@@ -1,56 +1,46 @@
 """The overview: is everything all right, and what needs me?"""
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse
+from django.views.decorators.http import require_safe
 
-from catalog.models import Tool, ToolState
-from catalog.people import operator_required
-from servers.models import Server, ServerState
+from catalog.people import Role, operator_required, role_of
+from servers import wizard
+from servers.forms import DemoForm
+from servers.models import Server
+from sessions_app import welcome_views
+from toolcrib import attention
+from toolcrib import overview as reads
 
 
+@require_safe
 @operator_required
 def overview(request: HttpRequest) -> HttpResponse:
-    failing = list(Server.objects.filter(state=ServerState.FAILING, enabled=True)[:20])
-    attention = [
-        {
-            "sentence": f"{server.name} is failing: {server.state_reason}",
-            "url": reverse("server", args=[server.slug]),
-            "verb": "Look at server",
-            "glyph": "triangle",
-        }
-        for server in failing
-    ]
-    waiting = Tool.objects.filter(state=ToolState.WAITING).count()
-    if waiting:
-        attention.append(
-            {
-                "sentence": f"{waiting} definitions wait for a decision."
-                if waiting > 1
-                else "1 definition waits for a decision.",
-                "url": reverse("tools") + "?state=waiting",
-                "verb": "Review changes",
-                "glyph": "pencil",
-            }
-        )
-    last = Server.objects.exclude(last_synced_at=None).order_by("-last_synced_at").first()
-    tools = Tool.objects.servable().select_related("approved")
-    tokens = sum(tools.values_list("approved__tokens", flat=True))
-    return render(
-        request,
-        "toolcrib/overview.html",
-        {
-            "first_run": not Server.objects.exists(),
-            "attention": attention,
-            "last_sync": last.last_synced_at if last else None,
-            "numbers": [
-                {"label": "Servers", "value": Server.objects.count(), "url": reverse("servers")},
-                {"label": "Tools", "value": tools.count(), "url": reverse("tools")},
-                {
-                    "label": "Tokens if every tool were preloaded",
-                    "value": tokens,
-                    "approximate": True,
-                },
-            ],
-        },
-    )
+    """Show every block that can be read; before the first server, the setup card alone."""
+    if not Server.objects.exists():
+        return render(request, "toolcrib/overview.html", {"first_run": True, "demo": _demo()})
+    blocks = {
+        "attention": reads.block(attention.items),
+        "numbers": reads.block(reads.numbers),
+        "servers": reads.block(reads.servers),
+        "sessions": reads.block(reads.recent_sessions),
+    }
+    return render(request, "toolcrib/overview.html", {**blocks, **_checklist(request)})
+
+
+def _demo() -> wizard.CheckedRow:
+    """The demo server as the check step would show it: its program, and the consent to it."""
+    return wizard.check(wizard.Memory(DemoForm().text())).rows[0]
+
+
+def _checklist(request: HttpRequest) -> dict[str, Any]:
+    """First steps for admins, until all are done or they are dismissed."""
+    if role_of(request.user) < Role.ADMIN or welcome_views.DISMISSED in request.COOKIES:
+        return {}
+    looked = welcome_views.LOOKED in request.COOKIES
+    found = reads.block(lambda: reads.first_steps(looked))
+    if found.failed or all(step.done for step in found.value):
+        return {}
+    return {"steps": found.value, "steps_done": sum(step.done for step in found.value)}

@@ -1,6 +1,7 @@
 // The global keys. Off while typing, and everywhere when <html data-keys="off">.
 //   [data-go="s"]       g then s follows this link          [data-search]   / focuses this field
-//   [data-rows]         j and k move through its children   [data-undo]     u presses the newest
+//   [data-rows]         j and k move through its children   [data-undo]     u presses the newest,
+//                                                                           a button or a form
 //   [data-hotkey="a"]   a presses this; inside a row of [data-rows] only while the row has the focus
 let waitingForGo = 0;
 
@@ -52,7 +53,16 @@ function openRowMenu() {
   const summary = currentRow()?.querySelector("details[data-menu] > summary");
   if (!summary) return false;
   summary.click();
-  summary.focus();
+  const first = summary.parentElement.open && summary.parentElement.querySelector(":scope > :not(summary) :is(a, button, input, select)");
+  (first || summary).focus();
+  return true;
+}
+
+function undo() {
+  const offers = [...document.querySelectorAll("[data-undo]")].filter((one) => !one.closest(".still"));
+  const newest = offers.findLast((one) => one.closest("#toasts")) || offers.at(-1);
+  if (!newest?.matches("form")) return press(newest);
+  newest.requestSubmit();
   return true;
 }
 
@@ -69,7 +79,7 @@ const ACTS = {
   x: () => press(currentRow()?.querySelector("input[type=checkbox]")),
   X: () => press(currentRow()?.querySelector("input[type=checkbox]"), true),
   ".": openRowMenu,
-  u: () => press([...document.querySelectorAll("#toasts [data-undo]")].pop()),
+  u: undo,
   Enter: () => {
     const row = currentRow();
     const inLink = document.activeElement?.matches("a, button, summary");

@@ -1,12 +1,17 @@
 // [data-toast]: leaves after ten seconds, and waits while it is pointed at or has the focus.
+// [data-dismiss] inside it takes it away at once.
 const TOAST_SECONDS = 10;
 const toastAges = new WeakMap();
 
 setInterval(() => {
   for (const toast of document.querySelectorAll("[data-toast]")) {
-    if (toast.matches(":hover, :focus-within")) continue;
+    if (document.hidden || toast.matches(":hover, :focus-within")) continue;
     const age = (toastAges.get(toast) || 0) + 1;
     toastAges.set(toast, age);
     if (age > TOAST_SECONDS) toast.remove();
   }
 }, 1000);
+
+document.addEventListener("click", (event) => {
+  event.target.closest("[data-dismiss]")?.closest("[data-toast]")?.remove();
+});

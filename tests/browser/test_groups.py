@@ -1,6 +1,8 @@
 """The pages of groups in a real Chromium: by mouse, by keyboard and without JavaScript."""
 
+import json
 import re
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
@@ -17,7 +19,12 @@ PAGES = [
     "/groups",
     "/groups/mcp:demo",
     "/groups/research",
+    "/groups/research/edit",
     "/groups/research?q=nothing-like-it",
+    "/groups/research?tab=json",
+    "/groups/research?tab=curl",
+    "/groups/research?tab=change",
+    "/groups/all/compare?group=research&group=mcp:demo",
     "/groups/bare",
 ]
 LONG = "A-group-with-a-very-long-name-that-nobody-would-break-" + "x" * 60
@@ -36,7 +43,7 @@ def grouped(browser, filled, cookies):
         page.get_by_role("button", name="Create group").click()
         expect(page.get_by_text(f"Made {group_id}.")).to_be_visible()
     page.goto("/groups/research?q=e")
-    for box in page.locator("#add input[type=checkbox]").all()[:12]:
+    for box in page.locator("#board-list [data-select-row]").all()[:12]:
         box.check()
     page.get_by_role("button", name="Add to group").click()
     expect(page.get_by_text("Added 12 tools to research.")).to_be_visible()
@@ -44,73 +51,177 @@ def grouped(browser, filled, cookies):
     return filled
 
 
-def names(page):
-    return page.locator(".members tbody th a").all_inner_texts()
+def given(page, kind):
+    return page.locator(f"[data-given={kind}]").evaluate_all("all => all.map(r => r.dataset.row)")
 
 
-def test_a_group_is_filled_ordered_and_preloaded_and_each_act_undone(grouped, open_page):
+def row(page, name):
+    return page.locator(f'[data-row="{name}"]')
+
+
+def expect_told(page, text):
+    expect(page.locator("#live")).to_have_text(re.compile(text))
+
+
+def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_by_a_key(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    before = names(page)
+    name = given(page, "demand")[1]
+    box = page.get_by_role("checkbox", name=f"Preload {name}")
+
+    box.focus()
+    page.keyboard.press("Space")
+
+    expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
+    expect_told(page, f"{name} is preloaded in research, now about [0-9,]+ tokens.")
+    expect(page.get_by_role("checkbox", name=f"Preload {name}")).to_be_focused()
+    page.keyboard.press("u")
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+    assert given(page, "preload") == []
+
+
+def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research?q=a&in=no")
+    expect(page.locator("[data-select-bar]")).to_be_hidden()
+    picks = page.locator("[data-pick]").evaluate_all("all => all.map(r => r.dataset.pick)")[:2]
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+
+    page.keyboard.press("m")
+    expect(page.get_by_label("Add to group", exact=False).first).to_be_focused()
+    page.keyboard.type("bare")
+    page.keyboard.press("Enter")
+
+    expect_told(page, "Added 2 tools to bare, now about [0-9,]+ tokens.")
+    assert page.url.endswith("/groups/research?q=a&in=no")
+    other = open_page()
+    other.goto("/groups/bare")
+    assert given(other, "demand") == sorted(picks)
+    page.keyboard.press("u")
+    expect_told(page, "Undone.")
+
+
+def test_a_row_is_ordered_moved_and_removed_by_its_menu(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    before = given(page, "demand")
     second = before[1]
 
-    page.get_by_role("button", name=f"Move {second} up").click()
-    expect(page.get_by_text(f"Moved {second} up.")).to_be_visible()
-    assert names(page)[:2] == [second, before[0]]
+    row(page, second).locator("summary").click()
+    page.get_by_role("button", name=f"Move up {second}").click()
+    expect_told(page, f"Moved {second} up")
+    assert given(page, "demand")[:2] == [second, before[0]]
+    assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == second
+
+    page.keyboard.press("m")
+    page.keyboard.type("bare")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Move tool").locator("visible=true").click()
+    expect_told(page, f"Moved {second} to bare, now about")
+    assert second not in given(page, "demand")
+    assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == before[0]
     page.keyboard.press("u")
-    expect(page.get_by_text("Undone.", exact=True)).to_be_visible()
-    assert names(page) == before
-
-    given = page.get_by_role("group", name=f"How {second} is given")
-    given.get_by_role("button", name="Preload").click()
-    expect(given.get_by_role("button", name="Preload")).to_have_attribute("aria-pressed", "true")
-    page.get_by_role("button", name="Undo").click()
-    expect(given.get_by_role("button", name="Default")).to_have_attribute("aria-pressed", "true")
-
-    page.get_by_role("button", name=f"Remove {second}").click()
-    expect(page.get_by_text(f"Took {second} out of research.")).to_be_visible()
-    assert second not in names(page)
-    page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_role("link", name=second, exact=True)).to_be_visible()
-    assert names(page) == before
+    expect(row(page, second)).to_be_visible()
 
 
-def test_members_are_picked_by_keys_and_set_together(grouped, open_page):
+def test_a_row_is_dragged_from_one_section_to_the_other(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    expect(page.locator("[data-select-bar]")).to_be_hidden()
-    page.keyboard.press("j")
-    page.keyboard.press("x")
-    page.keyboard.press("j")
-    page.keyboard.press("x")
-    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
-    page.get_by_role("button", name="Preload always").click()
-    expect(page.get_by_text("2 tools: preloaded.")).to_be_visible()
-    expect(page.locator('.segment[name=always][aria-pressed="true"]')).to_have_count(2)
+    name = given(page, "demand")[0]
+
+    row(page, name).drag_to(page.locator("[data-drop=preload]"))
+
+    expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.locator('.segment[name=always][aria-pressed="true"]')).to_have_count(0)
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def test_the_preview_follows_and_its_views_are_in_the_address(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    name = given(page, "demand")[0]
+    page.get_by_role("link", name="JSON").click()
+    expect(page).to_have_url(re.compile("tab=json"))
+    expect(page.locator("#board-preview")).to_contain_text('"etag"')
+
+    page.get_by_role("checkbox", name=f"Preload {name}").check()
+
+    expect(page.locator("#board-preview")).to_contain_text(f'"name": "{name}"')
+    page.get_by_role("link", name="Change").click()
+    expect(page.locator("#board-preview ins").first).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def test_two_admins_on_one_board_see_each_others_change(grouped, open_page, browser):
+    mine, theirs = open_page(), open_page(storage_state=second_admin(browser, grouped))
+    mine.goto("/groups/research")
+    theirs.goto("/groups/research")
+    first, second = given(mine, "demand")[:2]
+
+    theirs.get_by_role("checkbox", name=f"Preload {first}").check()
+    expect_told(theirs, "is preloaded")
+    mine.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(mine.locator(".told")).to_contain_text(f"changed which tools research preloads: {first}")
+    mine.get_by_role("checkbox", name=f"Preload {first}").check()
+    expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} meanwhile.")
+    mine.get_by_role("checkbox", name=f"Preload {second}").check()
+    expect(mine.locator(f'[data-given=preload][data-row="{second}"]')).to_be_visible()
+    assert sorted(given(mine, "preload")) == sorted([first, second])
+    for name in (first, second):
+        mine.get_by_role("checkbox", name=f"Preload {name}").uncheck()
+        expect(mine.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def second_admin(browser, toolcrib):
+    """Let another admin join by a link, and return its cookies."""
+    invited = toolcrib.command("invite", "bea@example.org", "--role", "admin", "--json")
+    link = urlsplit(json.loads(invited.stdout)["link"])
+    context = browser.new_context(base_url=toolcrib.url)
+    page = context.new_page()
+    page.goto(link.path)
+    for field in page.locator("input[type=password]").all():
+        field.fill(driving.PASSWORD)
+    page.get_by_role("button", name="Set password").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    state = context.storage_state()
+    context.close()
+    return state
 
 
 def test_everything_works_without_javascript(grouped, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/groups/bare")
-    page.get_by_label("Search tools to add").fill("base64")
+    page.get_by_label("Search tools").fill("base64")
     page.get_by_role("button", name="Find tools").click()
-    page.get_by_label("demo__encode_base64").check()
+    page.get_by_label("Select demo__encode_base64").check()
     page.get_by_role("button", name="Add to group").click()
-    expect(page.locator(".members tbody tr")).to_have_count(1)
+    assert given(page, "demand") == ["demo__encode_base64"]
 
+    page.goto("/groups/bare")
+    page.get_by_role("checkbox", name="Preload demo__encode_base64").check()
+    page.get_by_role("button", name="Save").click()
+    assert given(page, "preload") == ["demo__encode_base64"]
+    page.get_by_role("button", name="Undo").click()
+    assert given(page, "preload") == []
+
+    page.get_by_role("link", name="Settings").last.click()
     page.get_by_label("Preload its tools").check()
     page.get_by_role("button", name="Save settings").click()
+    page.goto("/groups/bare")
     expect(page.get_by_text("By default preloaded.")).to_be_visible()
-    page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_text("By default on demand.")).to_be_visible()
+    page.goto("/groups/bare/edit")
+    page.get_by_label("Preload its tools").uncheck()
+    page.get_by_role("button", name="Save settings").click()
 
     page.get_by_label("to confirm").fill("bare")
     page.get_by_role("button", name="Delete group").click()
     expect(page.get_by_text("Deleted bare.")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
-    expect(page.get_by_role("heading", name="bare")).to_be_visible()
+    expect(page.get_by_role("heading", name="bare", exact=True)).to_be_visible()
+    row(page, "demo__encode_base64").locator("summary").click()
     page.get_by_role("button", name="Remove demo__encode_base64").click()
     expect(page.get_by_text("This group is empty")).to_be_visible()
 
@@ -125,7 +236,8 @@ def test_axe_finds_nothing_on_any_page(theme, grouped, open_page):
         page.evaluate(OPEN_ALL)
         found += driving.axe(page)
     page.goto("/groups/research")
-    page.get_by_role("button", name="down").first.click()
+    page.locator("[data-pick] input").first.check()
+    page.locator("[data-row] input").first.check()
     expect(page.locator(".toast")).to_be_visible()
     found += driving.axe(page)
     page.get_by_role("button", name="Undo").click()

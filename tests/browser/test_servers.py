@@ -45,6 +45,7 @@ def test_from_the_setup_link_to_tools(fresh, browser):
     expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
 
+    page.goto("/servers")  # the card itself connects the demo in one press
     page.get_by_role("button", name="Use the demo server").click()
     expect(page.get_by_role("heading", name="2 Check")).to_be_focused()
     expect(page.get_by_text("Runs a program on this machine")).to_be_visible()

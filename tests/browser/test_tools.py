@@ -228,4 +228,4 @@ def test_everything_works_without_javascript(stocked, open_page):
     expect(page.get_by_text("A newer definition was declined")).to_be_visible()
     page.goto("/audit?target=tool&q=list_stations")
     page.locator("summary").filter(has_text="kept the old definition").first.click()
-    expect(page.locator(".log pre").first).to_be_visible()
+    expect(page.locator(".log details[open] table").first).to_be_visible()

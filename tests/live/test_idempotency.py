@@ -69,7 +69,7 @@ def stamped(journal):
     )
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(office):
     toolcrib, session, journal = office
     starts = [threading.Barrier(3) for _ in range(TEAMS)]
@@ -86,9 +86,12 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
         rounds = list(couriers.map(courier, sorted([*range(TEAMS)] * 3)))
     sent = {number: [found[number] for found in rounds if number in found] for number in KEYS}
 
+    odd = [answer for answers in sent.values() for answer in answers if answer[0] not in (200, 409)]
+    assert odd == [], toolcrib.log
     runs = stamped(journal)
-    assert len(runs) == CALLS
-    assert set(runs.values()) == {1}, runs.most_common(3)
+    wrong = {number: sent[number] for number in KEYS if runs[f"paper-{number}"] != 1}
+    assert wrong == {}, toolcrib.log
+    assert runs.total() == CALLS
     statuses = Counter()
     first = {}
     for number, answers in sent.items():
@@ -99,7 +102,6 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
         first[number] = given.pop()
         under_way = [json.loads(body)["error"]["code"] for status, body in answers if status == 409]
         assert set(under_way) <= {"idempotency_in_progress"}
-    assert set(statuses) <= {200, 409}, statuses
     assert statuses[409] > 0, "nothing was sent at once, so nothing was shown"
     print(f"answers to {3 * CALLS} calls at once: {dict(statuses)}")  # noqa: T201
 

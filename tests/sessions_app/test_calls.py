@@ -14,11 +14,12 @@ from django.utils import timezone
 
 from catalog import groups, ingest
 from catalog.audit import SYSTEM
+from catalog.masking import redacted
 from catalog.models import Group, Revision, Tool
 from catalog.tools import hold, save_custom_tool, set_call_policy
 from sessions_app import ledger
 from sessions_app.models import Call, CallAnswer
-from sessions_app.payloads import kept, redacted
+from sessions_app.payloads import kept
 from tests.factories import fold, tool_object
 from tests.sessions_app.conftest import make_agent_client, regroup
 
@@ -198,6 +199,23 @@ def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
     long = json.loads(kept({"text": "x" * 100_000}))
     assert long["cut"] is True
     assert long["bytes"] > 100_000
+
+
+def test_no_secret_is_kept_in_the_words_about_a_call(counting, scout):
+    schema = {"type": "object", "properties": {"password": {"type": "integer"}, "n": {}}}
+    login = custom(schema, "login")
+    regroup("people", login)
+    session = scout.open()
+    refused = session.call("login", {"password": "hunter2"})
+    assert refused["error"]["code"] == "invalid_arguments"
+    one_of = custom({**schema, "oneOf": [{"required": ["n"]}, {"required": ["m"]}]}, "enter")
+    regroup("doors", one_of)
+    assert session.call("enter", {"password": 12345678})["is_error"] is True
+    assert session.call("login", {"password": 12345678})["state"] == "client"
+    for row in Call.objects.all():
+        kept_words = f"{row.arguments}{row.result_copy}{row.error_message}"
+        assert "hunter2" not in kept_words
+        assert "12345678" not in kept_words
 
 
 def test_limits_are_429_with_when_to_try_again(scout, session):

@@ -329,12 +329,7 @@ def test_a_tool_that_was_never_loaded_runs_and_is_told_so(slow):
     assert session.kinds == ["opened", "implicit_load", "called"]
 
 
-CUT_SHORT = pytest.mark.xfail(
-    strict=True, reason="Pool.forget_session stops a connection without waiting for its calls"
-)
-
-
-@pytest.mark.parametrize("isolation", ["shared", pytest.param("per_session", marks=CUT_SHORT)])
+@pytest.mark.parametrize("isolation", ["shared", "per_session"])
 def test_a_call_ends_well_though_its_session_is_closed_meanwhile(slow, isolation):
     Server.objects.update(isolation=isolation)
 

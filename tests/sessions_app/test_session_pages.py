@@ -131,7 +131,7 @@ def text_of(response):
 
 
 def address_of(name, session, tool):
-    if name == "sessions":
+    if name in ("sessions", "sessions-new"):
         return reverse(name)
     return reverse(name, args=[tool.public_name if name.startswith("tool") else session.session_id])
 
@@ -272,10 +272,17 @@ def test_a_session_tells_its_story_in_sentences(signed_in, told):
     assert "≈855 tokens in context" in text
 
 
-def test_a_step_opens_to_what_was_sent_and_what_came_back(signed_in, told, forecast):
-    page = signed_in.get(f"/sessions/{told.session_id}")
-    text, source = text_of(page), page.content.decode()
+def shown_step(client, session, number):
+    page = client.get(
+        f"/sessions/{session.session_id}?step={number}", headers={"HX-Target": "step"}
+    )
+    return text_of(page), page.content.decode()
 
+
+def test_the_chosen_step_shows_what_was_sent_and_what_came_back(signed_in, told, forecast):
+    text, source = shown_step(signed_in, told, 5)
+    assert "<html" not in source
+    assert "Step 5 of 7" in text
     assert "Arguments of step 5" in text
     assert "&quot;city&quot;: &quot;Oslo&quot;" in source
     assert "From the server, step 5, part 1: text" in text
@@ -283,12 +290,90 @@ def test_a_step_opens_to_what_was_sent_and_what_came_back(signed_in, told, forec
     assert "without loading it first" in text
     assert forecast.approved.sha256[:12] in text
     assert "The answer came late." in text
+
+    text, source = shown_step(signed_in, told, 6)
     assert "It failed tool_error" in text
     assert "From the server: image, image/png, 3 B" in text
     assert "QUJD" not in source
+
+    text, _ = shown_step(signed_in, told, 7)
     assert "Toolcrib refused it unknown_tool" in text
     assert "Told to the agent, step 7, part 1: text" in text
-    assert "Ranked by bm25 . 12 in scope matched." in text.replace("bm25.", "bm25 .")
+    text, _ = shown_step(signed_in, told, 2)
+    assert "Ranked by bm25. 12 in scope matched." in text
+
+
+def test_the_address_chooses_the_step_and_else_the_first_that_went_wrong(signed_in, told):
+    def chosen(query):
+        page = signed_in.get(f"/sessions/{told.session_id}{query}").content.decode()
+        number = re.search(r'data-shown="(\d*)"', page)[1]
+        assert re.search(rf'data-step="{number}" aria-current="true"', page)
+        return number
+
+    assert chosen("?step=3") == "3"
+    assert chosen("") == "6"
+    assert chosen("?step=nonsense") == "6"
+    assert chosen("?step=99") == "6"
+
+
+def test_the_next_error_is_found_also_on_a_later_page(signed_in, scout, forecast):
+    session = make_session(scout)
+    for _ in range(150):
+        make_event(session, "catalog", format="text")
+    wrong = make_call(session, forecast, state="timed_out")
+    make_event(session, "called", call=wrong)
+
+    _, source = shown_step(signed_in, session, 1)
+    assert 'href="?step=151#step" data-hotkey="e"' in source
+    _, source = shown_step(signed_in, session, 151)
+    assert 'data-hotkey="e"' not in source
+
+
+def test_the_meter_says_what_the_context_grew_to_and_has_a_table(signed_in, told, scout):
+    scout.budget = 200
+    scout.save()
+    told.tokens_loaded = 310
+    told.save()
+
+    text = text_of(signed_in.get(f"/sessions/{told.session_id}"))
+
+    assert "≈855 tokens in context at the end; step 1 added the most, ≈400." in text
+    assert "Loaded definitions take ≈310, over the budget of ≈200." in text
+    assert "3 loaded weather__get_forecast (≈310); 1 name unknown 310 830" in text
+
+
+def test_earlier_and_later_sessions_are_one_key_away(signed_in, scout):
+    first, second, third = (make_session(scout) for _ in range(3))
+
+    page = signed_in.get(f"/sessions/{second.session_id}").content.decode()
+
+    assert f'href="/sessions/{first.session_id}" data-hotkey="["' in page
+    assert f'href="/sessions/{third.session_id}" data-hotkey="]"' in page
+    assert 'data-hotkey="["' not in signed_in.get(f"/sessions/{first.session_id}").content.decode()
+
+
+def test_new_sessions_wait_behind_a_link_that_keeps_the_filters(signed_in, scout):
+    shown = make_session(scout)
+    page = signed_in.get("/sessions?agent=scout").content.decode()
+    asks = re.search(r'data-poll="([^"]+)"', page)[1].replace("&amp;", "&")
+    assert asks == f"/sessions/new?agent=scout&since={shown.pk}"
+    assert " new<" not in signed_in.get(asks).content.decode()
+
+    for _ in range(3):
+        make_session(scout)
+    make_session(make_agent("drifter"))
+
+    assert '<a href="/sessions?agent=scout">3 new</a>' in signed_in.get(asks).content.decode()
+
+
+def test_before_the_first_session_the_page_waits_for_it(signed_in, scout):
+    page = signed_in.get("/sessions").content.decode()
+    assert "Waiting for the first session" in page
+    asks = re.search(r'data-poll="([^"]+)" data-poll-state="running"', page)[1]
+    assert "Waiting" in signed_in.get(asks).content.decode()
+
+    make_session(scout)
+    assert ">1 new</a>" in signed_in.get(asks).content.decode()
 
 
 def test_nothing_that_strangers_wrote_becomes_markup(signed_in, told):
@@ -308,16 +393,20 @@ def test_payloads_that_were_forgotten_are_said_to_be(signed_in, told):
     assert "Arguments and results are kept for 30 days, each cut at 8 KB" in text
 
 
-def test_forks_and_parents_lead_to_each_other(signed_in, told, scout):
-    child = make_session(scout, parent=told)
-    make_event(told, "forked", to=child.session_id)
+def test_forks_are_a_tree_seen_from_every_branch(signed_in, told, scout):
+    child, other = make_session(scout, parent=told), make_session(scout, parent=told)
+    grandchild = make_session(scout, parent=child)
+    family = [told, child, other, grandchild]
 
-    assert reverse("session", args=[child.session_id]) in (
-        signed_in.get(f"/sessions/{told.session_id}").content.decode()
-    )
-    assert reverse("session", args=[told.session_id]) in (
-        signed_in.get(f"/sessions/{child.session_id}").content.decode()
-    )
+    for here in family:
+        page = signed_in.get(f"/sessions/{here.session_id}").content.decode()
+        tree = page[page.index('class="tree') : page.index("What the model was given")]
+        for one in family:
+            assert (reverse("session", args=[one.session_id]) in tree) == (one != here)
+        assert f"{here.session_id[:12]}…</span> this session" in tree
+        assert tree.count("<ul") == 2  # below the first
+    lonely = signed_in.get(f"/sessions/{make_session(scout).session_id}").content.decode()
+    assert 'class="tree' not in lonely
 
 
 def test_a_session_without_events_or_tokens_is_still_a_page(signed_in, scout):

@@ -1,10 +1,11 @@
 """The geometry of charts, by value."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolcrib import charts
-from toolcrib.charts import Segment
+from toolcrib.charts import DayBar, Lane, Segment
 
 
 def test_the_parts_of_a_token_bar_lie_end_to_end_on_the_scale():
@@ -73,3 +74,61 @@ def test_a_sparkline_of_nothing_is_empty():
     assert charts.sparkline([]).lines == ()
     assert charts.sparkline([None]).last is None
     assert charts.sparkline([0, 0]).lines == ("3,21 93,21",)
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 2), (1, 2), (3, 4), (7, 10), (11, 20), (855, 1000), (1201, 2000)]
+)
+def test_an_axis_ends_at_a_number_people_count_in_that_can_be_halved(value, top):
+    assert charts.round_up(value) == top
+
+
+def test_a_step_line_keeps_its_value_for_the_width_of_a_step():
+    line = charts.step_line([0, 50, 100], width=300, height=100)
+
+    assert line.points == "0,100 100,100 100,50 200,50 200,0 300,0"
+    assert line.labels == ("100", "50", "0")
+    assert line.limit_y is None
+
+
+def test_a_limit_is_drawn_where_it_stands_and_not_where_it_would_flatten_the_line():
+    assert charts.step_line([100], limit=200, height=100).limit_y == 0
+    assert charts.step_line([100], limit=50, height=100).limit_y == 50
+    far = charts.step_line([100], limit=251, height=100)
+    assert far.limit_y is None
+    assert far.labels[0] == "100"
+
+
+def test_bars_stand_on_zero_with_their_errors_on_top():
+    drawn = charts.day_bars([(10, 5), (4, 0)], width=200, height=100)
+
+    assert drawn.bars == (
+        DayBar(x=15, width=70, y=0, height=100, error_y=0, error_height=50),
+        DayBar(x=115, width=70, y=60, height=40, error_y=60, error_height=0),
+    )
+    assert drawn.labels == ("10", "5", "0")
+
+
+def test_a_day_without_data_is_a_gap_and_one_error_is_seen():
+    drawn = charts.day_bars([None, (0, 0), (10_000, 1)], width=300)
+
+    assert [bar.x for bar in drawn.bars] == [215]
+    assert drawn.bars[0].error_height == 1.5
+    assert charts.day_bars([]).bars == ()
+
+
+def test_lanes_lie_between_the_first_start_and_the_last_end():
+    assert charts.lanes([(10, 10), (10, 15), (20, 20)], width=100) == [
+        Lane(0, 2),
+        Lane(0, 50),
+        Lane(98, 2),
+    ]
+    assert charts.lanes([]) == []
+    assert charts.lanes([(3, 3)], width=64) == [Lane(0, 2)]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=20))
+def test_no_lane_leaves_its_row(spans):
+    for lane in charts.lanes([(start, start + took) for start, took in spans]):
+        assert lane.x >= 0
+        assert lane.x + lane.width <= 64.2

@@ -1,0 +1,115 @@
+"""What a session sees: the fixed part from its snapshot, and what it loaded as it was then.
+
+A pin keeps what a session was shown of a tool, so that whatever changes later, the same request
+gives the same bytes.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from catalog import render, shelf
+from catalog.canonical import canonical
+from catalog.models import CatalogSnapshot
+from catalog.render import GroupLine
+from catalog.shelf import Item
+from catalog.tokens import count
+from sessions_app.models import AgentSession, Strategy
+
+Pin = dict[str, Any]  # definition, override, server, source, position, seq
+
+
+@dataclass(frozen=True)
+class Surface:
+    """What a snapshot holds: fixed for the life of every session that has it."""
+
+    groups: tuple[GroupLine, ...]
+    keys: dict[str, int]  # of groups, by the id the model knows
+    tools: list[dict[str, Any]]
+    pins: dict[str, Pin]
+    left_out: dict[str, Any] | None
+    header: str
+    budget: int
+    tools_tokens: int
+
+
+def surface_of(snapshot: CatalogSnapshot) -> Surface:
+    return _surface(snapshot.sha256, snapshot.body)
+
+
+@lru_cache(maxsize=128)
+def _surface(sha256: str, body: str) -> Surface:
+    found = json.loads(body)
+    return Surface(
+        groups=tuple(
+            GroupLine(row["group_id"], row["display_name"], row["description"], tuple(row["names"]))
+            for row in found["groups"]
+        ),
+        keys={row["group_id"]: row["key"] for row in found["groups"]},
+        tools=found["tools"],
+        pins=found["pins"],
+        left_out=found["left_out"],
+        header=found["header"],
+        budget=found["budget"],
+        tools_tokens=count(canonical(found["tools"])) if found["tools"] else 0,
+    )
+
+
+def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None]:
+    """The text for the system prompt, its tokens, and what the budget left out.
+
+    Fixed for dispatch. For inject, what is in the tools array leaves the text.
+    """
+    if session.strategy == Strategy.DISPATCH or not session.snapshot.text:
+        surface = surface_of(session.snapshot)
+        return session.snapshot.text, session.snapshot.tokens, surface.left_out
+    surface = surface_of(session.snapshot)
+    left = render.remaining(surface.groups, pins_of(session).keys())
+    made = render.catalog(left, header=surface.header, budget=surface.budget)
+    return made.text, made.tokens, made.left_out
+
+
+def tools_array(session: AgentSession) -> list[dict[str, Any]]:
+    """What belongs in the tools array now: the fixed part, then for inject what was loaded."""
+    surface = surface_of(session.snapshot)
+    if session.strategy == Strategy.DISPATCH:
+        return surface.tools
+    added = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
+    return surface.tools + [rendered(name, pin) for name, pin in added if name not in surface.pins]
+
+
+def pins_of(session: AgentSession) -> dict[str, Pin]:
+    """Everything loaded, by name; of a tool loaded through two groups the first pin."""
+    found: dict[str, Pin] = {}
+    for row in session.expansions.all():
+        for name, pin in json.loads(row.pins).items():
+            found.setdefault(name, pin)
+    return found
+
+
+def pinned(session: AgentSession, name: str) -> Pin | None:
+    """What the session was shown of a tool, if anything."""
+    return pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
+
+
+def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:
+    return {
+        "definition": item.approved.pk if item.approved else None,
+        "override": item.override,
+        "server": item.server,
+        "source": item.source,
+        "position": position,
+        "seq": seq,
+    }
+
+
+def rendered(name: str, pin: Pin) -> dict[str, Any]:
+    kept = shelf.definition(pin["definition"])
+    return render.tool_object(
+        name,
+        pin["override"] or kept.description,
+        kept.input_schema,
+        source=pin["source"],
+        server=pin["server"],
+    )

@@ -1,0 +1,193 @@
+"""The global keys in a real Chromium: where they work, where they are silent."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+
+
+def test_g_and_a_letter_go_to_every_destination_of_the_navigation(filled, open_page):
+    page = open_page()
+    page.goto("/")
+    links = page.locator(".sidebar [data-go]")
+    wanted = [(one.get_attribute("data-go"), one.get_attribute("href")) for one in links.all()]
+    assert len({key for key, _ in wanted}) == len(wanted) >= 7
+    for key, address in wanted:
+        page.goto("/palette")
+        page.keyboard.press("g")
+        page.keyboard.press(key)
+        expect(page).to_have_url(re.compile(re.escape(address) + "$"))
+        expect(page.locator(".sidebar a[aria-current=page]")).to_have_attribute("data-go", key)
+
+
+def test_question_mark_lists_the_keys_those_of_the_page_too(filled, open_page):
+    page = open_page()
+    page.goto("/servers")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="Keyboard keys")
+    expect(dialog).to_contain_text("Undo the last act")
+    expect(dialog.locator("[data-page-keys] div", has_text="Add server")).to_contain_text("a")
+    for one in page.locator(".sidebar [data-go]").all():
+        keys = f"g {one.get_attribute('data-go')}"
+        expect(dialog.locator("dd", has_text=re.compile(f"^{re.escape(keys)}$"))).to_have_count(1)
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    expect(page).to_have_url(re.compile("/servers$"))
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+
+
+def test_slash_finds_the_search_and_letters_are_only_letters_while_typing(filled, open_page):
+    page = open_page()
+    page.goto("/tools")
+    page.keyboard.press("/")
+    field = page.locator("[data-search]").first
+    expect(field).to_be_focused()
+    page.keyboard.type("gt?xj.u")
+    expect(field).to_have_value("gt?xj.u")
+    expect(page).to_have_url(re.compile("/tools"))
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    page.keyboard.press("Escape")
+    expect(field).not_to_be_focused()
+
+
+def test_rows_are_walked_opened_and_selected_in_ranges(filled, open_page):
+    page = open_page()
+    page.goto("/tools")
+    rows = page.locator("[data-rows] > *")
+    page.keyboard.press("j")
+    expect(rows.nth(0).locator("th a")).to_be_focused()
+    page.keyboard.press("x")
+    for _ in range(3):
+        page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Shift+X")
+    picked = [box.is_checked() for box in page.locator("[data-select-row]").all()[:4]]
+    assert picked == [True, True, True, False]
+    expect(page.locator("[data-select-count]").first).to_have_text("3 selected")
+
+    address = rows.nth(2).locator("th a").get_attribute("href")
+    page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(re.escape(address) + "$"))
+
+
+def test_a_full_stop_opens_the_actions_of_the_row_and_escape_closes_them(filled, open_page):
+    page = open_page()
+    page.goto("/patterns/")
+    row = page.locator("#tables [data-rows] > *").first
+    row.locator("th a").focus()
+    page.keyboard.press(".")
+    menu = row.locator("details[data-menu]")
+    expect(menu).to_have_attribute("open", "")
+    expect(menu.locator(".menu-body :is(a, button)").first).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(menu).not_to_have_attribute("open", "")
+    expect(menu.locator("summary")).to_be_focused()
+
+
+def test_keys_that_are_switched_off_do_nothing_and_the_palette_still_opens(filled, open_page):
+    page = open_page()
+    page.goto("/servers")
+    page.evaluate("document.documentElement.dataset.keys = 'off'")
+    for key in ("?", "j", "/", "g", "t"):
+        page.keyboard.press(key)
+    expect(page).to_have_url(re.compile("/servers$"))
+    expect(page.locator("dialog[open]")).to_have_count(0)
+    assert page.evaluate("document.activeElement === document.body")
+    page.keyboard.press("Control+k")
+    expect(page.locator("#palette")).to_be_visible()
+
+
+# --- The toast ----------------------------------------------------------------------------------
+
+TOAST = """
+const toast = document.createElement("div");
+toast.className = "toast";
+toast.dataset.toast = "";
+toast.innerHTML = document.querySelector("#states .toast").innerHTML;
+toast.querySelector("form").action = "#pressed";
+toast.querySelector("form").method = "get";
+document.getElementById("toasts").append(toast);
+"""
+
+
+@pytest.fixture
+def toasted(filled, open_page):
+    """A page with a toast and a clock that the test moves."""
+    page = open_page()
+    page.clock.install()
+    page.goto("/patterns/")
+    page.evaluate(TOAST)
+    expect(page.locator("#toasts .toast")).to_be_visible()
+    return page
+
+
+def test_a_toast_leaves_after_ten_seconds(toasted):
+    toasted.clock.run_for(9_000)
+    expect(toasted.locator("#toasts .toast")).to_have_count(1)
+    toasted.clock.run_for(3_000)
+    expect(toasted.locator("#toasts .toast")).to_have_count(0)
+
+
+@pytest.mark.parametrize("how", ["hover", "focus"])
+def test_a_toast_waits_while_it_is_pointed_at_or_has_the_focus(how, toasted):
+    toast = toasted.locator("#toasts .toast")
+    if how == "hover":
+        toast.hover()
+    else:
+        toast.get_by_role("button", name="Undo").focus()
+    toasted.clock.run_for(60_000)
+    expect(toast).to_have_count(1)
+
+
+def test_a_toast_is_dismissed_and_undone_by_key(toasted):
+    toast = toasted.locator("#toasts .toast")
+    toasted.keyboard.press("u")
+    expect(toasted).to_have_url(re.compile("#pressed|\\?"))
+    toasted.evaluate(TOAST)
+    toast.get_by_role("button", name="Dismiss").click()
+    expect(toast).to_have_count(0)
+
+
+def test_nothing_moves_for_those_who_asked_for_less_motion(filled, open_page):
+    page = open_page(reduced_motion="reduce")
+    page.goto("/patterns/")
+    moving = page.evaluate(
+        """[...document.querySelectorAll("*")].filter((one) => {
+          const style = getComputedStyle(one);
+          const long = (text) => text.split(",").some((part) => parseFloat(part) > 0.01);
+          return long(style.transitionDuration) || long(style.animationDuration);
+        }).map((one) => one.outerHTML.slice(0, 120))"""
+    )
+    assert moving == []
+
+
+def test_borders_carry_the_shape_in_forced_colours(filled, open_page):
+    page = open_page(forced_colors="active")
+    page.goto("/patterns/")
+    for part in (".panel", ".status", ".badge", ".button", ".notice", ".toast", ".chip", ".empty"):
+        width, style = page.locator(part).first.evaluate(
+            "(one) => [getComputedStyle(one).borderTopWidth, getComputedStyle(one).borderTopStyle]"
+        )
+        assert (width, style) not in {("0px", style), (width, "none")}, part
+
+
+def test_below_900_pixels_the_sidebar_is_a_disclosure_at_the_top(filled, open_page):
+    page = open_page(width=899)
+    page.goto("/servers")
+    expect(page.locator(".sidebar")).to_be_hidden()
+    summary = page.locator(".menu-bar > summary")
+    page.keyboard.press("Tab")  # the skip link
+    page.keyboard.press("Tab")
+    expect(summary).to_be_focused()
+    page.keyboard.press("Enter")
+    page.locator(".menu-bar").get_by_role("link", name="Tools").click()
+    expect(page).to_have_url(re.compile("/tools$"))

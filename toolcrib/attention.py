@@ -1,0 +1,199 @@
+"""Find what waits on a person, each as a sentence with one thing to do about it.
+
+Reads only, in a fixed number of queries. What is deliberate is not listed: a key that was
+replaced and is no longer used, a server or an agent that is disabled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import urlencode
+
+from django.db.models import Count, F, Max, Q
+from django.urls import reverse
+from django.utils import timezone
+
+from catalog import group_reads
+from catalog.models import Group, Tool, ToolState
+from servers.models import Server, ServerState
+from sessions_app.models import Agent, ApiKey, SessionState
+
+SOON = timedelta(days=7)
+NAMED = 5  # of a kind, before the rest is counted in one line
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sentence with one thing to do about it."""
+
+    sentence: str
+    verb: str
+    url: str
+    glyph: str = "diamond"
+
+
+def items() -> list[Item]:
+    """List what waits on a person, the most urgent kind first."""
+    now = timezone.now()
+    return [
+        *_failing(),
+        *_removals_held(),
+        *_waiting(),
+        *_full_agents(),
+        *_expiring(now),
+        *_drifted(),
+    ]
+
+
+def _some(rows: Sequence[Any], item: Callable[[Any], Item], rest: Callable[[int], Item]) -> Any:
+    """Name the first few, and count the others in one line."""
+    shown = [item(row) for row in rows[:NAMED]]
+    return [*shown, rest(len(rows) - NAMED)] if len(rows) > NAMED else shown
+
+
+def _failing() -> list[Item]:
+    found: list[Item] = _some(
+        list(Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name")),
+        lambda server: Item(
+            f"{server.name} is failing: {server.state_reason or 'no reason was given.'}",
+            "Look at server",
+            reverse("server", args=[server.slug]),
+            "triangle",
+        ),
+        lambda more: Item(
+            f"{more} more server{_s(more)} {_are(more)} failing.",
+            "Show failing servers",
+            reverse("servers") + "?state=failing",
+            "triangle",
+        ),
+    )
+    return found
+
+
+def _removals_held() -> list[Item]:
+    found: list[Item] = _some(
+        list(Server.objects.filter(removals_held=True, enabled=True).order_by("name")),
+        lambda server: Item(
+            f"{server.name} no longer offers over half its tools; they stay until a second sync "
+            "finds the same.",
+            "Look at server",
+            reverse("server", args=[server.slug]),
+        ),
+        lambda more: Item(
+            f"{more} more server{_s(more)} lost over half {'its' if more == 1 else 'their'} tools.",
+            "Show servers",
+            reverse("servers"),
+        ),
+    )
+    return found
+
+
+def _waiting() -> list[Item]:
+    waiting = Tool.objects.filter(state=ToolState.WAITING).count()
+    if not waiting:
+        return []
+    said = f"{waiting:,} definition{_s(waiting)} wait{'s' if waiting == 1 else ''} for a decision."
+    return [Item(said, "Review changes", reverse("approvals"), "pencil")]
+
+
+def _full_agents() -> list[Item]:
+    is_open = Q(sessions__state=SessionState.OPEN)
+    rows = Agent.objects.filter(enabled=True).annotate(open_count=Count("sessions", filter=is_open))
+    found: list[Item] = _some(
+        list(rows.filter(open_count__gte=F("max_sessions"))),
+        lambda agent: Item(
+            f"{agent.name} has {agent.open_count:,} open sessions, as many as it may: new ones are "
+            "refused.",
+            "Show sessions",
+            f"{reverse('sessions')}?{urlencode({'agent': agent.name, 'state': 'open'})}",
+            "clock",
+        ),
+        lambda more: Item(
+            f"{more} more agent{_s(more)} {_are(more)} at {'its' if more == 1 else 'their'} limit "
+            "of open sessions.",
+            "Show agents",
+            reverse("agents"),
+            "clock",
+        ),
+    )
+    return found
+
+
+def _expiring(now: datetime) -> list[Item]:
+    """Keys that end soon and whose agent has nothing in their place, or still uses them."""
+    good = ApiKey.objects.filter(revoked_at=None, agent__enabled=True).select_related("agent")
+    ending = good.filter(expires_at__gt=now, expires_at__lte=now + SOON).order_by("expires_at")
+    lasting = dict(
+        good.filter(Q(expires_at=None) | Q(expires_at__gt=now + SOON))
+        .order_by()
+        .values_list("agent")
+        .annotate(Max("created_at"))
+    )
+    found: list[Item] = _some(
+        [key for key in ending if not _replaced(key, lasting.get(key.agent_id))],
+        lambda key: Item(
+            f"The key {key.name} ({key.prefix}…) of {key.agent.name} expires {_within(key, now)}.",
+            "Rotate key",
+            reverse("agent-keys", args=[key.agent.name]),
+            "clock",
+        ),
+        lambda more: Item(
+            f"{more} more key{_s(more)} expire{'s' if more == 1 else ''} within 7 days.",
+            "Show agents",
+            reverse("agents"),
+            "clock",
+        ),
+    )
+    return found
+
+
+def _replaced(key: ApiKey, newer: datetime | None) -> bool:
+    if newer is None or newer < key.created_at:
+        return False
+    return key.last_used_at is None or key.last_used_at < newer
+
+
+def _within(key: ApiKey, now: datetime) -> str:
+    hours = int((key.expires_at - now).total_seconds() // 3600) if key.expires_at else 0
+    if hours < 1:
+        return "within the hour"
+    days = hours // 24
+    return f"in {days} day{_s(days)}" if days else f"in {hours} hour{_s(hours)}"
+
+
+def _drifted() -> list[Item]:
+    """Groups whose members somebody chose, and whose servers have other tools now."""
+    chosen = list(Group.objects.filter(follows=None))
+    drifts = group_reads.drifts(chosen)
+    found: list[Item] = _some(
+        [(group, drifts[group.pk]) for group in chosen if drifts[group.pk]],
+        lambda row: Item(
+            f"{row[0].display_name} has drifted: {_drift_words(row[1])}.",
+            "Look at group",
+            reverse("group", args=[row[0].group_id]),
+            "pencil",
+        ),
+        lambda more: Item(
+            f"{more} more group{_s(more)} drifted.", "Show groups", reverse("groups"), "pencil"
+        ),
+    )
+    return found
+
+
+def _drift_words(drift: group_reads.Drift) -> str:
+    gone, new = len(drift.missing), len(drift.new)
+    words = []
+    if gone:
+        words.append(f"agents do not get {gone:,} of its tools")
+    if new:
+        words.append(f"{new:,} tool{_s(new)} came to its servers")
+    return " and ".join(words)
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
