@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from django.db.models import CharField, Count, Exists, Max, OuterRef, Q, QuerySet, Sum
+from django.db.models import CharField, Count, Exists, OuterRef, Q, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
 from catalog.browsing import Page
@@ -22,7 +22,7 @@ from sessions_app.usage import read_object
 from sessions_app.usage_filter import UsageFilter
 
 PAGE = 25
-DURATIONS = 10_000  # newest answered calls that percentiles are of
+DURATIONS = 5_000  # newest answered calls that percentiles are of
 LOADS = 20_000  # newest loads that are read
 OFTEN = 3  # sessions
 PRELOADED = (
@@ -52,7 +52,6 @@ class ToolUse:
     tokens: int = 0
     p50: int | None = None
     p95: int | None = None
-    last_called: datetime | None = None
     by_bucket: Counter[str] = field(default_factory=Counter)
     trend: list[int] = field(default_factory=list)
 
@@ -99,14 +98,13 @@ def use(wanted: UsageFilter) -> Use:
             failed=Count("pk", filter=FAILED),
             known=Count("pk", filter=OF_A_TOOL),
             paid=Sum("tokens"),
-            last=Max("accepted_at"),
         )
     )
     calls: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     tools: dict[str, ToolUse] = {}
     nameless = 0
-    for name, bucket, count, failed, known, paid, last in rows:
+    for name, bucket, count, failed, known, paid in rows:
         calls[bucket] += count
         errors[bucket] += failed
         if not known:
@@ -116,7 +114,6 @@ def use(wanted: UsageFilter) -> Use:
         one.calls += count
         one.errors += failed
         one.tokens += paid or 0
-        one.last_called = max(filter(None, (one.last_called, last)))
         one.by_bucket[bucket] += count
     _time(wanted, tools)
     names = [_bucket_name(at, digits) for at in wanted.buckets]

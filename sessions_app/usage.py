@@ -139,7 +139,7 @@ def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:
 
 def run_of(session: AgentSession) -> timedelta:
     """How long a session ran, to its last act."""
-    return (session.ended_at or session.last_used_at) - session.created_at
+    return max((session.ended_at or session.last_used_at) - session.created_at, timedelta(0))
 
 
 def spent_on_tools(session: AgentSession) -> int:

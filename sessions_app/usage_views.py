@@ -45,7 +45,7 @@ def usage(request: HttpRequest) -> HttpResponse:
         "page": page,
         "shown": page.says("tool"),
         "limits": earning,
-        "address": request.GET.urlencode(),
+        "address": clean_address(request).partition("?")[2],
         "offer": request.session.pop(OFFERED, None),
         "ever": bool(used.calls) or AgentSession.objects.exists(),
         "kept_days": preferences.value("keep_sessions_days"),

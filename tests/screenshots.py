@@ -98,6 +98,12 @@ PAGES = {
     "tool-custom-add": "/tools/custom/add",
     "group": "/groups/mcp:toolcrib-demo",
     "group-mixed": "/groups/research",
+    "group-json": "/groups/research?tab=json",
+    "group-curl": "/groups/research?tab=curl",
+    "group-change": "/groups/research?tab=change",
+    "group-filtered": "/groups/research?q=nothing-like-it",
+    "group-settings": "/groups/research/edit",
+    "groups-compare": "/groups/all/compare?group=research&group=mcp:toolcrib-demo",
     "group-empty": "/groups/empty",
     "groups": "/groups",
     "agents": "/agents",
@@ -119,6 +125,8 @@ PAGES = {
     "patterns": "/patterns/",
     "sessions": "/sessions",
     "sessions-none": "/sessions?agent=nobody",
+    "usage": "/usage",
+    "usage-narrowed": "/usage?range=24h&agent=everything&sort=-errors",
     "try": "/tools/weather__report_weather/try",
     "not-found": "/servers/no-such-server",
 }
@@ -168,6 +176,36 @@ def check_pages(camera: Camera, open_one: Callable[[str, int], Page], text: str)
             page.get_by_role("button", name="Check servers").click()
             page.wait_for_url("**/check")
             camera.take(page, "check", theme, width)
+
+
+def first_minute(camera: Camera, browser: Browser) -> None:
+    """The end of the wizard and the first agent, on an installation of its own."""
+    with tempfile.TemporaryDirectory() as folder, Installation(Path(folder) / "data") as toolcrib:
+        context = browser.new_context(base_url=toolcrib.url)
+        page = context.new_page()
+        driving.set_up(page, toolcrib)
+
+        def take(name: str) -> None:
+            for theme in driving.THEMES:
+                for width, height in WIDTHS.items():
+                    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+                    page.set_viewport_size({"width": width, "height": height})
+                    camera.take(page, name, theme, width)
+
+        page.get_by_role("button", name="Use the demo server").click()
+        page.get_by_role("button", name="Make it so").wait_for(timeout=90_000)
+        take("first-saving")
+        page.get_by_role("button", name="Make it so").click()
+        take("first-group")
+        page.get_by_role("button", name="Connect an agent").click()
+        key = page.locator(".new-key code").inner_text()
+        take("first-agent")
+        toolcrib.api("POST", "/sessions", {}, key)
+        page.locator(".first-request.ok").wait_for()
+        take("first-request")
+        page.goto("/")
+        take("first-overview")
+        context.close()
 
 
 def fill(page: Page, text: str) -> None:
@@ -220,6 +258,7 @@ def main(folder: Path) -> None:
             page = setup.new_page()
             page.goto(path)
             camera.take(page, name, "light", 1280)
+        first_minute(camera, browser)
         cookies = driving.signed_in(browser, toolcrib)
         open_one = stack.enter_context(theme_and_width(browser, toolcrib, cookies))
         weather = stack.enter_context(running_http("healthy"))

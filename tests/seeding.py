@@ -43,6 +43,10 @@ def seed(*, tools: int, groups: int, calls: int, sessions: int, mark: str = "") 
     dice = random.Random(7)  # noqa: S311 - made-up rows
     servers = _servers(max(1, min(100, tools // 100)), mark)
     rows = _tools(tools, servers, dice)
+    Tool.objects.get_or_create(
+        public_name="house_rules",
+        defaults={"name": "house_rules", "approved": rows[0].approved, "latest": rows[0].approved},
+    )
     made = _groups(groups, rows, dice, mark)
     agents = _agents(12, made, mark)
     runs = _sessions(sessions, agents, dice)
@@ -293,9 +297,7 @@ def grow(examples: dict[str, Any]) -> None:
     now = timezone.now()
     SyncRun.objects.bulk_create(_sync(server) for _ in range(9))
     DefinitionChange.objects.bulk_create(
-        DefinitionChange(
-            tool=tool, before=None, after_id=tool.latest_id, at=now, outcome="approved"
-        )
+        DefinitionChange(tool=tool, before=None, after=tool.latest, at=now, outcome="approved")
         for _ in range(9)
     )
     Tool.objects.filter(server__slug__startswith="server2").update(server=server)

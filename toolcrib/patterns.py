@@ -12,6 +12,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from catalog.people import operator_required
+from toolcrib import charts, palette
 from toolcrib.templatetags.toolcrib import BADGES, STATUSES
 
 CALLS = [4, 6, 3, 8, 12, 9, 14, 11, 18, 22, 19, 27, 30, 26, 33, 41]
@@ -100,6 +101,13 @@ STDERR = """Traceback (most recent call last):
 ConnectionRefusedError: [Errno 111] Connection refused"""
 
 
+CHOICES = [
+    palette.Choice("Servers", "#palettes", keys="g s"),
+    palette.Choice("weather__get_forecast", "#palettes", "waiting", mono=True),
+    palette.Choice("Sync weather", "#palettes", "fetch its tools now"),
+]
+
+
 class SampleForm(forms.Form):
     name = forms.SlugField(help_text="Lower case; agents see it in front of each tool's name.")
     url = forms.URLField(label="URL", assume_scheme="https", required=False)
@@ -137,6 +145,10 @@ def sample() -> dict[str, object]:
         "calls": CALLS,
         "gaps": [3, 5, 8, None, None, 6, 9, 7],
         "flat": [0, 0, 0, 0],
+        "days": charts.day_bars([(40, 2), (52, 0), None, (61, 9), (18, 0), (0, 0), (70, 3)]),
+        "no_days": charts.day_bars([None] * 7),
+        "meter": charts.step_line([900, 900, 1210, 2100, 2100, 2600], limit=4000),
+        "sections": [palette.Section("Pages", CHOICES[:2]), palette.Section("Do", CHOICES[2:])],
         "numbers": _numbers(),
         "form": SampleForm(initial={"name": "weather", "trust": "review"}),
         "wrong_form": SampleForm({"name": "my server", "url": "nowhere", "transport": "http"}),

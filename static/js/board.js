@@ -1,8 +1,8 @@
 // The board of a group. Everything on it is a form; this keeps the place of a person on it.
 //   [data-row="name"]     a member; after an act the focus goes to the [data-handle] of the row that
-//                         #board[data-focus] names, or of the row that took its place
+//                         [data-focus] names, or of the row that took its place
 //   [data-keep-scroll]    keeps how far it was scrolled
-//   [data-board-move]     opens the row's menu at the field for a group
+//   [data-board-move]     goes to its field for a group, in the row's menu where it is there
 //   [draggable]           rows can be dragged to a [data-drop] section, as the checkbox and the
 //                         button do it
 const kept = { row: -1, scroll: 0, move: false };
@@ -36,7 +36,8 @@ document.addEventListener("htmx:afterSettle", () => {
   const board = document.getElementById("board");
   if (!board) return;
   const all = rows();
-  const named = board.dataset.focus && all.find((row) => row.dataset.row === board.dataset.focus);
+  const focus = board.querySelector("[data-focus]")?.dataset.focus;
+  const named = focus && all.find((row) => row.dataset.row === focus);
   const failed = board.querySelector(".failed");
   const row = failed || named || (kept.row >= 0 && all[Math.min(kept.row, all.length - 1)]);
   const handle = row && row.querySelector("[data-handle]:not(:disabled), summary, a");
@@ -47,7 +48,8 @@ document.addEventListener("htmx:afterSettle", () => {
 document.addEventListener("click", (event) => {
   const label = event.target.closest?.("[data-board-move]");
   if (!label) return;
-  label.closest("details").open = true;
+  const menu = label.closest("details");
+  if (menu) menu.open = true;
   const field = document.getElementById(label.htmlFor);
   event.preventDefault();
   field.focus();
@@ -74,8 +76,8 @@ function drop(section) {
   htmx.ajax("POST", list.action, {
     source: list,
     target: "#board",
-    swap: "outerHTML",
-    values: { given: given === "preload" ? "always" : "demand", to: document.getElementById("board").dataset.board },
+    swap: "innerHTML",
+    values: { given: given === "preload" ? "always" : "demand", to: document.querySelector("[data-board]").dataset.board },
   });
 }
 

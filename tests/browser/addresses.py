@@ -24,6 +24,7 @@ EXAMPLES: dict[str, str | int] = {
     "person_id": 1,
     "act": "approve",
     "settings-section.name": "sync",
+    "tool-edit.public_name": "house_rules",  # only a custom tool is edited
     "usage-csv.table": "tools",
     "code": "x",
     "uid": "x",
@@ -102,6 +103,13 @@ def pages(answers: list[Answer]) -> list[str]:
     return [answer.path for answer in answers if answer.kind == "page"]
 
 
+CUSTOM_TOOL = {
+    "name": "house_rules",
+    "description": "Read the rules of the house.",
+    "inputSchema": {"type": "object"},
+}
+
+
 def run_an_agent(
     toolcrib: Installation, name: str, tool: str, *, query: str = "rain", **call: Any
 ) -> str:
@@ -109,6 +117,7 @@ def run_an_agent(
     done = toolcrib.command("create_agent", name, "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     key = json.loads(done.stdout)["key"]
+    toolcrib.api("POST", "/tools", CUSTOM_TOOL)
 
     def send(path: str, body: object) -> Any:
         status, told = toolcrib.api("POST", path, body, key)

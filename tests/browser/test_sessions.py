@@ -107,26 +107,75 @@ def test_an_operator_finds_a_run_and_reads_what_happened(run, open_page):
     expect(story.locator(".gap")).to_contain_text("Idle for 2 h")
 
 
-def test_steps_open_by_keyboard_to_arguments_result_and_reason(run, open_page):
+def test_steps_are_walked_by_keyboard_to_arguments_result_and_reason(run, open_page):
     page = open_page()
     page.goto(f"/sessions/{run.id}")
-    called = page.locator(".timeline li", has_text="called weather__get_forecast")
-    called.locator("summary").focus()
-    page.keyboard.press("Enter")
-    expect(called).to_contain_text('"city": "Oslo"')
-    expect(called.get_by_role("region", name="From the server").first).to_contain_text("sunny")
+    chosen = page.locator("#step")
+    expect(chosen).to_contain_text("refused weather__get_forecast: The arguments")
+    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
 
-    refused = page.locator(".timeline li", has_text="refused weather__get_forecast")
-    page.keyboard.press("j")
-    expect(refused.locator("summary")).to_be_focused()
-    page.keyboard.press("Enter")
-    expect(refused).to_contain_text("Toolcrib refused it invalid_arguments")
+    page.keyboard.press("k")
+    expect(chosen).to_contain_text("called weather__get_forecast")
+    expect(chosen).to_contain_text('"city": "Oslo"')
+    expect(chosen.get_by_role("region", name="From the server").first).to_contain_text("sunny")
+    expect(page).to_have_url(re.compile(r"step=5"))
+    expect(page.locator(".timeline [aria-current]")).to_have_attribute("data-step", "5")
+    page.keyboard.press("o")
+    expect(chosen.get_by_role("region", name="Arguments of step 5")).to_be_focused()
+    page.keyboard.press("o")
+    expect(chosen.get_by_role("region", name="From the server").first).to_be_focused()
+
+    page.keyboard.press("e")
+    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
+    page.keyboard.press("e")
+    expect(chosen).to_contain_text("refused nowhere__tool")
+    page.reload()
+    expect(chosen).to_contain_text("refused nowhere__tool")
 
     with page.expect_download() as download:
         page.get_by_role("link", name="Export JSON").click()
     exported = json.loads(download.value.path().read_text())
     assert exported["id"] == run.id
     assert exported["metadata"] == {"task": "rain"}
+
+
+def test_a_step_is_chosen_without_javascript_and_the_fork_is_in_the_tree(run, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto(f"/sessions/{run.id}")
+    page.locator(".timeline a", has_text="searched “weather forecast”").click()
+    expect(page).to_have_url(re.compile(r"\?step=2#step"))
+    expect(page.locator("#step .hits li")).to_have_count(2)
+    forks = page.get_by_role("region", name="Forks")
+    expect(forks).to_contain_text("this session")
+    forks.get_by_role("link").click()
+    expect(page.get_by_role("region", name="Forks").locator("li li")).to_contain_text(
+        "this session"
+    )
+
+
+def test_earlier_and_later_sessions_are_one_key_away(run, open_page):
+    page = open_page()
+    page.goto(f"/sessions/{run.id}")
+    page.keyboard.press("]")
+    expect(page).not_to_have_url(re.compile(run.id))
+    page.keyboard.press("[")
+    expect(page).to_have_url(re.compile(run.id))
+
+
+def test_new_sessions_wait_behind_a_link_and_shift_nothing(run, open_page):
+    page = open_page()
+    page.goto("/sessions?agent=walker")
+    rows = page.locator("tbody tr")
+    before = rows.count()
+    place = rows.first.bounding_box()
+    Run(run.toolcrib, run.key).send("/close", {})
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    link = page.get_by_role("link", name="1 new")
+    expect(link).to_be_visible()
+    expect(rows).to_have_count(before)
+    assert rows.first.bounding_box() == place
+    link.click()
+    expect(rows).to_have_count(before + 1)
 
 
 def test_a_tools_page_shows_its_use_and_leads_to_the_sessions(run, open_page):

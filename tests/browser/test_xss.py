@@ -64,9 +64,9 @@ def plant_servers(toolcrib, url):
 def plant_groups_and_agents(toolcrib):
     """Whatever name the API takes is shown; those it refuses are no danger."""
     for number, payload in enumerate(PAYLOADS):
-        name = {"group_id": f"g{number}", "display_name": payload[:120], "description": ALL}
-        toolcrib.api("POST", "/groups", name)
-        toolcrib.api("POST", "/agents", {"name": payload[:80], "description": ALL})
+        words = {"display_name": payload[:120], "description": payload}
+        toolcrib.api("POST", "/groups", {"group_id": f"g{number}", **words})
+        toolcrib.api("POST", "/agents", {"name": payload[:80], "description": payload})
     names = [f"hostile__{name}" for name in toolcrib.tool_names("hostile") if "tool_" in name]
     status, told = toolcrib.api("POST", "/groups/g0/members", {"tools": names})
     assert status < 300, told
@@ -86,8 +86,11 @@ def planted(tmp_path_factory, browser):
         cookies = driving.signed_in(browser, toolcrib)
         plant_servers(toolcrib, f"{url}/mcp")
         plant_groups_and_agents(toolcrib)
-        call = {"choice": PAYLOADS[0], PAYLOADS[0]: ALL}
-        session = addresses.run_an_agent(toolcrib, "bad", "hostile__tool_0", query=ALL, **call)
+        clean = ALL.replace("\0", "")  # NUL is refused at the door
+        call = {"choice": PAYLOADS[0], PAYLOADS[0]: clean}
+        session = addresses.run_an_agent(
+            toolcrib, "bad", "hostile__tool_0", query=clean[:900], **call
+        )
         for number in (2, 4):
             path = f"/tools/hostile__tool_{number}/try"
             status, told = toolcrib.api("POST", path, {"arguments": {}})

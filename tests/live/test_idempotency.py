@@ -14,6 +14,7 @@ from tests.installation import Installation
 from tests.live.agents import Agent, ledger, make_agent
 from tests.live.conftest import register
 from tests.upstreams.running import running_http
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.xdist_group("live")
 CALLS = 1_000
@@ -69,6 +70,10 @@ def stamped(journal):
     )
 
 
+def ran(answer):
+    return answer[0] == 200 and json.loads(answer[1])["state"] == "succeeded"
+
+
 @pytest.mark.timeout(600)
 def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(office):
     toolcrib, session, journal = office
@@ -88,6 +93,14 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
 
     odd = [answer for answers in sent.values() for answer in answers if answer[0] not in (200, 409)]
     assert odd == [], toolcrib.log
+    with Line(session) as line:
+        # Where a connection broke before anything was sent, the key is free: send it again.
+        for number, answers in sent.items():
+            if not any(ran(answer) for answer in answers):
+                print(f"key-{number} was not sent: {answers}")  # noqa: T201
+                answers[answers.index(next(one for one in answers if one[0] == 200))] = line.send(
+                    number
+                )
     runs = stamped(journal)
     wrong = {number: sent[number] for number in KEYS if runs[f"paper-{number}"] != 1}
     assert wrong == {}, toolcrib.log
@@ -97,7 +110,7 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
     for number, answers in sent.items():
         assert len(answers) == 3
         statuses.update(status for status, _ in answers)
-        given = {body for status, body in answers if status == 200}
+        given = {answer[1] for answer in answers if ran(answer)}
         assert len(given) == 1, f"one outcome for key-{number}, not {given}"
         first[number] = given.pop()
         under_way = [json.loads(body)["error"]["code"] for status, body in answers if status == 409]
@@ -110,8 +123,12 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
     assert again == {number: (200, body) for number, body in first.items()}
     assert stamped(journal) == runs
     rows = ledger(toolcrib.data_dir, session)
-    assert Counter(row["state"] for row in rows) == {"succeeded": CALLS}
-    assert {row["idempotency_key"] for row in rows} == {f"key-{number}" for number in KEYS}
+    done = [row for row in rows if row["state"] == "succeeded"]
+    assert len(done) == CALLS
+    assert {row["idempotency_key"] for row in done} == {f"key-{number}" for number in KEYS}
+    # What was not sent has left its key behind, and nothing is in doubt.
+    rest = [row for row in rows if row["state"] != "succeeded"]
+    assert {(row["state"], row["idempotency_key"]) for row in rest} <= {("failed", None)}
 
 
 def test_a_key_used_for_another_call_is_a_conflict_and_another_agents_key_is_its_own(office):
@@ -134,10 +151,9 @@ def test_a_key_used_for_another_call_is_a_conflict_and_another_agents_key_is_its
 def test_a_call_under_way_answers_its_key_with_409_and_when_to_ask_again(office):
     _, session, journal = office
     with ThreadPoolExecutor(1) as caller:
-        arguments = {"name": "long", "seconds": 3}
+        arguments = {"name": "long", "seconds": 5}
         asked = caller.submit(session.ask, "wait", arguments, key="long")
-        while "wait long" not in journal.read_text():
-            assert not asked.done(), asked.result().body
+        wait_for(lambda: "wait long" in journal.read_text(), 20, what="the call arrived")
         meanwhile = session.ask("wait", arguments, key="long")
         assert (meanwhile.status, meanwhile.code) == (409, "idempotency_in_progress")
         assert int(meanwhile.headers["retry-after"]) >= 1

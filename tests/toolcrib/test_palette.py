@@ -83,14 +83,14 @@ def test_an_operator_is_offered_nothing_that_the_operator_may_not_open(things, o
     for section in palette.find("e", Role.OPERATOR) + palette.find("", Role.OPERATOR):
         for choice in section.choices:
             assert resolve(choice.url.partition("#")[0]).func.needed_role <= Role.OPERATOR
-            assert client.get(choice.url).status_code == 200, choice.url
+            assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
 def test_every_choice_of_an_admin_opens(things, admin, client):
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     for section in palette.find("", Role.ADMIN) + palette.find("weather", Role.ADMIN):
         for choice in section.choices:
-            assert client.get(choice.url).status_code == 200, choice.url
+            assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
 def test_sync_is_a_verb_that_posts_and_leaves_out_what_is_disabled(things, admin, client):
