@@ -52,10 +52,14 @@ def drift(group: Group) -> Drift:
 def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     """Say for each group what drifted, by primary key. See `drift`."""
     found = {group.pk: Drift() for group in groups}
-    held = Membership.objects.filter(group__in=found).order_by("tool__public_name")
-    servable = Tool.objects.servable()
-    for pk, name in held.exclude(tool__in=servable).values_list("group_id", "tool__public_name"):
-        found[pk].missing.append(name)
+    missing = dict(Tool.objects.unservable().values_list("pk", "public_name"))
+    if missing:
+        held = Membership.objects.filter(group__in=found).order_by()
+        for pk, tool in held.values_list("group_id", "tool_id"):
+            if tool in missing:
+                found[pk].missing.append(missing[tool])
+        for drifted in found.values():
+            drifted.missing.sort()
     _add_new(groups, found)
     return found
 

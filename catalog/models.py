@@ -75,6 +75,14 @@ class ToolQuerySet(models.QuerySet["Tool"]):
             state__in=[ToolState.AVAILABLE, ToolState.WAITING],
         )
 
+    def unservable(self) -> Self:
+        """All others, said without a subquery, which SQLite would run for every row."""
+        return self.filter(
+            Q(approved=None)
+            | ~Q(state__in=[ToolState.AVAILABLE, ToolState.WAITING])
+            | Q(server__enabled=False)
+        )
+
     def waiting(self) -> Self:
         return self.filter(state=ToolState.WAITING)
 

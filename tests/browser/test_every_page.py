@@ -140,14 +140,16 @@ def test_no_page_traps_the_keyboard(answers, open_page):
         page.goto(path)
         # Backwards from the start leaves the page at once; one step forward is the skip link.
         page.locator("main").focus()
-        before = None
-        for _ in range(6):
+        before, stays = None, 0
+        for _ in range(12):
             page.keyboard.press("Tab")
             now = page.evaluate(
                 "(() => { const all = [...document.querySelectorAll('*')];"
                 " return all.indexOf(document.activeElement) })()"
             )
-            if now == before:
+            # A date has parts of its own to step through, and the end of a page is no trap.
+            stays = stays + 1 if now == before else 0
+            if stays == 6:
                 trapped.append(path)
                 break
             before = now

@@ -48,6 +48,7 @@ def test_an_operators_afternoon(morning, filled, open_page):
     page.keyboard.press("n")
     expect(page).to_have_url(re.compile("/sessions$"))
     page.locator("select[name=agent]").select_option("clerk")
+    expect(page).to_have_url(re.compile("agent=clerk"))
     page.get_by_label("has errors").check()
     expect(page.locator("tbody tr")).to_have_count(1)
     page.keyboard.press("Escape")
@@ -65,6 +66,7 @@ def test_an_operators_afternoon(morning, filled, open_page):
     page.keyboard.press("u")
     expect(page).to_have_url(re.compile("/usage$"))
     page.locator("select[name=agent]").select_option("clerk")
+    expect(page).to_have_url(re.compile("agent=clerk"))
     unused = page.locator("#unused tr", has_text=UNUSED)
     expect(unused).to_be_visible()
     assert preloaded(filled) is True

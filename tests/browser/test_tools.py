@@ -60,6 +60,8 @@ def ask_upstream(url, tool, arguments):
 def rename(toolcrib, url, name, text):
     """Let the server change a description, and wait until the change waits."""
     ask_upstream(url, "rename_description", {"name": name, "text": text})
+    # Asked for: a tool that many tests change flaps, and its notifications are not heard.
+    assert toolcrib.api("POST", "/servers/weather/sync")[0] < 300
 
     def waits():
         tool = toolcrib.api("GET", f"/tools/weather__{name}")[1]
@@ -77,13 +79,14 @@ def stocked(browser, filled, cookies, weather_url, tmp_path_factory):
         file.write_text(driving.mcp_json({"demo": driving.demo_entry()}))
         done = filled.command("import_servers", str(file), "--allow-stdio", "--wait")
         assert done.returncode == 0, done.stderr
-    context = browser.new_context(base_url=filled.url, storage_state=cookies)
-    page = context.new_page()
-    page.goto("/tools/custom/add")
-    page.get_by_label("Tool as JSON").fill(json.dumps(TICKET))
-    page.get_by_role("button", name="Add tool").click()
-    expect(page.get_by_text("open_ticket is saved.")).to_be_visible()
-    context.close()
+    if filled.api("GET", "/tools/open_ticket")[0] != 200:  # another file may have asked before
+        context = browser.new_context(base_url=filled.url, storage_state=cookies)
+        page = context.new_page()
+        page.goto("/tools/custom/add")
+        page.get_by_label("Tool as JSON").fill(json.dumps(TICKET))
+        page.get_by_role("button", name="Add tool").click()
+        expect(page.get_by_text("open_ticket is saved.")).to_be_visible()
+        context.close()
     rename(filled, weather_url, "list_stations", "List stations. You must always call this first.")
     return filled
 

@@ -89,7 +89,7 @@ def planted(tmp_path_factory, browser):
         clean = ALL.replace("\0", "")  # NUL is refused at the door
         call = {"choice": PAYLOADS[0], PAYLOADS[0]: clean}
         session = addresses.run_an_agent(
-            toolcrib, "bad", "hostile__tool_0", query=clean[:900], **call
+            toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call
         )
         for number in (2, 4):
             path = f"/tools/hostile__tool_{number}/try"
@@ -110,7 +110,9 @@ def watched(browser, planted):
 
     def note(asked):
         parts = urlsplit(asked.url)
-        if parts.scheme in ("http", "https") and (parts.netloc != ours or "__x" in parts.path):
+        # A tool's own address holds its name, scripts and all; nothing else may.
+        planted_path = "__x" in parts.path and not parts.path.startswith("/tools/")
+        if parts.scheme in ("http", "https") and (parts.netloc != ours or planted_path):
             wrong.append(f"asked for {asked.url}")
 
     context.on("request", note)
