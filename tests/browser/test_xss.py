@@ -110,8 +110,8 @@ def watched(browser, planted):
 
     def note(asked):
         parts = urlsplit(asked.url)
-        # A tool's own address holds its name, scripts and all; nothing else may.
-        planted_path = "__x" in parts.path and not parts.path.startswith("/tools/")
+        # The addresses of a tool and of an agent hold their names, scripts and all.
+        planted_path = "__x" in parts.path and not parts.path.startswith(("/tools/", "/agents/"))
         if parts.scheme in ("http", "https") and (parts.netloc != ours or planted_path):
             wrong.append(f"asked for {asked.url}")
 
