@@ -160,6 +160,7 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
         state=ServerState.DISABLED if draft.disabled else ServerState.NEW,
         unknown_fields=dict(draft.unknown),
         poll_seconds=preferences.value("sync_poll_seconds"),
+        call_timeout=settings.CALL_TIMEOUT,
     )
     try:
         with transaction.atomic():

@@ -73,10 +73,6 @@ def recall(session: SessionBase) -> Memory | None:
     )
 
 
-def forget(session: SessionBase) -> None:
-    session.pop(KEY, None)
-
-
 def with_values(memory: Memory, post: QueryDict) -> Memory:
     """Add the values typed for variables; an empty field changes nothing."""
     typed = {

@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.utils import timezone
 
 from catalog import shelf
@@ -199,7 +198,7 @@ def _accepted(
     call: Call, item: Item, arguments: dict[str, Any], request: CallRequest
 ) -> CallPlan | str:
     server = Server.objects.get(pk=item.server_id or 0)
-    timeout = request.timeout or min(server.call_timeout, settings.CALL_TIMEOUT)
+    timeout = request.timeout or server.call_timeout
     call.state = CallState.ACCEPTED
     call.deadline = call.accepted_at + timedelta(seconds=timeout)
     ledger.accept(call)

@@ -47,7 +47,6 @@ SHAPES: dict[str, Callable[[ToolObject], ToolObject]] = {
     "gemini": _gemini,
     "mcp": _mcp,
 }
-FORMATS = ("text", *SHAPES)
 
 
 def tools_in(format_: str, tools: Sequence[ToolObject]) -> list[ToolObject]:

@@ -47,7 +47,7 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("TOOLCRIB_MAX_DESCRIPTION_BYTES", "MAX_DESCRIPTION_BYTES", "Longest description", "bytes"),
         ("TOOLCRIB_MAX_MESSAGE_BYTES", "MAX_MESSAGE_BYTES", "Largest result of a call", "bytes"),
         ("TOOLCRIB_MAX_CONTENT_ITEMS", "MAX_CONTENT_ITEMS", "Items in one result", "items"),
-        ("TOOLCRIB_CALL_TIMEOUT", "CALL_TIMEOUT", "A call may take", "seconds"),
+        ("TOOLCRIB_CALL_TIMEOUT", "CALL_TIMEOUT", "A call to a new server may take", "seconds"),
         ("TOOLCRIB_CALLS_IN_FLIGHT", "CALLS_IN_FLIGHT", "Calls at once to one server", "calls"),
         ("TOOLCRIB_CALLS_QUEUED", "CALLS_QUEUED", "Calls that wait for their turn", "calls"),
     ),

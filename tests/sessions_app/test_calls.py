@@ -162,6 +162,16 @@ def test_an_unusable_key_is_refused(session, key):
     assert Call.objects.count() == 0
 
 
+def test_the_servers_own_timeout_is_a_calls_deadline_unless_the_caller_gives_one(github):
+    github.follows.call_timeout = 300
+    github.follows.save()
+    session = make_agent_client("scout").open()
+    for given, expected in (({}, 300), ({"timeout": 7}, 7)):
+        session.call("github__get_file", {"what": "x"}, **given)
+        row = Call.objects.first()
+        assert (row.deadline - row.accepted_at).total_seconds() == expected
+
+
 # --- The ledger ---------------------------------------------------------------------------------
 
 
