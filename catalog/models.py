@@ -328,3 +328,17 @@ class AuditEntry(models.Model):
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
         raise TypeError("The audit log is append-only.")
+
+
+class Vector(models.Model):
+    """What a text means, as numbers: made once for each text and model, whoever has the text."""
+
+    model = models.CharField(max_length=40)
+    text_sha256 = models.CharField(max_length=64)
+    data = models.BinaryField(help_text="half-precision floats, of length one together")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["model", "text_sha256"], name="vector_once")]
+
+    def __str__(self) -> str:
+        return self.text_sha256[:12]
