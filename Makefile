@@ -57,8 +57,8 @@ $(VENV)/test.stamp: tests/requirements.lock $(VENV)/run.stamp
 
 # For maintainers, with uv installed: the locks hold hashes and no index address.
 lock:
-	uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header --no-annotate -o requirements.lock
+	uv pip compile pyproject.toml --override .ci/overrides.in --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o requirements.lock
 	uv pip compile --group test -c requirements.lock --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock
 	uv pip compile tests/servers.in --universal --python-version 3.11 --generate-hashes \
