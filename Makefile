@@ -8,7 +8,7 @@ PORT ?= 8000
 DEMO ?= var-demo
 export PORT
 
-.PHONY: run demo test lint types fast screenshots bench lock clean
+.PHONY: run demo test lint types fast screenshots bench soak lock clean
 
 run: $(VENV)/run.stamp
 	@exec $(BIN)/python manage.py serve
@@ -40,6 +40,12 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/changes.py
 	@$(BIN)/python bench/tokens.py
 	@$(BIN)/python bench/session.py
+	@$(BIN)/python bench/pages.py
+	@$(BIN)/python bench/faults.py --short
+
+# Every fault at full length: an hour and a half or more, on a machine that does nothing else.
+soak: $(VENV)/test.stamp
+	@$(BIN)/python bench/faults.py
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Toolcrib needs Python 3.11 to 3.13; this is %d.%d. Try: make run PYTHON=python3.12" % v)'
@@ -63,6 +69,9 @@ lock:
 	  --generate-hashes --no-emit-index-url --no-header --no-annotate -o tests/requirements.lock
 	uv pip compile tests/servers.in --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --no-annotate -o tests/servers.lock
+	for name in mcp1 fastmcp; do uv pip compile tests/clients-$$name.in --universal \
+	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
+	  -o tests/clients-$$name.lock; done
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache

@@ -1,6 +1,10 @@
-"""Approvals: what must a person decide? Every decision names the definition that was looked at."""
+"""Approvals: what must a person decide? Every decision names the definition that was looked at.
 
-from collections.abc import Callable
+Several may be decided at once, each as if alone: what changed meanwhile is left, and so is what may
+delete or overwrite, which is approved one by one.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.contrib import messages
@@ -12,12 +16,17 @@ from django.views.decorators.http import require_POST, require_safe
 from catalog import approvals, browsing, ingest
 from catalog.models import Tool, ToolState
 from catalog.people import actor_of, operator_required
-from toolcrib.errors import Conflict, NotFound
+from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
     "approve": (ingest.approve, "Agents now get the new definition of {}."),
     "keep-old": (ingest.keep_old, "Agents keep the older definition of {}."),
     "hold": (approvals.hold, "{} is held. Calls to it are stopped."),
+}
+TOGETHER = {
+    "approve": "Approved {}: agents now get the new definitions.",
+    "keep-old": "Kept {} as approved: agents keep the older definitions.",
+    "hold": "Held {}: calls to them are stopped.",
 }
 
 
@@ -60,6 +69,50 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if _is_part(request):
         return _settled(request, tool)
     messages.success(request, words.format(tool.public_name))
+    return _back(request)
+
+
+@require_POST
+@operator_required
+def decide_many(request: HttpRequest) -> HttpResponse:
+    """Decide about every selected tool: `tool` is the digest that was looked at, and the name."""
+    act = request.POST.get("act", "")
+    if act not in ACTS:
+        raise NotFound("There is no such decision.", hint="Approve, keep old, or hold.")
+    picked = [text.partition(" ")[::2] for text in request.POST.getlist("tool")[: approvals.PAGE]]
+    seen = {name: digest for digest, name in picked if digest and name}
+    if not seen:
+        raise Invalid("No tool is selected.", hint="Go back and select at least one.")
+    waiting = Tool.objects.with_definitions().filter(public_name__in=seen)
+    done, left = 0, [f"{name} is gone." for name in _gone(seen, waiting)]
+    for item in approvals.describe(waiting):
+        try:
+            _decide_one(request, item, act, seen[item.tool.public_name])
+            done += 1
+        except ToolcribError as error:
+            left.append(error.message)
+    if done:
+        many = f"{done} tool{'' if done == 1 else 's'}"
+        messages.success(request, TOGETHER[act].format(many))
+    for sentence in left:
+        messages.error(request, f"Left: {sentence}")
+    return _back(request)
+
+
+def _gone(seen: dict[str, str], found: Iterable[Tool]) -> list[str]:
+    return sorted(set(seen) - {tool.public_name for tool in found})
+
+
+def _decide_one(request: HttpRequest, item: approvals.Waiting, act: str, digest: str) -> None:
+    name = item.tool.public_name
+    if act == "approve" and item.destructive:
+        raise Invalid(f"{name} may delete or overwrite. Approve it by itself.")
+    if act == "keep-old" and item.is_new:
+        raise Invalid(f"{name} is new: there is no older definition to keep.")
+    ACTS[act][0](item.tool, actor=actor_of(request), sha256=digest)
+
+
+def _back(request: HttpRequest) -> HttpResponse:
     # Only the query is taken from the form: the address stays ours.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return redirect(f"{reverse('approvals')}?{query}" if query else reverse("approvals"))

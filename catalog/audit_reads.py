@@ -14,6 +14,7 @@ from django.http import QueryDict
 from catalog.audit import SENTENCES, sentence
 from catalog.browsing import PAGE, Page
 from catalog.models import AuditEntry
+from toolcrib.filters import number, text
 
 EXPORTED = 20_000  # entries in one file
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what spreadsheets run or skip to run
@@ -40,22 +41,15 @@ class AuditFilter:
 
     @classmethod
     def read(cls, query: QueryDict) -> "AuditFilter":
-        def number(name: str) -> int:
-            text = query.get(name, "")
-            return int(text) if text.isdecimal() and len(text) < 19 else 0
-
-        def text(name: str) -> str:
-            return query.get(name, "").replace("\0", "").strip()[:200]
-
         return cls(
-            text("actor"),
-            text("verb"),
-            text("target"),
-            text("q"),
-            _day(text("since")),
-            _day(text("until")),
-            number("before"),
-            number("after"),
+            text(query, "actor"),
+            text(query, "verb"),
+            text(query, "target"),
+            text(query, "q"),
+            _day(text(query, "since")),
+            _day(text(query, "until")),
+            number(query, "before"),
+            number(query, "after"),
         )
 
     @property

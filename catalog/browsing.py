@@ -1,20 +1,25 @@
-"""Read the catalog for people: tools by filter, groups by cost.
+"""Read the catalog for people: tools by filter, and how many there are of each kind.
 
 Reads only, each page in a fixed number of queries however many tools there are.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from django.db.models import Count, F, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
-from catalog.models import Group, Membership, Tool, ToolState
+from catalog import calls_seen, shelf
+from catalog.models import Tool, ToolState
+from catalog.shelf import Shelf, ShelfGroup
+from toolcrib.filters import number, text
 
 T = TypeVar("T")
 PAGE = 50
+LISTED = 30_000  # values that a statement takes on every database
 HINTS = {
     "read-only": "readOnlyHint",
     "destructive": "destructiveHint",
@@ -62,19 +67,21 @@ class ToolFilter:
     badges: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
     findings: bool = False
+    unused: bool = False
     sort: str = "name"
 
     @classmethod
     def read(cls, query: QueryDict) -> "ToolFilter":
         sort = query.get("sort", "")
         return cls(
-            query=query.get("q", "").replace("\0", "").strip()[:500],
-            server=query.get("server", "").replace("\0", ""),
-            group=query.get("group", "").replace("\0", ""),
+            query=text(query, "q", longest=500),
+            server=text(query, "server"),
+            group=text(query, "group"),
             states=tuple(one for one in query.getlist("state") if one in ToolState.values),
             badges=tuple(one for one in query.getlist("badge") if one in HINTS),
             sources=tuple(one for one in query.getlist("source") if one in SOURCES),
             findings=bool(query.get("findings")),
+            unused=bool(query.get("unused")),
             sort=sort if sort in SORTS else "name",
         )
 
@@ -97,6 +104,8 @@ class ToolFilter:
             wanted &= Q(server__isnull=self.sources[0] == "custom")
         if self.findings:
             wanted &= ~Q(findings=[])
+        if self.unused:
+            wanted &= calls_seen.never()
         return wanted
 
 
@@ -109,28 +118,50 @@ def _mentions(text: str) -> Q:
     )
 
 
+@shelf.worked_out_once
+def _claims(whole: Shelf) -> dict[str, list[int]]:
+    """List the tools whose server sets each annotation to true, gone ones included."""
+    found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
+    for item in whole.items.values():
+        definition = item.approved or item.latest
+        for hint in definition.claims if definition else ():
+            if hint in found:
+                found[hint].append(item.tool_id)
+    return found
+
+
 def claimed(hint: str) -> Q:
     """Match tools whose server sets this annotation to true.
 
-    Bodies are canonical JSON kept as text, since jsonb would refuse some of them.
+    Bodies are kept as text, since jsonb would refuse some of them: the shelf has read them.
     """
+    tools = _claims(shelf.current())[hint]
+    if len(tools) <= LISTED:
+        return Q(pk__in=tools)
     pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
     return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
 
 
 def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:
+    found = Tool.objects.filter(wanted.condition())
     rows = (
-        Tool.objects.with_definitions()
+        found.with_definitions()
         .prefetch_related("groups")
-        .filter(wanted.condition())
         .annotate(cost=COST)
         .order_by(*SORTS[wanted.sort])
     )
-    return page(rows, offset, size)
+    return page(rows, offset, size, total=found.count())
 
 
-def page(rows: QuerySet[T], offset: int, size: int) -> "Page[T]":  # type: ignore[type-var]
-    total = rows.count()
+def page(
+    rows: QuerySet[T],  # type: ignore[type-var]
+    offset: int,
+    size: int,
+    total: int | None = None,
+) -> "Page[T]":
+    """Cut a page; `total` where the rows were counted without what is only shown of them."""
+    if total is None:
+        total = rows.count()
     offset = max(0, min(offset, (total - 1) // size * size if total else 0))
     shown = list(rows[offset : offset + size])
     return Page(
@@ -145,9 +176,8 @@ def page(rows: QuerySet[T], offset: int, size: int) -> "Page[T]":  # type: ignor
 def offset_of(query: QueryDict, size: int = PAGE) -> int:
     """Read where a page starts: `after` counts the rows before it, `before` those up to its end."""
     for name, step in (("after", 0), ("before", size)):
-        text = query.get(name, "")
-        if text.isdecimal() and len(text) < 10:
-            return max(0, int(text) - step)
+        if found := number(query, name, digits=9):
+            return max(0, found - step)
     return 0
 
 
@@ -176,65 +206,42 @@ def counts() -> Counts:
     current = ~Q(state=ToolState.MISSING)
     found = Tool.objects.aggregate(
         **{f"state_{state}": Count("pk", filter=Q(state=state)) for state in ToolState.values},
-        **{f"badge_{hint}": Count("pk", filter=current & claimed(hint)) for hint in HINTS.values()},
         custom=Count("pk", filter=current & Q(server=None)),
         findings=Count("pk", filter=current & ~Q(findings=[])),
         current=Count("pk", filter=current),
         new=Count("pk", filter=Q(state=ToolState.WAITING, approved=None)),
     )
     servers = Tool.objects.filter(current).exclude(server=None).values_list("server__slug")
-    groups = Membership.objects.exclude(tool__state=ToolState.MISSING).values_list(
-        "group__group_id"
-    )
+    whole = shelf.current()
     return Counts(
         states={state: found[f"state_{state}"] for state in ToolState.values},
-        badges={badge: found[f"badge_{hint}"] for badge, hint in HINTS.items()},
+        badges=_badges(whole),
         sources={"mcp": found["current"] - found["custom"], "custom": found["custom"]},
         findings=found["findings"],
         current=found["current"],
         new_waiting=found["new"],
         servers=list(servers.annotate(Count("pk")).order_by("server__slug")),
-        groups=list(groups.annotate(Count("pk")).order_by("group__group_id")),
+        groups=_group_sizes(whole),
     )
 
 
-# --- Groups -------------------------------------------------------------------------------------
-
-SERVABLE = Q(
-    Q(memberships__tool__server=None) | Q(memberships__tool__server__enabled=True),
-    memberships__tool__approved__isnull=False,
-    memberships__tool__state__in=[ToolState.AVAILABLE, ToolState.WAITING],
-)
-PRELOADED = (
-    Q(deferred=False)
-    | Q(memberships__preload=True)
-    | Q(memberships__preload=None, preload_default=True)
-)
+@shelf.worked_out_once
+def _badges(whole: Shelf) -> dict[str, int]:
+    claims, items = _claims(whole), whole.items
+    return {
+        badge: sum(items[pk].state != ToolState.MISSING for pk in claims[hint])
+        for badge, hint in HINTS.items()
+    }
 
 
-def groups() -> QuerySet[Group]:
-    """Return every group with what it holds and costs: tool_count, all_tokens, preload_tokens."""
-    return (
-        Group.objects.select_related("follows")
-        .annotate(
-            tool_count=Count("memberships", filter=SERVABLE),
-            other_count=Count("memberships", filter=~SERVABLE & Q(memberships__isnull=False)),
-            preload_count=Count("memberships", filter=SERVABLE & PRELOADED),
-            all_tokens=_tokens(SERVABLE),
-            preload_tokens=_tokens(SERVABLE & PRELOADED),
-        )
-        .annotate(rest_tokens=F("all_tokens") - F("preload_tokens"))
-        .order_by("position", "group_id")
-    )
+def _group_sizes(whole: Shelf) -> list[tuple[str, int]]:
+    sizes = Counter({group.group_id: _current(group) for group in whole.groups})
+    # The shelf has no tool that never had a definition.
+    rows = Tool.objects.current().filter(latest=None).filter(memberships__isnull=False)
+    sizes.update(rows.values_list("memberships__group__group_id", flat=True))
+    return sorted((name, size) for name, size in sizes.items() if size)
 
 
-def _tokens(condition: Q) -> Coalesce:
-    return Coalesce(Sum("memberships__tool__approved__tokens", filter=condition), 0)
-
-
-def members(group: Group, *, offset: int, size: int = PAGE) -> Page[Membership]:
-    """Return a page of a group's members in the order agents see them."""
-    rows = group.memberships.select_related(
-        "tool", "tool__server", "tool__approved", "tool__latest"
-    ).order_by("position", "tool__public_name")
-    return page(rows, offset, size)
+@shelf.worked_out_once
+def _current(group: ShelfGroup) -> int:
+    return sum(place.item.state != ToolState.MISSING for place in group.places)

@@ -82,6 +82,7 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         "decided": next((one for one in changes if one.decided_by), None),
         "held_by": _last_act(tool, "tool.hold") if tool.held_at else None,
         "memberships": list(tool.memberships.select_related("group")),
+        "hints": list(tool.hints.all()),
         "last_change": changes[0].at if changes else None,
         "changes": changes[:HISTORY],
         "more_changes": len(changes) > HISTORY,

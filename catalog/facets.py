@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.browsing import Counts, ToolFilter
+from catalog.calls_seen import ToolCalls
 from catalog.models import Group, Tool, ToolState
 
 Facet = dict[str, object]
+NO_CALLS = ToolCalls()
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,14 @@ class ToolRow:
     annotations: Mapping[str, Any]
     tokens: int | None
     groups: Sequence[Group]
+    calls: ToolCalls = NO_CALLS
 
     @property
     def gone(self) -> bool:
         return self.tool.state == ToolState.MISSING
 
 
-def row(tool: Tool) -> ToolRow:
+def row(tool: Tool, calls: ToolCalls | None = None) -> ToolRow:
     definition = tool.definition
     body = definition.tool if definition else {}
     annotations = body.get("annotations")
@@ -36,6 +39,7 @@ def row(tool: Tool) -> ToolRow:
         annotations=annotations if isinstance(annotations, dict) else {},
         tokens=definition.tokens if definition else None,
         groups=groups,
+        calls=calls or NO_CALLS,
     )
 
 
@@ -52,6 +56,13 @@ def of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
         _chips("state", "State", counts.states.items(), wanted.states),
         _chips("badge", "Says the server", counts.badges.items(), wanted.badges),
         _chips("source", "Source", counts.sources.items(), wanted.sources),
+        {
+            "name": "unused",
+            "label": "Use",
+            "options": [
+                {"value": "1", "label": "never used", "count": None, "selected": wanted.unused}
+            ],
+        },
         {
             "name": "findings",
             "label": "Advice",

@@ -241,19 +241,30 @@ def order_members(request: HttpRequest, group_id: str) -> HttpResponse:
 @admin_required
 def assign_any(request: HttpRequest) -> HttpResponse:
     """Add the tools selected on the list of tools to the group that is named."""
+    return _from_list(request, writes.assign, "Added {} to {}.")
+
+
+@require_POST
+@admin_required
+def remove_any(request: HttpRequest) -> HttpResponse:
+    """Take the tools selected on the list of tools out of the group that is named."""
+    return _from_list(request, writes.remove, "Took {} out of {}.")
+
+
+def _from_list(request: HttpRequest, act: Callable[..., Done], words: str) -> HttpResponse:
     picked = Picked.read(request, ["tool"])
     query = _address(request).urlencode()
     try:
         tools = picked.tools()
         if not request.POST.get("to"):
-            raise Invalid("No group is named.", hint="Choose the group to add them to.")
+            raise Invalid("No group is named.", hint="Choose the group.")
         home = writes.find(request.POST["to"])
-        done = writes.assign(home, tools, actor=actor_of(request))
+        done = act(home, tools, actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
         what = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
-        group_offers.offer(request, f"Added {what} to {home.group_id}.", done)
+        group_offers.offer(request, words.format(what, home.group_id), done)
     return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
 
 

@@ -5,12 +5,13 @@ would get. Costs the same few queries however many members there are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
 
-from catalog import browsing, render, shelf
+from catalog import browsing, calls_seen, render, shelf
 from catalog.audit import Actor, sentence
 from catalog.browsing import Page, ToolFilter
 from catalog.group_states import FIELDS, State, touched
@@ -21,6 +22,7 @@ from catalog.tokens import count
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
 SECTION = 50
 SUGGESTED = 3
+RARELY = 5  # calls in 30 days; a preload with fewer does not earn its place
 TOLD = 5  # acts of others that a notice names
 
 
@@ -39,6 +41,7 @@ class Row:
     followed: bool  # it belongs to the group as long as that follows its server
     first: bool
     last: bool
+    calls: int = 0  # in 30 days; counted for suggestions only
 
     @property
     def gone(self) -> bool:
@@ -94,15 +97,16 @@ class Board:
     demand: Section
     cost: Cost
     each_stub: int
-    costliest: Sequence[Row]  # preloads to give on demand, where the budget is passed
+    suggested: Sequence[Row]  # costly preloads that are rarely called, where the budget is passed
 
 
 def standing(group: Group) -> ShelfGroup | None:
     return shelf.current().by_pk.get(group.pk)
 
 
+@shelf.worked_out_once
 def line_of(group: ShelfGroup) -> render.GroupLine:
-    names = tuple(place.item.name for place in group.places if place.item.offered)
+    names = tuple(place.item.name for place in group.offered)
     return render.GroupLine(group.group_id, group.display_name, group.description, names)
 
 
@@ -117,12 +121,27 @@ def stub_tokens(line: render.GroupLine, budget: int) -> int:
 def cost(group: ShelfGroup | None, budget: int) -> Cost:
     if group is None:
         return Cost(0, 0, 0)
-    given = [place for place in group.places if place.item.offered]
-    at_start = [place for place in given if place.preload]
+    return replace(definitions_cost(group), stub=stub_tokens(line_of(group), budget))
+
+
+@shelf.worked_out_once
+def definitions_cost(group: ShelfGroup) -> Cost:
+    """Sum what the definitions cost, the lines of the catalog left out."""
+    at_start = [place for place in group.offered if place.preload]
     paid = sum(tokens_of(place.item) or 0 for place in at_start)
-    whole = sum(tokens_of(place.item) or 0 for place in given)
-    stub = stub_tokens(line_of(group), budget)
-    return Cost(paid, stub, whole - paid, len(given), len(at_start))
+    whole = sum(tokens_of(place.item) or 0 for place in group.offered)
+    return Cost(paid, 0, whole - paid, len(group.offered), len(at_start))
+
+
+def priced() -> list[Any]:
+    """Return all groups, each with its tool_count, all_tokens, preload_tokens and rest_tokens."""
+    here = shelf.current().by_pk
+    found: list[Any] = list(Group.objects.order_by("position", "group_id"))
+    for group in found:
+        cost = definitions_cost(here[group.pk]) if group.pk in here else Cost(0, 0, 0)
+        group.tool_count, group.all_tokens = cost.tools, cost.all
+        group.preload_tokens, group.rest_tokens = cost.preload, cost.rest
+    return found
 
 
 def tokens_of(item: Item) -> int | None:
@@ -133,9 +152,7 @@ def tokens_of(item: Item) -> int | None:
 def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int = 0) -> Board:
     """Lay out a group's members in the order agents see them, a page of each section."""
     here = standing(group)
-    places = here.places if here else ()
-    preload = [place for place in places if place.preload]
-    demand = [place for place in places if not place.preload]
+    preload, demand = _sections(here) if here else ((), ())
     shown = [*_cut(preload, preload_from), *_cut(demand, demand_from)]
     own = dict(
         group.memberships.filter(tool__in=[place.item.tool_id for place in shown]).values_list(
@@ -143,10 +160,17 @@ def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int 
         )
     )
     made = cost(here, budget)
-    first = _section(group, preload, preload_from, own)
-    rest = _section(group, demand, demand_from, own, _undefined(group))
-    names = len(line_of(here).names) if here else 0
-    return Board(first, rest, made, made.stub // names if names else 0, _costliest(group, preload))
+    first = _section(group, preload, preload_from, own, made.preload)
+    rest = _section(group, demand, demand_from, own, made.rest, _undefined(group))
+    suggested = _suggested(group, preload) if made.over else []
+    return Board(first, rest, made, made.stub // made.tools if made.tools else 0, suggested)
+
+
+@shelf.worked_out_once
+def _sections(group: ShelfGroup) -> tuple[Sequence[Place], Sequence[Place]]:
+    """Split the members in those that are preloaded and the others."""
+    preload = [place for place in group.places if place.preload]
+    return preload, [place for place in group.places if not place.preload]
 
 
 def _undefined(group: Group) -> list[Row]:
@@ -173,6 +197,7 @@ def _section(
     places: Sequence[Place],
     start: int,
     own: dict[int, bool | None],
+    tokens: int,
     extra: Sequence[Row] = (),
 ) -> Section:
     start, last = _start(places, start), len(places) - 1
@@ -180,7 +205,6 @@ def _section(
         _row(group, place.item, own.get(place.item.tool_id), start + at == 0, start + at == last)
         for at, place in enumerate(_cut(places, start))
     ]
-    tokens = sum(tokens_of(place.item) or 0 for place in places if place.item.offered)
     if start + len(rows) == len(places):
         rows += extra
     return Section(rows, len(places) + len(extra), start, tokens)
@@ -202,10 +226,17 @@ def _row(group: Group, item: Item, preload: bool | None, first: bool, last: bool
     )
 
 
-def _costliest(group: Group, preload: Sequence[Place]) -> list[Row]:
-    given = [place for place in preload if place.item.offered]
-    given.sort(key=lambda place: (-(tokens_of(place.item) or 0), place.item.name))
-    return [_row(group, place.item, None, False, False) for place in given[:SUGGESTED]]
+def _suggested(group: Group, preload: Sequence[Place]) -> list[Row]:
+    """Choose what to give on demand first: of the rarely called preloads, the costliest."""
+    given = {place.item.tool_id: place.item for place in preload if place.item.offered}
+    seen = calls_seen.of_tools(given)
+    calls = {pk: seen[pk].calls if pk in seen else 0 for pk in given}
+    rare = [pk for pk in given if calls[pk] < RARELY]
+    rare.sort(key=lambda pk: (-(tokens_of(given[pk]) or 0), given[pk].name))
+    return [
+        replace(_row(group, given[pk], None, False, False), calls=calls[pk])
+        for pk in rare[:SUGGESTED]
+    ]
 
 
 def section_names(group: Group, name: str) -> list[str]:

@@ -107,7 +107,7 @@ def seen(group: Group) -> Seen:
     here = group_board.standing(group)
     if here is None:
         return Seen(render.GroupLine(group.group_id, group.display_name, "", ()), ())
-    given = [place.item for place in here.places if place.preload and place.item.offered]
+    given = [place.item for place in here.offered if place.preload]
     return Seen(group_board.line_of(here), given)
 
 

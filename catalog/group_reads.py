@@ -1,10 +1,11 @@
 """Read what people should know about groups: what drifted after a sync, what could be better.
 
-Reads only, each in a fixed number of queries however many groups and tools there are.
+Reads only, each in a fixed number of queries however many groups and tools there are. What
+groups hold comes from the shelf that agents are served from, and is worked out once a revision.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from django.db.models import Count, Max, Q
 from django.utils import timezone
 
-from catalog import lints
+from catalog import lints, shelf
 from catalog.lints import GroupFacts, Lint
 from catalog.models import AuditEntry, Group, Membership, Tool
+from catalog.shelf import ShelfGroup
 
 # The acts by which somebody chose what a group holds.
 CHOOSING = (
@@ -52,37 +54,52 @@ def drift(group: Group) -> Drift:
 def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     """Say for each group what drifted, by primary key. See `drift`."""
     found = {group.pk: Drift() for group in groups}
-    missing = dict(Tool.objects.unservable().values_list("pk", "public_name"))
-    if missing:
-        held = Membership.objects.filter(group__in=found).order_by()
-        for pk, tool in held.values_list("group_id", "tool_id"):
-            if tool in missing:
-                found[pk].missing.append(missing[tool])
-        for drifted in found.values():
-            drifted.missing.sort()
-    _add_new(groups, found)
+    standing = shelf.current().by_pk
+    here = {pk: standing[pk] for pk in found if pk in standing}
+    for pk, group in here.items():
+        found[pk].missing.extend(_not_given(group))
+    # The shelf has no tool that never had a definition.
+    rows = Membership.objects.filter(group__in=found, tool__latest=None).order_by()
+    for pk, name in rows.values_list("group_id", "tool__public_name"):
+        found[pk].missing.append(name)
+    for drifted in found.values():
+        drifted.missing.sort()
+    _add_new(groups, here, found)
     return found
 
 
-def _add_new(groups: Sequence[Group], found: dict[int, Drift]) -> None:
-    follows = {group.pk: group.follows_id for group in groups}
+@shelf.worked_out_once
+def _not_given(group: ShelfGroup) -> list[str]:
+    return [place.item.name for place in group.places if not place.item.offered]
+
+
+@shelf.worked_out_once
+def _servers(group: ShelfGroup) -> set[int]:
+    return {place.item.server_id for place in group.places if place.item.server_id}
+
+
+@shelf.worked_out_once
+def _tools(group: ShelfGroup) -> set[int]:
+    return {place.item.tool_id for place in group.places}
+
+
+def _add_new(
+    groups: Sequence[Group], here: Mapping[int, ShelfGroup], found: dict[int, Drift]
+) -> None:
     takers = defaultdict(set)  # of each server
-    pairs = Membership.objects.filter(group__in=found).exclude(tool__server=None).order_by()
-    for pk, server in pairs.values_list("group_id", "tool__server_id").distinct():
-        if server and server != follows[pk]:
-            takers[server].add(pk)
+    for group in groups:
+        for server in _servers(here[group.pk]) if group.pk in here else ():
+            if server != group.follows_id:
+                takers[server].add(group.pk)
     if not takers:
         return
     chosen = _last_chosen(groups)
     since = min(chosen[pk] for pks in takers.values() for pk in pks)
     came = Tool.objects.current().filter(server__in=takers, created_at__gt=since)
-    within = set(
-        Membership.objects.filter(group__in=found, tool__in=came).values_list("group_id", "tool_id")
-    )
     rows = came.order_by("public_name").values_list("pk", "public_name", "server_id", "created_at")
     for tool, name, server, at in rows:
         for pk in takers[server or 0]:
-            if at > chosen[pk] and (pk, tool) not in within:
+            if at > chosen[pk] and tool not in _tools(here[pk]):
                 found[pk].new.append(name)
 
 
@@ -102,45 +119,35 @@ def _last_chosen(groups: Sequence[Group]) -> dict[int, datetime]:
 
 def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
     """Advise on each group as a whole, by primary key; its tools' texts are not read."""
-    by_pk = {group.pk: group for group in groups}
-    tools: dict[int, int] = defaultdict(int)
-    preloads: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    names: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    rows = Membership.objects.filter(group__in=by_pk, tool__in=Tool.objects.servable()).order_by(
-        "tool__public_name"
+    here = shelf.current().by_pk
+    return {group.pk: _advice(here[group.pk]) if group.pk in here else [] for group in groups}
+
+
+@shelf.worked_out_once
+def _advice(group: ShelfGroup) -> list[Lint]:
+    preloads: dict[str, int] = defaultdict(int)
+    names: dict[str, list[str]] = defaultdict(list)
+    for place in group.offered:
+        preloads[place.item.server] += place.preload
+        names[place.item.server].append(place.item.own_name)
+    return lints.of_group(
+        GroupFacts(group.group_id, group.description, len(group.offered), preloads, names)
     )
-    for pk, server, name, preload in rows.values_list(
-        "group_id", "tool__server__slug", "tool__name", "preload"
-    ):
-        tools[pk] += 1
-        names[pk][server or ""].append(name)
-        preloads[pk][server or ""] += is_preloaded(by_pk[pk], preload)
-    return {
-        pk: lints.of_group(
-            GroupFacts(group.group_id, group.description, tools[pk], preloads[pk], names[pk])
-        )
-        for pk, group in by_pk.items()
-    }
 
 
 def tool_lints(group: Group) -> list[Lint]:
     """Advise on the tools of a group that agents get."""
-    rows = (
-        Tool.objects.servable()
-        .filter(memberships__group=group)
-        .select_related("approved", "latest")
-        .order_by("memberships__position", "public_name")
-    )
+    here = shelf.current().by_pk.get(group.pk)
+    return _advice_on_tools(here) if here else []
+
+
+@shelf.worked_out_once
+def _advice_on_tools(group: ShelfGroup) -> list[Lint]:
     return [
         lint
-        for tool in rows[:READ_FOR_LINTS]
-        for lint in lints.of_tool(tool.public_name, tool.name, tool.description)
+        for place in group.offered[:READ_FOR_LINTS]
+        for lint in lints.of_tool(place.item.name, place.item.own_name, place.item.description)
     ]
-
-
-def is_preloaded(group: Group, preload: bool | None) -> bool:
-    """Whether a member with this setting is preloaded: all are where the group is not deferred."""
-    return not group.deferred or (group.preload_default if preload is None else preload)
 
 
 # --- Use ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
@@ -35,7 +35,9 @@ from catalog.lints import Lint
 from catalog.models import Group, Tool
 from catalog.people import actor_of, admin_required, operator_required
 from toolcrib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.filters import clean_address, number
 
+SHOWN = 200  # groups of a page of the list
 LISTED = 30  # tools of a page of the left list
 NAMED = 50  # tools a notice names
 GROUPS = 300  # groups that a field completes
@@ -58,17 +60,24 @@ def groups(request: HttpRequest) -> HttpResponse:
 
 
 def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> HttpResponse:
-    found = list(Group.objects.select_related("follows").order_by("position", "group_id"))
+    every = Group.objects.select_related("follows").order_by("position", "group_id")
+    page = browsing.page(every, browsing.offset_of(request.GET, SHOWN), SHOWN)
+    found = page.rows
     drifts, lints = group_reads.drifts(found), group_reads.group_lints(found)
     standing = shelf.current().by_pk  # once: it asks for its revision every time
     costs = {
         group.pk: group_board.cost(standing.get(group.pk), group_preview.BUDGET) for group in found
     }
-    used = group_reads.users(found)
+    used, last = group_reads.users(found), page.total - 1
     context = {
+        "page": page,
+        "shown": page.says("group"),
         "rows": [
-            (group, costs[group.pk], used[group.pk], drifts[group.pk], lints[group.pk])
-            for group in found
+            (
+                *(group, costs[group.pk], used[group.pk], drifts[group.pk], lints[group.pk]),
+                *(at == 0, at == last),
+            )
+            for at, group in enumerate(found, page.first)
         ],
         "scale": max((cost.stub + cost.all for cost in costs.values()), default=0),
         "budget": group_board.BUDGET,
@@ -170,11 +179,7 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
 
 def _part(request: HttpRequest, template: str, context: dict[str, Any], said: str) -> HttpResponse:
     response = render(request, template, context)
-    kept = QueryDict(mutable=True)
-    for name, values in request.GET.lists():
-        if filled := [value for value in values if value]:
-            kept.setlist(name, filled)
-    response["HX-Push-Url"] = f"{request.path}?{kept.urlencode()}" if kept else request.path
+    response["HX-Push-Url"] = clean_address(request)
     response["HX-Trigger"] = json.dumps({"announce": said})
     return response
 
@@ -184,8 +189,8 @@ def board_context(request: HttpRequest, group: Group, **extra: Any) -> dict[str,
     board = group_board.board(
         group,
         group_preview.BUDGET,
-        preload_from=_number(request.GET, "p"),
-        demand_from=_number(request.GET, "d"),
+        preload_from=number(request.GET, "p", digits=9),
+        demand_from=number(request.GET, "d", digits=9),
     )
     return {
         "group": group,
@@ -198,11 +203,6 @@ def board_context(request: HttpRequest, group: Group, **extra: Any) -> dict[str,
         **_right(request, group),
         **extra,
     }
-
-
-def _number(query: QueryDict, name: str) -> int:
-    text = query.get(name, "")
-    return int(text) if text.isdecimal() and text.isascii() and len(text) < 10 else 0
 
 
 def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
@@ -258,7 +258,7 @@ def _by_code(lints: Sequence[Lint]) -> list[tuple[int, str, list[Lint]]]:
 def changes(request: HttpRequest, group_id: str) -> HttpResponse:
     """The fragment that an open board asks for: what others did since it was drawn."""
     group = find(group_id)
-    since = _number(request.GET, "seen")
+    since = number(request.GET, "seen")
     told = group_board.told(group_board.by_others(group, since, actor_of(request)))
     response = render(
         request, "catalog/_group_told.html", {"group": group, "seen_act": since, "told": told}
@@ -325,7 +325,7 @@ def _merged(request: HttpRequest, group: Group, given: group_states.State) -> An
     if "seen" not in request.POST:
         return dict(given)
     now = _fields(group)
-    then, who = group_board.fields_at(group, now, _number(request.POST, "seen"))
+    then, who = group_board.fields_at(group, now, number(request.POST, "seen"))
     mine = {name for name, value in given.items() if value != then[name]}
     both = [name for name in mine if now[name] not in (then[name], given[name])]
     if both:

@@ -3,24 +3,27 @@
 from collections.abc import Sequence
 from typing import Any
 
-from django.db import transaction
-from django.db.models import Q
+from django.db import models, transaction
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from ninja import Query, Router, Schema, Status
 
-from catalog import browsing, group_reads, group_states, groups
-from catalog.group_reads import Drift, is_preloaded
+from catalog import group_board, group_reads, group_states, groups, shelf
+from catalog.group_board import Cost
+from catalog.group_reads import Drift
 from catalog.group_writing import Done
 from catalog.groups import Edit
 from catalog.lints import Lint
 from catalog.models import AuditEntry, Group, Membership
 from catalog.people import key_actor
+from catalog.shelf import ShelfGroup, preloaded
 from toolcrib.api_shapes import ERRORS, Strict
 from toolcrib.errors import Invalid, NotFound
 from toolcrib.paging import check_limit, page
 
 router = Router(tags=["groups"])
 LARGEST = 2**31 - 1
+NOTHING = Cost(0, 0, 0)
 
 
 class Count(Schema):
@@ -120,21 +123,30 @@ class PreloadIn(ToolsIn):
 
 
 def _find(group_id: str) -> Group:
-    found = browsing.groups().filter(group_id=group_id.replace("\0", "")).first()
+    found = _rows().filter(group_id=group_id.replace("\0", "")).first()
     if found is None:
         raise NotFound("There is no group of this id.", hint="GET /api/v1/groups lists them.")
     return found
 
 
-def _shown(group: Any, drift: Drift, lints: Sequence[Lint]) -> dict[str, Any]:
-    """Shape a group as `browsing.groups` returns it."""
+def _rows() -> QuerySet[Group]:
+    """Groups in the order agents see them, with their members counted."""
+    counted = Group.objects.select_related("follows").annotate(members=models.Count("memberships"))
+    return counted.order_by("position", "group_id")
+
+
+def _shown(
+    group: Any, here: ShelfGroup | None, drift: Drift, lints: Sequence[Lint]
+) -> dict[str, Any]:
+    """Shape a group of `_rows` with what it costs."""
+    cost = group_board.definitions_cost(here) if here else NOTHING
     return {
         **{name: group_states.field(group, name) for name in group_states.FIELDS},
         "position": group.position,
-        "tools": group.tool_count + group.other_count,
-        "preloaded": group.preload_count,
-        "tokens": group.all_tokens,
-        "preload_tokens": group.preload_tokens,
+        "tools": group.members,
+        "preloaded": cost.preloaded,
+        "tokens": cost.all,
+        "preload_tokens": cost.preload,
         "drift": {"missing": len(drift.missing), "new": len(drift.new)},
         "lints": len(lints),
     }
@@ -148,7 +160,7 @@ def _detail(group_id: str, *done: Done | None) -> dict[str, Any]:
         "tool", "tool__server", "tool__approved", "tool__latest"
     ).order_by("position", "tool__public_name")
     return {
-        **_shown(group, drift, lints),
+        **_shown(group, group_board.standing(group), drift, lints),
         "members": [_member(group, member) for member in members],
         "drift": {"missing": drift.missing, "new": drift.new},
         "lints": [vars(lint) for lint in lints],
@@ -164,7 +176,7 @@ def _member(group: Group, member: Membership) -> dict[str, Any]:
         "mcpServer": tool.server.slug if tool.server else None,
         "state": tool.state,
         "preload": member.preload,
-        "preloaded": is_preloaded(group, member.preload),
+        "preloaded": preloaded(group, tool, member.preload),
         "tokens": tool.definition.tokens if tool.definition else None,
     }
 
@@ -179,7 +191,7 @@ def _entries(*done: Done | None) -> list[int]:
 @router.get("", response={200: GroupPage, **ERRORS})
 def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
     """List groups in the order agents see them."""
-    rows = browsing.groups()
+    rows = _rows()
     if cursor:
         place, _, name = cursor.partition(":")
         if not place.isdecimal() or len(place) > 10 or int(place) > LARGEST:
@@ -190,8 +202,11 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
         list(rows[: check_limit(limit) + 1]), limit, lambda row: f"{row.position}:{row.group_id}"
     )
     drifts, lints = group_reads.drifts(items), group_reads.group_lints(items)
+    here = shelf.current().by_pk
     return {
-        "items": [_shown(group, drifts[group.pk], lints[group.pk]) for group in items],
+        "items": [
+            _shown(group, here.get(group.pk), drifts[group.pk], lints[group.pk]) for group in items
+        ],
         "next_cursor": following,
     }
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 MOST_PRELOADS = 5  # of one server; two or three serve most runs
 MOST_TOOLS = 10  # of a group
@@ -94,7 +95,8 @@ class GroupFacts:
 # --- Tools --------------------------------------------------------------------------------------
 
 
-def of_tool(name: str, own_name: str, description: str) -> list[Lint]:
+@lru_cache(maxsize=20_000)
+def of_tool(name: str, own_name: str, description: str) -> Sequence[Lint]:
     """Advise on one tool: its public name, the server's own name, the text agents read."""
     words = WORD.findall(description)
     if not words:
@@ -214,6 +216,7 @@ def of_names(server: str, names: Sequence[str]) -> list[Lint]:
     return [Lint("names_mixed", server, text)]
 
 
+@lru_cache(maxsize=50_000)
 def convention(name: str) -> str:
     """Name the convention of an identifier; empty for one plain word, which fits all of them."""
     if ONE_WORD.fullmatch(name):

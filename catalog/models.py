@@ -7,6 +7,11 @@ from django.db import connection, models, transaction
 from django.db.models import F, Q
 
 from catalog.announce import announce
+from catalog.search_models import GoldenQuery as GoldenQuery
+from catalog.search_models import GoldenResult as GoldenResult
+from catalog.search_models import GoldenRun as GoldenRun
+from catalog.search_models import HintKind as HintKind
+from catalog.search_models import ToolHint as ToolHint
 
 JsonSchema = dict[str, object]
 

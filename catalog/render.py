@@ -83,6 +83,20 @@ def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog
     return Catalog(text, count(text), _left_out(drafts))
 
 
+def behind(groups: Sequence[GroupLine], most: int) -> str:
+    """The groups' lines without names: as many as `most` bytes hold, then how many are left."""
+    lines = [_Draft(group, 0).render() for group in groups if group.names]
+    sizes = [len(line.encode()) for line in lines]
+    if sum(sizes) <= most:
+        return "".join(lines)
+    more = "- … {} more groups\n"
+    room, shown = most - len(more.format(len(lines)).encode()), 0
+    while sizes[shown] <= room:
+        room -= sizes[shown]
+        shown += 1
+    return "".join(lines[:shown]) + more.format(len(lines) - shown)
+
+
 def _fit(drafts: list[_Draft], budget: int) -> None:
     """Shorten drafts in place until they fit, always in the same order.
 

@@ -1,40 +1,40 @@
-"""Search over the tools one scope may see: by words, by pattern, by a name that is nearly right.
+"""Search over the tools one scope may see: by words, by meaning, by pattern, by a near name.
 
 Pure. An index holds what its scope may see and nothing else, so no score, total or suggestion
-knows of the rest. Words are ranked by `catalog.ranking`; patterns are RE2, never `re`. RE2 never
-backtracks, yet a pattern with many states can cost a million steps a text: patterns are bounded
-by length, by size once compiled, and by the processor time one search may take.
+knows of the rest. What a tool's words are is counted once, and shared by all indexes.
 """
 
 import difflib
-import re
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice, takewhile
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
-import re2
 from numpy.typing import NDArray
 
-from catalog.ranking import LONGEST_NAME, LONGEST_TEXT, Postings, joined, query_words, words
+from catalog import meaning, ranking
+from catalog.matching import LONGEST_PATTERN, matches
+from catalog.postings import Document, Floats, Postings, document
+from catalog.ranking import Asked, ByWords, Fit
+from catalog.spelling import SPELLING
+from catalog.tokenizing import LONGEST_NAME, LONGEST_TEXT, joined, words
 from toolcrib.errors import Invalid
+
+__all__ = ["LONGEST_PATTERN", "Found", "Hit", "Index", "Searchable", "near_names", "search"]
 
 WORD_STRATEGIES = ("hybrid", "bm25", "embedding")
 STRATEGIES = (*WORD_STRATEGIES, "regex")
 LONGEST_QUERY = 500
-LONGEST_PATTERN = 200
+LONGEST_HINT = 200
 MOST_HITS = 50
-PATTERN_MEMORY = 1 << 20
-LARGEST_PATTERN = 1_000
-# A plain pattern takes 6 µs a tool; these end one that takes ten times as long.
-SECONDS_PER_SEARCH = 0.25
-SECONDS_PER_TOOL = 0.000_06
+SHORTEST_START = 2  # letters of a name that is searched for by how it starts
 NEAR = 0.6
+MOST_PREPARED = 250_000
+# How often the words of a field are counted, so that a name says more than a parameter.
+NAME, SERVER, TITLE, DESCRIPTION, PARAMETERS, GROUPS, HINTS = 6, 2, 2, 2, 1, 1, 4
 
 
 @dataclass(frozen=True)
@@ -48,51 +48,129 @@ class Searchable:
     description: str
     parameters: str
     groups: tuple[str, ...]
+    hints: tuple[str, ...] = ()  # other names and example queries, written by an admin
+
+    @property
+    def passage(self) -> str:
+        """The text whose meaning is encoded."""
+        return meaning.passage(self.own_name, self.description, self.parameters, self.hints)
+
+    @property
+    def key(self) -> str:
+        """Where the vector of its passage is kept."""
+        return _key(self.own_name, self.description, self.parameters, self.hints)
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A tool that was found; `reasons` are for people: the name, fields or words that matched."""
+    """A tool that was found; `reasons` are for people: the name, fields or words that matched.
+
+    `matched` are those words, for marking; `bm25` and `embedding` are what each part gave, 1
+    being the best of this search.
+    """
 
     name: str
     score: float | None
     reasons: tuple[str, ...]
+    matched: tuple[str, ...] = ()
+    bm25: float | None = None
+    embedding: float | None = None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search gave: `total` counts all matches, `hits` are the first of them."""
+    """What a search gave: `total` counts all matches, `hits` are the first of them.
+
+    `strategy` is the one that answered; `note` says why, where it is not the one asked for.
+    """
 
     strategy: str
     total: int
     hits: tuple[Hit, ...]
+    note: str = ""
+
+
+class Meanings(Protocol):
+    """Where vectors come from. `reason` says why there are none, if there are none."""
+
+    @property
+    def reason(self) -> str: ...
+    def encode(self, texts: Sequence[str]) -> meaning.Vectors: ...
+    def rows(self, keys: Sequence[str]) -> NDArray[np.intp]: ...
+    def products(self, rows: NDArray[np.intp], vectors: meaning.Vectors) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prepared:
+    """What is worked out for a tool once, however many indexes hold it."""
+
+    document: Document
+    names: frozenset[str]  # joined
+
+
+@lru_cache(maxsize=MOST_PREPARED)
+def prepared(tool: Searchable) -> Prepared:
+    fields = (
+        (tool.own_name, NAME),
+        (tool.server, SERVER),
+        (tool.title, TITLE),
+        (tool.description, DESCRIPTION),
+        (tool.parameters, PARAMETERS),
+        (" ".join(tool.groups), GROUPS),
+        (" ".join(tool.hints), HINTS),
+    )
+    return Prepared(
+        document((words(text), weight) for text, weight in fields if text),
+        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.own_name)),
+    )
+
+
+@lru_cache(maxsize=MOST_PREPARED)
+def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
+    return meaning.key(meaning.passage(name, description, parameters, hints))
 
 
 class Index:
     """Everything one scope may see, ready to be searched.
 
-    Immutable: build once a scope and revision, share between threads. Tools stand by name, so
-    the order they came in changes nothing, and a position breaks a tie by name.
+    Immutable but for vectors, which are looked for again while some are still to come. Tools
+    stand by name, so the order they came in changes nothing, and a position breaks a tie by name.
     """
 
-    def __init__(self, tools: Sequence[Searchable]) -> None:
+    def __init__(self, tools: Sequence[Searchable], meanings: Meanings | None = None) -> None:
         self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
-        self.postings = Postings([_words_of(tool) for tool in self.tools])
-        self._names = sorted(
-            (joined(name[:LONGEST_NAME]), position)
-            for position, tool in enumerate(self.tools)
-            for name in {tool.name, tool.own_name}
-        )
+        made = [prepared(tool) for tool in self.tools]
+        self.postings = Postings([one.document for one in made])
+        self.keys = [tool.key for tool in self.tools]
+        self.meanings = meanings
+        self._rows = np.full(len(self.tools), -1, np.intp)
+        self._names = sorted((name, at) for at, one in enumerate(made) for name in one.names)
+        SPELLING.learn()
 
     def __len__(self) -> int:
         return len(self.tools)
 
+    @property
+    def waiting(self) -> int:
+        """How many tools' vectors are still to come."""
+        return int((self.rows < 0).sum())
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        if self.meanings is not None and (self._rows < 0).any():
+            self._rows = self.meanings.rows(self.keys)
+        return self._rows
+
+    @cached_property
+    def servers(self) -> NDArray[np.str_]:
+        return np.array([tool.server for tool in self.tools], np.str_)
+
     def starting_with(self, key: str) -> Iterable[tuple[str, int]]:
         """Yield joined names that start with the key, and whose they are."""
-        start = bisect_left(self._names, (key, -1))
-        yield from takewhile(
-            lambda named: named[0].startswith(key), islice(self._names, start, None)
-        )
+        for at in range(bisect_left(self._names, (key, -1)), len(self._names)):
+            if not self._names[at][0].startswith(key):
+                break
+            yield self._names[at]
 
     @cached_property
     def texts(self) -> tuple[tuple[bytes, bytes, bytes], ...]:
@@ -118,12 +196,13 @@ def search(
     pattern: str = "",
     strategy: str = "",
     server: str = "",
+    server_hint: str = "",
     limit: int = 10,
 ) -> Found:
     """Find tools by the words of a query or by a pattern; `server` keeps to one server's.
 
     A query given to `regex` is its pattern; a pattern without a strategy is for `regex`.
-    Until vectors exist, `hybrid` and `embedding` are answered by BM25, and the answer says so.
+    `server_hint` says in words what kind of server is meant: its tools rise, none is left out.
     """
     if strategy and strategy not in STRATEGIES:
         raise Invalid(
@@ -133,7 +212,17 @@ def search(
     limit = max(1, min(limit, MOST_HITS))
     if strategy == "regex" or (pattern and not strategy):
         return _by_pattern(index, pattern or query, server, limit)
-    return _by_words(index, query, server, limit)
+    if not query.strip():
+        raise Invalid(
+            "There is nothing to search for.",
+            hint="Give `query` some words, or `pattern` a regular expression.",
+        )
+    if len(query) > LONGEST_QUERY:
+        raise Invalid(
+            f"The query has {len(query)} characters; at most {LONGEST_QUERY} are searched for.",
+            hint="Say what the tool should do in a sentence.",
+        )
+    return ranked(index, query, strategy or "hybrid", server, server_hint[:LONGEST_HINT], limit)
 
 
 def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
@@ -151,153 +240,151 @@ def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
     return [name for _, name in sorted(near)[: max(0, limit)]]
 
 
-def _by_words(index: Index, query: str, server: str, limit: int) -> Found:
-    if not query.strip():
-        raise Invalid(
-            "There is nothing to search for.",
-            hint="Give `query` some words, or `pattern` a regular expression.",
-        )
-    if len(query) > LONGEST_QUERY:
-        raise Invalid(
-            f"The query has {len(query)} characters; at most {LONGEST_QUERY} are searched for.",
-            hint="Say what the tool should do in a sentence.",
-        )
-    terms = query_words(query)
-    matching, scores = index.postings.scores(terms)
+@dataclass(frozen=True)
+class Judged:
+    """The tools of an index that fit a text, and why."""
+
+    asked: Asked
+    fit: Fit
+    words: ByWords
+    meaning: Floats | None  # of every tool
+    note: str = ""
+
+
+def ranked(
+    index: Index,
+    query: str,
+    strategy: str,
+    server: str = "",
+    server_hint: str = "",
+    limit: int = 10,
+) -> Found:
+    """Rank by words, by meaning or by both, without a bound on the query's length."""
+    judged = _judged(index, query, strategy)
+    where, score = judged.fit.where, judged.fit.score
+    if server_hint.strip():
+        lift = _judged(index, server_hint, strategy).fit.spread(len(index))[where]
+        score = (1 - ranking.HINT) * score + ranking.HINT * lift
+    named = _named(index, query)
+    if named:
+        where, score = _with_named(where, score, named)
     if server:
-        theirs = (index.tools[position].server == server for position in matching)
-        kept = np.fromiter(theirs, bool, len(matching))
-        matching, scores = matching[kept], scores[kept]
-    tiers = _tiers(index, query)[matching]
-    first = np.lexsort((-scores, -tiers))[:limit]  # stable, so a tie stays by name
-    hits = tuple(
-        Hit(
-            index.tools[int(matching[at])].name,
-            float(f"{scores[at]:.4g}"),
-            _reasons(index, int(matching[at]), int(tiers[at]), terms),
-        )
-        for at in first
+        theirs = index.servers[where] == server
+        where, score = where[theirs], score[theirs]
+    first = _first(score, limit)
+    hits = tuple(_hits(index, judged, where[first], score[first].tolist(), named))
+    answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
+    return Found(answered, len(where), hits, judged.note)
+
+
+def _with_named(
+    where: NDArray[np.intp], score: Floats, named: Mapping[int, int]
+) -> tuple[NDArray[np.intp], Floats]:
+    """Lift what the query names over everything else, whether or not it fitted."""
+    both = np.union1d(where, np.array(list(named), np.intp))
+    lifted = np.zeros(len(both))
+    lifted[both.searchsorted(where)] = score
+    for position, tier in named.items():
+        lifted[both.searchsorted(position)] += tier
+    return both, lifted
+
+
+def _first(score: Floats, count: int) -> NDArray[np.intp]:
+    """Where the highest stand, highest first; of equals the one that stands first."""
+    if count < len(score):
+        likely = np.flatnonzero(score >= np.partition(score, -count)[-count])
+        return likely[np.argsort(-score[likely], kind="stable")][:count]
+    return np.argsort(-score, kind="stable")
+
+
+def _judged(index: Index, text: str, strategy: str) -> Judged:
+    # BM25 alone is just that: clauses help it little, and cost it half of its time.
+    asked = ranking.taken_apart(text, index.postings, by_clause=strategy != "bm25")
+    words = ranking.by_words(index.postings, asked)
+    if strategy == "bm25" or not len(index):
+        return Judged(asked, words, words, None)
+    near, note = _cosines(index, asked)
+    if near is None:
+        return Judged(asked, words, words, None, note)
+    known = ~np.isnan(near[:, 0])
+    score, found = ranking.by_meaning(near)
+    if strategy == "embedding":
+        # A tool whose vector is still to come is found by its words.
+        score = np.where(known, score, words.spread(len(index)))
+        where = np.union1d(found.where, words.where[~known[words.where]])
+        return Judged(asked, Fit(where, score[where]), words, score, note)
+    mixed = ranking.fused(words, score, known)
+    where = np.union1d(words.where, found.where)
+    return Judged(asked, Fit(where, mixed[where]), words, score, note)
+
+
+def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, str]:
+    """How near each tool is to the query and its clauses, or why that is not known."""
+    if index.meanings is None or index.meanings.reason:
+        reason = index.meanings.reason if index.meanings else "this index has no vectors"
+        return None, f"Ranked by words only: {reason}."
+    waiting = index.waiting
+    if waiting == len(index):
+        return None, "Ranked by words only: the tools' vectors are still being computed."
+    near = index.meanings.products(index.rows, index.meanings.encode(asked.texts))
+    if not waiting:
+        return near, ""
+    return near, (
+        f"{waiting} of {len(index)} tools are found by their words only, until their vectors"
+        " are computed."
     )
-    return Found("bm25", len(matching), hits)
 
 
-def _tiers(index: Index, query: str) -> NDArray[np.int8]:
-    """Rank what the query names: 3 is its name, 2 is it written otherwise, 1 starts with it."""
-    tiers = np.zeros(len(index), np.int8)
+def _hits(
+    index: Index,
+    judged: Judged,
+    first: NDArray[np.intp],
+    scores: Sequence[float],
+    named: Mapping[int, int],
+) -> Iterator[Hit]:
+    """Say of each whether its name is meant, and which words it holds, as the query spells them."""
+    terms, shown = judged.asked.terms, ranking.spelled(judged.asked)
+    meant = set(judged.asked.repaired.values())
+    marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
+    holding = [(term, index.postings.holding(term, first)) for term in terms]
+    by_words = judged.words.of(first)
+    for row, at in enumerate(first.tolist()):
+        held = [term for term, held_by in holding if held_by[row]]
+        yield Hit(
+            index.tools[at].name,
+            round(scores[row] - named.get(at, 0), 4),
+            (*(("name",) if at in named else ()), *dict.fromkeys([shown[term] for term in held])),
+            tuple(dict.fromkeys([marked[term] for term in held])),
+            round(by_words[row], 4),
+            round(float(judged.meaning[at]), 4) if judged.meaning is not None else None,
+        )
+
+
+def _named(index: Index, query: str) -> dict[int, int]:
+    """Rank what the query names: 6 is its name, 4 is it written otherwise, 2 starts with it."""
+    found: dict[int, int] = {}
     key, literal = joined(query), query.strip().casefold()
     if not key:
-        return tiers
+        return found
     for name, position in index.starting_with(key):
         tool = index.tools[position]
-        tier = 3 if _is_named(tool, literal) else 2 if name == key else 1
-        tiers[position] = max(tiers[position], tier)
-    return tiers
+        tier = 6 if _is_named(tool, literal) else 4 if name == key else 2
+        if tier > 2 or len(key) > SHORTEST_START:
+            found[position] = max(found.get(position, 0), tier)
+    return found
 
 
 def _is_named(tool: Searchable, folded: str) -> bool:
     return folded in (tool.name.casefold(), tool.own_name.casefold())
 
 
-def _reasons(index: Index, position: int, tier: int, terms: Mapping[str, str]) -> tuple[str, ...]:
-    """Say that its name is meant, and which words of the query it holds, as spelled there."""
-    held = (f"“{terms[term]}”" for term in terms if index.postings.holds(term, position))
-    return (*(["name"] if tier else []), *dict.fromkeys(held))
-
-
 def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> Found:
-    compiled = _compile(pattern)
     literal = pattern.removeprefix("^").removesuffix("$").casefold()
-    deadline = time.thread_time() + SECONDS_PER_SEARCH + SECONDS_PER_TOOL * len(index)
-    found = []
-    for position, tool in enumerate(index.tools):
-        if server and tool.server != server:
-            continue
-        if any(map(compiled.search, index.texts[position])):
-            found.append((not _is_named(tool, literal), position))
-        if time.thread_time() > deadline:
-            raise _bad_pattern("The pattern takes too long to match the descriptions here.")
-    found.sort()
-    hits = (
-        Hit(index.tools[position].name, None, _fields(compiled, index.texts[position]))
-        for _, position in found[:limit]
-    )
+    among = (at for at, tool in enumerate(index.tools) if not server or tool.server == server)
+    found = matches(pattern, index.texts, among)
+    order = sorted(found, key=lambda at: (not _is_named(index.tools[at], literal), at))
+    hits = (Hit(index.tools[at].name, None, found[at]) for at in order[:limit])
     return Found("regex", len(found), tuple(hits))
-
-
-def _fields(compiled: Any, texts: tuple[bytes, bytes, bytes]) -> tuple[str, ...]:
-    name, own_name, description = (compiled.search(text) is not None for text in texts)
-    return (
-        *(["name"] if name or own_name else []),
-        *(["description"] if description else []),
-    )
-
-
-def _compile(pattern: str) -> Any:
-    """Compile with RE2, or say which part of the pattern it cannot take."""
-    if not pattern:
-        raise Invalid(
-            "There is no pattern to search for.",
-            hint="Give `pattern` a regular expression, for example `create_.*`.",
-        )
-    if len(pattern) > LONGEST_PATTERN:
-        raise _bad_pattern(
-            f"The pattern has {len(pattern)} characters; at most {LONGEST_PATTERN} are allowed."
-        )
-    options = re2.Options()
-    options.max_mem = PATTERN_MEMORY
-    options.case_sensitive = False
-    options.never_capture = True
-    options.log_errors = False
-    try:
-        compiled = re2.compile(pattern.encode(), options)
-    except UnicodeEncodeError:
-        raise _bad_pattern("The pattern is not valid Unicode: it holds half a character.") from None
-    except re2.error as error:
-        said = error.args[0]
-        reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise _bad_pattern(_explain(reason, pattern)) from None
-    if compiled.programsize > LARGEST_PATTERN:
-        raise _bad_pattern(
-            "The pattern repeats too much: written out it has"
-            f" {compiled.programsize} steps, and at most {LARGEST_PATTERN} are allowed."
-        )
-    return compiled
-
-
-def _explain(reason: str, pattern: str) -> str:
-    """Turn what RE2 said into a sentence that names the feature."""
-    what, _, part = reason.partition(": ")
-    if part in ("(?=", "(?!"):
-        return f"Look-ahead, {part}…), is not supported."
-    if part in ("(?<=", "(?<!"):
-        return f"Look-behind, {part}…), is not supported."
-    if re.fullmatch(r"\\[1-9k]", part) or (part == "(?P" and "(?P=" in pattern):
-        return "Back-references are not supported."
-    if what == "invalid perl operator":
-        return f"A group that starts with {part} is not supported."
-    if what == "invalid escape sequence":
-        return f"The escape {part} is not supported."
-    if what == "invalid repetition size":
-        return f"The repetition {part} is too large: at most 1000 in all."
-    if what == "bad repetition operator":
-        return f"A repetition of a repetition, {part}, is not supported."
-    if what.startswith("pattern too large"):
-        return "The pattern repeats too much: written out it is too large."
-    return f"The pattern is not a regular expression: {reason}."
-
-
-def _bad_pattern(message: str) -> Invalid:
-    return Invalid(
-        message,
-        code="invalid_pattern",
-        status=400,
-        hint="Patterns are RE2: simplify it, or search with the words of a query instead.",
-    )
-
-
-def _words_of(tool: Searchable) -> list[str]:
-    texts = (tool.name, tool.own_name, tool.server, tool.title, tool.description, tool.parameters)
-    return [word for text in (*texts, " ".join(tool.groups)) for word in words(text)]
 
 
 def _utf8(text: str) -> bytes:

@@ -6,16 +6,29 @@ Definitions never change, so they are kept from one revision to the next.
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from django.db.models import F
 
-from catalog.models import Definition, Group, JsonSchema, Membership, Revision, Tool, ToolState
+from catalog.definitions import parameter_texts
+from catalog.models import (
+    Definition,
+    Group,
+    JsonSchema,
+    Membership,
+    Revision,
+    Tool,
+    ToolHint,
+    ToolState,
+)
 
 CHUNK = 500
+K = TypeVar("K", "ShelfGroup", "Shelf")
+T = TypeVar("T")
 
 
 class Kept:
@@ -45,6 +58,21 @@ class Kept:
     def description(self) -> str:
         return str(self.tool.get("description") or "")
 
+    @cached_property
+    def searched(self) -> tuple[str, str]:
+        """Its title, and the names and texts of its parameters, as search reads them."""
+        texts = parameter_texts(self.tool.get("inputSchema"), depth=3)
+        return str(self.tool.get("title") or ""), "\n".join(texts)
+
+    @cached_property
+    def claims(self) -> frozenset[str]:
+        """The annotations that its server sets to true; the parsed definition is not kept."""
+        if '"annotations":{' not in self.body:
+            return frozenset()
+        said = json.loads(self.body).get("annotations")
+        found = said.items() if isinstance(said, dict) else ()
+        return frozenset(name for name, value in found if value is True)
+
 
 @dataclass(frozen=True, eq=False)
 class Item:
@@ -63,12 +91,13 @@ class Item:
     approved: Kept | None
     latest: Kept | None
     override: str
+    hints: tuple[str, ...] = ()  # what an admin lent it for search
 
     @property
     def source(self) -> str:
         return "mcp" if self.server_id else "custom"
 
-    @property
+    @cached_property
     def offered(self) -> bool:
         """Shown to agents: approved, and the server has it now."""
         return (
@@ -100,6 +129,10 @@ class ShelfGroup:
     position: int
     places: tuple[Place, ...]  # in canonical order
 
+    @cached_property
+    def offered(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.item.offered)
+
 
 class Shelf:
     def __init__(
@@ -114,6 +147,19 @@ class Shelf:
         self.groups = tuple(groups)
         self.by_pk = {group.pk: group for group in self.groups}
         self.definitions = definitions
+
+
+def worked_out_once(read: Callable[[K], T]) -> Callable[[K], T]:
+    """Keep what a function makes of a shelf, or of a group on it, as long as that is kept."""
+    known: WeakKeyDictionary[K, T] = WeakKeyDictionary()
+
+    @wraps(read)
+    def look(one: K) -> T:
+        if one not in known:
+            known[one] = read(one)
+        return known[one]
+
+    return look
 
 
 _lock = threading.Lock()
@@ -165,7 +211,8 @@ def _read(revision: int, known: dict[int, Kept]) -> Shelf:
     )
     wanted = {row[key] for row in rows for key in ("approved_id", "latest_id") if row[key]}
     definitions = _definitions(wanted, known)
-    items = {row["pk"]: _item(dict(row), definitions) for row in rows}
+    hints = _hints()
+    items = {row["pk"]: _item(dict(row), definitions, hints) for row in rows}
     return Shelf(revision, _groups(items), items, definitions)
 
 
@@ -180,7 +227,16 @@ def _definitions(wanted: set[int], known: dict[int, Kept]) -> dict[int, Kept]:
     return kept
 
 
-def _item(row: dict[str, Any], definitions: dict[int, Kept]) -> Item:
+def _hints() -> dict[int, tuple[str, ...]]:
+    found: dict[int, tuple[str, ...]] = {}
+    for tool, text in ToolHint.objects.order_by("pk").values_list("tool_id", "text"):
+        found[tool] = (*found.get(tool, ()), text)
+    return found
+
+
+def _item(
+    row: dict[str, Any], definitions: dict[int, Kept], hints: dict[int, tuple[str, ...]]
+) -> Item:
     return Item(
         tool_id=row["pk"],
         name=row["public_name"],
@@ -195,6 +251,7 @@ def _item(row: dict[str, Any], definitions: dict[int, Kept]) -> Item:
         approved=definitions.get(row["approved_id"]),
         latest=definitions.get(row["latest_id"]),
         override=row["override"],
+        hints=hints.get(row["pk"], ()),
     )
 
 
@@ -225,13 +282,13 @@ def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
     return made
 
 
-def preloaded(group: Group, item: Item, own: bool | None) -> bool:
+def preloaded(group: Group, tool: Item | Tool, own: bool | None) -> bool:
     """A member's own flag counts before the group's; a custom tool is useful at once."""
     if not group.deferred:
         return True
     if own is not None:
         return own
-    return group.preload_default or not item.server_id
+    return group.preload_default or not tool.server_id
 
 
 def definition(pk: int) -> Kept:

@@ -6,7 +6,7 @@ parts, the second of which is no act upon a tool. So it is with groups/.
 
 from django.urls import URLPattern, path
 
-from catalog import approval_views, audit_views, group_acts, group_views, views
+from catalog import approval_views, audit_views, group_acts, group_views, hint_views, views
 
 urlpatterns: list[URLPattern] = [
     path("tools", views.tools, name="tools"),
@@ -21,11 +21,18 @@ urlpatterns: list[URLPattern] = [
     path("tools/<str:public_name>/keep-old", views.keep_old, name="tool-keep-old"),
     path("tools/<str:public_name>/edit", views.edit, name="tool-edit"),
     path("tools/<str:public_name>/delete", views.delete, name="tool-delete"),
+    path("tools/<str:public_name>/hints", hint_views.add, name="tool-hints"),
+    path(
+        "tools/<str:public_name>/hints/<int:hint_id>/remove",
+        hint_views.remove,
+        name="tool-hint-remove",
+    ),
     path("groups", group_views.groups, name="groups"),
     path("groups/all/create", group_views.create, name="group-create"),
     path("groups/all/order", group_views.order, name="groups-order"),
     path("groups/all/compare", group_views.compare, name="groups-compare"),
     path("groups/all/add-tools", group_acts.assign_any, name="groups-add-tools"),
+    path("groups/all/remove-tools", group_acts.remove_any, name="groups-remove-tools"),
     path("groups/undo/<int:entry_id>", group_acts.undo, name="group-undo"),
     path("groups/<str:group_id>", group_views.group, name="group"),
     path("groups/<str:group_id>/edit", group_views.edit, name="group-edit"),
@@ -37,6 +44,7 @@ urlpatterns: list[URLPattern] = [
     path("groups/<str:group_id>/preload", group_acts.preload, name="group-preload"),
     path("groups/<str:group_id>/delete", group_views.delete, name="group-delete"),
     path("approvals", approval_views.approval_list, name="approvals"),
+    path("approvals/bulk", approval_views.decide_many, name="approvals-bulk"),
     path("approvals/<str:public_name>/<str:act>", approval_views.decide, name="approval-decide"),
     path("audit", audit_views.audit_log, name="audit"),
     path("audit/export.csv", audit_views.export_csv, name="audit-csv"),

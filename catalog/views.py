@@ -10,7 +10,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog import browsing, detail, facets, ingest
+from catalog import browsing, calls_seen, detail, facets, hint_views, ingest
 from catalog import tools as writes
 from catalog.browsing import ToolFilter
 from catalog.forms import (
@@ -25,6 +25,7 @@ from catalog.group_offers import OFFERED
 from catalog.models import Group, Tool
 from catalog.people import actor_of, admin_required, operator_required
 from toolcrib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.filters import clean_address
 
 EXAMPLE = """{
   "name": "open_ticket",
@@ -58,15 +59,6 @@ def _is_part(request: HttpRequest) -> bool:
     return bool(asked.get("HX-Request")) and not asked.get("HX-Boosted")
 
 
-def _clean_address(request: HttpRequest) -> str:
-    """Return this address without the fields that were left empty."""
-    kept = QueryDict(mutable=True)
-    for name, values in request.GET.lists():
-        if filled := [value for value in values if value]:
-            kept.setlist(name, filled)
-    return f"{request.path}?{kept.urlencode()}" if kept else request.path
-
-
 # --- Tools --------------------------------------------------------------------------------------
 
 
@@ -75,9 +67,10 @@ def _clean_address(request: HttpRequest) -> str:
 def tools(request: HttpRequest) -> HttpResponse:
     wanted = ToolFilter.read(request.GET)
     page = browsing.tools(wanted, offset=browsing.offset_of(request.GET))
+    calls = calls_seen.of_tools([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
-        "rows": [facets.row(tool) for tool in page.rows],
+        "rows": [facets.row(tool, calls.get(tool.pk)) for tool in page.rows],
         "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
         "shown": page.says("tool"),
         "wanted": wanted,
@@ -87,7 +80,7 @@ def tools(request: HttpRequest) -> HttpResponse:
     }
     if _is_part(request):
         response = render(request, "catalog/_tools.html", context)
-        response["HX-Push-Url"] = _clean_address(request)
+        response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
         return response
     counts = browsing.counts()
@@ -129,6 +122,7 @@ def _tool_page(
         "override_form": OverrideForm(initial={"description": tool.description_override}),
         "policy_form": PolicyForm(initial={"policy": tool.call_policy}),
         "hold_form": HoldForm(),
+        "hint_offer": request.session.pop(hint_views.OFFERED, None),
     }
     return render(request, "catalog/tool.html", context | forms, status=status)
 

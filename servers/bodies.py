@@ -129,6 +129,8 @@ class Events:
         self._cap = cap
         self._buffer = bytearray()
         self._name, self._data, self._held = "message", list[bytes](), 0
+        self.last_id = ""  # where a stream of the handshake era can be taken up again
+        self.retry = 1.0  # and after how many seconds
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
         """Yield what the chunk completes."""
@@ -155,6 +157,10 @@ class Events:
             self._held += len(value) + 32  # of Python's own
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
+        elif field == b"id" and value.isascii() and b"\0" not in value:
+            self.last_id = value.decode()
+        elif field == b"retry" and value.isdigit() and len(value) < 9:
+            self.retry = int(value) / 1000
 
     def rest(self) -> bytes:
         return b""

@@ -24,12 +24,13 @@ from servers.faults import UpstreamError, megabytes, printable
 from servers.listening import LOOK_EVERY, generations, spec_now
 from servers.messages import LARGE
 from servers.pool import Owner, Pool
-from servers.spec import ServerSpec
+from servers.spec import OnProgress, ServerSpec
 from servers.threads import in_thread
 from toolcrib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 
+TRIES = 3  # connections that a call is offered to while nothing was sent
 LATE_GRACE = 10.0  # seconds to hear an answer after its deadline
 MAX_QUOTED = 500  # characters of a server's own words
 TURNED_DOWN = frozenset({"auth", "http_status", "redirect", "not_mcp"})
@@ -80,6 +81,7 @@ class Request:
     deadline: float  # by the clock of the loop
     on_sent: Callable[[], Awaitable[None]] | None
     on_late: Callable[[str], None] | None
+    on_progress: OnProgress | None
 
 
 async def call(
@@ -91,12 +93,14 @@ async def call(
     schema: Mapping[str, Any] | None = None,
     on_sent: Callable[[], Awaitable[None]] | None = None,
     on_late: Callable[[str], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CallOutcome:
     """Call a tool of a server, by the name the server knows it by.
 
     `on_sent` is awaited right before the request goes out: if it raises, nothing is sent.
-    `on_late` is told when an answer arrives shortly after the deadline. `schema` is the tool's
-    input schema, which tells what the newer protocol repeats in HTTP headers.
+    `on_late` is told when an answer arrives shortly after the deadline, `on_progress` what the
+    server says meanwhile. `schema` is the tool's input schema, which tells what the newer
+    protocol repeats in HTTP headers.
     """
     shared = _pool()
     if shared is None:
@@ -104,7 +108,9 @@ async def call(
 
     async def on_loop() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
-        request = Request(target, tool, arguments, schema, timeout, deadline, on_sent, on_late)
+        request = Request(
+            target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress
+        )
         return await _in_turn(shared, request)
 
     return await shared.elsewhere(on_loop())
@@ -203,7 +209,7 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
 
 async def _connected(shared: Pool, request: Request) -> CallOutcome:
     """Find a live connection and make the call over it."""
-    target, told = request.target, False
+    target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
     while True:
         try:
@@ -218,13 +224,13 @@ async def _connected(shared: Pool, request: Request) -> CallOutcome:
             )
         except ToolcribError as error:
             return _not_sent(error.code, error.message, error.hint)
-        if request.on_sent is not None and not told:
+        if request.on_sent is not None and not tries:
             await request.on_sent()
-        fresh, told = not told, True
+        tries += 1
         seen = Attempt(call=True)
         outcome = await _exchanged(shared, owner, connection, request, seen)
-        # A connection may turn out dead before anything was sent over it: one more, then.
-        if outcome.state == "not_sent" and fresh and connection.closed.is_set():
+        # A connection may turn out dead before anything was sent over it: another, then.
+        if outcome.state == "not_sent" and tries < TRIES and connection.closed.is_set():
             continue
         return outcome
 
@@ -234,7 +240,13 @@ async def _exchanged(
 ) -> CallOutcome:
     """Send the request and wait for its answer, but not longer than the deadline."""
     loop = asyncio.get_running_loop()
-    asking = connection.call_tool(request.tool, request.arguments, seen, schema=request.schema)
+    asking = connection.call_tool(
+        request.tool,
+        request.arguments,
+        seen,
+        schema=request.schema,
+        on_progress=request.on_progress,
+    )
     asked = asyncio.create_task(asking)
     owner.began()
     asked.add_done_callback(lambda _: owner.ended())

@@ -19,15 +19,17 @@ from mcp.client import Client, ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server import MCPServer, Server
 from mcp.shared.exceptions import MCPError
-from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from servers import network, sse, stdio
+from servers.asking import param_headers, raw_request, stamped
 from servers.attempts import Attempt, observed_by
 from servers.explaining import explain, too_slow, unwrapped
 from servers.faults import ListingError, UpstreamError
+from servers.http1 import Lines
+from servers.lean import Elsewhere, Lean, Said
 from servers.listing import all_pages
-from servers.spec import Listing, ServerSpec
+from servers.spec import Listing, OnProgress, ServerSpec
 from servers.subscribing import Subscription
 from servers.wires import Link, Streams, watched, wired
 
@@ -75,6 +77,10 @@ class Connection:
         self._subscription = Subscription(client, link, on_list_changed)
         self.closed = link.closed
         self.protocol_version: str = client.protocol_version
+        self._lean = link.lean
+        if self._lean is not None:
+            self._lean.modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
+            self._lean.on_list_changed = on_list_changed
         claimed = client.server_info
         self.server_info: dict[str, str] = {
             name: value[:MAX_CLAIM]
@@ -105,7 +111,7 @@ class Connection:
         params = {} if cursor is None else {"cursor": cursor}
         capabilities = self._client.server_capabilities
         seen = Attempt()
-        asking = _raw_request(self._session, "tools/list", params)
+        asking = raw_request(self._session, "tools/list", params)
         try:
             return await self._until_closed(asking, seen)
         except MCPError as error:
@@ -123,6 +129,7 @@ class Connection:
         seen: Attempt,
         *,
         schema: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Answer:
         """Call a tool and return the answer raw. `seen` is told what the transport sees.
 
@@ -132,27 +139,50 @@ class Connection:
         if self.closed.is_set():
             raise await self._link.why("before the call was sent")
         params = {"name": name, "arguments": arguments}
-        headers = self._param_headers(schema, arguments) if schema else {}
-        asking = _raw_request(self._session, "tools/call", params, headers)
+        modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
+        headers = param_headers(schema, arguments) if schema and modern else {}
         with self._link.calling():
             try:
-                result = await self._until_closed(asking, seen)
-                return Answer(result, seen.size)
-            except MCPError as error:
-                fault = await self._call_fault(error, seen)
+                if self._lean is None or on_progress is not None:
+                    return await self._call(params, headers, seen, on_progress)
+                return await self._call_lean(self._lean, params, headers, seen)
+            except UpstreamError as fault:
                 if not seen.sent and fault.code in UNREACHABLE:
                     self._link.doubt(fault)
-                raise fault from None
+                raise
 
-    def _param_headers(
-        self, schema: Mapping[str, Any], arguments: Mapping[str, Any]
-    ) -> dict[str, str]:
-        """Return the arguments that a tool wants repeated in headers, as the newer era does."""
-        if self.protocol_version not in MODERN_PROTOCOL_VERSIONS:
-            return {}
-        if find_invalid_x_mcp_header(schema) is not None:
-            return {}
-        return mcp_param_headers(x_mcp_header_map(schema), arguments)
+    async def _call(
+        self,
+        params: dict[str, Any],
+        headers: Mapping[str, str],
+        seen: Attempt,
+        on_progress: OnProgress | None = None,
+        resume: str | None = None,
+    ) -> Answer:
+        """Call a tool through the SDK, or hear the rest of a call."""
+        asking = raw_request(
+            self._session, "tools/call", params, headers, on_progress=on_progress, resume=resume
+        )
+        try:
+            return Answer(await self._until_closed(asking, seen), seen.size)
+        except MCPError as error:
+            raise await self._call_fault(error, seen) from None
+
+    async def _call_lean(
+        self, lean: Lean, params: dict[str, Any], headers: Mapping[str, str], seen: Attempt
+    ) -> Answer:
+        """Call a tool beside the SDK, which goes on where that is not enough."""
+        sent, options = stamped(self._session, "tools/call", params, headers)
+        try:
+            return Answer(*await lean.call(sent, options["headers"], seen))
+        except Said as refusal:
+            raise ServerRefused(str(refusal)) from None
+        except Elsewhere as left:
+            if left.resume is None:  # a redirect: nothing ran, and the next will not either
+                self._lean, seen.sent = None, False
+            else:
+                await asyncio.sleep(left.wait)
+            return await self._call(params, headers, seen, resume=left.resume)
 
     async def _call_fault(self, error: MCPError, seen: Attempt) -> UpstreamError:
         if error.code == types.PARSE_ERROR and not seen.refused and seen.fault is None:
@@ -181,8 +211,6 @@ class Connection:
     async def _explain(self, error: BaseException, seen: Attempt, when: str) -> UpstreamError:
         return await explain(error, seen, self._link, when)
 
-    # --- Changes ------------------------------------------------------------------------------
-
     async def listen(self) -> None:
         """Call on_list_changed on every change, until the connection is lost (then raise).
 
@@ -208,24 +236,6 @@ class Connection:
             detail=why.detail,
             parked=why.parked,
         )
-
-
-async def _raw_request(
-    session: ClientSession,
-    method: str,
-    params: dict[str, Any],
-    headers: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Send a request and return its result unvalidated.
-
-    `session.list_tools` fails as a whole when one tool is malformed. `_stamp` and `_dispatcher`
-    are private, hence mcp<2.4; nothing else of the project touches them.
-    """
-    data: dict[str, Any] = {"method": method, "params": params}
-    options: Any = {}
-    session._stamp(data, options)
-    options["headers"].update(headers or {})
-    return await session._dispatcher.send_raw_request(method, data["params"], options)
 
 
 def _cut(text: str, limit: int) -> str:
@@ -272,7 +282,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             yield watched(wired(child, link), link)
         return
     url = spec.url.reveal()
-    network.check_url(url)
+    checked = network.check_url(url)
     headers = {name: value.reveal() for name, value in spec.headers.items()}
     async with network.upstream(headers) as upstream:
         if spec.transport == "sse":
@@ -285,7 +295,11 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
                 http_client=upstream.http,
                 max_sse_event_size=None,  # network.py caps
             )
-            yield watched(http, link)
+            link.lean = Lean(Lines(upstream, checked), upstream.transport, link.lose)
+            try:
+                yield watched(http, link)
+            finally:
+                link.lean.close()
 
 
 @asynccontextmanager

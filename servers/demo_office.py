@@ -1,12 +1,13 @@
-"""Four demonstration servers of a small office: tickets, notes, calendar and analytics.
+"""Demonstration servers of a small office: tickets, notes, calendar, analytics, and a broken CRM.
 
 Run by `python -m servers.demo_office THEME`, a process of its own; nothing else imports it. All of
 it is made up and kept in memory. The calendar takes its time, and every sixth report fails, as
-real servers do. Where the file given by --released exists, analytics is a newer release, with
-another description.
+real servers do; the CRM only says what it lacks. Where the file given by --released exists,
+analytics is a newer release, with another description.
 """
 
 import argparse
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -379,13 +380,16 @@ def compare_periods(metric: Metric, days: Days = 7) -> Row:
 
 
 THEMES = {"tickets": tickets, "notes": notes, "calendar": calendar, "analytics": analytics}
+CRM = "crm 2.4.1 starts\nreading settings from the environment\ncrm: CRM_TOKEN is not set"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("theme", choices=THEMES)
+    parser.add_argument("theme", choices=[*THEMES, "crm"])
     parser.add_argument("--released", type=Path, help="a file that is there after the release")
     options = parser.parse_args()
+    if options.theme == "crm":
+        sys.exit(CRM)
     newer = options.released is not None and options.released.exists()
     said = COMPARE_ANEW if newer else COMPARE
     analytics.tool(annotations=READ, description=said)(compare_periods)

@@ -25,6 +25,7 @@ class Found:
     flaw: str = ""
     is_answer: bool = True
     is_refusal: bool = False
+    value: Any = None  # the message, where it could be read
 
 
 class _Flaw(ValueError):
@@ -48,10 +49,11 @@ def read(raw: bytes) -> Found:
     if not isinstance(value, dict):
         return Found("is not a message of the protocol")
     if "method" in value:
-        return Found(is_answer=False)
+        return Found(is_answer=False, value=value)
     if isinstance(value.get("error"), dict):
-        return Found(is_refusal=True)
-    return Found("" if isinstance(value.get("result"), dict) else "is not an object")
+        return Found(is_refusal=True, value=value)
+    problem = "" if isinstance(value.get("result"), dict) else "is not an object"
+    return Found(problem, value=value)
 
 
 def several(raw: bytes) -> list[Any]:

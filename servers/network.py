@@ -99,7 +99,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or settings.CONNECT_TIMEOUT)
-        addresses = await self._checked(host, port, deadline)
+        addresses = await self.checked(host, port, deadline)
         problem: Exception | None = None
         for index, address in enumerate(addresses):
             # Each gets its share, so that one dead IPv6 route does not use up all the time.
@@ -112,7 +112,8 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
                 problem = error
         raise problem or httpcore2.ConnectError("no address")
 
-    async def _checked(self, host: str, port: int, deadline: float) -> list[Address]:
+    async def checked(self, host: str, port: int, deadline: float) -> list[Address]:
+        """Resolve a host and judge every address of it, by the clock of the loop."""
         try:
             async with asyncio.timeout_at(deadline):
                 found = await self._resolver(host, port)
@@ -146,6 +147,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False)
         _guard(self._inner, GuardedBackend(resolver, allowed_networks()))
         self.on_session_lost: Callable[[], None] = lambda: None
+        self.session_id = ""  # as the server gave it in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
 
@@ -168,6 +170,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         except httpx2.StreamError:
             return refusal(UpstreamError("The request could not be sent.", code="protocol"))
         response.headers.pop("set-cookie", None)
+        self.session_id = response.headers.get("mcp-session-id") or self.session_id
         try:
             return self._judged(request, response)
         except UpstreamError as fault:
@@ -320,10 +323,13 @@ def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
 
 @dataclass
 class Upstream:
-    """An HTTP client for one server, and the hook for a session the server has forgotten."""
+    """An HTTP client for one server, and what it takes to make another (http1.py)."""
 
     http: httpx2.AsyncClient
     transport: UpstreamTransport = field(repr=False)
+    headers: Mapping[bytes, bytes] = field(repr=False)
+    tls: ssl.SSLContext = field(repr=False)
+    resolver: Resolver = field(repr=False)
 
 
 @contextlib.asynccontextmanager
@@ -334,14 +340,16 @@ async def upstream(
 ) -> AsyncIterator[Upstream]:
     """Give a client that sends these headers and what the protocol needs, and nothing else."""
     certificates = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
-    transport = UpstreamTransport(headers, resolver, _tls_context(*certificates))
+    tls = _tls_context(*certificates)
+    transport = UpstreamTransport(headers, resolver, tls)
     own = {"Accept-Encoding": "identity", "User-Agent": f"toolcrib/{settings.VERSION}"}
     allowed = {
         name: value for name, value in headers.items() if name.lower() not in PROTOCOL_HEADERS
     }
+    sent = _sendable({**allowed, **own})
     client = httpx2.AsyncClient(
         transport=transport,
-        headers=_sendable({**allowed, **own}),
+        headers=sent,
         trust_env=False,
         follow_redirects=False,
         max_redirects=MAX_REDIRECTS,
@@ -349,7 +357,7 @@ async def upstream(
         timeout=httpx2.Timeout(settings.CONNECT_TIMEOUT, read=None, pool=None),
     )
     try:
-        yield Upstream(client, transport)
+        yield Upstream(client, transport, sent, tls, resolver)
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):

@@ -270,6 +270,8 @@ def change_settings(server: Server, changes: Mapping[str, Any], *, actor: Actor)
     if after:
         server.save(update_fields=list(after))
         audit.record(actor, "server.settings", server, before=before, after=after)
+        if "trust" in after:  # decides on calls of tools that wait, and is held in memory
+            Revision.bump()
     return server
 
 

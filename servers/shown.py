@@ -14,11 +14,12 @@ from django.forms import BaseForm
 from django.urls import reverse
 from django.utils import timezone
 
+from catalog import calls_seen
 from catalog.models import Tool, ToolState
 from servers.models import Server, ServerState, SyncRun, Transport
 
 PAGE = 100
-TOOLS = 500
+TOOLS = 200
 RUNS = 50
 # Late enough to say so: a free worker takes a sync within a second.
 QUEUED_LONG = timedelta(seconds=10)
@@ -98,7 +99,12 @@ def listing(wanted: Wanted) -> Shown:
     picked = wanted.pick(Server.objects.all())
     total = picked.count()
     page = wanted.order(with_costs(picked))[wanted.start : wanted.start + PAGE]
-    rows: list[Shown] = [{"server": server, "busy": is_busy(server)} for server in page]
+    found = list(page)
+    calls = calls_seen.of_servers([server.pk for server in found])
+    rows: list[Shown] = [
+        {"server": server, "busy": is_busy(server), "calls": calls.get(server.pk)}
+        for server in found
+    ]
     start, end = wanted.start, wanted.start + len(rows)
     return {
         "rows": rows,

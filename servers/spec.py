@@ -3,12 +3,13 @@
 Pure: no Django, no network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from servers.secret import Secret
 
 EMPTY = Secret("")
+OnProgress = Callable[[float, float | None, str | None], None]  # done, of, in words
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from servers.attempts import Attempt, attempt
 from servers.bodies import BodyFault
 from servers.faults import UpstreamError
+from servers.lean import Lean
 from servers.messages import BOM, LARGE, id_at_head, several
 
 MAX_UNANSWERED = 100  # requests of a server to us
@@ -52,6 +53,7 @@ class Link:
         self.standing: set[Id] = set()  # of these, what is answered only at the end
         self.forgiven: OrderedDict[Id, None] = OrderedDict()
         self.stray_answers = 0
+        self.lean: Lean | None = None  # the short way for calls, where there is one
         self._calls = 0
         self._doubt: UpstreamError | None = None
 

@@ -232,7 +232,7 @@ def _settings_page(request: HttpRequest, agent: Agent, **changed: Any) -> HttpRe
     """Draw the tab; `changed` holds what was refused, which makes the answer a 422."""
     form = SettingsForm.of(agent)
     context = page_context(agent, "agent-settings")
-    context["settings_rows"] = shown.settings_rows(agent, form)
+    context |= shown.groups_of(agent) | {"settings_rows": shown.settings_rows(agent, form)}
     if role_of(request.user) >= Role.ADMIN:
         context |= {"form": form, "session_count": agent.sessions.count()}
     status = 422 if changed else 200

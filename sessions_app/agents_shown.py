@@ -11,8 +11,9 @@ from django.db.models.functions import Coalesce
 from django.forms import BaseForm
 from django.utils import timezone
 
+from catalog import group_board
 from catalog.browsing import Page
-from catalog.models import CallPolicy, Group, Membership, Tool
+from catalog.models import CallPolicy, Membership, Tool
 from sessions_app import keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
 
@@ -59,16 +60,19 @@ def group_names(agent: Agent) -> list[str]:
 
 
 def groups_of(agent: Agent) -> dict[str, Any]:
-    """Return the agent's groups in its order, and those that could be added."""
-    counted = Group.objects.annotate(
-        tool_count=Count("tools", filter=Q(tools__in=Tool.objects.servable()))
-    )
-    if agent.all_groups:
-        return {"groups": list(counted), "others": []}
-    by_id = {group.pk: group for group in counted}
+    """Return the agent's groups in its order with what they cost, and those that could be added."""
+    by_id = {group.pk: group for group in group_board.priced()}
     links = [link.group_id for link in agent.group_links.all()]
-    chosen = [by_id.pop(one) for one in links if one in by_id]
-    return {"groups": chosen, "others": list(by_id.values())}
+    if agent.all_groups:
+        links = list(by_id)
+    chosen: list[Any] = [by_id.pop(one) for one in links if one in by_id]
+    return {
+        "groups": chosen,
+        "others": list(by_id.values()),
+        "preload": sum(group.preload_tokens for group in chosen),
+        "rest": sum(group.rest_tokens for group in chosen),
+        "dearest": max((group.all_tokens for group in chosen), default=0),
+    }
 
 
 def keys_of(agent: Agent) -> list[dict[str, Any]]:

@@ -8,19 +8,20 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
-from ninja import Router
+from ninja import Query, Router
 
 from catalog.canonical import canonical, digest
 from servers import calling
 from sessions_app import (
+    call_path,
     dispatch,
     finding,
-    formats,
+    formats_native,
     journal,
     limiting,
     loading,
+    native,
     opening,
-    scope,
     surfaces,
 )
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
@@ -30,7 +31,8 @@ from sessions_app.shapes import (
     CallOut,
     DetailName,
     EventPage,
-    FormatName,
+    FormatIn,
+    FoundIn,
     LoadIn,
     LoadOut,
     OpenIn,
@@ -42,6 +44,8 @@ from sessions_app.shapes import (
     SessionPage,
     StateOut,
     Stats,
+    ToolResult,
+    ToolSearchOutput,
 )
 from sessions_app.usage import SessionFilter
 from toolcrib.api_shapes import ERRORS, ErrorBody
@@ -214,59 +218,20 @@ def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=AS_TEXT)
-def session_catalog(
-    request: HttpRequest, session_id: str, format: FormatName = "json"
-) -> HttpResponse:
+def session_catalog(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
     """The text for the system prompt and the tools array, in a provider's format."""
+    native.check(wanted)
     session = _readable(request, session_id)
-    answer = _catalog(request, session, format)
+    answer = _tagged(request, native.catalog(session, wanted), wanted.format)
     open_now = loading.state_now(session) == SessionState.OPEN
     if answer.status_code == 200 and open_now and request.agent:  # type: ignore[attr-defined]
-        journal.note(session, EventKind.CATALOG, details={"format": format})
+        journal.note(session, EventKind.CATALOG, details={"format": wanted.format})
     return answer
 
 
-def _catalog(request: HttpRequest, session: AgentSession, format_: str) -> HttpResponse:
-    text, tokens, left_out = surfaces.catalog_text(session)
-    tools = surfaces.tools_array(session)
-    return _tagged(request, format_, text, tools, {
-        "mode": session.mode,
-        "strategy": session.strategy,
-        "revision": session.revision,
-        "tokens": tokens,
-        "left_out": left_out,
-        "groups": _groups(session),
-    })  # fmt: skip
-
-
-def _groups(session: AgentSession) -> list[dict[str, Any]]:
-    return [
-        {
-            "group_id": line.group_id,
-            "display_name": line.display_name,
-            "description": line.description,
-            "tool_names": list(line.names),
-        }
-        for line in surfaces.surface_of(session.snapshot).groups
-    ]
-
-
-def _tagged(
-    request: HttpRequest,
-    format_: str,
-    text: str,
-    tools: list[dict[str, Any]],
-    facts: dict[str, Any],
-) -> HttpResponse:
+def _tagged(request: HttpRequest, body: str, format_: str) -> HttpResponse:
     """Answer with an ETag of the very bytes, or 304 where the caller has them."""
-    if format_ == "text":
-        body, kind = text, "text/plain; charset=utf-8"
-    else:
-        shaped = formats.tools_in(format_, tools)
-        whole = {"text": text, "tools": shaped, "etag": digest(text)} | facts
-        provider = {"system": text, "tools": shaped}
-        body = canonical(whole if format_ == "json" else provider)
-        kind = "application/json"
+    kind = "text/plain; charset=utf-8" if format_ == "text" else "application/json"
     etag = f'"{digest(body)}"'
     known = [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]
     if etag in known or f"W/{etag}" in known:
@@ -282,13 +247,10 @@ def _tagged(
     "/sessions/{session_id}/tools",
     response={200: list[dict[str, Any]], **AGENT_ERRORS},
 )
-def session_tools(
-    request: HttpRequest, session_id: str, format: FormatName = "json"
-) -> HttpResponse:
+def session_tools(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
     """What belongs in the tools array now."""
-    session = _readable(request, session_id)
-    shape = "json" if format == "text" else format
-    return _json(formats.tools_in(shape, surfaces.tools_array(session)))
+    native.check(wanted)
+    return _json(native.tools_now(_readable(request, session_id), wanted))
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
@@ -301,16 +263,10 @@ def tool_details(
 
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=AS_TEXT)
-def agent_catalog(request: HttpRequest, format: FormatName = "json") -> HttpResponse:
+def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse:
     """What a session opened now would be given."""
-    agent = agent_of(request)
-    snapshot = opening.preview(agent)
-    surface = surfaces.surface_of(snapshot)
-    return _tagged(request, format, snapshot.text, surface.tools, {
-        "revision": scope.of(agent).revision,
-        "tokens": snapshot.tokens,
-        "left_out": surface.left_out,
-    })  # fmt: skip
+    native.check(wanted)
+    return _tagged(request, native.preview(agent_of(request), wanted), wanted.format)
 
 
 # --- Find, load, call -----------------------------------------------------------------------------
@@ -331,26 +287,34 @@ def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpRespo
     return _json(loading.preload(_session(request, session_id), body.tool_names))
 
 
-@router.post("/sessions/{session_id}/search", response={200: SearchOut, **AGENT_ERRORS})
-def search(request: HttpRequest, session_id: str, body: SearchIn) -> HttpResponse:
+@router.post(
+    "/sessions/{session_id}/search",
+    response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
+)
+def search(
+    request: HttpRequest, session_id: str, body: SearchIn, wanted: Query[FoundIn]
+) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
+    check(wanted.call_id, "/call_id")
     check(body.dict(include={"query", "pattern", "name", "server"}), "")
     session = _session(request, session_id)
     limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    answer = finding.find(
-        session,
-        finding.Query(
-            query=body.query,
-            pattern=body.pattern,
-            name=body.name,
-            strategy=body.strategy or "",
-            server=body.server,
-            limit=max(1, min(50, body.limit)),
-            detail=body.detail if body.detail != "summary" or not body.name else "full",
-            load=bool(body.name) if body.load is None else body.load,
-        ),
+    ours = wanted.format == "json"
+    most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
+    asked = finding.Query(
+        query=body.query,
+        pattern=body.pattern,
+        name=body.name,
+        strategy=body.strategy or "",
+        server=body.server,
+        limit=max(1, min(most, body.limit)),
+        detail=body.detail if ours and (body.detail != "summary" or not body.name) else "full",
+        load=bool(body.name) if body.load is None else body.load,
+        server_hint=body.server_hint,
     )
-    return _json(answer)
+    if ours:
+        return _json(finding.find(session, asked))
+    return _json(native.found(session, asked, wanted.format, wanted.call_id))
 
 
 KEY_PARAMETER = {
@@ -378,6 +342,8 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
             timeout=body.timeout,
             idempotency_key=request.headers.get("Idempotency-Key"),
         ),
+        token=request.auth.sha256,  # type: ignore[attr-defined]
+        counted=getattr(request, "scope", {}).get(call_path.COUNTED, 0),
     )
     return HttpResponse(answer, content_type="application/json")
 

@@ -1,4 +1,4 @@
-"""Dispatch a call: decide (database), send (network), record (database).
+"""Dispatch a call: decide (planning), commit it (ledger), send it (servers), record its end.
 
 The real tool is known before anything else looks: validation, policy, ledger and timeline see
 it, never the dispatcher. What a model can mend comes back as a result that says how.
@@ -8,37 +8,42 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.db import DatabaseError
 from django.utils import timezone
 
-from catalog import shelf
 from catalog.audit import Actor
 from catalog.canonical import canonical
-from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
-from catalog.naming import META_TOOLS
-from catalog.shelf import Item, Kept
+from catalog.models import Tool
+from catalog.shelf import Item
 from catalog.tokens import count
 from catalog.validation import validators
 from servers import calling
-from servers.calling import CallOutcome, Target
-from servers.models import Server
+from servers.calling import CallOutcome
+from servers.messages import LARGE
+from servers.spec import OnProgress
 from servers.threads import in_thread
-from sessions_app import ledger, limiting, loading, opening, scope, surfaces
+from sessions_app import ledger, limiting, planning, standing, writing
 from sessions_app.ledger import Ending
-from sessions_app.models import Agent, AgentSession, Call, CallPath, CallState
-from sessions_app.payloads import arguments_of, check, kept, kept_arguments
-from toolcrib.errors import Invalid, ToolcribError
+from sessions_app.models import Agent, CallState
+from sessions_app.planning import CallPlan, CallRequest, Ended
+from sessions_app.standing import Token
+from toolcrib.errors import ToolcribError
+
+__all__ = ["CallPlan", "CallRequest", "NotSent", "dispatch", "try_tool"]
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 COUNTED = 1_000_000  # characters of a result that are counted exactly
-_carried: set[asyncio.Task[str]] = set()  # calls whose caller has gone
+SHOWN_AFTER = 0.25  # seconds under way, after which the ledger says that a call was sent
+ON_LOOP = 64 * 1024  # bytes of a request that are worked through on the event loop
+# Calls under way, whether or not their caller is there.
+_carried: dict[asyncio.Task[str], CallPlan] = {}
 
 
 class NotSent(ToolcribError):
@@ -48,283 +53,181 @@ class NotSent(ToolcribError):
     status = 503
 
 
-@dataclass(frozen=True)
-class CallRequest:
-    tool_name: str
-    arguments: object = None
-    timeout: float | None = None
-    idempotency_key: str | None = None
-    path: str = CallPath.DISPATCH
+class Unrecorded(ToolcribError):
+    """The call was sent, and how it ended could not be written down."""
 
-
-@dataclass
-class CallPlan:
-    """A call that may be made: everything the network part needs to know."""
-
-    call: Call
-    item: Item
-    arguments: dict[str, Any]
-    target: Target
-    timeout: float
-    schema: JsonSchema
-    sent: bool = False
-    asked: "asyncio.Task[CallOutcome] | None" = field(default=None, repr=False)
-
-
-class Refused(Exception):
-    """The call is refused with words for the model."""
-
-    def __init__(self, code: str, message: str, hint: str = "", schema: str = "") -> None:
-        super().__init__(message)
-        self.code, self.message, self.hint, self.schema = code, message, hint, schema
-
-
-# --- Decide -------------------------------------------------------------------------------------
-
-
-def plan_call(agent: Agent, session_id: str, request: CallRequest) -> CallPlan | str:
-    """Check everything and commit the call; or return an answer's JSON where none is to be made."""
-    session = opening.find(agent, session_id)
-    loading.check_open(session)
-    key = ledger.check_key(request.idempotency_key)
-    check(request.arguments, "/arguments")
-    check(request.tool_name, "/tool_name")
-    asked = ledger.request_digest(session, request.tool_name, request.arguments)
-    before = ledger.answered_before(agent, key, asked)
-    if before is not None:
-        return before
-    limiting.check_rate(agent, "calls", agent.calls_per_minute)
-    call = Call(
-        session=session,
-        agent=agent,
-        tool_name=request.tool_name[:200],
-        path=request.path,
-        idempotency_key=key,
-        request_digest=asked,
-        arguments=kept_arguments(request.arguments),
-    )
-    return _planned(call, request, lambda: _find(session, request.tool_name), session)
-
-
-def _find(session: AgentSession, name: str) -> Item:
-    if name in META_TOOLS:
-        raise Refused(
-            "meta_tool",
-            f"{name} is not run through a call: it is a tool of Toolcrib's own.",
-            "Name the tool you want to run.",
-        )
-    return scope.of_session(session).find(name)
-
-
-def _planned(
-    call: Call, request: CallRequest, find: Callable[[], Item], session: AgentSession | None
-) -> CallPlan | str:
-    call.accepted_at = timezone.now()
-    call.deadline = call.accepted_at
-    try:
-        item = find()
-        _name(call, item)
-        arguments = arguments_of(request.arguments)
-        _check_usable(item)
-        pin = surfaces.pinned(session, item.name) if session else None
-        call.definition_id = _checked(item, pin, arguments)
-        call.implicit_load = session is not None and pin is None
-        if not item.server_id:
-            return ledger.finish(call, _for_client(item, arguments))
-        return _accepted(call, item, arguments, request)
-    except Refused as refusal:
-        ending = _refusal(refusal.code, refusal.message, refusal.hint, refusal.schema)
-        return ledger.finish(call, ending)
-    except (scope.NotAvailable, scope.Ambiguous, Invalid) as error:
-        return ledger.finish(call, _refusal(error.code, error.message, error.hint))
-
-
-def _name(call: Call, item: Item) -> None:
-    call.tool_id, call.tool_name = item.tool_id, item.name
-    call.server_id, call.server_slug = item.server_id, item.server
-
-
-def _check_usable(item: Item) -> None:
-    """Refuse what an admin, the server or the lack of an approval stands against."""
-    strict_wait = item.trust == "strict" and item.state == ToolState.WAITING
-    if not item.offered or strict_wait:
-        code = loading.why_not_code(item)
-        raise Refused(code, loading.why_not(item), "Use another tool, or tell your operator.")
-    if item.call_policy == CallPolicy.DENY:
-        raise Refused(
-            "denied",
-            f"{item.name} may not be called here: an admin denies it.",
-            "Use another tool, or tell your operator.",
-        )
-
-
-def _checked(item: Item, pin: surfaces.Pin | None, arguments: dict[str, Any]) -> int:
-    """Hold arguments to what the session was shown, and to what is newer. Return the former."""
-    approved = item.approved
-    assert approved is not None  # noqa: S101 - _check_usable saw to it
-    shown = shelf.definition(pin["definition"]) if pin else approved
-    _validate(item, shown, arguments)
-    newer = [approved]
-    if item.state == ToolState.WAITING and item.latest is not None:
-        newer.append(item.latest)
-    for kept_ in newer:
-        if kept_.pk != shown.pk:
-            _validate(item, kept_, arguments, changed=True)
-    return shown.pk
-
-
-def _validate(
-    item: Item, definition: Kept, arguments: dict[str, Any], *, changed: bool = False
-) -> None:
-    schema = definition.input_schema
-    problems = validators.of(definition.sha256, "input", schema).problems(arguments)
-    if not problems:
-        return
-    what = (
-        f"{item.name} changed since you loaded it, and the arguments do not fit what it takes now"
-        if changed
-        else f"The arguments for {item.name} do not fit its schema"
-    )
-    listed = "\n".join(f"- {problem}" for problem in problems)
-    raise Refused(
-        "definition_changed" if changed else "invalid_arguments",
-        f"{what}:\n{listed}",
-        "Correct the arguments and call again.",
-        schema=f"Input schema of {item.name}:\n{canonical(schema)}",
-    )
-
-
-def _accepted(
-    call: Call, item: Item, arguments: dict[str, Any], request: CallRequest
-) -> CallPlan | str:
-    server = Server.objects.get(pk=item.server_id or 0)
-    timeout = request.timeout or server.call_timeout
-    call.state = CallState.ACCEPTED
-    call.deadline = call.accepted_at + timedelta(seconds=timeout)
-    ledger.accept(call)
-    target = Target(
-        server_id=server.pk,
-        slug=server.slug,
-        generation=server.generation,
-        isolation=server.isolation,
-        session=call.session.session_id if call.session else call.call_id,
-        concurrency=server.concurrency,
-    )
-    schema = (item.latest or item.approved).input_schema  # type: ignore[union-attr]
-    return CallPlan(call, item, arguments, target, timeout, schema)
-
-
-def _refusal(code: str, message: str, hint: str, schema: str = "") -> Ending:
-    text = "\n\n".join(part for part in (message, schema, hint) if part)
-    return Ending(
-        CallState.REFUSED,
-        True,
-        [{"type": "text", "text": text}],
-        tokens=count(text),
-        code=code,
-        message=message,
-        hint=hint,
-    )
-
-
-def _for_client(item: Item, arguments: dict[str, Any]) -> Ending:
-    text = f"Run {item.name} yourself with these arguments: {canonical(arguments)}"
-    return Ending(
-        CallState.CLIENT,
-        False,
-        [{"type": "text", "text": text}],
-        arguments,
-        tokens=count(text),
-        raw={"structuredContent": arguments},  # in which secrets can be masked
-    )
-
-
-# --- Send ---------------------------------------------------------------------------------------
+    code = "unknown_outcome"
+    status = 502
 
 
 def _on_database(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
     return sync_to_async(function)  # type: ignore[return-value]
 
 
-async def dispatch(agent: Agent, session_id: str, request: CallRequest) -> str:
-    """Carry out one call of a session; return the answer as canonical JSON."""
-    plan = await _on_database(plan_call)(agent, session_id, request)
-    return plan if isinstance(plan, str) else await _carry_out(plan)
+async def dispatch(
+    agent: Agent,
+    session_id: str,
+    request: CallRequest,
+    on_progress: OnProgress | None = None,
+    *,
+    token: Token | None = None,
+    counted: int = 0,
+) -> str:
+    """Carry out one call of a session; return the answer as canonical JSON.
+
+    `token` is the digest of the key where the ledger is to check that too; `counted` is the
+    limit that the call was held to already.
+    """
+    known_as: Token = agent.pk if token is None else token
+    if token is None:
+        plan, counted = await short_way(known_as, session_id, request)
+        if plan is not None:
+            return await _carry_out(plan, on_progress)
+    found = await _on_database(planning.plan_call)(
+        agent, session_id, request, known_as, counted=counted
+    )
+    if isinstance(found, str):
+        return found
+    if isinstance(found, Ended):
+        return await ledger.finish(found.entry, found.ending)
+    await ledger.accept(found.entry, agent)
+    return await _carry_out(found, on_progress)
+
+
+async def short_way(
+    token: Token, session_id: str, request: CallRequest, size: int = 0
+) -> tuple[CallPlan | None, int]:
+    """Accept a call by what is remembered of an earlier one, in one round to the ledger.
+
+    Returns no plan where the long way has to be gone, and the limit the call was held to so far.
+    """
+    ready = standing.known(token, session_id)
+    if ready is None or not writing.is_running():
+        return None, 0
+    if size > ON_LOOP:
+        plan = await asyncio.to_thread(planning.at_hand, ready, request)
+    else:
+        plan = planning.at_hand(ready, request)
+    if plan is None:
+        return None, 0
+    try:
+        if settings.REDIS_URL:
+            await asyncio.to_thread(_count, ready.agent)
+        else:
+            _count(ready.agent)
+    except limiting.TooMany:
+        return None, 0  # it was not counted; who asks may not be who they were
+    counted = ready.agent.calls_per_minute
+    if await ledger.accept_if(plan.entry, ready):
+        return plan, counted
+    standing.drop(token, session_id)
+    return None, counted
+
+
+def _count(agent: Agent) -> None:
+    limiting.check_rate(agent, "calls", agent.calls_per_minute)
+
+
+async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> str | int:
+    """Carry out a call the short way; or return the limit it was held to, for the long one."""
+    plan, counted = await short_way(token, session_id, request, size)
+    return counted if plan is None else await _carry_out(plan, None)
 
 
 async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> dict[str, Any]:
     """Call a tool as a person, outside any session, by the same checks and ledger."""
-    plan = await _on_database(_plan_try)(tool, arguments, actor)
-    try:
-        answer = plan if isinstance(plan, str) else await _carry_out(plan)
-    finally:
-        if isinstance(plan, CallPlan):
-            await calling.forget_session(plan.target.session)
+    found = await _on_database(planning.plan_try)(tool, arguments, actor)
+    if isinstance(found, Ended):
+        answer = await ledger.finish(found.entry, found.ending)
+    else:
+        await ledger.accept(found.entry, None)
+        try:
+            answer = await _carry_out(found, None)
+        finally:
+            await calling.forget_session(found.target.session)
     told: dict[str, Any] = json.loads(answer)
     return told
 
 
-def _plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | str:
-    check(arguments, "/arguments")
-    call = Call(
-        actor=actor.label[:200],
-        tool_name=tool.public_name,
-        path=CallPath.TRY,
-        arguments=kept(arguments),
-    )
-    request = CallRequest(tool.public_name, arguments, path=CallPath.TRY)
-    return _planned(call, request, lambda: shelf.item(tool.pk), None)
+# --- Send ---------------------------------------------------------------------------------------
 
 
-async def _carry_out(plan: CallPlan) -> str:
+async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> str:
     """Send and record. Where the caller leaves, the call is cancelled and still recorded."""
-    task = asyncio.create_task(_run(plan))
-    _carried.add(task)
-    task.add_done_callback(_carried.discard)
+    task = asyncio.create_task(_run(plan, on_progress))
+    _carried[task] = plan
+    task.add_done_callback(_carried.pop)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        if plan.asked is not None:
-            plan.asked.cancel()
+        if plan.asking:
+            task.cancel()
         raise
 
 
-async def _run(plan: CallPlan) -> str:
-    plan.asked = asyncio.create_task(_ask(plan))
+def give_up() -> None:
+    """End all calls under way, since Toolcrib stops: their callers are told, and the ledger."""
+    for task, plan in list(_carried.items()):
+        plan.stopping = True
+        if plan.asking:
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+async def _run(plan: CallPlan, on_progress: OnProgress | None) -> str:
+    plan.asking = True
     try:
-        outcome = await plan.asked
+        outcome = await _ask(plan, on_progress)
     except asyncio.CancelledError:
         outcome = _cancelled(plan)
-    except Exception:
-        # Ours, such as a database that is away: what was sent is in doubt, what was not is not.
-        logger.exception("Call %s could not be carried out", plan.call.call_id)
-        if plan.sent:
-            raise
-        outcome = CallOutcome("not_sent", code="busy", message="The call could not be recorded.")
-    return await _on_database(_record)(plan, outcome)
+    finally:
+        plan.asking = False
+    return await _record(plan, outcome)
 
 
-async def _ask(plan: CallPlan) -> CallOutcome:
+async def _ask(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
+    shown: asyncio.TimerHandle | None = None
+
     async def sent() -> None:
-        await _on_database(ledger.mark_sent)(plan.call)
-        plan.sent = True
+        nonlocal shown
+        plan.entry.sent_at, plan.sent = timezone.now(), True
+        shown = asyncio.get_running_loop().call_later(SHOWN_AFTER, _show_sent, plan)
 
     def late(what: str) -> None:
-        noting = asyncio.ensure_future(in_thread(ledger.note_late, plan.call.pk, what))
+        noting = asyncio.ensure_future(in_thread(ledger.note_late, plan.entry.pk or 0, what))
         noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    return await calling.call(
-        plan.target,
-        plan.item.own_name,
-        plan.arguments,
-        timeout=plan.timeout,
-        schema=plan.schema,
-        on_sent=sent,
-        on_late=late,
-    )
+    try:
+        return await calling.call(
+            plan.target,
+            plan.item.own_name,
+            plan.arguments,
+            timeout=plan.timeout,
+            schema=plan.schema,
+            on_sent=sent,
+            on_late=late,
+            on_progress=on_progress,
+        )
+    finally:
+        if shown is not None:
+            shown.cancel()
+
+
+def _show_sent(plan: CallPlan) -> None:
+    noting = asyncio.ensure_future(ledger.mark_sent(plan.entry))
+    noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _cancelled(plan: CallPlan) -> CallOutcome:
+    if plan.stopping and not plan.sent:
+        return CallOutcome("not_sent", code="stopping", message="Toolcrib is stopping.")
+    if plan.stopping:
+        return CallOutcome(
+            "unknown",
+            code="stopping",
+            message="Toolcrib stopped while the call was under way. Whether the tool ran is not "
+            "known.",
+            hint="Look what it did before calling it again.",
+        )
     if plan.sent:
         return CallOutcome(
             "unknown",
@@ -338,11 +241,22 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
 # --- Record -------------------------------------------------------------------------------------
 
 
-def _record(plan: CallPlan, outcome: CallOutcome) -> str:
-    call = plan.call
+async def _record(plan: CallPlan, outcome: CallOutcome) -> str:
     if outcome.state == "not_sent":
-        call.idempotency_key = None  # nothing happened under it
-    body = ledger.finish(call, _ending(plan, outcome))
+        plan.entry.idempotency_key = None  # nothing happened under it
+        plan.entry.sent_at = None
+    large = outcome.size > LARGE
+    ending = await asyncio.to_thread(_ending, plan, outcome) if large else _ending(plan, outcome)
+    try:
+        body = await ledger.finish(plan.entry, ending)
+    except DatabaseError:
+        logger.exception("The end of call %s could not be recorded", plan.entry.call_id)
+        if not plan.sent:
+            raise
+        raise Unrecorded(
+            "The call was sent, and how it ended could not be recorded.",
+            hint="Look what the tool did before calling it again.",
+        ) from None
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
         raise NotSent(
             outcome.message,
@@ -368,6 +282,7 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
             tokens=_tokens(content, structured),
             code="tool_error" if outcome.is_error else "",
             message=f"{plan.item.name} answered with an error." if outcome.is_error else "",
+            large=outcome.size > LARGE,
         )
     state = outcome.state
     if state == "not_sent":
@@ -409,6 +324,7 @@ def _bad_output(item: Item, outcome: CallOutcome, problems: list[str]) -> Ending
         message=message,
         hint="Do not repeat the call to mend this: it is a fault of the server.",
         raw={"content": outcome.content, "structuredContent": outcome.structured},
+        large=outcome.size > LARGE,
     )
 
 

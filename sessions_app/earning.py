@@ -1,33 +1,33 @@
 """What earns its place: use by day and by tool, preloads nobody calls, loads worth preloading.
 
-Reads only. Counting is done by the database; what must be parsed is read from the newest rows of
-the time asked for, up to a limit that the page names.
+Reads only. Counting is done by the database, in one pass over an index for each way of counting;
+what must be parsed is read from the newest rows of the time asked for, up to a limit that the page
+names. What is preloaded comes from the shelf that agents are served from.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
-from django.db.models import CharField, Count, Exists, OuterRef, Q, QuerySet, Sum
+from django.db.models import CharField, Count, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
+from catalog import shelf
 from catalog.browsing import Page
-from catalog.group_reads import is_preloaded
-from catalog.models import Group, Membership, Tool
+from catalog.models import Group, Tool
+from catalog.shelf import ShelfGroup
 from sessions_app import timeline
-from sessions_app.figures import FAILED, OF_A_TOOL
-from sessions_app.models import Agent, Call, CallPath, EventKind
+from sessions_app.figures import FAILED, OF_A_TOOL, answered
+from sessions_app.models import Agent, AgentGroup, Call, Event, EventKind
 from sessions_app.usage import read_object
 from sessions_app.usage_filter import UsageFilter
 
 PAGE = 25
 DURATIONS = 5_000  # newest answered calls that percentiles are of
-LOADS = 20_000  # newest loads that are read
+LOADS = 2_000  # newest loads that are read
 OFTEN = 3  # sessions
-PRELOADED = (
-    Q(preload=True) | Q(preload=None, group__preload_default=True) | Q(group__deferred=False)
-)
 
 
 # --- Calls by day and by tool -------------------------------------------------------------------
@@ -44,7 +44,7 @@ class Day:
 
 @dataclass
 class ToolUse:
-    """How one tool was used, and how often in each bucket."""
+    """How one tool was used; `trend` is how often in each bucket, where it was asked for."""
 
     name: str
     calls: int = 0
@@ -52,7 +52,6 @@ class ToolUse:
     tokens: int = 0
     p50: int | None = None
     p95: int | None = None
-    by_bucket: Counter[str] = field(default_factory=Counter)
     trend: list[int] = field(default_factory=list)
 
     @property
@@ -87,40 +86,34 @@ class Use:
 
 
 def use(wanted: UsageFilter) -> Use:
-    """Count calls, errors and tokens in one pass over the ledger."""
-    digits = wanted.range.digits
-    rows = (
+    """Count calls, errors and tokens, by tool and by bucket."""
+    calls: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    for bucket, count, failed in (
+        _by_bucket(wanted)
+        .values_list("bucket")
+        .annotate(n=Count("pk"), failed=Count("pk", filter=FAILED))
+    ):
+        calls[bucket], errors[bucket] = count, failed
+    tools: dict[str, ToolUse] = {}
+    nameless = 0
+    for name, count, failed, known, paid in (
         wanted.calls()
-        .annotate(bucket=Substr(Cast("accepted_at", CharField()), 1, digits))
-        .values_list("tool_name", "bucket")
+        .values_list("tool_name")
         .annotate(
             n=Count("pk"),
             failed=Count("pk", filter=FAILED),
             known=Count("pk", filter=OF_A_TOOL),
             paid=Sum("tokens"),
         )
-    )
-    calls: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    tools: dict[str, ToolUse] = {}
-    nameless = 0
-    for name, bucket, count, failed, known, paid in rows:
-        calls[bucket] += count
-        errors[bucket] += failed
-        if not known:
+    ):
+        if known:
+            tools[name] = ToolUse(name, count, failed, paid or 0)
+        else:
             nameless += count
-            continue
-        one = tools.setdefault(name, ToolUse(name))
-        one.calls += count
-        one.errors += failed
-        one.tokens += paid or 0
-        one.by_bucket[bucket] += count
     _time(wanted, tools)
-    names = [_bucket_name(at, digits) for at in wanted.buckets]
-    for one in tools.values():
-        one.trend = [one.by_bucket[name] for name in names]
     return Use(
-        days=_days(wanted, names, calls, errors),
+        days=_days(wanted, calls, errors),
         tools=_sorted(tools.values(), wanted.sort),
         calls=calls.total(),
         errors=errors.total(),
@@ -128,14 +121,30 @@ def use(wanted: UsageFilter) -> Use:
     )
 
 
-def _bucket_name(at: datetime, digits: int) -> str:
-    return at.strftime("%Y-%m-%d %H")[:digits]
+def add_trends(wanted: UsageFilter, tools: Sequence[ToolUse]) -> None:
+    """Say of the tools that are shown how often they were called in each bucket."""
+    rows = _by_bucket(wanted).filter(tool_name__in=[one.name for one in tools])
+    counts = {
+        (name, bucket): count
+        for name, bucket, count in rows.values_list("tool_name", "bucket").annotate(Count("pk"))
+    }
+    names = _bucket_names(wanted)
+    for one in tools:
+        one.trend = [counts.get((one.name, name), 0) for name in names]
 
 
-def _days(
-    wanted: UsageFilter, names: Sequence[str], calls: Counter[str], errors: Counter[str]
-) -> list[Day]:
-    first = kept_since()
+def _by_bucket(wanted: UsageFilter) -> QuerySet[Any]:
+    # Cutting the database's own text of a time costs less than any function on times.
+    text = Cast("accepted_at", CharField())
+    return wanted.calls().annotate(bucket=Substr(text, 1, wanted.range.digits))
+
+
+def _bucket_names(wanted: UsageFilter) -> list[str]:
+    return [at.strftime("%Y-%m-%d %H")[: wanted.range.digits] for at in wanted.buckets]
+
+
+def _days(wanted: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Day]:
+    first, names = kept_since(), _bucket_names(wanted)
     return [
         Day(at, calls[name], errors[name])
         if first and at + wanted.range.step > first
@@ -150,12 +159,9 @@ def kept_since() -> datetime | None:
 
 
 def _time(wanted: UsageFilter, tools: dict[str, ToolUse]) -> None:
-    answered = wanted.calls().filter(sent_at__isnull=False, finished_at__isnull=False)
     times: defaultdict[str, list[int]] = defaultdict(list)
-    rows = answered.order_by("-accepted_at").values_list("tool_name", "accepted_at", "finished_at")
-    for name, start, end in rows[:DURATIONS]:
-        if end is not None:
-            times[name].append(round((end - start).total_seconds() * 1000))
+    for name, _, took in answered(wanted.calls(), DURATIONS):
+        times[name].append(took)
     for name, values in times.items():
         if name in tools:
             values.sort()
@@ -186,12 +192,9 @@ class Place:
 
     group: Group
     tool: Tool
+    tokens: int
     sessions: int = 0  # that loaded it
     share: int = 0  # of all sessions, in percent
-
-    @property
-    def tokens(self) -> int:
-        return self.tool.approved.tokens if self.tool.approved else 0
 
     @property
     def movable(self) -> bool:
@@ -206,27 +209,62 @@ class Unused:
     tokens: int
 
 
-def _members(wanted: UsageFilter) -> QuerySet[Membership]:
-    rows = Membership.objects.filter(tool__in=Tool.objects.servable())
+Pair = tuple[ShelfGroup, shelf.Place]
+
+
+def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
+    """List the groups that the filter asks for."""
+    groups: Iterable[ShelfGroup] = shelf.current().groups
     if wanted.group:
-        rows = rows.filter(group__group_id=wanted.group)
+        groups = [group for group in groups if group.group_id == wanted.group]
     if wanted.agent and not Agent.objects.filter(name=wanted.agent, all_groups=True).exists():
-        rows = rows.filter(group__agents__name=wanted.agent)
-    return rows.select_related("group", "tool__approved")
+        links = AgentGroup.objects.filter(agent__name=wanted.agent)
+        its = set(links.values_list("group_id", flat=True))
+        groups = [group for group in groups if group.pk in its]
+    return list(groups)
 
 
-def unused(wanted: UsageFilter, most: int | None = PAGE) -> Unused:
-    """Return what is preloaded and was not called, the costliest first."""
-    called = Call.objects.filter(tool=OuterRef("tool"), accepted_at__gte=wanted.since).exclude(
-        path=CallPath.TRY
-    )
-    if wanted.agent:
-        called = called.filter(agent__name=wanted.agent)
-    rows = _members(wanted).filter(PRELOADED).exclude(Exists(called))
-    sums = rows.order_by().aggregate(total=Count("pk"), tokens=Sum("tool__approved__tokens"))
-    costly = rows.order_by("-tool__approved__tokens", "tool__public_name", "group__group_id")
-    places = [Place(one.group, one.tool) for one in costly[:most]]
-    return Unused(places, sums["total"] or 0, sums["tokens"] or 0)
+@shelf.worked_out_once
+def _preloads(group: ShelfGroup) -> list[Pair]:
+    return [(group, place) for place in group.offered if place.preload]
+
+
+def _places(pairs: Sequence[Pair], most: int | None) -> list[Place]:
+    """Fetch what a page shows of the first of these."""
+    groups = {group.pk: group for group in Group.objects.all()}
+    rows = Tool.objects.only("public_name", "created_at", "server_id")
+    if most is not None:
+        rows = rows.filter(pk__in=[place.item.tool_id for _, place in pairs[:most]])
+    tools = {tool.pk: tool for tool in rows}
+    return [
+        Place(groups[group.pk], tools[place.item.tool_id], _tokens(place))
+        for group, place in pairs[:most]
+        if group.pk in groups and place.item.tool_id in tools
+    ]
+
+
+def _tokens(place: shelf.Place) -> int:
+    return place.item.approved.tokens if place.item.approved else 0
+
+
+def unused(
+    wanted: UsageFilter, called: Collection[str] | None = None, most: int | None = PAGE
+) -> Unused:
+    """Return what is preloaded and was not called, the costliest first.
+
+    `called` are the names that were, where they have been counted already.
+    """
+    if called is None:
+        called = set(wanted.calls().values_list("tool_name", flat=True).distinct())
+    pairs = [
+        pair
+        for group in _groups(wanted)
+        for pair in _preloads(group)
+        if pair[1].item.name not in called
+    ]
+    pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].item.name, pair[0].group_id))
+    tokens = sum(_tokens(place) for _, place in pairs)
+    return Unused(_places(pairs, most), len(pairs), tokens)
 
 
 def loaded_often(wanted: UsageFilter, most: int | None = PAGE) -> list[Place]:
@@ -237,21 +275,29 @@ def loaded_often(wanted: UsageFilter, most: int | None = PAGE) -> list[Place]:
         for name in timeline.words(read_object(text), "names"):
             seen[group, name].add(session)
     often = {pair: len(found) for pair, found in seen.items() if len(found) >= OFTEN}
-    ranked = sorted(often, key=lambda pair: (-often[pair], pair))[: PAGE * 4]
-    named = _members(wanted).filter(
-        group__group_id__in={group for group, _ in ranked},
-        tool__public_name__in={name for _, name in ranked},
-    )
-    members = {(one.group.group_id, one.tool.public_name): one for one in named}
-    all_sessions = wanted.sessions().count()
-    places = [
-        Place(
-            members[pair].group,
-            members[pair].tool,
-            often[pair],
-            min(round(100 * often[pair] / max(all_sessions, 1)), 100),
-        )
-        for pair in ranked
-        if pair in members and not is_preloaded(members[pair].group, members[pair].preload)
+    named = {group for group, _ in often}
+    pairs = [
+        (group, place)
+        for group in _groups(wanted)
+        if group.group_id in named
+        for place in group.offered
+        if not place.preload and (group.group_id, place.item.name) in often
     ]
-    return places[:most]
+    pairs.sort(key=lambda pair: (-often[_key(pair)], _key(pair)))
+    all_sessions = max(_sessions_of(wanted, rows), 1)
+    return [
+        replace(place, sessions=times, share=min(round(100 * times / all_sessions), 100))
+        for place in _places(pairs, most)
+        for times in [often[place.group.group_id, place.tool.public_name]]
+    ]
+
+
+def _key(pair: Pair) -> tuple[str, str]:
+    return pair[0].group_id, pair[1].item.name
+
+
+def _sessions_of(wanted: UsageFilter, loads: QuerySet[Event]) -> int:
+    """Count the sessions of the time that the loads which were read come from."""
+    oldest = loads.values_list("at", flat=True)[LOADS - 1 : LOADS].first()
+    rows = wanted.sessions()
+    return (rows.filter(created_at__gte=oldest) if oldest else rows).count()

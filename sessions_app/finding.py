@@ -1,5 +1,6 @@
 """Search for tools and read one, within a session's scope; record what was asked and found."""
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,35 +29,54 @@ class Query:
     limit: int = 10
     detail: str = "summary"
     load: bool = False
+    server_hint: str = ""  # what kind of server is meant, in words
 
 
 def find(session: AgentSession, asked: Query) -> dict[str, Any]:
     """Answer a search; with `load`, what it finds is loaded too."""
-    if not (asked.name or asked.query or asked.pattern):
-        raise Invalid("Give a query in words, a pattern, or the exact name of a tool.")
     loading.check_open(session)
     seen = scope.of_session(session)
-    found, missing = _found(seen, asked)
+    found, missing = look(seen, asked)
     with transaction.atomic():
         newly = _load(session, seen, found) if asked.load and found.hits else []
         pins = surfaces.pins_of(session)
-        tools = [_shown(session, seen.items[hit.name], hit, asked.detail, pins, seen)
-                 for hit in found.hits]  # fmt: skip
-        answer: dict[str, Any] = {
-            "status": "success" if tools else "no_matches",
-            "strategy": found.strategy,
-            "total_matches": found.total,
-            "tools": tools,
-            "newly_loaded": len(newly),
-            "message": missing or _message(found, newly),
-        }
-        if not tools:
-            answer["suggestions"] = _suggestions(seen, asked)
-        _record(session, asked, found, newly, count(canonical(answer)))
-    return answer
+        at_once = surfaces.surface_of(session.snapshot).pins
+        told = answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
+        _record(session, asked, found, newly, count(canonical(told)))
+    return told
 
 
-def _found(seen: Scope, asked: Query) -> tuple[Found, str]:
+def answer(
+    seen: Scope,
+    asked: Query,
+    found: Found,
+    missing: str,
+    *,
+    pins: Mapping[str, surfaces.Pin],
+    at_once: Collection[str],
+    newly: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Say what was found as agents read it; `pins` and `at_once` are what they have already."""
+    tools = [
+        _shown(seen, seen.items[hit.name], hit, asked.detail, pins, at_once) for hit in found.hits
+    ]
+    told: dict[str, Any] = {
+        "status": "success" if tools else "no_matches",
+        "strategy": found.strategy,
+        "total_matches": found.total,
+        "tools": tools,
+        "newly_loaded": len(newly),
+        "message": missing or _message(found, newly),
+    }
+    if not tools:
+        told["suggestions"] = _suggestions(seen, asked)
+    return told
+
+
+def look(seen: Scope, asked: Query) -> tuple[Found, str]:
+    """Search a scope: what is found, or why nothing of that name is there. Records nothing."""
+    if not (asked.name or asked.query or asked.pattern):
+        raise Invalid("Give a query in words, a pattern, or the exact name of a tool.")
     if not asked.name:
         found = search(
             seen.index,
@@ -64,6 +84,7 @@ def _found(seen: Scope, asked: Query) -> tuple[Found, str]:
             pattern=asked.pattern,
             strategy=asked.strategy,
             server=asked.server,
+            server_hint=asked.server_hint,
             limit=asked.limit,
         )
         return found, ""
@@ -85,14 +106,13 @@ def _load(session: AgentSession, seen: Scope, found: Found) -> list[str]:
 
 
 def _shown(
-    session: AgentSession,
+    seen: Scope,
     item: Item,
     hit: Hit,
     detail: str,
-    pins: dict[str, surfaces.Pin],
-    seen: Scope,
+    pins: Mapping[str, surfaces.Pin],
+    at_once: Collection[str],
 ) -> dict[str, Any]:
-    surface = surfaces.surface_of(session.snapshot)
     shown: dict[str, Any] = {"name": item.name}
     if detail != "name":
         full = detail == "full"
@@ -101,26 +121,27 @@ def _shown(
         "group_id": seen.homes[item.name][0].group_id,
         "server": item.server or None,
         "source": item.source,
-        "loaded": item.name in pins or item.name in surface.pins,
+        "loaded": item.name in pins or item.name in at_once,
         "tokens": item.approved.tokens if item.approved else 0,
     }
     if item.server:
         shown["mcpServer"] = item.server
     if hit.score is not None:
-        shown["score"] = round(hit.score, 4)
+        shown["score"] = round(hit.score, 3)
     if detail == "full" and item.approved:
         pin = pins.get(item.name) or surfaces.pin_of(item)
         shown["schema"] = surfaces.rendered(item.name, pin)["parameters"]
     return shown
 
 
-def _message(found: Found, newly: list[str]) -> str:
+def _message(found: Found, newly: Sequence[str]) -> str:
     if not found.hits:
-        return "No tool matches. Try other words, or fewer."
+        return f"No tool matches. Try other words, or fewer. {found.note}".strip()
     count_ = f"Found {found.total} tool{'' if found.total == 1 else 's'}"
     if found.total > len(found.hits):
         count_ += f", the best {len(found.hits)} shown"
-    return f"{count_}. " + ("They are loaded." if newly else PLENTY)
+    told = f"{count_}. " + ("They are loaded." if newly else PLENTY)
+    return f"{told} {found.note}".strip()
 
 
 def _suggestions(seen: Scope, asked: Query) -> list[str]:

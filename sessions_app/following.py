@@ -16,7 +16,7 @@ from sessions_app.usage import read_object
 from sessions_app.usage_filter import UsageFilter
 
 PAGE = 25
-SEARCHES = 10_000  # newest searches that are read
+SEARCHES = 2_000  # newest searches that are read
 LIVE = 500  # open sessions, the last used first, whose definitions are compared
 LEADS_ON = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
 

@@ -1,22 +1,24 @@
 """The call ledger: one row for each call, committed before a server is touched.
 
 accepted → sent → succeeded | failed | timed_out | cancelled | unknown; refused and client calls
-never leave. A row left open by a process that died becomes `unknown`, never anything better.
+never leave. A row left open by a process that died becomes `unknown`, never anything better: an
+accepted one too, since that it was sent is written only where a call takes long, or when it ends.
 """
 
-import json
-from collections.abc import Mapping
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import timedelta
+from typing import Any, NoReturn
 
-from django.db import IntegrityError, transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
 from catalog.canonical import canonical, digest
 from servers.holder import is_dead, this_process
-from sessions_app import journal, limiting
+from sessions_app import limiting
 from sessions_app.models import (
     IN_FLIGHT,
     Agent,
@@ -27,6 +29,9 @@ from sessions_app.models import (
     EventKind,
 )
 from sessions_app.payloads import kept
+from sessions_app.rows import Cursor, Entry
+from sessions_app.standing import Standing
+from sessions_app.writing import Job, committed
 from toolcrib.errors import Conflict, Invalid
 
 ANSWERS_KEPT = timedelta(days=1)
@@ -47,6 +52,7 @@ class Ending:
     message: str = ""
     hint: str = ""
     raw: object = None  # what the server sent, where the caller is told something else
+    large: bool = False  # not to be worked through on the event loop
 
     @property
     def error(self) -> dict[str, str] | None:
@@ -66,8 +72,8 @@ def check_key(key: str | None) -> str | None:
     return key
 
 
-def request_digest(session: AgentSession, tool_name: str, arguments: object) -> str:
-    return digest(canonical([session.session_id, tool_name, arguments]))
+def request_digest(session_id: str, tool_name: str, arguments: object) -> str:
+    return digest(canonical([session_id, tool_name, arguments]))
 
 
 def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
@@ -87,7 +93,7 @@ def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
         raise in_progress()
     answer = CallAnswer.objects.filter(call=call).first()
     if answer is None:
-        return canonical(_answer(call, _forgotten(call)))
+        return canonical(_answer(Entry.of(call), _forgotten(call)))
     return answer.body
 
 
@@ -108,121 +114,125 @@ def _forgotten(call: Call) -> Ending:
     )  # fmt: skip
 
 
-def accept(call: Call, *, limited: bool = True) -> Call:
+# --- Writing ------------------------------------------------------------------------------------
+
+
+async def accept(entry: Entry, agent: Agent | None) -> None:
     """Commit a call's row. From here on it is known, whatever happens."""
-    try:
-        with transaction.atomic():
-            if call.agent is not None and limited:
-                # Agents' calls are counted one after another, so that the limit holds.
-                Agent.objects.select_for_update(no_key=True).get(pk=call.agent.pk)
-                limiting.check_in_flight(call.agent)
-            call.holder = HOLDER
-            call.save()
-            _tell_implicit_load(call)
-    except IntegrityError:
-        if call.idempotency_key is None:
-            raise
-        raise in_progress() from None
-    return call
+
+    def work(cursor: Cursor) -> Callable[[], None] | None:
+        if agent is not None:
+            # Agents' calls are counted one after another, so that the limit holds.
+            under_way = cursor.in_flight(agent.pk, entry.accepted_at)
+            if under_way >= agent.calls_in_flight:
+                return lambda: limiting.refuse_more(agent, under_way)
+        if not written(cursor, entry):
+            return _refuse_key
+        return None
+
+    refuse = await committed(Job(work, order=entry.session_id or 0, agent=agent.pk if agent else 0))
+    if refuse is not None:
+        refuse()
 
 
-def _tell_implicit_load(call: Call) -> None:
-    if call.session is not None and call.implicit_load:
-        journal.note(call.session, EventKind.IMPLICIT_LOAD, tool_name=call.tool_name)
+async def accept_if(entry: Entry, ready: Standing) -> bool:
+    """Commit a call's row where all that is remembered still holds; say whether it did."""
+    server, agent = entry.server_id or 0, ready.agent.pk
+
+    def work(cursor: Cursor) -> bool:
+        return ready.holds(cursor, server, entry.accepted_at) and written(cursor, entry)
+
+    return await committed(Job(work, order=entry.session_id or 0, agent=agent))
 
 
-def mark_sent(call: Call) -> None:
-    call.sent_at = timezone.now()
-    Call.objects.filter(pk=call.pk, state=CallState.ACCEPTED).update(
-        state=CallState.SENT, sent_at=call.sent_at
-    )
+def written(cursor: Cursor, entry: Entry) -> bool:
+    """Write a new row, and the implicit load it may be; False where its key is taken."""
+    if not cursor.insert(entry):
+        return False
+    if entry.session_id is not None and entry.implicit_load:
+        kind = EventKind.IMPLICIT_LOAD.value
+        cursor.tell(entry.session_id, kind, entry.accepted_at, tool_name=entry.tool_name)
+        cursor.use(entry.session_id, entry.accepted_at)
+    return True
 
 
-@transaction.atomic
-def finish(call: Call, ending: Ending) -> str:
+def _refuse_key() -> NoReturn:
+    raise in_progress()
+
+
+async def mark_sent(entry: Entry) -> None:
+    """Tell those who look at the ledger meanwhile. Nothing depends on it."""
+    await committed(Job(lambda cursor: cursor.mark_sent(entry), order=entry.session_id or 0))
+
+
+async def finish(entry: Entry, ending: Ending) -> str:
     """Write how a call ended, tell the timeline, and return the answer's JSON."""
-    now = timezone.now()
-    fresh = call.pk is None
-    call.state, call.is_error, call.finished_at = ending.state, ending.is_error, now
-    call.tokens = ending.tokens
-    call.error_code, call.error_message = ending.code[:40], ending.message[:2000]
-    result = canonical(
-        {"content": ending.content, "structuredContent": ending.structured}
-        if ending.raw is None
-        else ending.raw
-    )
-    call.result_bytes, call.result_sha256 = len(result.encode()), digest(result)
-    call.result_copy = kept(json.loads(result)) if len(result) < 65_536 else _head(result)
-    if fresh:
-        call.holder = HOLDER
-        try:
-            with transaction.atomic():
-                call.save()
-                _tell_implicit_load(call)
-        except IntegrityError:
-            if call.idempotency_key is None:
-                raise
-            raise in_progress() from None
+    if ending.large:
+        body = await asyncio.to_thread(end, entry, ending)
     else:
-        _update(call)
-    _tell(call, ending, now)
-    body = canonical(_answer(call, ending))
-    if call.idempotency_key is not None:
-        CallAnswer.objects.get_or_create(call=call, defaults={"body": body})
+        body = end(entry, ending)
+    job = Job(lambda cursor: _finished(cursor, entry, ending, body),
+              order=entry.session_id or 0, must=entry.pk is not None)  # fmt: skip
+    if not await committed(job):
+        raise in_progress()
     return body
 
 
-def _head(result: str) -> str:
-    return kept({"start": result[:8000], "bytes": len(result.encode()), "cut": True})
+def end(entry: Entry, ending: Ending) -> str:
+    """Fill in how a call ended, and return the answer's JSON."""
+    entry.state, entry.is_error = str(ending.state), ending.is_error
+    entry.finished_at = timezone.now()
+    entry.tokens = ending.tokens
+    entry.error_code, entry.error_message = ending.code[:40], ending.message[:2000]
+    told = {"content": ending.content, "structuredContent": ending.structured}
+    raw = told if ending.raw is None else ending.raw
+    result = canonical(raw)
+    whole = result.encode()
+    entry.result_bytes, entry.result_sha256 = len(whole), hashlib.sha256(whole).hexdigest()
+    entry.result_copy = kept(raw) if len(result) < 65_536 else _head(result, len(whole))
+    return canonical(_answer(entry, ending))
 
 
-def _update(call: Call) -> None:
-    # A call that recovery gave up meanwhile gets its true end after all.
-    call.save(
-        update_fields=[
-            "state",
-            "is_error",
-            "finished_at",
-            "tokens",
-            "error_code",
-            "error_message",
-            "result_bytes",
-            "result_sha256",
-            "result_copy",
-            "idempotency_key",
-            "note",
-        ]
-    )
+def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
+    """Write all that a call's end changes; False where its key was taken meanwhile."""
+    now = entry.finished_at
+    assert now is not None  # noqa: S101 - end() saw to it
+    if entry.pk is not None:
+        cursor.finish(entry)
+    elif not written(cursor, entry):
+        return False
+    if entry.session_id is not None:
+        refused = ending.state == CallState.REFUSED
+        cursor.tell(
+            entry.session_id,
+            EventKind.REFUSED.value if refused else EventKind.CALLED.value,
+            now,
+            tool_name=entry.tool_name,
+            call=entry.pk,
+            tokens=ending.tokens,
+            details=canonical({"code": ending.code}) if refused else "{}",
+        )
+        cursor.use(entry.session_id, now, ending.tokens, 1, int(ending.is_error))
+    if entry.idempotency_key is not None and entry.pk is not None:
+        cursor.keep_answer(entry.pk, body, now)
+    return True
 
 
-def _tell(call: Call, ending: Ending, now: datetime) -> None:
-    if call.session is None:
-        return
-    refused = ending.state == CallState.REFUSED
-    journal.note(
-        call.session,
-        EventKind.REFUSED if refused else EventKind.CALLED,
-        tokens=ending.tokens,
-        tool_name=call.tool_name,
-        details={"code": ending.code} if refused else {},
-        call=call,
-        at=now,
-        calls=1,
-        errors=int(ending.is_error),
-    )
+def _head(result: str, size: int) -> str:
+    return kept({"start": result[:8000], "bytes": size, "cut": True})
 
 
-def _answer(call: Call, ending: Ending) -> dict[str, Any]:
+def _answer(entry: Entry, ending: Ending) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "call_id": call.call_id,
-        "tool_name": call.tool_name,
+        "call_id": entry.call_id,
+        "tool_name": entry.tool_name,
         "state": ending.state,
         "is_error": ending.is_error,
         "content": ending.content,
         "structured_content": ending.structured,
         "tokens": ending.tokens,
-        "duration_ms": call.duration_ms or 0,
-        "implicit_load": call.implicit_load,
+        "duration_ms": entry.duration_ms,
+        "implicit_load": entry.implicit_load,
     }
     return answer | {"error": ending.error} if ending.error else answer
 
@@ -251,17 +261,16 @@ def _give_up(call: Call) -> int:
         if row.state not in IN_FLIGHT:
             return 0
         text = "Toolcrib stopped while this call was under way. Whether the tool ran is not known."
-        finish(
-            row,
-            Ending(
-                CallState.UNKNOWN,
-                True,
-                [{"type": "text", "text": text}],
-                code="unknown_outcome",
-                message=text,
-                hint="Check before you call it again.",
-            ),
+        entry = Entry.of(row)
+        ending = Ending(
+            CallState.UNKNOWN,
+            True,
+            [{"type": "text", "text": text}],
+            code="unknown_outcome",
+            message=text,
+            hint="Check before you call it again.",
         )
+        _finished(Cursor(connection), entry, ending, end(entry, ending))
         return 1
 
 

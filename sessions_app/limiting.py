@@ -5,18 +5,19 @@ process counts for itself. Calls in flight are rows of the ledger, so a crash le
 """
 
 import logging
+import threading
 import time
 from functools import lru_cache
+from typing import NoReturn
 
 import redis
 from django.conf import settings
-from django.utils import timezone
 from limits import RateLimitItemPerMinute
 from limits.errors import StorageError
-from limits.storage import MemoryStorage, RedisStorage, Storage
+from limits.storage import RedisStorage, Storage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
-from sessions_app.models import IN_FLIGHT, Agent, Call
+from sessions_app.models import Agent
 from toolcrib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,33 @@ class TooMany(ToolcribError):
     status = 429
 
 
-@lru_cache(maxsize=1)
-def _local() -> SlidingWindowCounterRateLimiter:
-    return SlidingWindowCounterRateLimiter(MemoryStorage())
+class _Window:
+    """A sliding window of a minute: what came in this one, and a falling share of the last.
+
+    In place of the library's storage in memory, which starts a thread every few calls to tidy up.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, ...], tuple[int, int, int]] = {}  # minute, in it, before
+
+    def hit(self, names: tuple[str, ...], most: int) -> tuple[bool, int]:
+        minute, second = divmod(time.time(), 60)
+        with self._lock:
+            known, count, before = self._counts.get(names, (int(minute), 0, 0))
+            if known != minute:
+                count, before = 0, count if known == minute - 1 else 0
+            weighed = count + before * (1 - second / 60)
+            within = weighed + 1 <= most
+            self._counts[names] = (int(minute), count + within, before)
+        return within, 0 if within else max(1, round(60 - second))
+
+    def forget(self) -> None:
+        with self._lock:
+            self._counts.clear()
+
+
+_local = _Window()
 
 
 @lru_cache(maxsize=1)
@@ -49,16 +74,16 @@ def _shared() -> SlidingWindowCounterRateLimiter:
 _away_until = 0.0
 
 
-def _within(item: RateLimitItemPerMinute, *names: str) -> tuple[bool, int]:
+def _within(per_minute: int, *names: str) -> tuple[bool, int]:
     """Count one; tell whether it was within the limit, and in how many seconds to try again."""
     global _away_until
     if settings.REDIS_URL and time.monotonic() > _away_until:
         try:
-            return _count(_shared(), item, *names)
+            return _count(_shared(), RateLimitItemPerMinute(per_minute), *names)
         except (StorageError, redis.RedisError) as error:
             _away_until = time.monotonic() + AWAY
             logger.warning("Limits are counted by process while Redis is away: %s", error)
-    return _count(_local(), item, *names)
+    return _local.hit(names, per_minute)
 
 
 def _count(
@@ -72,7 +97,7 @@ def _count(
 
 def check_rate(agent: Agent, what: str, per_minute: int) -> None:
     """Count one call or search of an agent, or refuse it with when to try again."""
-    within, wait = _within(RateLimitItemPerMinute(per_minute), what, str(agent.pk))
+    within, wait = _within(per_minute, what, str(agent.pk))
     if not within:
         raise TooMany(
             f"{agent.name} made more than {per_minute} {what} in a minute, its limit.",
@@ -81,20 +106,16 @@ def check_rate(agent: Agent, what: str, per_minute: int) -> None:
         )
 
 
-def check_in_flight(agent: Agent) -> None:
-    """Refuse a call beyond those that may be under way. Call inside the ledger's transaction."""
-    under_way = Call.objects.filter(
-        agent=agent, state__in=IN_FLIGHT, deadline__gt=timezone.now()
-    ).count()
-    if under_way >= agent.calls_in_flight:
-        raise TooMany(
-            f"{agent.name} has {under_way} calls under way, its limit.",
-            hint="Wait for one to end.",
-            code="too_many_calls",
-            details={"retry_after": 1},
-        )
+def refuse_more(agent: Agent, under_way: int) -> NoReturn:
+    """Refuse a call beyond those that may be under way, which the ledger counts."""
+    raise TooMany(
+        f"{agent.name} has {under_way} calls under way, its limit.",
+        hint="Wait for one to end.",
+        code="too_many_calls",
+        details={"retry_after": 1},
+    )
 
 
 def forget() -> None:
     """Begin to count anew in this process, for tests."""
-    _local.cache_clear()
+    _local.forget()

@@ -106,6 +106,10 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
+    # Of MCP clients that name none and have no connection of their own.
+    rolling_session = models.ForeignKey(
+        "AgentSession", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
+    )
 
     class Meta:
         ordering = ["-id"]
@@ -302,7 +306,20 @@ class Call(models.Model):
             ),
             models.Index(fields=["session", "id"], name="call_by_session"),
             models.Index(fields=["tool", "-accepted_at"], name="call_by_tool"),
-            models.Index(fields=["-accepted_at"], name="call_by_time"),
+            # Wide, so that use is counted from the index alone: a row is kilobytes of payload.
+            models.Index(
+                fields=[
+                    "accepted_at",
+                    "tool_name",
+                    "agent",
+                    "path",
+                    "state",
+                    "is_error",
+                    "tokens",
+                    "tool",
+                ],
+                name="call_use",
+            ),
         ]
 
     def __str__(self) -> str:

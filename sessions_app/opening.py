@@ -26,7 +26,7 @@ from sessions_app.models import (
     Strategy,
 )
 from sessions_app.scope import Scope, Wish
-from sessions_app.surfaces import pin_of
+from sessions_app.surfaces import later_of, pin_of
 from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 LEDGER = [
@@ -220,12 +220,17 @@ def _made(
     seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
 ) -> tuple[render.Catalog, str, str, list[str]]:
     full = mode == Mode.FULL
-    chosen, unknown = (seen.offered, []) if full else _preloaded(seen, preload)
+    early, missing = _preloaded(seen, preload)
+    chosen, unknown = (seen.offered, []) if full else (early, missing)
     text = render.catalog([] if full else seen.lines, header=header, budget=budget)
     meta = [] if full or not seen.offered else render.meta_tools(strategy)
+    pins = {item.name: pin_of(item) for item in chosen}
     body = canonical(
         {
             "budget": budget,
+            "deferred": {
+                item.name: later_of(item) for item in seen.offered if item.name not in pins
+            },
             "groups": [
                 {
                     "group_id": line.group_id,
@@ -239,9 +244,10 @@ def _made(
             "header": header,
             "left_out": text.left_out,
             "mode": mode,
-            "pins": {item.name: pin_of(item) for item in chosen},
+            "pins": pins,
+            "preloaded": [item.name for item in early],
             "strategy": strategy,
-            "tools": [*meta, *(surfaces.rendered(item.name, pin_of(item)) for item in chosen)],
+            "tools": [*meta, *(surfaces.rendered(name, pin) for name, pin in pins.items())],
         }
     )
     return text, body, digest(text.text + "\0" + body), unknown

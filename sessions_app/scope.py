@@ -5,15 +5,16 @@ not exist for a session: it is not counted, ranked, suggested or named in an err
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from catalog import shelf
-from catalog.definitions import parameter_texts
+from catalog import indexing, shelf
 from catalog.render import GroupLine
 from catalog.search import Index, Searchable, near_names
+from catalog.searchables import searchable
 from catalog.shelf import Item, Shelf, ShelfGroup
 from sessions_app.models import Agent, AgentSession
 from toolcrib.errors import ToolcribError
@@ -85,24 +86,16 @@ class Scope:
     @cached_property
     def index(self) -> Index:
         """What can be searched: offered tools only, so no statistic knows any other."""
-        return Index([self._searchable(item) for item in self.offered])
+        return indexing.index_of([self._searchable(item) for item in self.offered])
 
     def _searchable(self, item: Item) -> Searchable:
-        tool = item.approved.tool if item.approved else {}
-        return Searchable(
-            name=item.name,
-            own_name=item.own_name,
-            server=item.server,
-            title=str(tool.get("title") or ""),
-            description=item.description,
-            parameters=parameter_text(tool),
-            groups=tuple(
-                text
-                for group in self.homes[item.name]
-                for text in (group.group_id, group.display_name, group.description)
-                if text
-            ),
+        texts = tuple(
+            text
+            for group in self.homes[item.name]
+            for text in (group.group_id, group.display_name, group.description)
+            if text
         )
+        return searchable(item, texts)
 
     def lookup(self, name: str) -> Item | None:
         """Return the one tool of this name, public or bare. Cheap, where thousands are asked."""
@@ -154,11 +147,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def parameter_text(tool: dict[str, object]) -> str:
-    """Names and texts of parameters, as search reads them."""
-    return "\n".join(parameter_texts(tool.get("inputSchema"), depth=3))
-
-
 def group_keys(agent: Agent) -> tuple[int, ...] | None:
     """The groups an agent may use, in its order; None means all."""
     if agent.all_groups:
@@ -190,8 +178,22 @@ _scopes: WeakKeyDictionary[Shelf, dict[tuple[tuple[int, ...] | None, Wish], Scop
 )
 
 
+MOST_RECENT = 32
+_recent: dict[tuple[tuple[int, ...] | None, Wish], None] = {}  # asked for last comes last
+
+
+def rebuild_recent() -> None:
+    """Build what was asked for lately at the newest revision, before it is asked for again."""
+    for keys, wish in list(_recent)[::-1]:
+        _scope(shelf.current(), keys, wish).index  # noqa: B018 - worked out once
+
+
 def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
     """Build a scope once for each shelf; it goes when the shelf does."""
+    _recent[keys, wish] = _recent.pop((keys, wish), None)
+    if len(_recent) > MOST_RECENT:
+        with suppress(KeyError, RuntimeError):  # another thread was at it too
+            del _recent[next(iter(_recent))]
     made = _scopes.setdefault(standing, {})
     found = made.get((keys, wish))
     if found is None:

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Count, Exists, OuterRef, Q
-from django.http import HttpRequest, HttpResponse, JsonResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
@@ -20,7 +20,9 @@ from catalog.people import operator_required
 from sessions_app import contents, figures, payloads, story, timeline, usage
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.usage import Row, SessionFilter
+from toolcrib import filters
 from toolcrib.errors import NotFound
+from toolcrib.filters import clean_address
 
 USE_DAYS = 30
 FIRST = """curl -X POST {address}/api/v1/sessions \\
@@ -52,20 +54,10 @@ def sessions(request: HttpRequest) -> HttpResponse:
 def newer(request: HttpRequest) -> HttpResponse:
     """The fragment that the list asks for: how many sessions came since it was drawn."""
     wanted = SessionFilter.read(request.GET)
-    text = request.GET.get("since", "")
-    newest = int(text) if text.isdecimal() and len(text) < 19 else 0
+    newest = filters.number(request.GET, "since")
     count = usage.count_newer(wanted, newest)
     context = {"newest": newest, "count": count, "first": not newest and not wanted.narrows}
     return render(request, "sessions_app/_session_new.html", context)
-
-
-def clean_address(request: HttpRequest) -> str:
-    """Return this address without the fields that were left empty."""
-    kept = QueryDict(mutable=True)
-    for name, values in request.GET.lists():
-        if filled := [value for value in values if value]:
-            kept.setlist(name, filled)
-    return f"{request.path}?{kept.urlencode()}" if kept else request.path
 
 
 def _counts() -> dict[str, int]:
@@ -117,7 +109,7 @@ def _find(session_id: str) -> AgentSession:
 @operator_required
 def session(request: HttpRequest, session_id: str) -> HttpResponse:
     found = _find(session_id)
-    number = _number(request.GET.get("step", ""))
+    number = filters.number(request.GET, "step", digits=9)
     start = (number - 1) // usage.STEPS * usage.STEPS if number else None
     offset = offset_of(request.GET, usage.STEPS) if start is None else start
     page, rows = usage.session_timeline(found, offset=offset)
@@ -136,10 +128,6 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
         response["HX-Trigger"] = json.dumps({"announce": said})
         return response
     return render(request, "sessions_app/session.html", context | _about(found, page, rows))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
 def _about(found: AgentSession, page: Page[Event], rows: list[Row]) -> dict[str, Any]:

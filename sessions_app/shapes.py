@@ -15,6 +15,30 @@ FormatName = Literal["text", "json", "anthropic", "openai", "openai-responses", 
 DetailName = Literal["name", "summary", "full"]
 
 
+class FormatIn(Schema):
+    """Which form an answer has."""
+
+    format: FormatName = "json"
+    native: bool = Field(
+        False,
+        description="Every tool, deferred in the provider's own way (anthropic, openai-responses)",
+    )
+    search: Literal["regex", "bm25", "server", "client"] | None = Field(
+        None,
+        description="Native: who finds tools. anthropic: regex, bm25; openai-responses: server",
+    )
+    toolset: bool = Field(False, description="Native, anthropic: through the MCP connector")
+
+
+class FoundIn(Schema):
+    """Which form the answer to a search has."""
+
+    format: Literal["json", "anthropic", "openai-responses"] = "json"
+    call_id: Annotated[str, Field(max_length=200)] = Field(
+        "", description="The provider's id of the call that is answered"
+    )
+
+
 class Resume(Strict):
     strategy: StrategyName
     expanded_groups: dict[str, list[Text] | None] = {}
@@ -48,6 +72,7 @@ class SearchIn(Strict):
     limit: StrictInt = 10
     detail: DetailName = "summary"
     load: StrictBool | None = None
+    server_hint: Annotated[StrictStr, Field(max_length=200)] = ""
 
 
 class CallIn(Strict):
@@ -134,6 +159,24 @@ class SearchOut(Schema):
     newly_loaded: int
     message: str
     suggestions: list[str] | None = None
+
+
+class ToolResult(Schema):
+    """What was found, as Anthropic takes it."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str | None = None
+    content: list[dict[str, Any]]
+
+
+class ToolSearchOutput(Schema):
+    """What was found, as OpenAI takes it."""
+
+    type: Literal["tool_search_output"]
+    call_id: str | None
+    execution: Literal["client"]
+    status: Literal["completed"]
+    tools: list[dict[str, Any]]
 
 
 class CallOut(Schema):

@@ -1,7 +1,7 @@
-"""What to paste to connect an agent: the same short run in each language, filled in.
+"""What to paste to connect an agent: people's own clients, and programs of their own.
 
-Open a session, search, load, call. Everything shown works as it stands; the documents are tested
-against these texts.
+Everything shown works as it stands: tests parse or run each text, on the page and in the
+documents, which are these same ones.
 """
 
 import json
@@ -9,7 +9,10 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from sessions_app import snippet_texts as texts
+
 NO_KEY = "tcb_…"
+NAME = "toolcrib"  # of the server in clients' settings
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,11 @@ class Snippet:
     title: str
     language: str
     text: str
+    note: str = ""  # where it goes
+
+    @property
+    def slug(self) -> str:
+        return self.title.lower().replace(" ", "-")
 
 
 @dataclass(frozen=True)
@@ -31,77 +39,142 @@ class Example:
 
 def for_agent(base_url: str, key: str = NO_KEY, *, example: Example | None = None) -> list[Snippet]:
     """Return the snippets for an agent that reaches Toolcrib at this address with this key."""
-    example = example or Example()
-    address = base_url.rstrip("/") + "/api/v1"
+    base = base_url.rstrip("/")
+    return [*clients(base, key), *programs(base, key, example or Example())]
+
+
+# --- Clients of people's own ----------------------------------------------------------------------
+
+
+def clients(base: str, key: str) -> list[Snippet]:
+    mcp = f"{base}/mcp"
+    header = f"Authorization: Bearer {key}"
+    address, quoted = shlex.quote(mcp), shlex.quote(header)
     return [
-        Snippet("curl", "sh", _curl(address, key, example)),
-        Snippet("Python", "python", _python(address, key, example)),
+        Snippet(
+            "Claude Code",
+            "sh",
+            f"claude mcp add --transport http {NAME} {address} \\\n  --header {quoted}\n",
+            "Run it once; /mcp in Claude Code shows the connection.",
+        ),
+        Snippet(
+            "Claude Desktop",
+            "json",
+            _json({"mcpServers": {NAME: _through_mcp_remote(mcp, key)}}),
+            "claude_desktop_config.json, under Settings, Developer. Needs Node.",
+        ),
+        Snippet(
+            "VS Code",
+            "json",
+            _json(_vs_code(mcp)),
+            ".vscode/mcp.json. VS Code asks for the key once and keeps it.",
+        ),
+        Snippet(
+            "Cursor",
+            "json",
+            _json({"mcpServers": {NAME: {"url": mcp, "headers": _headers(key)}}}),
+            "~/.cursor/mcp.json.",
+        ),
+        Snippet(
+            "MCP Inspector",
+            "sh",
+            f"npx @modelcontextprotocol/inspector --cli {address} --transport http \\\n"
+            f"  --header {quoted} --method tools/list\n",
+            "Lists the tools the agent sees. Needs Node.",
+        ),
     ]
 
 
-CURL = """\
-export TOOLCRIB_KEY={key}
-TOOLCRIB={address}
-
-ask() {{
-  curl -sS "$TOOLCRIB$1" -H "Authorization: Bearer $TOOLCRIB_KEY" \\
-    -H 'Content-Type: application/json' -d "$2"
-  echo
-}}
-
-# Open a session. Its catalog.text belongs in the system prompt.
-SESSION=$(ask /sessions '{{}}' | grep -oE 'ses_[0-9a-f]{{32}}' | head -n 1)
-
-# Find a tool, load its schema, call it.
-ask "/sessions/$SESSION/search" {search}
-ask "/sessions/$SESSION/load" {load}
-ask "/sessions/$SESSION/call" {call}
-ask "/sessions/$SESSION/close" '{{}}'
-"""
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
 
 
-def _curl(address: str, key: str, example: Example) -> str:
-    search, load, call = (shlex.quote(json.dumps(body)) for body in _bodies(example))
-    return CURL.format(
-        address=shlex.quote(address), key=shlex.quote(key), search=search, load=load, call=call
-    )
+def _through_mcp_remote(mcp: str, key: str) -> dict[str, object]:
+    """Its settings know programs only: one that speaks HTTP for it."""
+    args = ["-y", "mcp-remote", mcp, "--header", "Authorization:${TOOLCRIB_AUTHORIZATION}"]
+    if mcp.startswith("http://"):
+        args.append("--allow-http")
+    return {
+        "command": "npx",
+        "args": args,
+        "env": {"TOOLCRIB_AUTHORIZATION": f"Bearer {key}"},
+    }
 
 
-PYTHON = """\
-import json
-import os
-import urllib.request
-
-TOOLCRIB = {address}
-KEY = os.environ.get("TOOLCRIB_KEY", {key})
-
-
-def ask(path, body):
-    request = urllib.request.Request(
-        TOOLCRIB + path,
-        data=json.dumps(body).encode(),
-        headers={{"Authorization": f"Bearer {{KEY}}", "Content-Type": "application/json"}},
-    )
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+def _vs_code(mcp: str) -> dict[str, object]:
+    asked = {
+        "type": "promptString",
+        "id": "toolcrib-key",
+        "description": "Key of a Toolcrib agent",
+        "password": True,
+    }
+    server = {"type": "http", "url": mcp, "headers": _headers("${input:toolcrib-key}")}
+    return {"inputs": [asked], "servers": {NAME: server}}
 
 
-session = ask("/sessions", {{}})
-print(session["catalog"]["text"])  # belongs in the system prompt
-here = "/sessions/" + session["id"]
-
-found = ask(here + "/search", {search})
-loaded = ask(here + "/load", {load})
-result = ask(here + "/call", {call})
-print(result["content"])
-ask(here + "/close", {{}})
-"""
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _python(address: str, key: str, example: Example) -> str:
-    search, load, call = (_literal(body) for body in _bodies(example))
-    return PYTHON.format(
-        address=_literal(address), key=_literal(key), search=search, load=load, call=call
+# --- Programs -------------------------------------------------------------------------------------
+
+
+def programs(base: str, key: str, example: Example) -> list[Snippet]:
+    bodies = _bodies(example)
+    search, load, call = (_literal(body) for body in bodies)
+    words = {
+        "base": _literal(base),
+        "address": _literal(f"{base}/api/v1"),
+        "mcp": _literal(f"{base}/mcp"),
+        "key": _literal(key),
+        "query": _literal(example.query),
+        "question": _literal(f"Use a tool: {example.query}"),
+        "group": _literal(example.group_id),
+        "tool": _literal(example.tool_name),
+        "arguments": _literal(dict(example.arguments)),
+        "search": search,
+        "load": load,
+        "call": call,
+    }
+    helper = "Toolcrib on PYTHONPATH (its client*.py and errors.py will do)."
+    return [
+        Snippet(
+            "Anthropic SDK",
+            "python",
+            texts.ANTHROPIC.format(**words),
+            f"pip install anthropic httpx2. Needs {helper}",
+        ),
+        Snippet(
+            "OpenAI SDK",
+            "python",
+            texts.OPENAI.format(**words),
+            f"pip install openai httpx2. Needs {helper}",
+        ),
+        Snippet(
+            "LangChain",
+            "python",
+            texts.LANGCHAIN.format(**words),
+            "pip install langchain langchain-anthropic langchain-mcp-adapters.",
+        ),
+        Snippet("Python", "python", texts.PYTHON.format(**words), f"Needs {helper}"),
+        Snippet(
+            "Plain Python",
+            "python",
+            texts.PLAIN_PYTHON.format(**words),
+            "Needs nothing but Python.",
+        ),
+        Snippet("curl", "sh", _curl(base, key, bodies), "Paste it into a shell."),
+    ]
+
+
+def _curl(base: str, key: str, bodies: tuple[dict[str, object], ...]) -> str:
+    search, load, call = (shlex.quote(json.dumps(body)) for body in bodies)
+    return texts.CURL.format(
+        address=shlex.quote(f"{base}/api/v1"),
+        key=shlex.quote(key),
+        search=search,
+        load=load,
+        call=call,
     )
 
 

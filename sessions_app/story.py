@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from django.db import connection
 from django.db.models import Q
 
 from sessions_app.figures import FAILED_STATES
@@ -75,27 +76,36 @@ class Branch:
     forks: list["Branch"] = field(default_factory=list)
 
 
+# The ancestors of a session, then all that was forked from the oldest, level by level.
+FAMILY = """
+    WITH RECURSIVE up(id, parent_id, level) AS (
+        SELECT id, parent_id, 0 FROM sessions_app_agentsession WHERE id = %s
+        UNION ALL
+        SELECT one.id, one.parent_id, up.level + 1
+        FROM sessions_app_agentsession one JOIN up ON one.id = up.parent_id WHERE up.level < %s
+    ),
+    down(id, level) AS (
+        SELECT id, 0 FROM up WHERE level = (SELECT MAX(level) FROM up)
+        UNION ALL
+        SELECT one.id, down.level + 1
+        FROM sessions_app_agentsession one JOIN down ON one.parent_id = down.id
+        WHERE down.level < %s
+    )
+    SELECT id FROM down ORDER BY level, id LIMIT %s
+"""
+
+
 def tree(session: AgentSession) -> Branch | None:
     """Return the forks around a session from their oldest ancestor; None where there are none."""
-    top = session
-    for _ in range(LEVELS):
-        if top.parent is None:
-            break
-        top = top.parent
-    root = Branch(top, here=top.pk == session.pk)
-    level, known = {top.pk: root}, 1
-    for _ in range(2 * LEVELS):
-        rows = AgentSession.objects.filter(parent__in=level).select_related("agent").order_by("pk")
-        found = list(rows[: FORKS - known])
-        if not found:
-            break
-        known += len(found)
-        below = {}
-        for one in found:
-            below[one.pk] = Branch(one, here=one.pk == session.pk)
-            level[one.parent_id or 0].forks.append(below[one.pk])
-        level = below
-    return root if known > 1 else None
+    with connection.cursor() as cursor:
+        cursor.execute(FAMILY, [session.pk, LEVELS, 2 * LEVELS, FORKS])
+        keys = [pk for (pk,) in cursor.fetchall()]
+    rows = AgentSession.objects.filter(pk__in=keys).select_related("agent").order_by("pk")
+    branches = {one.pk: Branch(one, here=one.pk == session.pk) for one in rows}
+    for pk, branch in branches.items():
+        if pk != keys[0] and branch.session.parent_id in branches:
+            branches[branch.session.parent_id].forks.append(branch)
+    return branches[keys[0]] if len(branches) > 1 else None
 
 
 def neighbours(session: AgentSession) -> tuple[AgentSession | None, AgentSession | None]:

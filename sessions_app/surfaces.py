@@ -18,6 +18,7 @@ from catalog.tokens import count
 from sessions_app.models import AgentSession, Strategy
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
+Later = list[Any]  # of a tool that was not shown yet: definition, override, server
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Surface:
     header: str
     budget: int
     tools_tokens: int
+    mode: str
+    preloaded: tuple[str, ...]
+    deferred: dict[str, Later]
 
 
 def surface_of(snapshot: CatalogSnapshot) -> Surface:
@@ -53,6 +57,10 @@ def _surface(sha256: str, body: str) -> Surface:
         header=found["header"],
         budget=found["budget"],
         tools_tokens=count(canonical(found["tools"])) if found["tools"] else 0,
+        mode=found["mode"],
+        # Snapshots made before these were kept have neither.
+        preloaded=tuple(found.get("preloaded", found["pins"])),
+        deferred=found.get("deferred", {}),
     )
 
 
@@ -102,6 +110,27 @@ def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:
         "position": position,
         "seq": seq,
     }
+
+
+def later_of(item: Item) -> Later:
+    """What is kept of a tool in scope, so that a provider can be given it as it was."""
+    return [item.approved.pk if item.approved else None, item.override, item.server]
+
+
+def whole(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
+    """Every tool that was in scope, as it was then, by name in the order of its groups."""
+    surface = surface_of(snapshot)
+    pins = dict(surface.pins)
+    for name, (definition, override, server) in surface.deferred.items():
+        source = "mcp" if server else "custom"
+        pins[name] = {
+            "definition": definition,
+            "override": override,
+            "server": server,
+            "source": source,
+        }
+    names = dict.fromkeys(name for line in surface.groups for name in line.names)
+    return {name: rendered(name, pins[name]) for name in names if name in pins}
 
 
 def rendered(name: str, pin: Pin) -> dict[str, Any]:

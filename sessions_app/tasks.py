@@ -5,7 +5,7 @@ import time
 
 from celery import shared_task
 
-from sessions_app import ledger, opening
+from sessions_app import golden_runs, ledger, opening
 
 logger = logging.getLogger(__name__)
 
@@ -27,3 +27,14 @@ def tidy() -> None:
 @shared_task(name="sessions_app.tasks.tidy_sessions")  # type: ignore[untyped-decorator]
 def tidy_sessions() -> None:
     tidy()
+
+
+@shared_task(name="sessions_app.tasks.run_golden")  # type: ignore[untyped-decorator]
+def run_golden() -> None:
+    golden_runs.run_if_due()
+
+
+def send_golden() -> None:
+    """Have golden queries run in a worker if the catalog changed; where there is no beat."""
+    if golden_runs.is_due():
+        run_golden.apply_async(expires=5)

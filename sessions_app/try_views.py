@@ -62,6 +62,7 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     context: dict[str, Any] = {
         "tool": tool,
         "schema": body["inputSchema"],
+        "fields": trying.fields(body["inputSchema"]),
         "annotations": claims,
         "why_twice": trying.why_ask_twice(claims) if tool.server_id else "",
     }

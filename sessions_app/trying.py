@@ -1,6 +1,11 @@
-"""Prepare the trial of a tool: a skeleton of its arguments, and whether to ask twice. Pure."""
+"""Prepare the trial of a tool: its arguments as a skeleton and as fields, and whether to ask twice.
 
-from collections.abc import Mapping
+Pure.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 DEPTH = 4
 EMPTY = {
@@ -53,3 +58,45 @@ def why_ask_twice(annotations: Mapping[str, object]) -> str:
     if annotations.get("readOnlyHint") is not True:
         return "The server does not say that this tool changes nothing."
     return ""
+
+
+# --- Fields -------------------------------------------------------------------------------------
+
+FIELDS = 40  # of a form; more are left to the JSON
+KINDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "choice"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One simple argument as a field of a form. `options` are JSON texts."""
+
+    name: str
+    kind: str
+    help: str
+    required: bool
+    options: Sequence[str] = ()
+
+
+def fields(schema: Mapping[str, object]) -> list[Field]:
+    """List the arguments that a form can ask for: texts, numbers, yes or no, and choices."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    needed = required if isinstance(required, list) else []
+    found = [_field(name, body, name in needed) for name, body in properties.items()]
+    return [one for one in found if one is not None][:FIELDS]
+
+
+def _field(name: str, body: object, required: bool) -> Field | None:
+    # A name that cannot be shown as it is cannot be typed either; the JSON takes it.
+    if not isinstance(body, dict) or not name.isprintable():
+        return None
+    kind, choices = body.get("type"), body.get("enum")
+    said = body.get("description")
+    words = said if isinstance(said, str) else ""
+    if isinstance(choices, list) and 0 < len(choices) <= FIELDS:
+        return Field(name, "choice", words, required, tuple(map(json.dumps, choices)))
+    if not isinstance(kind, str) or kind not in KINDS:
+        return None
+    options = ("true", "false") if kind == "boolean" else ()
+    return Field(name, KINDS[kind], words, required, options)

@@ -6,7 +6,14 @@ agent has two parts, the second of which is no act upon an agent.
 
 from django.urls import URLPattern, path
 
-from sessions_app import agent_views, session_views, try_views, usage_views, welcome_views
+from sessions_app import (
+    agent_views,
+    playground_views,
+    session_views,
+    try_views,
+    usage_views,
+    welcome_views,
+)
 
 agent_pages: list[URLPattern] = [
     path("agents", agent_views.agents, name="agents"),
@@ -48,4 +55,26 @@ usage_pages: list[URLPattern] = [
     path("usage/<str:table>.csv", usage_views.usage_csv, name="usage-csv"),
 ]
 
-urlpatterns: list[URLPattern] = [*agent_pages, *session_pages, *usage_pages, *welcome_pages]
+search_pages: list[URLPattern] = [
+    path("search", playground_views.search, name="playground"),
+    path("search/progress", playground_views.progress, name="search-progress"),
+    path("search/mark", playground_views.mark, name="search-mark"),
+    path("search/load", playground_views.load, name="search-load"),
+    path("search/golden", playground_views.golden_queries, name="golden"),
+    path("search/golden/run", playground_views.golden_run, name="golden-run"),
+    path(
+        "search/golden/<int:golden_id>/accept", playground_views.golden_accept, name="golden-accept"
+    ),
+    path(
+        "search/golden/<int:golden_id>/remove", playground_views.golden_remove, name="golden-remove"
+    ),
+    path("search/missed", playground_views.not_found, name="missed"),
+]
+
+urlpatterns: list[URLPattern] = [
+    *agent_pages,
+    *session_pages,
+    *usage_pages,
+    *search_pages,
+    *welcome_pages,
+]

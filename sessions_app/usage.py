@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet, Sum
+from django.db.models import Q, QuerySet, Sum
 from django.http import QueryDict
 
 from catalog.browsing import Page
@@ -26,6 +26,7 @@ from sessions_app.models import (
 )
 from sessions_app.timeline import CallFacts, Gap, Happening, Step
 from toolcrib import charts
+from toolcrib.filters import number, text
 
 PAGE = 50
 STEPS = 100
@@ -48,20 +49,13 @@ class SessionFilter:
 
     @classmethod
     def read(cls, query: QueryDict) -> "SessionFilter":
-        def number(name: str) -> int:
-            text = query.get(name, "")
-            return int(text) if text.isdecimal() and len(text) < 19 else 0
-
-        def text(name: str) -> str:
-            return query.get(name, "").replace("\0", "").strip()[:200]
-
         return cls(
-            agent=text("agent"),
+            agent=text(query, "agent"),
             states=tuple(one for one in query.getlist("state") if one in SessionState.values),
             errors=bool(query.get("errors")),
-            tool=text("tool"),
-            before=number("before"),
-            after=number("after"),
+            tool=text(query, "tool"),
+            before=number(query, "before"),
+            after=number(query, "after"),
         )
 
     @property
@@ -76,8 +70,11 @@ class SessionFilter:
         if self.errors:
             rows = rows.filter(errors__gt=0)
         if self.tool:
-            called = Call.objects.filter(session=OuterRef("pk"), tool_name=self.tool)
-            rows = rows.filter(Exists(called))
+            # By the tool, which has an index; by the name where no tool has it any more.
+            called = Call.objects.filter(tool__public_name=self.tool).order_by()
+            nameless = Call.objects.filter(tool=None, tool_name=self.tool).order_by()
+            of_it = Q(pk__in=called.values("session")) | Q(pk__in=nameless.values("session"))
+            rows = rows.filter(of_it)
         return rows
 
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import BigIntegerField, ExpressionWrapper, F, QuerySet
 from django.http import QueryDict
 from django.utils import timezone
 
 from catalog.models import Membership
 from sessions_app.models import AgentSession, Call, CallPath, Event, EventKind
+from toolcrib.filters import text
 
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
 
@@ -51,14 +52,11 @@ class UsageFilter:
 
     @classmethod
     def read(cls, query: QueryDict) -> "UsageFilter":
-        def text(name: str) -> str:
-            return query.get(name, "").replace("\0", "").strip()[:200]
-
         sort = query.get("sort", "")
         return cls(
             within=query.get("range", "") if query.get("range") in RANGES else "30d",
-            agent=text("agent"),
-            group=text("group"),
+            agent=text(query, "agent"),
+            group=text(query, "group"),
             sort=sort if sort.removeprefix("-") in SORTS else "-calls",
         )
 
@@ -89,13 +87,18 @@ class UsageFilter:
             rows = rows.filter(agent__name=self.agent)
         if self.group:
             members = Membership.objects.filter(group__group_id=self.group)
-            rows = rows.filter(tool__in=members.values("tool"))
+            # Added to nothing, so that the index of times is read through, in place of the table
+            # a tool at a time.
+            tool = ExpressionWrapper(F("tool_id") + 0, output_field=BigIntegerField())
+            rows = rows.alias(of_tool=tool).filter(of_tool__in=members.values("tool_id"))
         return rows.order_by()
 
     def events(self, kind: EventKind) -> QuerySet[Event]:
+        """What happened in sessions. Of any group: a search is bound to none."""
         rows = Event.objects.filter(kind=kind, at__gte=self.since)
         return rows.filter(session__agent__name=self.agent) if self.agent else rows
 
     def sessions(self) -> QuerySet[AgentSession]:
+        """Sessions that began in this time. Of any group: most have several."""
         rows = AgentSession.objects.filter(created_at__gte=self.since)
         return rows.filter(agent__name=self.agent) if self.agent else rows

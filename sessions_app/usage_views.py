@@ -20,10 +20,10 @@ from sessions_app import earning, following
 from sessions_app.earning import Day, ToolUse, Use
 from sessions_app.following import Asked
 from sessions_app.models import Agent, AgentSession
-from sessions_app.session_views import clean_address
 from sessions_app.usage_filter import RANGES, UsageFilter
 from toolcrib import charts
 from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.filters import clean_address
 
 OFFERED = "usage_undo"  # the act this session may undo next
 CHOICES = 500
@@ -36,6 +36,7 @@ def usage(request: HttpRequest) -> HttpResponse:
     wanted = UsageFilter.read(request.GET)
     used = earning.use(wanted)
     page = used.page(offset_of(request.GET, earning.PAGE))
+    earning.add_trends(wanted, page.rows)
     context: dict[str, Any] = {
         "wanted": wanted,
         "ranges": [(key, one.label, key == wanted.within) for key, one in RANGES.items()],
@@ -50,11 +51,12 @@ def usage(request: HttpRequest) -> HttpResponse:
         "ever": bool(used.calls) or AgentSession.objects.exists(),
         "kept_days": preferences.value("keep_sessions_days"),
         "live": following.LIVE,
+        "searches_read": following.SEARCHES,
         **_days(wanted, used),
     }
     if context["ever"]:
         context |= {
-            "unused": earning.unused(wanted),
+            "unused": earning.unused(wanted, {one.name for one in used.tools}),
             "often": earning.loaded_often(wanted),
             "searches": following.searches(wanted),
             "funnels": following.funnels(wanted),

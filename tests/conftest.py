@@ -38,7 +38,9 @@ class _Grouping(LoadScopeScheduling):  # type: ignore[misc]
         path, _, _ = nodeid.partition("::")
         together = (
             "tests/browser/",
+            "tests/faults/",
             "tests/live/",
+            "tests/mcp/",
             "tests/production/",
             "tests/toolcrib/test_serve",
         )

@@ -5,12 +5,16 @@ TEST_DATABASE_URL runs the tests of the apps on PostgreSQL; tests/production doe
 
 import os
 import tempfile
+from pathlib import Path
 
 _folder = tempfile.TemporaryDirectory(prefix="toolcrib-tests-")
 for _name in list(os.environ):
     if _name.startswith("TOOLCRIB_") or _name in {"DATABASE_URL", "REDIS_URL", "DEBUG", "PORT"}:
         del os.environ[_name]
 os.environ["TOOLCRIB_DATA"] = _folder.name
+# Prepared once for all tests; those that search by meaning ask for it.
+os.environ["TOOLCRIB_MODELS"] = str(Path(__file__).resolve().parent.parent / ".cache" / "models")
+os.environ["TOOLCRIB_EMBEDDINGS"] = "0"
 if "TEST_DATABASE_URL" in os.environ:
     os.environ |= {
         "DATABASE_URL": os.environ["TEST_DATABASE_URL"],

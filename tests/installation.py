@@ -46,7 +46,8 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     folder = str(Path(sys.executable).parent)
     path = f"{folder}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **extra}
+    model = {"TOOLCRIB_EMBEDDINGS": "0", "TOOLCRIB_MODELS": str(ROOT / ".cache" / "models")}
+    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **model, **extra}
 
 
 def descendants(pid: int) -> list[int]:

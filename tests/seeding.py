@@ -1,6 +1,7 @@
 """Fill a database with made-up rows in bulk, for measures of pages. Same rows in every run."""
 
 import random
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -13,14 +14,25 @@ from catalog.models import (
     CatalogSnapshot,
     Definition,
     DefinitionChange,
+    GoldenQuery,
+    GoldenResult,
     Group,
     Membership,
     Tool,
+    ToolHint,
     ToolState,
 )
 from catalog.people import Role, give_role
 from servers.models import Server, SyncRun
-from sessions_app.models import Agent, AgentGroup, AgentSession, ApiKey, Call, Event
+from sessions_app.models import (
+    Agent,
+    AgentGroup,
+    AgentSession,
+    ApiKey,
+    Call,
+    Event,
+    Expansion,
+)
 
 BATCH = 500
 VERBS = ("get", "list", "create", "update", "delete", "search", "export", "send")
@@ -38,10 +50,11 @@ def admin() -> User:
 def seed(*, tools: int, groups: int, calls: int, sessions: int, mark: str = "") -> dict[str, Any]:
     """Fill the database and return example ids for the addresses of its pages.
 
-    `mark` tells the names of one filling from those of another.
+    The first server has a tenth of the tools, the first group holds them all, and the example
+    session is the longest. `mark` tells the names of one filling from those of another.
     """
     dice = random.Random(7)  # noqa: S311 - made-up rows
-    servers = _servers(max(1, min(100, tools // 100)), mark)
+    servers = _servers(max(8, min(100, tools // 100)), mark)
     rows = _tools(tools, servers, dice)
     Tool.objects.get_or_create(
         public_name="house_rules",
@@ -49,15 +62,19 @@ def seed(*, tools: int, groups: int, calls: int, sessions: int, mark: str = "") 
     )
     made = _groups(groups, rows, dice, mark)
     agents = _agents(12, made, mark)
-    runs = _sessions(sessions, agents, dice)
-    _calls(calls, runs, rows, dice)
-    _audit(min(calls, 2000), rows)
+    runs = _sessions(sessions, agents, rows, dice)
+    add_calls(calls - calls // 100, runs, rows, dice)
+    longest = runs[len(runs) // 2]
+    add_calls(calls // 100, [longest], rows, dice)
+    _audit(min(calls // 4, 20_000), rows, made)
+    add_golden(rows[1:2] if tools < 100 else rows[1:100])
     return {
         "public_name": rows[0].public_name,
         "group_id": made[0].group_id,
+        "other_group": made[1].group_id,
         "slug": servers[0].slug,
         "name": agents[0].name,
-        "session_id": runs[len(runs) // 2].session_id,
+        "session_id": longest.session_id,
     }
 
 
@@ -69,17 +86,18 @@ def _servers(number: int, mark: str) -> list[Server]:
             name=f"Server {at}",
             transport="http",
             url="http://127.0.0.1:9/mcp",
-            state="failing" if at % 20 == 3 else "connected",
+            state={3: "failing", 7: "disabled"}.get(at % 20, "connected"),
             state_reason="It refused the connection." if at % 20 == 3 else "",
+            enabled=at % 20 != 7,
             last_synced_at=now - timedelta(minutes=at),
         )
         for at in range(number)
     )
-    SyncRun.objects.bulk_create(_sync(server) for server in servers for _ in range(3))
+    SyncRun.objects.bulk_create(sync_run(server) for server in servers for _ in range(3))
     return servers
 
 
-def _sync(server: Server) -> SyncRun:
+def sync_run(server: Server) -> SyncRun:
     now = timezone.now()
     return SyncRun(
         server=server,
@@ -91,41 +109,51 @@ def _sync(server: Server) -> SyncRun:
     )
 
 
+def _body(name: str, at: int, dice: random.Random) -> str:
+    """A definition of about the size that servers send."""
+    text = " ".join(dice.sample(WORDS, 8)) + "."
+    fields = {
+        f"{noun}_{word}": {"type": "string", "description": " ".join(dice.sample(WORDS, 7))}
+        for noun, word in zip(NOUNS, WORDS, strict=False)
+    }
+    return canonical(
+        {
+            "name": name,
+            "description": f"{name.replace('_', ' ').capitalize()}: {text}",
+            "inputSchema": {"type": "object", "properties": fields, "required": [*fields][:2]},
+            "annotations": {"readOnlyHint": at % 3 == 0, "destructiveHint": at % 7 == 0},
+        }
+    )
+
+
 def _tools(number: int, servers: list[Server], dice: random.Random) -> list[Tool]:
     definitions = []
     for at in range(number):
         name = f"{dice.choice(VERBS)}_{dice.choice(NOUNS)}_{at}_{servers[0].slug}"
-        text = " ".join(dice.sample(WORDS, 8)) + "."
-        fields = {word: {"type": "string", "description": text} for word in ("query", "limit")}
-        body = canonical(
-            {
-                "name": name,
-                "description": text,
-                "inputSchema": {"type": "object", "properties": fields},
-                "annotations": {"readOnlyHint": at % 3 == 0, "destructiveHint": at % 7 == 0},
-            }
-        )
+        body = _body(name, at, dice)
         definitions.append(
             Definition(
                 sha256=digest(body),
                 name=name,
                 body=body,
                 tokens=len(body) // 4,
-                search_text=f"{name} {text}",
+                search_text=f"{name} {body[:200]}",
             )
         )
     kept = Definition.objects.bulk_create(definitions, batch_size=BATCH)
+    homes = [servers[0 if at % 10 == 0 else at % len(servers)] for at in range(number)]
     now = timezone.now()
     rows = Tool.objects.bulk_create(
         (
             Tool(
-                server=servers[at % len(servers)],
+                server=homes[at],
                 name=one.name,
-                public_name=f"{servers[at % len(servers)].slug}__{one.name}"[:64],
+                public_name=f"{homes[at].slug}__{one.name}"[:64],
                 approved=one,
-                latest=kept[at - 1] if at % 100 == 99 else one,
-                state=ToolState.WAITING if at % 100 == 99 else ToolState.AVAILABLE,
+                latest=kept[at - 1] if at % 100 == 50 else one,
+                state=ToolState.WAITING if at % 100 == 50 else ToolState.AVAILABLE,
                 changed_at=now,
+                findings=[{"code": "hidden", "text": "x"}] if at % 50 == 1 else [],
             )
             for at, one in enumerate(kept)
         ),
@@ -153,7 +181,9 @@ def _groups(number: int, tools: list[Tool], dice: random.Random, mark: str) -> l
         (
             Membership(group=group, tool=tool, position=at, preload=at < 5 or None)
             for group in groups
-            for at, tool in enumerate(dice.sample(tools, min(60, len(tools))))
+            for at, tool in enumerate(
+                tools if group is groups[0] else dice.sample(tools, min(60, len(tools)))
+            )
         ),
         batch_size=BATCH,
     )
@@ -182,11 +212,19 @@ def _agents(number: int, groups: list[Group], mark: str) -> list[Agent]:
     return agents
 
 
-def _sessions(number: int, agents: list[Agent], dice: random.Random) -> list[AgentSession]:
-    text = "Tools are in groups."
-    snapshot, _ = CatalogSnapshot.objects.get_or_create(
-        sha256=digest(text), defaults={"text": text, "body": "{}", "tokens": 5}
+def _snapshot(tools: list[Tool]) -> CatalogSnapshot:
+    pins = {tool.public_name: {"definition": tool.approved_id, "seq": 0} for tool in tools[:30]}
+    body = canonical({"pins": pins, "tools": [], "groups": []})
+    made, _ = CatalogSnapshot.objects.get_or_create(
+        sha256=digest(body), defaults={"text": "Tools are in groups.", "body": body, "tokens": 5}
     )
+    return made
+
+
+def _sessions(
+    number: int, agents: list[Agent], tools: list[Tool], dice: random.Random
+) -> list[AgentSession]:
+    snapshot = _snapshot(tools)
     now = timezone.now()
     runs = []
     for at in range(number):
@@ -212,10 +250,23 @@ def _sessions(number: int, agents: list[Agent], dice: random.Random) -> list[Age
     for run in made:
         run.created_at = run.last_used_at - timedelta(minutes=5)
     AgentSession.objects.bulk_update(made, ["created_at"], batch_size=BATCH)
+    Expansion.objects.bulk_create(
+        (_expansion(run, dice.sample(tools, min(3, len(tools)))) for run in made),
+        batch_size=BATCH,
+    )
     return made
 
 
-def _calls(number: int, runs: list[AgentSession], tools: list[Tool], dice: random.Random) -> None:
+def _expansion(run: AgentSession, tools: list[Tool]) -> Expansion:
+    pins = {tool.public_name: {"definition": tool.latest_id, "seq": 1} for tool in tools}
+    return Expansion(
+        session=run, group_id="group-0", names=sorted(pins), pins=canonical(pins), sequence=1
+    )
+
+
+def add_calls(
+    number: int, runs: list[AgentSession], tools: list[Tool], dice: random.Random
+) -> None:
     used = tools[: max(1, len(tools) // 4)]  # most tools are never called
     rows = []
     for at in range(number):
@@ -232,7 +283,7 @@ def _calls(number: int, runs: list[AgentSession], tools: list[Tool], dice: rando
                 server_id=tool.server_id,
                 server_slug=tool.server.slug if tool.server else "",
                 definition_id=tool.approved_id,
-                arguments='{"query":"x"}',
+                arguments=f'{{"query":"{"x" * 80}"}}',
                 state="failed" if failed else "succeeded",
                 is_error=failed,
                 accepted_at=moment,
@@ -240,7 +291,7 @@ def _calls(number: int, runs: list[AgentSession], tools: list[Tool], dice: rando
                 finished_at=moment + timedelta(milliseconds=dice.randint(5, 2000)),
                 deadline=moment + timedelta(minutes=1),
                 tokens=dice.randint(20, 600),
-                result_copy='{"content":[]}',
+                result_copy=f'{{"content":[{{"text":"{"y" * dice.randint(50, 3000)}"}}]}}',
             )
         )
     calls = Call.objects.bulk_create(rows, batch_size=BATCH)
@@ -248,32 +299,54 @@ def _calls(number: int, runs: list[AgentSession], tools: list[Tool], dice: rando
 
 
 def _events(runs: list[AgentSession], calls: list[Call]) -> None:
-    def rows() -> Any:
+    def rows() -> Iterator[Event]:
         for at, run in enumerate(runs):
             yield Event(session=run, at=run.created_at, kind="opened", tokens=900)
-            found = "[]" if at % 9 == 0 else '["a"]'
-            words = f'{{"query":"find {at % 40}","hits":{found}}}'
-            yield Event(session=run, at=run.created_at, kind="searched", details=words, tokens=80)
+            yield Event(
+                session=run,
+                at=run.created_at,
+                kind="searched",
+                details=canonical(_search(at, calls)),
+                tokens=80,
+            )
         for at, call in enumerate(calls):
             common = {"session_id": call.session_id, "at": call.accepted_at}
             if at % 4 == 0:
-                yield Event(kind="loaded", tool_name=call.tool_name, tokens=210, **common)
+                names = canonical({"names": [call.tool_name], "how": "load", "remaining": 50})
+                yield Event(kind="loaded", group_id="group-0", details=names, tokens=210, **common)
             yield Event(kind="called", tool_name=call.tool_name, call=call, **common)
 
     Event.objects.bulk_create(rows(), batch_size=BATCH)
 
 
-def _audit(number: int, tools: list[Tool]) -> None:
+def _search(at: int, calls: list[Call]) -> dict[str, Any]:
+    hits = [] if at % 9 == 0 else [call.tool_name for call in calls[at % 50 :][:10]]
+    return {
+        "query": f"find {at % 40}",
+        "strategy": "hybrid",
+        "total": len(hits),
+        "hits": hits,
+        "newly_loaded": 0,
+    }
+
+
+def _audit(number: int, tools: list[Tool], groups: list[Group]) -> None:
+    def about(at: int) -> dict[str, Any]:
+        if at % 3:
+            tool = tools[at % len(tools)]
+            named = {"verb": "tool.hold", "after": {"reason": "x"}}
+            return {"target_id": tool.pk, "target_label": tool.public_name, **named}
+        group = groups[at % len(groups)]
+        named = {"verb": "group.preload", "after": {"preload": {tools[0].public_name: True}}}
+        return {"target_id": group.pk, "target_label": group.group_id, **named}
+
     AuditEntry.objects.bulk_create(
         (
             AuditEntry(
                 actor_kind="user",
                 actor_label="ada@example.org",
-                verb="tool.hold",
-                target_kind="tool",
-                target_id=tools[at % len(tools)].pk,
-                target_label=tools[at % len(tools)].public_name,
-                after={"reason": "x"},
+                target_kind="tool" if at % 3 else "group",
+                **about(at),
             )
             for at in range(number)
         ),
@@ -281,24 +354,15 @@ def _audit(number: int, tools: list[Tool]) -> None:
     )
 
 
-def grow(examples: dict[str, Any]) -> None:
-    """Give the things on the example pages more of everything that belongs to them."""
-    tool = Tool.objects.get(public_name=examples["public_name"])
-    server = Server.objects.get(slug=examples["slug"])
-    group = Group.objects.get(group_id=examples["group_id"])
-    agent = Agent.objects.get(name=examples["name"])
-    run = AgentSession.objects.get(session_id=examples["session_id"])
-    members = Tool.objects.exclude(memberships__group=group)
-    Membership.objects.bulk_create(Membership(group=group, tool=one) for one in members)
-    others = Group.objects.exclude(agents=agent)
-    AgentGroup.objects.bulk_create(AgentGroup(agent=agent, group=one) for one in others)
-    for one in Group.objects.exclude(tools=tool):
-        Membership.objects.create(group=one, tool=tool)
+def add_golden(tools: list[Tool]) -> None:
+    """Mark queries with their right answers, with how they stand, and lend the tools words."""
     now = timezone.now()
-    SyncRun.objects.bulk_create(_sync(server) for _ in range(9))
-    DefinitionChange.objects.bulk_create(
-        DefinitionChange(tool=tool, before=None, after=tool.latest, at=now, outcome="approved")
-        for _ in range(9)
-    )
-    Tool.objects.filter(server__slug__startswith="server2").update(server=server)
-    _calls(40, [run], list(Tool.objects.select_related("server")), random.Random(3))  # noqa: S311
+    for tool in tools:
+        marked = GoldenQuery.objects.create(
+            query=f"find {tool.public_name}", right=[tool.public_name], origin="playground"
+        )
+        GoldenResult.objects.create(
+            golden=marked, strategy="hybrid", revision=1, good_revision=1, broke=True, at=now
+        )
+        for text in ("one", "two"):
+            ToolHint.objects.create(tool=tool, kind="alias", text=text)

@@ -1,4 +1,4 @@
-"""The benches of sessions and tokens run, on small sizes, and print what they promise."""
+"""The benches of sessions, tokens and pages run, on small sizes, and print what they promise."""
 
 import json
 import subprocess
@@ -72,3 +72,28 @@ def test_rates_are_told_for_both_databases_in_one_run():
     for act in ("sessions opened/s", "loads of 3 tools/s", "catalogs fetched/s", "searches/s"):
         for database in ("SQLite", "PostgreSQL"):
             assert any(act in line and database in line for line in told.splitlines()), told
+
+
+@pytest.mark.timeout(400)
+def test_every_page_is_timed_with_its_queries_and_its_size():
+    told = json.loads(run("pages", "--quick", "--rounds", "1", "--only", "group", "--json"))
+    assert told["sizes"] == {"tools": 100, "groups": 2, "calls": 1000, "sessions": 50}
+    pages = {row["page"]: row for row in told["pages"]}
+    assert {"groups", "group", "group #board-list", "group?tab=json"} <= pages.keys()
+    for row in pages.values():
+        assert row["status"] in (200, 302)
+        assert row["ms"] > 0
+        assert row["cpu"] > 0
+        assert row["queries"] > 0
+    assert pages["group"]["kB"] > pages["group #board-list"]["kB"] > 1
+
+
+@pytest.mark.xdist_group("live")
+@pytest.mark.timeout(400)
+def test_search_is_told_for_every_ranker_and_for_the_endpoint():
+    small = ("--sizes", "60", "--queries", "3", "--endpoint-tools", "60", "--agents", "3")
+    told = run("search", *small)
+    for ranker in ("rank-bm25", "bm25s", "bm25", "embedding", "hybrid"):
+        assert any(line.split()[:2] == ["60", ranker] for line in told.splitlines()), told
+    assert "1 tool counted, 1 text to encode" in told
+    assert "p95 of 3 ÷ p50 of one" in told

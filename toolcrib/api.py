@@ -1,8 +1,6 @@
 """The API: assembles the apps' routers, checks keys, and gives every error one shape."""
 
-import json
 import logging
-from collections import Counter
 from typing import Any
 
 from django.conf import settings
@@ -17,12 +15,15 @@ from ninja.security import HttpBearer
 from catalog.api import router as catalog_router
 from catalog.audit import Actor
 from catalog.groups_api import router as groups_router
+from catalog.hints_api import router as hints_router
 from servers.api import router as servers_router
 from sessions_app import keys
 from sessions_app.agents_api import router as agents_router
 from sessions_app.api import router as sessions_router
 from sessions_app.models import ApiKey, Scope
 from sessions_app.operators_api import router as operators_router
+from sessions_app.search_api import router as search_router
+from sessions_app.strict_json import parsed
 from sessions_app.usage_api import router as usage_router
 from toolcrib.errors import Forbidden, Invalid, ToolcribError
 
@@ -67,18 +68,10 @@ class StrictParser(Parser):
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         try:
-            parsed: dict[str, Any] = json.loads(request.body, object_pairs_hook=_object)
+            body: dict[str, Any] = parsed(request.body)
         except RecursionError:
             raise Invalid("The body is nested too deep.", hint="Send flatter values.") from None
-        return parsed
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-        raise Invalid(f"An object names the key {twice[:80]!r} twice.", hint="Name it once.")
-    return found
+        return body
 
 
 api = NinjaAPI(
@@ -92,6 +85,8 @@ api = NinjaAPI(
 api.add_router("/servers", servers_router)
 api.add_router("/groups", groups_router)
 api.add_router("", catalog_router)
+api.add_router("", hints_router)
+api.add_router("/search", search_router)
 api.add_router("", agents_router)
 api.add_router("/usage", usage_router)
 api.add_router("", operators_router)

@@ -1,9 +1,11 @@
-"""The ASGI application: one lifespan, two Django handlers.
+"""The ASGI application: one lifespan, two Django handlers and the MCP endpoint.
 
 `/api/` goes to a handler without cookies, sessions and CSRF, which costs a third and cannot be
-attacked through a cookie; everything else goes to ordinary Django.
+attacked through a cookie; `/mcp` to the SDK's session manager; everything else to ordinary
+Django.
 """
 
+import asyncio
 import json
 import os
 import warnings
@@ -20,6 +22,7 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
+from sessions_app import call_path, mcp_endpoint, mcp_short  # noqa: E402
 from toolcrib.errors import ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
 
@@ -45,12 +48,16 @@ class ApiHandler(ASGIHandler):
             settings.MIDDLEWARE = usual
 
 
-class BodyTooLarge(Exception):
-    """The client sends more than is ever looked at. Raised before Django writes it to disk."""
+class Unread(Exception):
+    """A body that is not read to its end. `answer` says why, with its status."""
+
+    def __init__(self, answer: ToolcribError) -> None:
+        super().__init__(answer.message)
+        self.answer = answer
 
 
 def _capped(receive: Receive) -> Receive:
-    """Count a request's body as it comes in, whoever sends it."""
+    """Count a request's body as it comes in, whoever sends it, before it is written to disk."""
     size = 0
 
     async def counted() -> MutableMapping[str, Any]:
@@ -58,20 +65,41 @@ def _capped(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > settings.MAX_BODY_BYTES + SLACK:
-            raise BodyTooLarge
+            cap = f"The request is over {settings.MAX_BODY_BYTES // 1024} KB."
+            raise Unread(
+                ToolcribError(cap, hint="Send less at a time.", code="too_large", status=413)
+            )
         return message
 
     return counted
 
 
-async def _refuse(send: Send) -> None:
-    error = ToolcribError(
-        f"The request is over {settings.MAX_BODY_BYTES // 1024} KB.",
-        hint="Send less at a time.",
-        code="too_large",
-    )
+def _timely(receive: Receive) -> Receive:
+    """Give a request's body a time to arrive in; what comes after it may take longer."""
+    ends = asyncio.get_running_loop().time() + settings.BODY_TIMEOUT
+    whole = False
+
+    async def timed() -> MutableMapping[str, Any]:
+        nonlocal whole
+        if whole:
+            return await receive()
+        try:
+            async with asyncio.timeout_at(ends):
+                message = await receive()
+        except TimeoutError:
+            late = f"The request did not arrive within {settings.BODY_TIMEOUT} s."
+            raise Unread(
+                ToolcribError(late, hint="Send it again.", code="too_slow", status=408)
+            ) from None
+        whole = not message.get("more_body")
+        return message
+
+    return timed
+
+
+async def _refuse(send: Send, error: ToolcribError) -> None:
     headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": 413, "headers": headers})
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(error.as_json()).encode()})
 
 
@@ -79,6 +107,7 @@ class Router:
     def __init__(self) -> None:
         self.pages = ASGIHandler()
         self.api = ApiHandler()
+        self.mcp = mcp_endpoint.Endpoint()
         self.started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,16 +119,29 @@ class Router:
                 "This ASGI server sends no lifespan events, so nothing behind the pages runs. "
                 "Use `manage.py serve` or uvicorn."
             )
-        is_api = scope["path"].startswith("/api/") and scope["path"] != DOCS
-        handler = self.api if is_api else self.pages
         try:
+            await self.route(scope, _timely(receive), send)
+        except Unread as unread:
+            await _refuse(send, unread.answer)
+
+    async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a request to whom it is for, the short ways first."""
+        path, is_http = scope["path"], scope["type"] == "http"
+        if is_http and mcp_endpoint.handles(path):
+            if mcp_short.is_call(scope):
+                await mcp_short.call(scope, receive, send, self.mcp)
+            else:
+                await self.mcp(scope, receive, send)
+        elif is_http and call_path.is_call(scope):
+            await call_path.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
+        else:
+            is_api = path.startswith("/api/") and path != DOCS
+            handler = self.api if is_api else self.pages
             await handler(scope, _capped(receive), send)  # type: ignore[arg-type]
-        except BodyTooLarge:
-            await _refuse(send)
 
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with runtime.running():
+        async with runtime.running(), self.mcp.running():
             self.started = True
             await send({"type": "lifespan.startup.complete"})
             await receive()

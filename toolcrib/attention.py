@@ -14,8 +14,8 @@ from django.db.models import Count, F, Max, Q
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import group_reads
-from catalog.models import Group, Tool, ToolState
+from catalog import golden, group_board, group_reads, shelf
+from catalog.models import GoldenQuery, Group, Tool, ToolState
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, ApiKey, SessionState
 
@@ -40,7 +40,9 @@ def items() -> list[Item]:
         *_failing(),
         *_removals_held(),
         *_waiting(),
+        *_broken_queries(),
         *_full_agents(),
+        *_over_budget(),
         *_expiring(now),
         *_drifted(),
     ]
@@ -97,6 +99,34 @@ def _waiting() -> list[Item]:
     return [Item(said, "Review changes", reverse("approvals"), "pencil")]
 
 
+def _broken_queries() -> list[Item]:
+    """Golden queries whose right tool stands lower than it did."""
+    found: list[Item] = _some(
+        golden.broken(),
+        lambda query: Item(
+            f"A search broke: “{query.query}” {_fallen(query)}.",
+            "Look at queries",
+            reverse("golden"),
+            "triangle",
+        ),
+        lambda more: Item(
+            f"{more} more golden quer{'y' if more == 1 else 'ies'} broke.",
+            "Look at queries",
+            reverse("golden"),
+            "triangle",
+        ),
+    )
+    return found
+
+
+def _fallen(query: GoldenQuery) -> str:
+    worst = next(result for result in query.results.all() if result.broke)
+    right = query.right[0] if len(query.right) == 1 else "a right tool"
+    was = f"found {right} at rank {worst.good_rank}"
+    now = f"finds it at rank {worst.rank}" if worst.rank else "no longer finds it"
+    return f"{was} and now {now}"
+
+
 def _full_agents() -> list[Item]:
     is_open = Q(sessions__state=SessionState.OPEN)
     rows = Agent.objects.filter(enabled=True).annotate(open_count=Count("sessions", filter=is_open))
@@ -115,6 +145,32 @@ def _full_agents() -> list[Item]:
             "Show agents",
             reverse("agents"),
             "clock",
+        ),
+    )
+    return found
+
+
+def _over_budget() -> list[Item]:
+    """Groups whose preloads alone cost more than the board warns of, the costliest first."""
+    costs = [
+        (group_board.definitions_cost(group).preload, group) for group in shelf.current().groups
+    ]
+    dear = [pair for pair in costs if pair[0] > group_board.BUDGET]
+    found: list[Item] = _some(
+        sorted(dear, key=lambda pair: (-pair[0], pair[1].group_id)),
+        lambda pair: Item(
+            f"{pair[1].display_name} preloads ≈{pair[0]:,} tokens into each session, "
+            f"over {group_board.BUDGET:,}.",
+            "Look at group",
+            reverse("group", args=[pair[1].group_id]),
+            "triangle",
+        ),
+        lambda more: Item(
+            f"{more} more group{_s(more)} preload{'s' if more == 1 else ''} over "
+            f"{group_board.BUDGET:,} tokens.",
+            "Show groups",
+            reverse("groups"),
+            "triangle",
         ),
     )
     return found

@@ -36,7 +36,11 @@ app.conf.update(
     task_default_queue="sync",
     # Named here, so that a worker told nothing serves both.
     task_queues={name: {"exchange": name, "routing_key": name} for name in ("sync", "index")},
-    task_routes={"servers.tasks.*": {"queue": "sync"}, "sessions_app.tasks.*": {"queue": "index"}},
+    task_routes={
+        "servers.tasks.*": {"queue": "sync"},
+        "sessions_app.tasks.*": {"queue": "index"},
+        "catalog.tasks.*": {"queue": "index"},
+    },
     task_publish_retry=False,
     task_acks_late=True,
     worker_prefetch_multiplier=1,
@@ -47,11 +51,17 @@ app.conf.update(
     beat_schedule={
         "sync_due": {"task": "servers.tasks.sync_due", "schedule": 5.0},
         "tidy_sessions": {"task": "sessions_app.tasks.tidy_sessions", "schedule": 10.0},
+        "embed": {"task": "catalog.tasks.embed", "schedule": 5.0, "options": {"expires": 5}},
+        "run_golden": {
+            "task": "sessions_app.tasks.run_golden",
+            "schedule": 5.0,
+            "options": {"expires": 5},
+        },
     },
     # What is due stands in the database; beat has nothing of its own to remember.
     beat_scheduler="celery.beat:Scheduler",
 )
-app.autodiscover_tasks(["servers", "sessions_app"])
+app.autodiscover_tasks(["servers", "sessions_app", "catalog"])
 
 
 @setup_logging.connect  # type: ignore[untyped-decorator]

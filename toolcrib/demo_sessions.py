@@ -94,12 +94,12 @@ def triage(door: Door, turn: int) -> None:
         run.search("find open tickets of customers")
         run.load("mcp:tickets", "list_tickets", "get_ticket", "comment_on_ticket")
         run.call("tickets__list_tickets", state="open", limit=5)
-        for ticket in range(101 + 3 * turn, 105 + 3 * turn):
+        for ticket in range(101 + turn, 105 + turn + 2 * (turn % 3)):
             run.call("tickets__get_ticket", ticket=ticket)
             run.call("tickets__comment_on_ticket", ticket=ticket, text="Seen; we look at it today.")
         run.call("tickets__assign_ticket", ticket=101 + turn, assignee=PEOPLE[turn % 3])
-        # Wrong at first, as models are; the answer carries the schema.
-        run.call("tickets__set_ticket_state", ticket=102 + turn, state="done")
+        if turn % 3 == 0:  # wrong at first, as models are; the answer carries the schema
+            run.call("tickets__set_ticket_state", ticket=102 + turn, state="done")
         run.call("tickets__set_ticket_state", ticket=102 + turn, state="closed")
         run.call("tickets__label_ticket", ticket=103 + turn, label="needs-reply")
         run.left_open = turn % 4 == 3
@@ -119,8 +119,11 @@ def escalation(door: Door, turn: int) -> None:
             "calendar__create_event", title="Export is slow", day=turn, hour=10, people=["ada"]
         )
         run.call("tickets__comment_on_ticket", ticket=number, text="Ada looks at it tomorrow.")
-        run.call("tickets__delete_ticket", ticket=number)  # held by an admin
-        run.search("reserve hotel rooms")  # nothing does
+        if turn % 4 == 0:
+            run.call("tickets__delete_ticket", ticket=number)  # held by an admin
+        run.search(
+            ("reserve hotel rooms", "book a flight", "order lunch")[turn % 3]
+        )  # nothing does
 
 
 # --- The planner: meetings, mail and minutes ------------------------------------------------------
@@ -135,7 +138,8 @@ def minutes(door: Door, turn: int) -> None:
         run.call("notes__write_note", path=path, text=f"# Day {turn}\n\nWho: {PEOPLE[turn % 3]}\n")
         run.call("notes__append_to_note", path=path, text="- Release on Thursday")
         run.call("notes__search_notes", words="release")
-        run.call("notes__read_note", path="meetings/tuesday.md")  # is not there
+        if turn % 3 == 0:
+            run.call("notes__read_note", path="meetings/tuesday.md")  # is not there
         run.read("/catalog?format=openai")
 
 
@@ -152,13 +156,12 @@ def invitations(door: Door, turn: int) -> None:
             hour=found["hour"],
             people=list(PEOPLE),
         )
-        for person in PEOPLE:
+        for person in PEOPLE[turn % 3 :]:
             run.call(
                 "calendar__send_mail", to=f"{person}@example.org", subject="Planning", text="Come"
             )
-        run.call(
-            "calendar__send_mail", to="everybody", subject="Planning", text="Come"
-        )  # no address
+        if turn % 4 == 0:  # no address
+            run.call("calendar__send_mail", to="everybody", subject="Planning", text="Come")
         run.call("calendar__list_events", day=found["day"])
         if turn % 2:
             state = run.read("/state")
@@ -177,7 +180,8 @@ def weekly_report(door: Door, turn: int) -> None:
         run.load("mcp:analytics", "run_report", "get_metric")
         for metric in METRICS:
             run.call("analytics__run_report", metric=metric, days=7 * (1 + turn % 4))
-        run.call("analytics__get_metric", metric="conversion")  # no such metric
+        if turn % 5 == 0:
+            run.call("analytics__get_metric", metric="conversion")  # no such metric
         run.call("analytics__get_metric", metric=METRICS[turn % 4], days=14)
         run.call("analytics__compare_periods", metric=METRICS[turn % 4])
         with run.fork() as child:
@@ -202,12 +206,15 @@ def errands(door: Door, turn: int) -> None:
         run.call("convert_temperature", value=70, scale="fahrenheit", to="celsius")
         run.call("toolbox__days_between", first="2026-03-02", second="2026-12-24")
         run.call("toolbox__hash_text", text=f"errand {turn}")
-        run.call("toolbox__format_json", text="{broken")  # fails in the tool
+        if turn % 2 == 0:
+            run.call("toolbox__format_json", text="{broken")  # fails in the tool
         run.call("toolbox__make_slug", text="Release notes of March")
-        run.call("toolbox__send_rocket", destination="moon")  # nobody has it
+        if turn % 4 == 0:
+            run.call("toolbox__send_rocket", destination="moon")  # nobody has it
         run.read("/tools/toolbox__roll_dice")
         run.call("toolbox__roll_dice", count=3)
-        run.call("notes__delete_note", path="ideas/search.md")  # denied by an admin
+        if turn % 6 == 0:
+            run.call("notes__delete_note", path="ideas/search.md")  # denied by an admin
         run.left_open = turn % 3 == 2
 
 
@@ -221,17 +228,27 @@ def tidying(door: Door, turn: int) -> None:
         run.call("list_notes", folder=f"meetings/day-{turn}")
 
 
+# --- The pilot: everything in front of the model, and little use of it ----------------------------
+
+
+def trial(door: Door, turn: int) -> None:
+    if turn % 4 == 0:
+        with Run(door, model="claude-opus-4-1", metadata={"task": "trial"}) as run:
+            run.call("tickets__list_tickets", state="waiting", limit=3)
+            run.call("toolbox__days_between", first="2026-03-02", second="2026-03-09")
+
+
 SCRIPTS: Mapping[str, tuple[Callable[[Door, int], None], ...]] = {
     "support-desk": (triage, escalation),
     "planner": (minutes, invitations),
     "analyst": (weekly_report,),
     "handyman": (errands,),
     "archivist": (tidying,),
+    "pilot": (trial,),
 }
 
 
-def work(door: Door, agent: str, turns: int) -> None:
-    """Let an agent do what it does, so many times."""
-    for turn in range(turns):
-        for script in SCRIPTS[agent]:
-            script(door, turn)
+def work(door: Door, agent: str, turn: int) -> None:
+    """Let an agent do all that it does, once."""
+    for script in SCRIPTS[agent]:
+        script(door, turn)

@@ -1,5 +1,6 @@
 """What every request passes: an id, the age of the session, a sign-in, errors as pages."""
 
+import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,8 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
         request.toolcrib_id = secrets.token_hex(6)  # type: ignore[attr-defined]
 
     def end(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+        if response.status_code == 405 and request.path.startswith("/api/"):
+            response = _not_allowed(response)
         response.headers["X-Request-Id"] = request.toolcrib_id  # type: ignore[attr-defined]
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -44,6 +47,22 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
         return end(request, get_response(request))
 
     return handle
+
+
+def _not_allowed(bare: HttpResponseBase) -> HttpResponse:
+    """Say in the one shape of errors what Django says with an empty body."""
+    allowed = bare.headers.get("Allow", "")
+    error = ToolcribError(
+        "This address does not take this method.",
+        hint=f"It takes {allowed}." if allowed else "See /api/v1/docs.",
+        code="method_not_allowed",
+        status=405,
+    )
+    response = HttpResponse(
+        json.dumps(error.as_json()), status=405, content_type="application/json; charset=utf-8"
+    )
+    response.headers["Allow"] = allowed
+    return response
 
 
 def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:

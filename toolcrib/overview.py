@@ -182,12 +182,8 @@ def _hour(at: datetime, now: datetime) -> int:
 def _times(calls: QuerySet[Call], now: datetime) -> list[list[int]]:
     """Milliseconds of what reached a server and came back, by the hour."""
     times: list[list[int]] = [[] for _ in range(HOURS)]
-    answered = calls.filter(sent_at__isnull=False, finished_at__isnull=False)
-    for start, end in answered.order_by("-accepted_at").values_list("accepted_at", "finished_at")[
-        :SAMPLE
-    ]:
-        if end is not None:
-            times[_hour(start, now)].append(round((end - start).total_seconds() * 1000))
+    for _, start, took in figures.answered(calls, SAMPLE):
+        times[_hour(start, now)].append(took)
     return times
 
 

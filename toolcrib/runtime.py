@@ -16,10 +16,12 @@ from celery.worker import WorkController
 from django.conf import settings
 from django.db import DatabaseError
 
+from catalog.tasks import send_embedding
 from servers import calling, due
 from servers.listening import Listener
 from servers.threads import in_thread
-from sessions_app.tasks import tidy
+from sessions_app import warming, writing
+from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
 
@@ -33,13 +35,18 @@ class Runtime:
     """The running parts, for the health page and for tests to look at."""
 
     def __init__(self) -> None:
-        self.revision = RevisionWatch()
+        self.revision = RevisionWatch(warming.warm_soon)
         self.listener: Listener | None = None
         self.worker: WorkController | None = None
         self.tasks: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
+        async with writing.running(), self._parts():
+            yield
+
+    @asynccontextmanager
+    async def _parts(self) -> AsyncIterator[None]:
         self.tasks.append(asyncio.create_task(self.revision.run(), name="revision"))
         worker_thread = None
         if settings.EMBEDDED:
@@ -88,6 +95,8 @@ async def _schedule() -> None:
     while True:
         try:
             await in_thread(due.send_due)
+            await in_thread(send_embedding)
+            await in_thread(send_golden)
             if time.monotonic() >= next_tidy:
                 next_tidy = time.monotonic() + TIDY_EVERY
                 await in_thread(tidy)

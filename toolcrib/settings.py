@@ -37,6 +37,9 @@ if EMBEDDED:
 DEBUG = env.flag("DEBUG")
 BIND = env.text("TOOLCRIB_BIND", "127.0.0.1")
 PORT = env.number("PORT", 8000, low=1, high=65535)
+WEB_WORKERS = env.number("WEB_WORKERS", 1, low=1, high=64)
+# Seconds that calls under way get to end when Toolcrib is told to stop.
+DRAIN = env.number("TOOLCRIB_DRAIN", 2 if EMBEDDED else 8, low=1, high=300)
 
 # --- Keys and hosts ---------------------------------------------------------------------------
 
@@ -94,10 +97,18 @@ CALL_TIMEOUT = env.number("TOOLCRIB_CALL_TIMEOUT", 60, low=1, high=900)
 CALLS_IN_FLIGHT = env.number("TOOLCRIB_CALLS_IN_FLIGHT", 8, low=1)
 CALLS_QUEUED = env.number("TOOLCRIB_CALLS_QUEUED", 16, low=0)
 IDLE_DISCONNECT = env.number("TOOLCRIB_IDLE_DISCONNECT", 300, low=1)
+BODY_TIMEOUT = env.number("TOOLCRIB_BODY_TIMEOUT", 30, low=1)
+# Where requests of one MCP client reach several processes, no connection of the older era is kept.
+MCP_STATELESS = env.flag("TOOLCRIB_MCP_STATELESS", WEB_WORKERS > 1)
+MAX_STREAMS = env.number("TOOLCRIB_MAX_STREAMS", 100, low=1)
+MAX_CONNECTIONS = env.number("TOOLCRIB_MAX_CONNECTIONS", 100, low=1)
 SYNC_TIMEOUT = env.number("TOOLCRIB_SYNC_TIMEOUT", 60, low=1)
 SYNC_GAP = env.number("TOOLCRIB_SYNC_GAP", 5, low=1)
 SYNC_POLL = env.number("TOOLCRIB_SYNC_POLL", 15 * 60, low=5)
 SYNC_WORKERS = env.number("TOOLCRIB_SYNC_WORKERS", 6, low=4)
+# Search by meaning: off, it goes by words. The prepared model is made once in its folder.
+EMBEDDINGS = env.flag("TOOLCRIB_EMBEDDINGS", True)
+MODELS_DIR = Path(env.text("TOOLCRIB_MODELS") or DATA_DIR / "models").expanduser().resolve()
 
 SESSION_IDLE_SECONDS = env.number("TOOLCRIB_SESSION_IDLE", 24 * 3600, low=60)
 KEEP_PAYLOADS_DAYS = env.number("TOOLCRIB_KEEP_PAYLOADS_DAYS", 30, low=1)
@@ -170,7 +181,7 @@ TEMPLATES = [
                     ],
                 )
             ],
-            "builtins": ["toolcrib.templatetags.toolcrib", "lucide.templatetags.lucide"],
+            "builtins": ["toolcrib.templatetags.toolcrib", "toolcrib.templatetags.icons"],
         },
     }
 ]

@@ -59,6 +59,7 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "key": "g",
                     "count": Group.objects.count(),
                 },
+                {"label": "Search", "name": "playground", "key": "p"},
             ],
         ),
         (
@@ -75,6 +76,7 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "label": "Approvals",
                     "name": "approvals",
                     "key": "v",
+                    "live": "approvals",
                     "count": waiting or None,
                     "waiting": waiting > 0,
                 },

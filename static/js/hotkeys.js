@@ -31,6 +31,13 @@ function move(step) {
   return true;
 }
 
+// What selects a row: its own box, or that of the same tool in the board's list. A box that acts at
+// once, as that of a preload, selects nothing.
+function selectorOf(row) {
+  const same = row?.dataset.row && `[data-pick="${CSS.escape(row.dataset.row)}"] [data-select-row]`;
+  return row?.querySelector("[data-select-row], .pick input[type=checkbox]") || (same && document.querySelector(same));
+}
+
 function press(element, shiftKey = false) {
   if (!element) return false;
   if (shiftKey) element.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, shiftKey }));
@@ -76,8 +83,8 @@ const ACTS = {
   },
   j: () => move(1),
   k: () => move(-1),
-  x: () => press(currentRow()?.querySelector("input[type=checkbox]")),
-  X: () => press(currentRow()?.querySelector("input[type=checkbox]"), true),
+  x: () => press(selectorOf(currentRow())),
+  X: () => press(selectorOf(currentRow()), true),
   ".": openRowMenu,
   u: undo,
   Enter: () => {

@@ -21,6 +21,8 @@ OUTSIDE = {"sign-in", "sign-out", "setup", "join", "livez", "readyz"}
 EXAMPLES: dict[str, str | int] = {
     "key_id": 1,
     "entry_id": 1,
+    "hint_id": 1,
+    "golden_id": 1,
     "person_id": 1,
     "act": "approve",
     "settings-section.name": "sync",
@@ -37,6 +39,7 @@ FACES = {
     "sessions": ["?agent=nobody"],
     "audit": ["?q=nothing-like-it"],
     "palette": ["?q=e", "?q=nothing-like-it"],
+    "playground": ["?q=forecast", "?q=zzzqqq", "?q=%28&mode=regex"],
 }
 
 

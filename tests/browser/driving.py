@@ -43,20 +43,20 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def set_up(page: Page, toolcrib: Installation) -> None:
+def set_up(page: Page, toolcrib: Installation, leads_to: str = "Connect your first server") -> None:
     """Make the first admin through the setup link."""
     page.goto(toolcrib.setup_url)
     page.get_by_label("E-mail").fill(ADMIN)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Create admin").click()
-    expect(page.get_by_role("heading", name="Connect your first server")).to_be_visible()
+    expect(page.get_by_role("heading", name=leads_to).first).to_be_visible()
 
 
-def signed_in(browser: Browser, toolcrib: Installation) -> Any:
+def signed_in(browser: Browser, toolcrib: Installation, *leads_to: str) -> Any:
     """Set the installation up and return the cookies of its admin."""
     context = browser.new_context()
     try:
-        set_up(context.new_page(), toolcrib)
+        set_up(context.new_page(), toolcrib, *leads_to)
         return context.storage_state()
     finally:
         context.close()
@@ -120,6 +120,32 @@ def scrolls_sideways(page: Page) -> bool:
         "document.documentElement.scrollWidth > document.documentElement.clientWidth"
     )
     return wide
+
+
+def moving(page: Page) -> list[str]:
+    """Return what still moves for those who asked for less motion."""
+    found: list[str] = page.evaluate(
+        """[...document.querySelectorAll("*")].filter((one) => {
+          const style = getComputedStyle(one);
+          const long = (text) => text.split(",").some((part) => parseFloat(part) > 0.01);
+          return long(style.transitionDuration) || long(style.animationDuration);
+        }).map((one) => `${location.pathname} moves: ${one.outerHTML.slice(0, 120)}`)"""
+    )
+    return found
+
+
+def shapeless(page: Page) -> list[str]:
+    """Return what has no border left to show its shape where colours are forced."""
+    found: list[str] = page.evaluate(
+        """[...document.querySelectorAll(
+          ".panel, .status, .badge, .button, .notice, .toast, .chip, .empty:not(.filtered), select"
+        )].filter((one) => {
+          if (!one.checkVisibility()) return false;
+          const style = getComputedStyle(one);
+          return style.borderTopStyle === "none" || parseFloat(style.borderTopWidth) === 0;
+        }).map((one) => `${location.pathname} has no shape: ${one.outerHTML.slice(0, 120)}`)"""
+    )
+    return found
 
 
 def paste_and_connect(page: Page, text: str) -> None:

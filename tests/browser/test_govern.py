@@ -71,6 +71,33 @@ def test_a_change_is_kept_old_by_keys_alone(stocked, open_page, weather_url):
     assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
 
 
+def test_several_are_decided_at_once_and_the_navigation_follows_each(
+    stocked, open_page, weather_url
+):
+    names = [
+        waiting(stocked, weather_url, one, f"{one} changes with others.")
+        for one in ("list_stations", "get_temperature", "get_forecast")
+    ]
+    page = open_page()
+    page.goto("/approvals")
+    count = page.locator(".sidebar [data-nav-count=approvals]")
+    total = int(count.inner_text().split()[-1])
+    assert total >= 3
+    page.get_by_role("button", name=re.compile(f"Keep old.*{names[0]}")).click()
+    expect(page.locator("li.settled")).to_have_count(1)
+    expect(count).to_have_text(re.compile(f"{total - 1}$"))
+    expect(page).to_have_title(f"({total - 1}) Approvals · Toolcrib")
+    expect(page.locator(".page-head .answer")).to_contain_text(f"{total - 1} definition")
+
+    for name in names[1:]:
+        page.get_by_label(f"Select {name}", exact=True).check()
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+    page.get_by_role("button", name="Keep old of selected").click()
+    expect(page.get_by_text("Kept 2 tools as approved")).to_be_visible()
+    for name in names:
+        assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
+
+
 def test_the_second_of_two_people_sees_who_decided(stocked, open_page, weather_url):
     name = waiting(stocked, weather_url, "list_stations", "List stations, for two people.")
     first, second = open_page(), open_page()

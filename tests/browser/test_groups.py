@@ -103,6 +103,22 @@ def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page
     expect_told(page, "Undone.")
 
 
+def test_x_on_a_member_selects_it_in_the_list_and_leaves_how_it_is_given(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research?in=yes")
+    before = given(page, "demand")
+    row(page, before[0]).locator("[data-open]").focus()
+    page.keyboard.press("x")
+    expect(page.get_by_label(f"Select {before[0]}", exact=True)).to_be_checked()
+    expect(page.locator("[data-select-count]")).to_have_text("1 selected")
+    page.keyboard.press("j")
+    page.keyboard.press("Shift+X")
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+    page.keyboard.press("x")
+    expect(page.locator("[data-select-count]")).to_have_text("1 selected")
+    assert (given(page, "preload"), given(page, "demand")) == ([], before)
+
+
 def test_a_row_is_ordered_moved_and_removed_by_its_menu(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")

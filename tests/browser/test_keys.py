@@ -106,6 +106,32 @@ def test_keys_that_are_switched_off_do_nothing_and_the_palette_still_opens(fille
     expect(page.locator("#palette")).to_be_visible()
 
 
+# --- Polls --------------------------------------------------------------------------------------
+
+
+def test_a_poll_that_gets_no_answer_says_paused_and_goes_on_when_asked(filled, browser, cookies):
+    context = browser.new_context(base_url=filled.url, storage_state=cookies)
+    page = context.new_page()
+    page.clock.install()
+    page.goto("/groups/mcp:weather")
+    note, go_on = page.locator(".told [data-poll-note]"), page.locator(".told [data-poll-resume]")
+    expect(go_on).to_be_hidden()
+    page.route("**/changes*", lambda route: route.abort())
+    for _ in range(5):
+        expect(note).to_be_empty()
+        with page.expect_event("requestfailed"):
+            page.clock.run_for(61_000)
+    expect(note).to_have_text("Paused: five tries had no answer.")
+    expect(go_on).to_be_visible()
+
+    page.unroute("**/changes*")
+    with page.expect_event("requestfinished"):
+        go_on.click()
+    expect(go_on).to_be_hidden()
+    expect(note).to_be_empty()
+    context.close()
+
+
 # --- The toast ----------------------------------------------------------------------------------
 
 TOAST = """
@@ -155,29 +181,6 @@ def test_a_toast_is_dismissed_and_undone_by_key(toasted):
     toasted.evaluate(TOAST)
     toast.get_by_role("button", name="Dismiss").click()
     expect(toast).to_have_count(0)
-
-
-def test_nothing_moves_for_those_who_asked_for_less_motion(filled, open_page):
-    page = open_page(reduced_motion="reduce")
-    page.goto("/patterns/")
-    moving = page.evaluate(
-        """[...document.querySelectorAll("*")].filter((one) => {
-          const style = getComputedStyle(one);
-          const long = (text) => text.split(",").some((part) => parseFloat(part) > 0.01);
-          return long(style.transitionDuration) || long(style.animationDuration);
-        }).map((one) => one.outerHTML.slice(0, 120))"""
-    )
-    assert moving == []
-
-
-def test_borders_carry_the_shape_in_forced_colours(filled, open_page):
-    page = open_page(forced_colors="active")
-    page.goto("/patterns/")
-    for part in (".panel", ".status", ".badge", ".button", ".notice", ".toast", ".chip", ".empty"):
-        width, style = page.locator(part).first.evaluate(
-            "(one) => [getComputedStyle(one).borderTopWidth, getComputedStyle(one).borderTopStyle]"
-        )
-        assert (width, style) not in {("0px", style), (width, "none")}, part
 
 
 def test_below_900_pixels_the_sidebar_is_a_disclosure_at_the_top(filled, open_page):

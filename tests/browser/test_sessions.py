@@ -201,6 +201,21 @@ def test_a_reading_tool_is_tried_and_answers(run, open_page):
     expect(answer.locator(".status")).to_have_text("ok")
 
 
+def test_fields_write_into_the_json_and_follow_it(run, open_page):
+    page = open_page()
+    page.goto("/tools/weather__report_weather/try")
+    area = page.get_by_label("Arguments")
+    page.get_by_label("city").fill("Oslo")
+    assert json.loads(area.input_value()) == {"city": "Oslo", "text": ""}
+    area.fill('{"city": "Bergen"}')
+    expect(page.get_by_label("city")).to_have_value("Bergen")
+    expect(page.get_by_label("text", exact=True)).to_have_value("")
+    page.get_by_label("city").fill("")
+    assert json.loads(area.input_value()) == {}
+    area.fill("{")
+    expect(page.get_by_label("city")).to_be_disabled()
+
+
 def test_a_tool_that_may_change_things_asks_twice_also_without_javascript(run, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/tools/weather__report_weather/try")

@@ -72,6 +72,19 @@ def plant_groups_and_agents(toolcrib):
     assert status < 300, told
 
 
+def ask_for_all(toolcrib, session):
+    """Look for each script and call a tool with it, one by one: a query is cut, a field is not."""
+    _, key = toolcrib.api("POST", "/agents/bad/keys", {"name": PAYLOADS[13]})
+    for payload in PAYLOADS:
+        text = payload.replace("\0", "")
+        path, token = f"/sessions/{session}", key["key"]
+        status, told = toolcrib.api("POST", f"{path}/search", {"query": text}, token)
+        assert status == 200, told
+        body = {"tool_name": f"no__{text}"[:120], "arguments": {text: text}}
+        status, told = toolcrib.api("POST", f"{path}/call", body, token)
+        assert status == 200, told
+
+
 def waiting(toolcrib):
     return len(toolcrib.api("GET", "/tools?state=waiting&limit=100")[1]["items"])
 
@@ -91,6 +104,7 @@ def planted(tmp_path_factory, browser):
         session = addresses.run_an_agent(
             toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call
         )
+        ask_for_all(toolcrib, session)
         for number in (2, 4):
             path = f"/tools/hostile__tool_{number}/try"
             status, told = toolcrib.api("POST", path, {"arguments": {}})
@@ -98,6 +112,20 @@ def planted(tmp_path_factory, browser):
         toolcrib.api("POST", "/servers/hostile/sync")
         wait_for(lambda: waiting(toolcrib) > 30, 60, what="the changes wait for a decision")
         yield toolcrib, cookies, session
+
+
+def bare(text):
+    """A text without what pages mark or leave out: hidden characters and white space."""
+    return "".join(one for one in text if one.isprintable() and not one.isspace())
+
+
+NEEDLES = [bare(payload) for payload in PAYLOADS]
+
+
+def shown(page):
+    """Which scripts the page shows as text, each with all its characters."""
+    text = bare(page.locator("body").text_content())
+    return {number for number, needle in enumerate(NEEDLES) if needle in text}
 
 
 def watched(browser, planted):
@@ -134,20 +162,20 @@ def test_sixty_scripts_in_every_field_stay_text_on_every_page(browser, planted):
     _, tools = toolcrib.api("GET", "/tools?server=hostile&limit=100")
     paths += [f"/tools/{quote(one['name'], safe='')}" for one in tools["items"]]
     _, agents = toolcrib.api("GET", "/agents?limit=100")
-    paths += [f"/agents/{quote(one['name'], safe='')}" for one in agents["items"][:20]]
-    paths += [f"/groups/g{number}" for number in range(1, 6)]
+    paths += [f"/agents/{quote(one['name'], safe='')}" for one in agents["items"]]
+    paths += [f"/groups/g{number}" for number in range(1, len(PAYLOADS))]
     paths += ["/servers/crasher", "/servers/crasher/syncs"]
     paths += [f"/tools?q={quote(PAYLOADS[13])}", f"/palette?q={quote(PAYLOADS[14])}"]
-    assert len(paths) > 80
-    said = 0
+    seen = set()
     for path in paths:
-        page.goto(path)
+        page.goto(path, wait_until="domcontentloaded")
         page.evaluate(OPEN_ALL)
         wrong += [f"{path}: {one}" for one in page.evaluate(LOOK)]
-        said += "__x=1" in page.locator("body").inner_text()
+        seen |= shown(page)
     context.close()
     assert wrong == []
-    assert said > 70, "the scripts are to be seen as text"
+    missing = sorted(set(range(len(PAYLOADS))) - seen)
+    assert missing == [], f"never seen as text: {[PAYLOADS[one] for one in missing]}"
 
 
 def test_the_trap_works(browser, planted):

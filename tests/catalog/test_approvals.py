@@ -182,6 +182,88 @@ def test_htmx_gets_the_row_as_it_stands_now(signed_in, weather):
     assert "1 still waits." in text_of(part)
 
 
+def test_a_decision_changes_the_navigation_and_the_title_with_it(signed_in, weather):
+    changed(weather, "other")
+    tool, last = changed(weather), changed(weather, "last")
+
+    part = decide(signed_in, tool, "approve", part=True).content.decode()
+    assert 'data-nav-count="approvals" hx-swap-oob="outerHTML:[data-nav-count=approvals]"' in part
+    assert "something waits for you, </span> 2</span>" in part
+    assert "<title>(2) Approvals · Toolcrib</title>" in part
+
+    decide(signed_in, last, "approve", part=True)
+    other = Tool.objects.get(name="other")
+    part = decide(signed_in, other, "approve", part=True).content.decode()
+    assert "something waits for you" not in part
+    assert "<title>Approvals · Toolcrib</title>" in part
+    page = signed_in.get("/tools").content.decode()
+    assert page.count('data-nav-count="approvals"') == 2, "the next decision finds its places"
+
+
+# --- Several at once ----------------------------------------------------------------------------
+
+
+def decide_many(client, act, *tools, **fields):
+    picked = [f"{tool.latest.sha256} {tool.public_name}" for tool in tools]
+    return client.post("/approvals/bulk", {"act": act, "tool": picked, **fields}, follow=True)
+
+
+def states():
+    return dict(Tool.objects.values_list("name", "state"))
+
+
+@pytest.mark.parametrize(
+    ("act", "verb", "state", "said"),
+    [
+        ("approve", "tool.approve", "available", "Approved 2 tools"),
+        ("keep-old", "tool.keep_old", "available", "Kept 2 tools as approved"),
+        ("hold", "tool.hold", "held", "Held 2 tools"),
+    ],
+)
+def test_several_are_decided_at_once_each_with_its_entry(
+    signed_in, weather, act, verb, state, said
+):
+    one, two, other = (changed(weather, name) for name in ("one", "two", "other"))
+
+    page = decide_many(signed_in, act, one, two, address="server=weather")
+
+    assert states() == {"one": state, "two": state, "other": "waiting"}
+    assert AuditEntry.objects.filter(verb=verb).count() == 2
+    assert said in text_of(page)
+    assert page.redirect_chain[-1][0] == "/approvals?server=weather"
+    assert other.latest != other.approved
+
+
+def test_what_changed_meanwhile_or_may_delete_is_left_and_said(signed_in, weather):
+    plain = changed(weather, "plain")
+    risky = changed(weather, "risky", annotations={"destructiveHint": True})
+    stale = changed(weather, "stale")
+    make_tool(weather, "stale", description="Something else again.")
+
+    page = decide_many(signed_in, "approve", plain, risky, stale)
+
+    assert states() == {"plain": "available", "risky": "waiting", "stale": "waiting"}
+    text = text_of(page)
+    assert "Approved 1 tool:" in text
+    assert "weather__risky may delete or overwrite. Approve it by itself." in text
+    assert "Left: " in text
+    assert "weather__stale" in text
+
+
+def test_no_selection_and_no_such_act_are_told_in_words(signed_in, weather):
+    tool = changed(weather)
+    assert "No tool is selected." in text_of(signed_in.post("/approvals/bulk", {"act": "approve"}))
+    assert decide_many(signed_in, "eat", tool).status_code == 404
+    assert states() == {"get_forecast": "waiting"}
+
+
+def test_one_alone_has_nothing_to_select(signed_in, weather):
+    changed(weather)
+    assert "data-select-row" not in signed_in.get("/approvals").content.decode()
+    changed(weather, "other")
+    assert signed_in.get("/approvals").content.decode().count("data-select-row") == 2
+
+
 @pytest.mark.parametrize(
     ("before", "after", "key"),
     [

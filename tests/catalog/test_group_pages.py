@@ -650,6 +650,18 @@ def test_tools_are_added_to_a_group_from_the_list_of_tools(signed_in, research):
     assert "No group is named." in text_of(nowhere)
 
 
+def test_tools_are_taken_out_of_a_group_from_the_list_of_tools(signed_in, research):
+    fields = {"tool": ["weather__a", "weather__c"], "to": "research", "address": "group=research"}
+    signed_in.post(reverse("groups-add-tools"), fields)
+
+    response = signed_in.post(reverse("groups-remove-tools"), fields | {"tool": ["weather__a"]})
+
+    assert response["Location"] == "/tools?group=research"
+    assert [name for name, _ in held(research)] == ["weather__c"]
+    press_undo(signed_in, "/tools", said="Took weather__a out of research.")
+    assert [name for name, _ in held(research)] == ["weather__a", "weather__c"]
+
+
 @pytest.mark.parametrize(
     "path",
     [

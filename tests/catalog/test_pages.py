@@ -38,6 +38,9 @@ ROLES = {
     "groups-order": Role.ADMIN,
     "groups-compare": Role.OPERATOR,
     "groups-add-tools": Role.ADMIN,
+    "tool-hints": Role.ADMIN,
+    "tool-hint-remove": Role.ADMIN,
+    "groups-remove-tools": Role.ADMIN,
     "group-changes": Role.OPERATOR,
     "group-move": Role.ADMIN,
     "group-undo": Role.ADMIN,
@@ -48,6 +51,7 @@ ROLES = {
     "group-preload": Role.ADMIN,
     "group-delete": Role.ADMIN,
     "approvals": Role.OPERATOR,
+    "approvals-bulk": Role.OPERATOR,
     "approval-decide": Role.OPERATOR,
     "audit": Role.OPERATOR,
     "audit-csv": Role.OPERATOR,
@@ -95,11 +99,13 @@ def address_of(name):
         "tool-edit": ["open_ticket"],
         "tool-delete": ["open_ticket"],
         "group-undo": [1],
+        "tool-hint-remove": ["weather__a", 1],
         "approval-decide": ["weather__a", "approve"],
     }
     needs_none = {"tools", "tools-bulk", "tool-add", "groups", "audit"}
     needs_none |= {"approvals", "audit-csv", "audit-json"}
     needs_none |= {"group-create", "groups-order", "groups-compare", "groups-add-tools"}
+    needs_none |= {"groups-remove-tools", "approvals-bulk"}
     usual = ["mcp:weather"] if name.startswith("group") else ["weather__a"]
     return reverse(name, args=[] if name in needs_none else arguments.get(name, usual))
 

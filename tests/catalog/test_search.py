@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.ranking import query_words, words
 from catalog.search import Index, Searchable, near_names, search
+from catalog.tokenizing import query_words, words
 from toolcrib.errors import Invalid
 
 
@@ -53,8 +53,8 @@ def refusal(**asked):
 
 
 def all_words(one):
-    fields = (one.name, one.own_name, one.server, one.title, one.description, one.parameters)
-    return {word for text in (*fields, *one.groups) for word in words(text)}
+    fields = (one.own_name, one.server, one.title, one.description, one.parameters)
+    return {word for text in (*fields, *one.groups, *one.hints) for word in words(text)}
 
 
 # Words
@@ -135,11 +135,14 @@ def test_reasons_name_the_words_as_the_query_spells_them():
 
 
 @pytest.mark.parametrize("strategy", ["", "bm25", "hybrid", "embedding"])
-def test_strategies_of_words_are_answered_by_bm25_and_say_so(strategy):
+def test_without_vectors_bm25_answers_and_the_answer_says_why(strategy):
     answer = search(INDEX, query="tides", strategy=strategy)
 
     assert answer.strategy == "bm25"
     assert [hit.name for hit in answer.hits] == [TIDES.name]
+    assert ("words only" in answer.note) == (strategy != "bm25")
+    assert answer.hits[0].bm25 == 1
+    assert answer.hits[0].embedding is None
 
 
 @given(tools, st.lists(few, min_size=1, max_size=3).map(" ".join), st.randoms())

@@ -160,7 +160,7 @@ def test_when_the_caller_leaves_the_server_is_told_and_the_outcome_is_unknown(co
     session = counting.session
     connection = begin(session, "wait", {"name": "left", "seconds": 60})
     wait_for(lambda: counting.lines() == ["wait left"], 20, what="the call arrived")
-    assert [row["state"] for row in counting.rows()] == ["sent"]
+    wait_for(lambda: [row["state"] for row in counting.rows()] == ["sent"], 20, what="it shows")
 
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
@@ -270,7 +270,8 @@ def test_a_call_cut_off_by_kill_9_becomes_unknown_after_the_restart_and_is_not_s
         toolcrib.kill()
         with pytest.raises(OSError, match=r".*"):
             asked.result(20)
-    assert [row["state"] for row in counting.rows()] == ["sent"]
+    # Killed at any moment: that it was sent may not be written yet, and it is in doubt either way.
+    assert [row["state"] for row in counting.rows()] in (["accepted"], ["sent"])
 
     toolcrib.start()
     row = counting.ended(1)

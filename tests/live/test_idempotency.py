@@ -93,14 +93,6 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
 
     odd = [answer for answers in sent.values() for answer in answers if answer[0] not in (200, 409)]
     assert odd == [], toolcrib.log
-    with Line(session) as line:
-        # Where a connection broke before anything was sent, the key is free: send it again.
-        for number, answers in sent.items():
-            if not any(ran(answer) for answer in answers):
-                print(f"key-{number} was not sent: {answers}")  # noqa: T201
-                answers[answers.index(next(one for one in answers if one[0] == 200))] = line.send(
-                    number
-                )
     runs = stamped(journal)
     wrong = {number: sent[number] for number in KEYS if runs[f"paper-{number}"] != 1}
     assert wrong == {}, toolcrib.log
@@ -123,12 +115,8 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
     assert again == {number: (200, body) for number, body in first.items()}
     assert stamped(journal) == runs
     rows = ledger(toolcrib.data_dir, session)
-    done = [row for row in rows if row["state"] == "succeeded"]
-    assert len(done) == CALLS
-    assert {row["idempotency_key"] for row in done} == {f"key-{number}" for number in KEYS}
-    # What was not sent has left its key behind, and nothing is in doubt.
-    rest = [row for row in rows if row["state"] != "succeeded"]
-    assert {(row["state"], row["idempotency_key"]) for row in rest} <= {("failed", None)}
+    assert {row["state"] for row in rows} == {"succeeded"}
+    assert sorted(row["idempotency_key"] for row in rows) == sorted(f"key-{n}" for n in KEYS)
 
 
 def test_a_key_used_for_another_call_is_a_conflict_and_another_agents_key_is_its_own(office):

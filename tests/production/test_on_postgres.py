@@ -16,13 +16,19 @@ CHOSEN = {
     "groups": ["catalog/test_groups.py"],
     "sessions": ["sessions_app/test_behaviours.py", "sessions_app/test_opening.py"],
     "calls": ["sessions_app/test_calls.py", "sessions_app/test_usage.py"],
+    "short ways": [
+        "sessions_app/test_call_path.py",
+        "sessions_app/test_mcp_short.py",
+        "sessions_app/test_mcp_sessions.py",
+    ],
+    "pages": ["sessions_app/test_usage_page.py", "catalog/test_calls_seen.py"],
 }
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("subject", CHOSEN)
 def test_the_tests_of_the_apps_pass_on_postgresql_too(subject, postgres):
-    url = postgres.create(f"{subject}_tests")
+    url = postgres.create(f"{subject.replace(' ', '_')}_tests")
     chosen = [f"tests/{name}" for name in CHOSEN[subject]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(

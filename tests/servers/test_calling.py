@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from catalog.audit import SYSTEM
-from servers import calling, registry
+from servers import calling, client, registry
 from servers.calling import Target
 from servers.models import Server
 from servers.secret import Secret
@@ -53,8 +53,31 @@ async def until(check, what):
 
 
 @contextmanager
+def through_the_sdk():
+    """Have every call go through the SDK's client, also where the lean one would do."""
+    made = client.Connection.__init__
+
+    def without_lean(self, *args):
+        made(self, *args)
+        self._lean = None
+
+    client.Connection.__init__ = without_lean
+    try:
+        yield
+    finally:
+        client.Connection.__init__ = made
+
+
+@contextmanager
 def upstream(how, module="raw_calls"):
-    """A server reached in one of the ways there are: stdio or http, modern or legacy."""
+    """A server reached in one of the ways there are: stdio or http, modern or legacy.
+
+    Over http by the lean client, or with `sdk` by the SDK's.
+    """
+    if how.endswith(" sdk"):
+        with through_the_sdk(), upstream(how.removesuffix(" sdk"), module) as server:
+            yield server
+        return
     transport, _, era = how.partition(" ")
     if module == "raw_calls":
         options = ("--era", era or "modern")
@@ -68,8 +91,12 @@ def upstream(how, module="raw_calls"):
             yield make_server(url=url if url.endswith("/mcp") else f"{url}/mcp")
 
 
-WAYS = ["stdio modern", "stdio legacy", "http modern", "http legacy"]
-TWO_WAYS = ["stdio", "http"]
+HTTP = ["http", "http sdk"]
+WAYS = [
+    *("stdio modern", "stdio legacy"),
+    *("http modern", "http modern sdk", "http legacy", "http legacy sdk"),
+]
+TWO_WAYS = ["stdio", *HTTP]
 
 # --- What comes back --------------------------------------------------------------------------
 
@@ -143,7 +170,8 @@ def test_many_calls_run_at_once_on_one_connection_each_with_its_own_answer(how):
         run(scenario)
 
 
-def test_arguments_that_a_tool_wants_in_headers_are_sent_there():
+@pytest.mark.parametrize("how", HTTP)
+def test_arguments_that_a_tool_wants_in_headers_are_sent_there(how):
     schema = {
         "type": "object",
         "properties": {"region": {"type": "string", "x-mcp-header": "Region"}},
@@ -156,7 +184,7 @@ def test_arguments_that_a_tool_wants_in_headers_are_sent_there():
         untold = await ask(server, "headered", region="north")
         assert (untold.state, untold.code) == ("failed", "server_error")
 
-    with upstream("http", "workshop") as server:
+    with upstream(how, "workshop") as server:
         run(scenario)
 
 
@@ -213,7 +241,7 @@ UNUSABLE = {
 }
 
 
-@pytest.mark.parametrize("how", [*TWO_WAYS, "http sse"])
+@pytest.mark.parametrize("how", [*TWO_WAYS, "http sse", "http sdk sse"])
 def test_results_that_cannot_be_passed_on_fail_saying_that_the_tool_ran(how):
     async def scenario():
         events = {"sse": True} if how.endswith("sse") else {}
@@ -240,7 +268,7 @@ def test_large_integers_pass_as_they_are():
         run(scenario)
 
 
-@pytest.mark.parametrize("how", ["stdio", "http", "http sse"])
+@pytest.mark.parametrize("how", [*TWO_WAYS, "http sse", "http sdk sse"])
 def test_a_result_over_the_cap_names_the_cap_and_the_next_call_works(how, settings):
     cap = settings.MAX_MESSAGE_BYTES = settings.MAX_RESULT_BYTES = 1024 * 1024
 
@@ -329,12 +357,13 @@ def test_answers_that_nobody_asked_for_are_dropped_and_a_flood_of_them_ends_the_
 
 
 @pytest.mark.parametrize("line", STRAYS)
-def test_over_http_an_answer_with_another_id_is_no_answer(line):
+@pytest.mark.parametrize("how", HTTP)
+def test_over_http_an_answer_with_another_id_is_no_answer(line, how):
     async def scenario():
         outcome = await ask(server, "line", line=line)
         assert (outcome.state, outcome.code) == ("failed", "result_invalid")
 
-    with upstream("http") as server:
+    with upstream(how) as server:
         run(scenario)
 
 
@@ -390,12 +419,13 @@ def test_a_call_nobody_waits_for_any_more_is_cancelled_at_the_server(how, monkey
         run(scenario)
 
 
-def test_a_drip_of_bytes_ends_at_the_deadline():
+@pytest.mark.parametrize("how", HTTP)
+def test_a_drip_of_bytes_ends_at_the_deadline(how):
     async def scenario():
         outcome = await ask(server, "drip", within=0.5)
         assert outcome.state == "timed_out"
 
-    with upstream("http") as server:
+    with upstream(how) as server:
         run(scenario)
 
 
@@ -587,7 +617,8 @@ def test_a_program_that_dies_leaves_the_outcome_unknown_and_is_started_anew_with
         run(scenario)
 
 
-def test_an_answer_cut_off_over_http_leaves_the_outcome_unknown_and_is_not_asked_again():
+@pytest.mark.parametrize("how", HTTP)
+def test_an_answer_cut_off_over_http_leaves_the_outcome_unknown_and_is_not_asked_again(how):
     async def scenario():
         outcome = await ask(server, "cut")
         assert (outcome.state, outcome.code) == ("unknown", "closed")
@@ -596,7 +627,7 @@ def test_an_answer_cut_off_over_http_leaves_the_outcome_unknown_and_is_not_asked
             each["params"]["name"] for each in seen if "arguments" in each.get("params", {})
         ] == ["cut", "seen"]
 
-    with upstream("http") as server:
+    with upstream(how) as server:
         run(scenario)
 
 
@@ -610,17 +641,19 @@ def test_an_answer_cut_off_over_http_leaves_the_outcome_unknown_and_is_not_asked
         (504, "unknown", "http_status"),
     ],
 )
-def test_http_statuses_say_whether_the_tool_may_have_run(status, state, code):
+@pytest.mark.parametrize("how", HTTP)
+def test_http_statuses_say_whether_the_tool_may_have_run(status, state, code, how):
     async def scenario():
         outcome = await ask(server, "status", status=status, body="secret body")
         assert (outcome.state, outcome.code) == (state, code)
         assert "secret body" not in outcome.message
 
-    with upstream("http") as server:
+    with upstream(how) as server:
         run(scenario)
 
 
-def test_a_server_that_stops_listening_is_noticed_by_the_call_that_cannot_be_sent():
+@pytest.mark.parametrize("how", HTTP)
+def test_a_server_that_stops_listening_is_noticed_by_the_call_that_cannot_be_sent(how):
     async def scenario():
         assert (await ask(server, "seen")).state == "succeeded"
         owner = calling._pool().owners[server.pk, ""]
@@ -632,11 +665,12 @@ def test_a_server_that_stops_listening_is_noticed_by_the_call_that_cannot_be_sen
         await until(lambda: owner.failures > 0, "the owner dials again")
 
     with ExitStack() as stop:
-        server = stop.enter_context(upstream("http"))
+        server = stop.enter_context(upstream(how))
         run(scenario)
 
 
-def test_a_session_the_server_forgot_costs_the_call_that_finds_out_and_no_other():
+@pytest.mark.parametrize("how", HTTP)
+def test_a_session_the_server_forgot_costs_the_call_that_finds_out_and_no_other(how):
     async def scenario():
         assert (await ask(server, "seen")).state == "succeeded"
         lost = await ask(server, "forget")
@@ -644,14 +678,15 @@ def test_a_session_the_server_forgot_costs_the_call_that_finds_out_and_no_other(
         after = await asyncio.gather(*(ask(server, "say", result='{"content": []}') for _ in "123"))
         assert {outcome.state for outcome in after} == {"succeeded"}
 
-    with upstream("http legacy") as server:
+    with upstream(how.replace("http", "http legacy")) as server:
         run(scenario)
 
 
 # --- Secrets ----------------------------------------------------------------------------------
 
 
-def test_credentials_in_an_error_are_hidden_and_other_results_are_left_alone():
+@pytest.mark.parametrize("how", HTTP)
+def test_credentials_in_an_error_are_hidden_and_other_results_are_left_alone(how):
     async def scenario():
         for tool in ("say", "error"):
             text = "denied: s3cret-token-1"
@@ -663,7 +698,7 @@ def test_credentials_in_an_error_are_hidden_and_other_results_are_left_alone():
         fine = json.dumps({"content": [{"type": "text", "text": "s3cret-token-1"}]})
         assert (await ask(server, "say", result=fine)).content[0]["text"] == "s3cret-token-1"
 
-    with upstream("http") as server:
+    with upstream(how) as server:
         given = {"Authorization": Secret("Bearer s3cret-token-1")}
         registry.set_credentials(server, "header", given, actor=SYSTEM)
         run(scenario)

@@ -9,11 +9,11 @@ import pytest
 import uvloop
 from django.conf import settings
 
+from servers.asking import raw_request
 from servers.client import (
     Connection,
     ListingError,
     UpstreamError,
-    _raw_request,
     connect,
     over,
 )
@@ -81,7 +81,7 @@ def tools_file(tmp_path, text):
 async def call(connection: Connection, tool, **arguments):
     """Call a tool without the SDK's own listing of tools before it."""
     params = {"name": tool, "arguments": arguments}
-    result: Any = await _raw_request(connection._client.session, "tools/call", params)
+    result: Any = await raw_request(connection._client.session, "tools/call", params)
     return result["content"][0]["text"]
 
 

@@ -199,9 +199,9 @@ def test_the_list_says_groups_keys_sessions_and_limits(scout, ada):
     page = text_of(ada.get("/agents"))
 
     assert "3 agents may ask for tools." in page
-    assert "scout mcp:files , mcp:weather 1 never 1 1 open 600 20" in page
-    assert "drifter Disabled none: sees no tools 0 never 0 600 20" in page
-    assert "everything all groups 0" in page
+    assert "scout mcp:files , mcp:weather none 1 never 1 1 open 600 20" in page
+    assert "drifter Disabled none: sees no tools none 0 never 0 600 20" in page
+    assert "everything all groups none 0" in page
 
 
 @pytest.mark.parametrize("name", READS)
@@ -461,15 +461,25 @@ def test_no_tool_of_a_group_the_agent_lacks_is_named(scout, ada):
     assert "scout has no tools yet" in text_of(page)
 
 
-def test_what_does_not_work_yet_is_not_shown(scout, ada):
-    assert "/mcp" not in ada.get("/agents/scout/connect").content.decode().replace("mcp:", "")
+def test_every_way_to_connect_is_there_to_choose_and_the_first_is_chosen(scout, ada):
+    page = ada.get("/agents/scout/connect").content.decode()
+
+    chosen = re.findall(r'name="way" value="([a-z-]+)"( checked)?', page)
+
+    assert chosen == [
+        ("claude-code", " checked"),
+        *((way, "") for way in (
+            "claude-desktop", "vs-code", "cursor", "mcp-inspector", "anthropic-sdk", "openai-sdk",
+            "langchain", "python", "plain-python", "curl",
+        )),
+    ]  # fmt: skip
 
 
 def is_plain(node):
     return not any(isinstance(one, ast.Name | ast.JoinedStr) for one in ast.walk(node))
 
 
-def test_both_snippets_are_sound_whatever_stands_in_them():
+def test_programs_are_sound_whatever_stands_in_them():
     arguments = {"e": "f'\"$g\n", "h": [True, None, 1.5], "ü": {}}
     awkward = snippets.Example("it's $HOME `x` {y}", 'a"b', "c'd", arguments)
     sent = [
@@ -478,8 +488,16 @@ def test_both_snippets_are_sound_whatever_stands_in_them():
         {"tool_name": "c'd", "arguments": arguments},
     ]
 
-    curl, python = snippets.for_agent("https://x.org/", "tcb_k", example=awkward)
+    ways = {one.title: one for one in snippets.for_agent("https://x.org/", "t'k", example=awkward)}
 
+    python, curl = ways["Plain Python"], ways["curl"]
+    for way in ways.values():
+        if way.language == "python":
+            ast.parse(way.text)
+        elif way.language == "json":
+            json.loads(way.text)
+        else:
+            assert "t'k" in " ".join(shlex.split(way.text, comments=True))
     asked = [one for one in ast.walk(ast.parse(python.text)) if isinstance(one, ast.Dict)]
     written = [ast.literal_eval(one) for one in asked if is_plain(one)]
     assert all(body in written for body in sent)

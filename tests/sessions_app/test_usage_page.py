@@ -11,12 +11,12 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import groups
+from catalog import groups, tools
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Group, Membership
 from sessions_app import earning, following, usage_views
 from sessions_app.earning import Day
-from sessions_app.models import Expansion
+from sessions_app.models import AgentSession, Expansion
 from sessions_app.usage_filter import UsageFilter
 from tests.factories import (
     fold,
@@ -101,6 +101,7 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
     assert (first.error_rate, first.each, first.p50, first.p95) == (25.0, 15, 200, 900)
+    earning.add_trends(wanted(), used.tools)
     assert first.trend[-3:] == [0, 1, 3]
     assert [one.name for one in used.tools] == ["weather__get_forecast", "weather__sound_alarm"]
 
@@ -198,6 +199,43 @@ def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, for
     assert (place.tool, place.sessions, place.share) == (forecast, 4, 100)
     preload("mcp:weather", forecast)
     assert earning.loaded_often(wanted()) == []
+
+
+def test_a_custom_tool_is_preloaded_where_nobody_said_otherwise(scout, forecast):
+    mine = tools.save_custom_tool(tool_object("mine"), actor=ACTOR)
+    group = Group.objects.get(group_id="mcp:weather")
+    groups.assign(group, [mine], actor=ACTOR)
+    for _ in range(3):
+        make_event(make_session(scout), "loaded", group_id="mcp:weather", names=["mine"])
+
+    assert [one.tool for one in earning.unused(wanted()).places] == [mine]
+    assert earning.loaded_often(wanted()) == []
+    preload("mcp:weather", mine, on=False)
+    assert earning.unused(wanted()).places == []
+    assert [one.tool for one in earning.loaded_often(wanted())] == [mine]
+
+
+def test_where_only_the_newest_loads_are_read_shares_are_of_sessions_since_then(
+    scout, forecast, monkeypatch
+):
+    monkeypatch.setattr(earning, "LOADS", 3)
+    for days in (9, 8, 2, 1, 0):
+        at = timezone.now() - timedelta(days=days)
+        session = make_session(scout)
+        AgentSession.objects.filter(pk=session.pk).update(created_at=at)
+        make_event(session, "loaded", at=at, group_id="mcp:weather", names=[forecast.public_name])
+
+    [place] = earning.loaded_often(wanted())
+
+    assert (place.sessions, place.share) == (3, 100)
+
+
+def test_what_a_group_does_not_narrow_says_so(as_operator, scout, forecast):
+    make_session(scout)
+    narrowed = text_of(as_operator.get("/usage?group=mcp:weather"))
+    assert "Searches are shown of every group" in narrowed
+    assert "came, whatever groups they have." in narrowed
+    assert "of every group" not in text_of(as_operator.get("/usage"))
 
 
 def test_one_click_makes_a_tool_on_demand_and_undo_takes_it_back(as_admin, scout, alarm):

@@ -2,15 +2,18 @@
 
 from collections import Counter
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from tests.installation import READY, Installation, Process
 from toolcrib.management.commands import demo
 
 # Real processes: one at a time, so that two cores suffice.
 pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.timeout(400)]
-AGENTS = {"analyst", "archivist", "handyman", "planner", "support-desk"}
+AGENTS = {"analyst", "archivist", "handyman", "pilot", "planner", "support-desk"}
 
 
 @contextmanager
@@ -48,6 +51,7 @@ def filled(tmp_path_factory):
 def test_the_demo_has_servers_agents_and_calls_of_all_kinds_made_through_the_api(filled):
     assert "/setup/" in filled.ready_line, "no password is set for anybody"
     servers = {server["slug"]: server["tools"] for server in items(filled, "/servers")}
+    assert servers.pop("crm") == 0, "it shows what a broken server looks like"
     assert set(servers) == {"analytics", "calendar", "notes", "tickets", "toolbox"}
     assert all(count >= 6 for count in servers.values()), servers
     assert {agent["name"] for agent in items(filled, "/agents")} == AGENTS
@@ -80,6 +84,23 @@ def test_nothing_in_the_demo_failed_that_should_not(filled):
     assert sum(session["errors"] for session in sessions) == len(refused) + 2
     searches = [event for event in events(filled, sessions) if event["kind"] == "searched"]
     assert {event["details"]["total"] > 0 for event in searches} == {True, False}
+
+
+def test_what_happened_is_spread_over_days_in_order(filled):
+    sessions = items(filled, "/sessions")
+    begins = [parse_datetime(session["created_at"]) for session in sessions]
+    assert begins == sorted(begins, reverse=True), "the newest is first, as the list says"
+    assert timedelta(days=7) < begins[0] - begins[-1] < timedelta(days=15)
+    assert begins[0] <= timezone.now()
+    for session in sessions:
+        steps = [
+            parse_datetime(event["at"])
+            for event in items(filled, f"/sessions/{session['id']}/events")
+        ]
+        assert steps == sorted(steps), "a session's steps keep their order"
+        assert steps[0] >= parse_datetime(session["created_at"]) - timedelta(seconds=1)
+    made = [parse_datetime(agent["created_at"]) for agent in items(filled, "/agents")]
+    assert max(made) < begins[-1], "an agent is older than its first session"
 
 
 def test_a_second_start_fills_nothing_again(filled):

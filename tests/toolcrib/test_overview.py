@@ -138,6 +138,17 @@ def test_a_chosen_group_that_lost_a_tool_and_could_gain_one_is_told(weather):
     assert attention.items()[0].url == "/groups/research"
 
 
+def test_a_group_that_preloads_over_the_budget_is_told(weather):
+    group = groups.create("research", "Research", actor=SYSTEM).group
+    long = "Return " + "rain and snow " * 1500
+    groups.assign(group, [make_tool(weather, "long", description=long)], actor=SYSTEM)
+    assert sentences() == []
+    groups.set_default_preload(group, True, actor=SYSTEM)
+    [said] = sentences()
+    assert re.fullmatch(r"Research preloads ≈[\d,]+ tokens into each session, over 4,000\.", said)
+    assert attention.items()[0].url == "/groups/research"
+
+
 def test_an_agent_that_may_open_no_more_sessions_is_told(db):
     scout = make_agent("scout", max_sessions=2)
     make_session(scout)

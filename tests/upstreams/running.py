@@ -14,7 +14,8 @@ from servers.spec import ServerSpec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENDPOINTS = dict.fromkeys(
-    ("counting", "healthy", "many", "noisy", "rich", "versions", "workshop"), "/mcp"
+    ("conformance", "counting", "healthy", "many", "noisy", "rich", "versions", "workshop", "zoo"),
+    "/mcp",
 )
 
 

@@ -67,6 +67,8 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufe0e") | {
     chr(code) for code in (*range(0xFE00, 0xFE0E), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810))
 }
 _HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+_AFTER_UNDERSCORE = re.compile(r"(?<=_)(?!_)")
+_MAY_BREAK = SafeString("<wbr>")
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)[.!?](?=\s)")
 
 
@@ -79,6 +81,12 @@ def thousands(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+@register.filter
+def breakable(name: str) -> SafeString:
+    """Let the name of a tool break after its underscores, rather than anywhere."""
+    return format_html_join(_MAY_BREAK, "{}", ((part,) for part in _AFTER_UNDERSCORE.split(name)))
 
 
 @register.filter

@@ -20,12 +20,13 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import connection
+from django.utils import timezone
 
 from catalog.audit import Actor
 from servers.models import Server
 from sessions_app import keys
 from sessions_app.models import Agent, Scope
-from toolcrib import demonstration
+from toolcrib import demo_history, demonstration
 from toolcrib import environment as env
 from toolcrib.demo_sessions import Door, Refused
 from toolcrib.keys import make_private_file
@@ -73,6 +74,7 @@ class Command(BaseCommand):
                 key, text = keys.mint("demo", Scope.ADMIN, actor=ACTOR)
                 done = demonstration.fill(Door(port, text), RELEASED, turns)
                 keys.revoke(key, actor=ACTOR)
+            demo_history.spread(timezone.now())
         except (Refused, TimeoutError, OSError) as error:
             self.stderr.write(f"The demo could not be filled: {error}")
             self.stderr.write(f"{settings.DATA_DIR / 'toolcrib.log'} may say more. Start it again.")

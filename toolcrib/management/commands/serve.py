@@ -1,6 +1,7 @@
 """Run Toolcrib: everything in one process, or with --web-only the web part of production."""
 
 import argparse
+import asyncio
 import errno
 import logging
 import os
@@ -15,8 +16,11 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError
 
-from toolcrib import people
+from sessions_app import dispatch
+from toolcrib import people, workers
+from toolcrib.patience import PatientHttp
 
+GIVE_UP_BEFORE = 0.5  # seconds
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -32,23 +36,32 @@ class Command(BaseCommand):
         )
         parser.add_argument("--host", default=settings.BIND)
         parser.add_argument("--port", type=int, default=settings.PORT)
+        # A socket that listens already, handed down to one of several web processes.
+        parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
 
     def handle(self, *args: Any, **options: Any) -> None:
         host, port = options["host"], options["port"]
         self._check_mode(host, web_only=options["web_only"])
-        listener = self._bind(host, port)
+        if options["fd"] is not None:
+            listener = socket.socket(fileno=options["fd"])
+        else:
+            listener = self._bind(host, port)
+            if settings.WEB_WORKERS > 1:
+                base = address(host, port)
+                sys.exit(workers.serve(settings.WEB_WORKERS, listener, lambda: self._ready(base)))
         if settings.EMBEDDED:
             call_command("migrate", verbosity=0, interactive=False)
         server = _Announcing(
             uvicorn.Config(
                 "toolcrib.asgi:application",
+                http=PatientHttp,
                 # Not "auto", which would go on without a runtime that failed to start.
                 lifespan="on",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                timeout_graceful_shutdown=2,
+                timeout_graceful_shutdown=settings.DRAIN,
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
             ),
@@ -65,10 +78,23 @@ class Command(BaseCommand):
         logging.shutdown()
         os._exit(0 if server.started else 1)
 
+    def _ready(self, base: str) -> None:
+        try:
+            line = asyncio.run(people.ready_line(base))
+        except DatabaseError:
+            line = f"Toolcrib is ready: {base}/ (the database does not answer yet)"
+        self.stdout.write(line)
+        self.stdout.flush()
+
     def _check_mode(self, host: str, *, web_only: bool) -> None:
         problem = ""
         if settings.EMBEDDED and web_only:
             problem = "--web-only needs DATABASE_URL and REDIS_URL."
+        elif settings.EMBEDDED and settings.WEB_WORKERS > 1:
+            problem = (
+                "WEB_WORKERS needs DATABASE_URL and REDIS_URL: embedded, one process does "
+                "everything."
+            )
         elif not settings.EMBEDDED and not web_only:
             problem = (
                 "With DATABASE_URL and REDIS_URL set, run the parts apart: serve --web-only, "
@@ -85,7 +111,10 @@ class Command(BaseCommand):
         """Take the port before anything else is done, or say why it cannot be had."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server((host, port), family=family, backlog=2048)
+            listener = socket.create_server((host, port), family=family, backlog=2048)
+            # Inherited by what is accepted; not every loop does it for a socket it did not make.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return listener
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 problem = f"Port {port} is in use. Stop what uses it, or choose another with PORT="
@@ -121,3 +150,12 @@ class _Announcing(uvicorn.Server):
                 line = f"Toolcrib is ready: {self.base}/ (the database does not answer yet)"
             self.command.stdout.write(line)
             self.command.stdout.flush()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        # Just before uvicorn cuts them off, so that callers are told what became of their calls.
+        asyncio.get_running_loop().call_later(settings.DRAIN - GIVE_UP_BEFORE, dispatch.give_up)
+        # Streams of MCP clients would else hold their connections until they are cut.
+        from toolcrib.asgi import application  # made by uvicorn, once settings are in order
+
+        await application.mcp.close_streams()
+        await super().shutdown(sockets)

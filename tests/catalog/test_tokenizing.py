@@ -1,23 +1,18 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.ranking import LONGEST_TEXT, Postings, joined, query_words, statistics, words
-
-# Few different words, so that documents share them.
-few = st.lists(st.sampled_from(["get", "list", "issue", "file", "the"]), max_size=6)
-corpora = st.lists(few, max_size=12)
+from catalog.tokenizing import LONGEST_TEXT, joined, query_words, words
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("create_issue", ["create", "issue", "createissue"]),
-        ("create-issue", ["create", "issue", "createissue"]),
-        ("createIssue", ["create", "issue", "createissue"]),
+        ("create_issue", ["creat", "issu", "createissu"]),
+        ("create-issue", ["creat", "issu", "createissu"]),
+        ("createIssue", ["creat", "issu", "createissu"]),
         ("files.read", ["file", "read", "filesread"]),
-        ("github__get_me", ["github", "get", "me", "githubgetme"]),
+        ("github__get_me", ["github", "get", "me", "githubgetm"]),
         ("HTTPServer", ["http", "server", "httpserver"]),
         ("oauth2", ["oauth", "2", "oauth2"]),
         ("S3", ["s", "3", "s3"]),
@@ -46,6 +41,13 @@ def test_a_plural_meets_its_singular(one, many):
 @pytest.mark.parametrize("word", ["status", "address", "get", "us", "css", "is"])
 def test_a_word_that_only_looks_like_a_plural_stays(word):
     assert words(word) == [word]
+
+
+@pytest.mark.parametrize(
+    "forms", ["create creates creating created", "search searching searched", "install installed"]
+)
+def test_forms_of_a_word_meet(forms):
+    assert len(set(words(forms))) == 1
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,7 @@ def test_a_text_without_letters_has_no_words(text):
 def test_a_query_leaves_out_fillers_and_repeats_and_keeps_the_spelling():
     assert query_words("Does this list the Issues, and issues?") == {
         "list": "list",
-        "issue": "Issues",
+        "issu": "Issues",
     }
 
 
@@ -111,56 +113,3 @@ def test_any_text_gives_words_that_give_themselves(text):
     for word in words(text):
         assert word == word.casefold()
         assert word.strip()
-
-
-@given(corpora.filter(any), few)
-def test_scores_are_those_of_rank_bm25_to_the_last_bit(documents, query):
-    terms = list(dict.fromkeys(query))
-    expected = statistics(documents).get_scores(terms)
-
-    matching, scores = Postings(documents).scores(terms)
-
-    assert scores.tolist() == expected[matching].tolist()
-    assert not np.delete(expected, matching).any()
-
-
-@given(corpora, few)
-def test_a_document_matches_if_and_only_if_it_shares_a_word(documents, query):
-    matching, scores = Postings(documents).scores(query)
-
-    assert matching.tolist() == [at for at, held in enumerate(documents) if set(held) & set(query)]
-    assert (scores > 0).all()
-
-
-@pytest.mark.parametrize(
-    "documents",
-    [
-        [["get"]],
-        [["get"], ["list"]],
-        [["get"], ["get"]],
-        [["get"]] * 20,
-        [["get"], ["get"], ["list"], ["list"]],
-        [[], ["get"]],
-    ],
-)
-def test_a_match_scores_above_zero_where_rank_bm25_alone_gives_nothing(documents):
-    matching, scores = Postings(documents).scores(["get"])
-
-    assert len(matching) == documents.count(["get"])
-    assert (scores > 0).all()
-
-
-@pytest.mark.parametrize("documents", [[], [[]], [[], []]])
-def test_a_corpus_without_words_has_no_matches(documents):
-    postings = Postings(documents)
-
-    assert postings.scores(["get"])[0].tolist() == []
-    assert not postings.holds("get", 0)
-
-
-def test_it_is_known_which_document_holds_a_word():
-    postings = Postings([["get"], ["list"], ["get", "list"]])
-
-    assert [postings.holds("get", at) for at in range(3)] == [True, False, True]
-    assert [postings.holds("list", at) for at in range(3)] == [False, True, True]
-    assert not postings.holds("delete", 0)

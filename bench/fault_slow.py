@@ -1,0 +1,205 @@
+"""Servers that hang (R3) and callers who leave (R26): nobody else may notice."""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from bench.fault_bed import (
+    Bed,
+    Callers,
+    Row,
+    Told,
+    Upstream,
+    at_rate,
+    milliseconds,
+    percentile,
+    register,
+    remove,
+    upstream,
+)
+from tests.live.agents import Session
+from tests.live.conftest import ask
+from tests.waiting import wait_for
+
+A_RATE, B_RATE = 50, 100
+TURNS, QUEUED = 8, 16  # of one server, by default
+
+
+def hung_server(bed: Bed, size: str) -> Row:
+    """R3: one server stops answering under load; another's callers must not notice."""
+    hang, deadline = {"tiny": (2.0, 1.0), "short": (10.0, 2.0), "full": (30.0, 2.0)}[size]
+    rates = (10, 5) if size == "tiny" else (A_RATE, B_RATE)
+    row = Row("R3", f"a server hung for {hang:g} s at {rates[0]} calls/s")
+    with (
+        upstream("counting", "--journal", str(bed.folder / "hung")) as a,
+        upstream("counting", "--journal", str(bed.folder / "well")) as b,
+    ):
+        register(bed.toolcrib, "hung", url=a.url)
+        register(bed.toolcrib, "well", url=b.url)
+        sessions = {slug: bed.session(slug) for slug in ("hung", "well")}
+        phases = asyncio.run(_phases(bed, sessions, a, hang, deadline, rates))
+        back = True
+        try:
+            wait_for(lambda: _works(sessions["hung"]), 60)
+        except AssertionError:
+            back = False
+        remove(bed.toolcrib, "hung")
+        remove(bed.toolcrib, "well")
+    before, during, after = phases
+    without = [told.seconds for phase in (before, after) for told in phase["well"]]
+    within = [told.seconds for told in during["well"]]
+    hung = during["hung"]
+    ended = Counter(told.state for told in hung)
+    ratio = percentile(within, 99) / percentile(without, 99)
+    row.done = (
+        f"SIGSTOP to one server for {hang:g} s under {rates[0]} calls/s with a deadline of "
+        f"{deadline:g} s; another at {rates[1]}/s, compared with the same load before and after"
+    )
+    row.figures = {
+        "well_without_ms": milliseconds(without),
+        "well_with_ms": milliseconds(within),
+        "p99_with_÷_without": round(ratio, 2),
+        "hung_ended": dict(ended),
+        "hung_slowest_s": round(max(told.seconds for told in hung), 2),
+    }
+    errors = [told.state for phase in (before, during, after) for told in phase["well"]]
+    row.exactly("errors of the other server", sum(state != "succeeded" for state in errors))
+    row.some("calls of the hung server timed out", ended["timed_out"])
+    odd = set(ended) - {"timed_out", "busy", "timeout", "failed"}
+    row.exactly("other ends of the hung one's calls", len(odd))
+    row.exactly("hung one's callers left without an answer", ended["broken"])
+    row.exactly("works again afterwards", back, True)
+    late = max(told.seconds for told in hung) - deadline
+    row.at_most("slowest answer past its deadline", late, 0.5, " s")
+    row.at_most("p99 with ÷ without", ratio, 1.6)
+    return row
+
+
+def _works(session: Session) -> bool:
+    answer = session.ask("stamp", {"paper": "again"}, timeout=5)
+    return answer.status == 200 and answer.json["state"] == "succeeded"
+
+
+async def _phases(
+    bed: Bed,
+    sessions: dict[str, Session],
+    server: Upstream,
+    hang: float,
+    deadline: float,
+    rates: tuple[int, int],
+) -> list[dict[str, list[Told]]]:
+    """The same load before, while and after the server hangs."""
+    async with Callers(bed.agent) as callers:
+
+        def calls(slug: str, rate: float, seconds: float) -> Awaitable[list[Told]]:
+            limit = deadline if slug == "hung" else None
+            return at_rate(
+                rate,
+                seconds,
+                lambda number: callers.call(
+                    sessions[slug], "stamp", {"paper": str(number)}, timeout=limit
+                ),
+            )
+
+        async def phase(seconds: float) -> dict[str, list[Told]]:
+            hung, well = await asyncio.gather(
+                calls("hung", rates[0], seconds), calls("well", rates[1], seconds)
+            )
+            return {"hung": hung, "well": well}
+
+        await phase(1.0)  # connections and caches
+        before = await phase(hang / 2)
+        server.signal(signal.SIGSTOP)
+        try:
+            during = await phase(hang)
+        finally:
+            server.signal(signal.SIGCONT)
+        await asyncio.sleep(deadline)
+        return [before, during, await phase(hang / 2)]
+
+
+# --- Callers who leave ----------------------------------------------------------------------------
+
+
+def callers_who_leave(bed: Bed, size: str) -> Row:
+    """R26: cancel calls at random moments; every turn at the server must come back."""
+    cancels = {"tiny": 60, "short": 200, "full": 1000}[size]
+    row = Row("R26", f"{cancels:,} callers who leave at random moments")
+    journal = bed.folder / "left"
+    with upstream("counting", "--journal", str(journal)) as server:
+        register(bed.toolcrib, "left", url=server.url)
+        session = bed.session("left")
+        usual, answered = asyncio.run(_leave(bed, session, cancels))
+        # Each must come to an end of its own, long before the deadline of 60 s.
+        with suppress(AssertionError):
+            wait_for(lambda: not _open(bed, session), 30)
+        left_open = _open(bed, session)
+        states = Counter(found["state"] for found in bed.calls(session))
+        # The gauge, read from outside: exactly as many as before get a turn, the rest of them wait.
+        free, refused = _turns(bed, session, journal, server.url)
+        remove(bed.toolcrib, "left")
+    row.done = (
+        f"{cancels:,} calls, at most 12 at once, their connections cut at a random moment of the "
+        f"{3 * usual:.2g} s after sending; then {TURNS + QUEUED + 2} calls at once to count turns"
+    )
+    row.figures = {"answered_first": answered, "states": dict(states), "turns_after": free}
+    row.some("calls cut off", states["unknown"] + states["cancelled"] + left_open)
+    row.exactly("rows left open", left_open)
+    row.exactly("turns free afterwards", free, TURNS)
+    row.exactly("calls refused beyond those that may wait", refused, 2)
+    return row
+
+
+def _open(bed: Bed, session: Session) -> int:
+    return sum(found["state"] in ("accepted", "sent") for found in bed.calls(session))
+
+
+async def _leave(bed: Bed, session: Session, cancels: int) -> tuple[float, int]:
+    """Call and leave; return how long such a call takes, and how many were answered before."""
+    chance = random.Random(26)  # noqa: S311 - moments, not secrets
+    answered = 0
+    at_once = asyncio.Semaphore(12)
+    async with Callers(bed.agent) as callers:
+        papers = [callers.call(session, "stamp", {"paper": str(at)}) for at in range(12)]
+        usual = percentile([told.seconds for told in await asyncio.gather(*papers)], 50)
+
+        async def one(number: int) -> None:
+            nonlocal answered
+            arguments = {"name": f"left-{number}", "seconds": chance.random() * usual}
+            async with at_once:
+                try:
+                    async with asyncio.timeout(chance.random() * 3 * usual):
+                        await callers.call(session, "wait", arguments)
+                    answered += 1
+                except TimeoutError:
+                    pass
+
+        await asyncio.gather(*map(one, range(cancels)))
+    return usual, answered
+
+
+def _turns(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, int]:
+    """Fill the server: how many calls reach it at once, and how many are refused."""
+
+    def arrived() -> int:
+        return sum(line.startswith("queue turn-") for line in journal.read_text().splitlines())
+
+    with ThreadPoolExecutor(TURNS + QUEUED) as callers:
+        rows = len(bed.calls(session))
+        asked = [
+            callers.submit(session.ask, "queue", {"name": f"turn-{number}"}, timeout=120)
+            for number in range(TURNS + QUEUED)
+        ]
+        wait_for(lambda: len(bed.calls(session)) - rows == TURNS + QUEUED, 60, what="all are there")
+        wait_for(lambda: arrived() >= TURNS, 20, what="as many as there are turns arrive")
+        more = [session.ask("queue", {"name": f"turn-{number}"}) for number in (98, 99)]
+        free = arrived()
+        ask(url, "open_gate")  # type: ignore[no-untyped-call]
+        ended = Counter(future.result(60).status for future in asked)
+    assert ended[200] == TURNS + QUEUED, ended
+    return free, sum(answer.status == 503 for answer in more)

@@ -1,0 +1,175 @@
+"""BM25 from posting lists: a query costs what its words cost, not what the catalog costs. Pure.
+
+rank-bm25 defines the score: its own code computes idf, and the scores are those of its
+`get_scores` to the last bit. It must not serve, since it visits every document for every word.
+Two things it leaves open are defined here. A corpus without a word has no scores. And where its
+idf would make a shared word worth nothing or less than nothing on average (one tool, two tools, a
+word in each of few), the idf is log(1 + (N - n + .5) / (n + .5)), which is always above zero.
+Whether a document matches is decided by a shared word, never by a score.
+
+Words are numbers here, the same in every index of this process, so that a tool is counted once
+however many indexes hold it.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, log1p
+
+import numpy as np
+from numpy.typing import NDArray
+from rank_bm25 import BM25Okapi
+
+K1, B = 2.4, 0.75
+LITTLE = 0.2
+NONE: NDArray[np.int32] = np.empty(0, np.int32)
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float64]
+
+
+class Vocabulary:
+    """Every word met so far and its number. Grows; a number never changes."""
+
+    def __init__(self) -> None:
+        self.number: dict[str, int] = {}
+        self.words: list[str] = []
+        self._lock = threading.Lock()
+
+    def numbers(self, words: Iterable[str]) -> Ints:
+        known, words = self.number, list(words)
+        found = [known.get(word, -1) for word in words]
+        if -1 in found:
+            with self._lock:
+                for word in words:
+                    if word not in known:
+                        self.words.append(word)
+                        known[word] = len(self.words) - 1
+            found = [known[word] for word in words]
+        return np.array(found, np.int32)
+
+
+VOCABULARY = Vocabulary()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Document:
+    """The different words of one tool, in order of first use, and how often each stands there."""
+
+    words: Ints
+    times: Ints
+    length: int
+
+
+def document(weighted: Iterable[tuple[Sequence[str], int]]) -> Document:
+    """Count the words of some texts; a text's weight is how many times it is counted."""
+    times: Counter[str] = Counter()
+    for words, weight in weighted:
+        for word in words:
+            times[word] += weight
+    return Document(
+        VOCABULARY.numbers(times), np.array(list(times.values()), np.int32), times.total()
+    )
+
+
+def idf(
+    holding: Mapping[str, int], documents: int, words: int, *, k1: float = K1, b: float = B
+) -> BM25Okapi:
+    """Let rank-bm25 work out the idf of words of which we know how many documents hold them."""
+    counted = BM25Okapi.__new__(BM25Okapi)
+    counted.k1, counted.b, counted.epsilon = k1, b, 0.25
+    counted.corpus_size, counted.avgdl = documents, words / documents
+    counted.idf = {}
+    counted._calc_idf(dict(holding))
+    if counted.average_idf <= 0:
+        counted.idf = {
+            word: log1p((documents - n + 0.5) / (n + 0.5)) for word, n in holding.items()
+        }
+    return counted
+
+
+class Postings:
+    """Which documents hold a word, and what it adds to their score. Immutable."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self.size = len(documents)
+        self._starts, self._where = np.zeros(1, np.int64), NONE
+        self._weights: Floats = np.empty(0)
+        self._at: Ints = NONE  # of a word's number: its place here, -1 where no document has it
+        self._worthless = False
+        self._worth: list[float] = []  # of each word here: its idf, or a little where that is less
+        if any(document.length for document in documents):
+            self._fill(documents)
+
+    def _fill(self, documents: Sequence[Document]) -> None:
+        words = np.concatenate([document.words for document in documents])
+        times = np.concatenate([document.times for document in documents])
+        each = np.array([len(document.words) for document in documents])
+        # In order of first use, as rank-bm25 meets them: it sums their idf in that order.
+        numbers, first, place, holding = np.unique(
+            words, return_index=True, return_inverse=True, return_counts=True
+        )
+        met = np.argsort(first)
+        lengths = np.array([document.length for document in documents])
+        known = VOCABULARY.words
+        counted = idf(
+            dict(zip([known[n] for n in numbers[met]], holding[met].tolist(), strict=True)),
+            self.size,
+            int(lengths.sum()),
+        )
+        weight = np.empty(len(numbers))
+        weight[met] = list(counted.idf.values())
+        self._worthless = bool((weight == 0).any())
+        self._worth = weight.clip(min=LITTLE).tolist()
+        order = np.argsort(place, kind="stable")
+        self._where = np.repeat(np.arange(self.size, dtype=np.int32), each)[order]
+        self._starts = np.concatenate([[0], np.cumsum(holding)])
+        floor = counted.k1 * (1 - counted.b + counted.b * lengths / counted.avgdl)
+        often = times[order].astype(np.int64)
+        share = often * (counted.k1 + 1) / (often + floor[self._where])
+        self._weights = np.repeat(weight, holding) * share
+        self._at = np.full(len(known), -1, np.int32)
+        self._at[numbers] = np.arange(len(numbers), dtype=np.int32)
+
+    def place(self, term: str) -> int:
+        """Where a word stands in these lists; -1 where no document holds it."""
+        number = VOCABULARY.number.get(term, -1)
+        return int(self._at[number]) if 0 <= number < len(self._at) else -1
+
+    def holders(self, term: str) -> Ints:
+        """The documents that hold a word, ascending."""
+        place = self.place(term)
+        return NONE if place < 0 else self._where[self._starts[place] : self._starts[place + 1]]
+
+    def scores(self, terms: Iterable[str]) -> Floats:
+        """What rank-bm25 scores each document for these terms."""
+        sums = np.zeros(self.size)
+        for place in map(self.place, terms):
+            if place >= 0:
+                span = slice(self._starts[place], self._starts[place + 1])
+                sums[self._where[span]] += self._weights[span]
+        return sums
+
+    def matching(self, terms: Iterable[str], scores: Floats) -> NDArray[np.intp]:
+        """Which documents hold any of the terms, given what they score for them."""
+        if not self._worthless:
+            return np.flatnonzero(scores)
+        found = scores > 0
+        for term in terms:  # a word in just half of the documents: its holders match all the same
+            found[self.holders(term)] = True
+        return np.flatnonzero(found)
+
+    def holding(self, term: str, documents: NDArray[np.intp]) -> list[bool]:
+        """Which of the documents hold a term."""
+        holders = self.holders(term)
+        if not len(holders):
+            return [False] * len(documents)
+        near = holders.take(holders.searchsorted(documents), mode="clip")
+        held: list[bool] = (near == documents).tolist()
+        return held
+
+    def most(self, terms: Iterable[str]) -> float:
+        """What a document could score at most, words that are nowhere counted as the rarest."""
+        rarest = log(self.size + 0.5) - log(0.5)
+        places = [self.place(term) for term in terms]
+        return sum(rarest if at < 0 else self._worth[at] for at in places) * (K1 + 1)

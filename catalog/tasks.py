@@ -1,0 +1,16 @@
+"""Celery shells of the catalog, for the queue `index`. The work is in vectors.py."""
+
+from celery import shared_task
+
+from catalog import vectors
+
+
+@shared_task(name="catalog.tasks.embed")  # type: ignore[untyped-decorator]
+def embed() -> None:
+    vectors.embed_missing()
+
+
+def send_embedding() -> None:
+    """Have a worker encode what changed; where there is no beat."""
+    if vectors.is_due():
+        embed.apply_async(expires=5)

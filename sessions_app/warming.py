@@ -1,0 +1,36 @@
+"""Build indexes in a thread when the catalog changed, so that the next search finds them ready."""
+
+import logging
+import threading
+
+from django.db import DatabaseError, close_old_connections
+
+from catalog import vectors
+from sessions_app import scope
+
+logger = logging.getLogger(__name__)
+
+_again = threading.Event()
+_busy = threading.Lock()
+
+
+def warm_soon(revision: int) -> None:
+    """Start a thread, or have the one that is at it go round again."""
+    _again.set()
+    threading.Thread(target=_warm, name="warming", daemon=True).start()
+
+
+def _warm() -> None:
+    if not _busy.acquire(blocking=False):
+        return
+    try:
+        close_old_connections()
+        while _again.is_set():
+            _again.clear()
+            vectors.model.load_soon()
+            scope.rebuild_recent()
+    except DatabaseError:
+        logger.exception("Indexes could not be built ahead; searches build them")
+    finally:
+        close_old_connections()
+        _busy.release()

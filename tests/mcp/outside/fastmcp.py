@@ -1,0 +1,32 @@
+"""List, load, call with fastmcp's client. Run in an environment of its own."""
+# mypy: ignore-errors
+
+import asyncio
+import json
+import sys
+
+sys.path.pop(0)  # this folder, whose files are named for what they use
+
+from fastmcp import Client
+from fastmcp.client.transports import StreamableHttpTransport
+
+
+async def main(url: str, key: str) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with Client(StreamableHttpTransport(url, headers=headers)) as client:
+        before = await client.list_tools()
+        wanted = {"group_id": "mcp:weather", "tool_names": ["get_forecast"]}
+        loaded = await client.call_tool("load_tools", wanted)
+        call = {"tool_name": "weather__get_forecast", "arguments": {"city": "Oslo"}}
+        answer = await client.call_tool("deferred_tool_call", call)
+        after = await client.list_tools()
+    report = {
+        "before": [tool.name for tool in before],
+        "after": [tool.name for tool in after],
+        "loaded": json.loads(loaded.content[0].text)["tool_names"],
+        "answer": answer.structured_content,
+    }
+    sys.stdout.write(json.dumps(report))
+
+
+asyncio.run(main(*sys.argv[1:]))

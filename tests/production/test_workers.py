@@ -1,0 +1,76 @@
+"""WEB_WORKERS: several web processes on one port, and a session at home in all of them."""
+
+import os
+import signal
+
+import pytest
+
+from tests.installation import READY, Process, alive, descendants, free_port
+from tests.live.agents import make_agent
+from tests.live.conftest import register
+from tests.production.conftest import SERVICES
+from tests.upstreams.running import running_http
+from tests.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.xdist_group("production"),
+    pytest.mark.needs_redis,
+    pytest.mark.needs_postgres,
+    pytest.mark.timeout(240),
+]
+
+
+def webs(parent):
+    """The web processes below their parent, whichever helpers they have themselves."""
+    found = []
+    for pid in descendants(parent.pid):
+        with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123 - of another process
+            if b"--fd" in words.read().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_replaced(production):
+    port = free_port()
+    production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
+    env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
+    parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
+    parent.line(READY, 150)
+    assert len(webs(parent)) == 2
+    production.start_all("worker")
+    with running_http("healthy") as weather:
+        register(production, "weather", weather)
+        agent = make_agent(production, "roaming")
+        session = agent.open(mode="deferred")
+        # Each call over a connection of its own: the kernel hands them to either process.
+        for number in range(20):
+            told = session.call("get_forecast", {"city": f"city-{number}"})
+            assert told["structured_content"]["city"] == f"city-{number}"
+        holders = production.command("shell", "-c", HOLDERS)
+        assert holders.stdout.split()[-1] == "2", (holders.stdout, holders.stderr)
+
+        victim = webs(parent)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(set(webs(parent)) - {victim}) == 2, 30, what="another took its place")
+        wait_for(lambda: _answers(session), 30, what="calls go on")
+
+        key = production.api("GET", "/agents/roaming/keys")[1]["items"][0]["id"]
+        assert production.api("POST", f"/keys/{key}/revoke")[0] == 200
+        assert {session.ask("list_stations").status for _ in range(20)} == {401}
+    children = webs(parent)
+    parent.stop()
+    assert parent.code == 0, parent.log
+    assert not any(alive(pid) for pid in children)
+
+
+HOLDERS = """
+from sessions_app.models import Call
+print(Call.objects.values("holder").distinct().count())
+"""
+
+
+def _answers(session):
+    try:
+        return session.ask("list_stations").status == 200
+    except OSError:
+        return False

@@ -1,0 +1,180 @@
+"""A call over MCP by the short way and by the SDK's: the same bytes, and the same refusals."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from catalog.audit import SYSTEM
+from catalog.models import Tool
+from catalog.tools import hold
+from servers import calling
+from sessions_app import keys, mcp_short, opening, standing, writing
+from sessions_app.mcp_endpoint import Endpoint
+from sessions_app.models import AgentSession, ApiKey, Call
+from tests.sessions_app.test_call_path import CONTENT, agent, in_database
+
+__all__ = ["agent"]
+VERSION = "2026-07-28"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "tests", "version": "1"},
+}
+
+
+def request(name: str = "raw__say", arguments: Any = None, **fields: Any) -> dict[str, Any]:
+    given = {"result": CONTENT} if arguments is None else arguments
+    params = {"name": name, "arguments": given, "_meta": {**META, **fields.pop("meta", {})}}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params, **fields}
+
+
+class Door:
+    """`/mcp` as it is served; `ways` says which way each request went."""
+
+    def __init__(self, key: str, *, short: bool) -> None:
+        self.key, self.short = key, short
+        self.endpoint = Endpoint()
+        self.ways: list[str] = []
+
+    async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
+        if not self.short:
+            standing.forget()
+        message = request() if message is None else message
+        raw = json.dumps(message).encode()
+        given = {
+            "host": "localhost",
+            "authorization": f"Bearer {self.key}",
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "content-length": str(len(raw)),
+            "mcp-protocol-version": VERSION,
+            "mcp-method": "tools/call",
+            "mcp-name": message["params"]["name"],
+        }
+        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/mcp",
+            "raw_path": b"/mcp",
+            "query_string": b"",
+            "headers": [(name.encode(), text.encode()) for name, text in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "scheme": "http",
+            "http_version": "1.1",
+        }
+        incoming = [{"type": "http.request", "body": raw, "more_body": False}]
+        told: list[dict[str, Any]] = []
+        way = "short"
+
+        async def receive() -> Any:
+            if incoming:
+                return incoming.pop()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        async def ordinary(*args: Any) -> None:
+            nonlocal way
+            way = "ordinary"
+            await self.endpoint(*args)
+
+        await mcp_short.call(scope, receive, send, ordinary)
+        self.ways.append(way)
+        return told[0]["status"], b"".join(part.get("body", b"") for part in told[1:])
+
+
+@pytest.fixture(params=["short", "ordinary"])
+def run(agent, request):
+    def run(scenario: Any) -> Any:
+        async def inside() -> Any:
+            door = Door(agent.key, short=request.param == "short")
+            async with (
+                asyncio.timeout(60),
+                writing.running(),
+                calling.opened(),
+                door.endpoint.running(),
+            ):
+                return door, await scenario(door)
+
+        return asyncio.run(inside())
+
+    return run
+
+
+def test_both_ways_give_the_same_bytes_and_rows(run):
+    async def scenario(door):
+        return [await door.ask() for _ in range(3)]
+
+    door, answers = run(scenario)
+    assert door.ways == ["ordinary", *["short" if door.short else "ordinary"] * 2]
+    assert len(set(answers)) == 1
+    status, body = answers[-1]
+    assert status == 200
+    result = json.loads(body)["result"]
+    assert result["content"] == [{"type": "text", "text": "done"}]
+    assert (result["isError"], result["resultType"]) == (False, "complete")
+    rows = list(Call.objects.values("tool_name", "path", "state", "implicit_load", "session_id"))
+    assert rows == [rows[0]] * 3
+    assert (rows[0]["path"], rows[0]["state"]) == ("native", "succeeded")
+    assert AgentSession.objects.get().calls == 3
+
+
+def test_what_the_short_way_does_not_know_goes_the_ordinary_one(run):
+    odd = {
+        "a progress token": ({"message": request(meta={"progressToken": 1})}, 200),
+        "another name in the header": ({"mcp_name": "raw__seen"}, 400),
+        "another method in the header": ({"mcp_method": "tools/list"}, 400),
+        "an origin": ({"origin": "https://evil.example"}, 403),
+        "another host": ({"host": "evil.example"}, 421),
+        "a meta-tool": ({"message": request("search_tools", {"query": "say"})}, 200),
+        "a batch": ({"message": request(id=None)}, 400),
+    }
+
+    async def scenario(door):
+        await door.ask()
+        return {what: await door.ask(**given) for what, (given, _) in odd.items()}
+
+    door, answers = run(scenario)
+    assert door.ways[1:] == ["ordinary"] * len(odd)
+    assert {what: status for what, (status, _) in answers.items()} == {
+        what: status for what, (_, status) in odd.items()
+    }
+
+
+CHANGES = {
+    "key revoked": (lambda: keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM), 401, ""),
+    "tool held": (lambda: hold(Tool.objects.get(name="say"), "why", actor=SYSTEM), 200, "why"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_holds_from_the_very_next_call(run, change):
+    act, expected, words = CHANGES[change]
+
+    async def scenario(door):
+        await door.ask()
+        await door.ask()
+        await in_database(act)
+        return await door.ask()
+
+    _, (status, body) = run(scenario)
+    assert status == expected
+    assert words in body.decode()
+    assert Call.objects.filter(state="succeeded").count() == 2
+
+
+def test_a_session_that_was_closed_is_followed_by_another(run):
+    async def scenario(door):
+        await door.ask()
+        await door.ask()
+        await in_database(lambda: opening.close(AgentSession.objects.get()))
+        return await door.ask(), await door.ask()
+
+    _, answers = run(scenario)
+    assert [status for status, _ in answers] == [200, 200]
+    assert list(AgentSession.objects.order_by("pk").values_list("calls", flat=True)) == [2, 2]

@@ -1,0 +1,251 @@
+"""The agent API as plain values: one `Ask` for each request, one dataclass for each answer.
+
+Part of toolcrib.client; knows neither the network nor Django. Each answer keeps the whole JSON in
+`raw`, so that what a newer Toolcrib adds is there too.
+"""
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+from urllib.parse import quote
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ask(Generic[T]):
+    """One request, and how to read its answer."""
+
+    method: str
+    path: str
+    read: Callable[[Any], T]
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True  # sending it twice does nothing twice
+    seconds: float | None = None  # how long the answer may take, where it may take long
+
+
+class State(TypedDict):
+    """What was loaded: give it back as `resume`."""
+
+    strategy: str
+    expanded_groups: dict[str, list[str] | None]
+
+
+class Wish(TypedDict, total=False):
+    """What may be asked for when a session opens."""
+
+    strategy: str
+    mode: str
+    context_window: int
+    model: str
+    groups: Sequence[str]
+    servers: Sequence[str]
+    without_mcp: bool
+    preload: Sequence[str]
+    header: str
+    metadata: Json
+    resume: State
+
+
+class Form(TypedDict, total=False):
+    """Which form a catalog has: see Formats in docs/agents.md."""
+
+    format: str
+    native: bool
+    search: str
+    toolset: bool
+
+
+class Looking(TypedDict, total=False):
+    """What may be searched by."""
+
+    query: str
+    pattern: str
+    name: str
+    strategy: str
+    server: str
+    limit: int
+    detail: str
+    load: bool
+
+
+@dataclass(frozen=True)
+class Session:
+    id: str
+    strategy: str
+    mode: str
+    text: str  # for the system prompt
+    tools: list[Json]
+    suggested_iteration_multiplier: int
+    unknown: list[str]
+    raw: Json = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """A catalog in some form. `etag` is what to ask with next time."""
+
+    body: Json
+    etag: str
+
+
+@dataclass(frozen=True)
+class Found:
+    status: str
+    total_matches: int
+    tools: list[Json]
+    newly_loaded: int
+    message: str
+    raw: Json = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    group_id: str
+    tool_names: list[str]
+    remaining: int
+    unknown: list[str]
+    schemas: list[Json] | None
+    error: Json | None
+    raw: Json = field(repr=False)
+
+
+@dataclass(frozen=True)
+class CallResult:
+    call_id: str
+    tool_name: str
+    state: str
+    is_error: bool
+    content: list[Json]
+    structured_content: Any
+    error: Json | None
+    raw: Json = field(repr=False)
+
+
+def _session(raw: Json) -> Session:
+    return Session(
+        raw["id"],
+        raw["strategy"],
+        raw["mode"],
+        raw["catalog"]["text"],
+        raw["tools"],
+        raw["suggested_iteration_multiplier"],
+        raw["unknown"],
+        raw,
+    )
+
+
+def _found(raw: Json) -> Found:
+    keys = ("status", "total_matches", "tools", "newly_loaded", "message")
+    return Found(**{key: raw[key] for key in keys}, raw=raw)
+
+
+def _loaded(raw: Json) -> Loaded:
+    keys = ("group_id", "tool_names", "remaining", "unknown", "schemas", "error")
+    return Loaded(**{key: raw[key] for key in keys}, raw=raw)
+
+
+def _called(raw: Json) -> CallResult:
+    keys = ("call_id", "tool_name", "state", "is_error", "content", "structured_content")
+    return CallResult(**{key: raw[key] for key in keys}, error=raw.get("error"), raw=raw)
+
+
+def _same(raw: Any) -> Any:
+    return raw
+
+
+def _at(session_id: str, path: str = "") -> str:
+    return f"/sessions/{quote(session_id, safe='')}{path}"
+
+
+def _words(options: Mapping[str, object]) -> dict[str, str]:
+    """Write query parameters; what is false or empty is left out."""
+    return {
+        name: "true" if value is True else str(value) for name, value in options.items() if value
+    }
+
+
+def open_session(wish: Wish) -> Ask[Session]:
+    return Ask("POST", "/sessions", _session, wish, repeatable=False)
+
+
+def session(session_id: str) -> Ask[Session]:
+    return Ask("GET", _at(session_id), _session)
+
+
+def close(session_id: str) -> Ask[Session]:
+    return Ask("POST", _at(session_id, "/close"), _session, {})
+
+
+def fork(session_id: str) -> Ask[Session]:
+    return Ask("POST", _at(session_id, "/fork"), _session, {}, repeatable=False)
+
+
+def catalog(session_id: str, form: Form, etag: str = "") -> Ask[Catalog | None]:
+    """None: it is the one with this etag still."""
+    headers = {"If-None-Match": etag} if etag else {}
+    path = _at(session_id, "/catalog")
+    return Ask("GET", path, _same, query=_words(form), headers=headers)
+
+
+def tools(session_id: str, form: Form) -> Ask[list[Json]]:
+    return Ask("GET", _at(session_id, "/tools"), _same, query=_words(form))
+
+
+def details(session_id: str, name: str, detail: str = "full") -> Ask[Json]:
+    path = _at(session_id, f"/tools/{quote(name, safe='')}")
+    return Ask("GET", path, _same, query={"detail": detail})
+
+
+def search(session_id: str, looking: Mapping[str, Any]) -> Ask[Found]:
+    return Ask("POST", _at(session_id, "/search"), _found, looking)
+
+
+def provider_search(
+    session_id: str, looking: Mapping[str, Any], format_: str, call_id: str
+) -> Ask[Json]:
+    """Search, and be answered in the provider's own form."""
+    query = _words({"format": format_, "call_id": call_id})
+    return Ask("POST", _at(session_id, "/search"), _same, looking, query)
+
+
+def load(session_id: str, body: Mapping[str, Any]) -> Ask[Loaded]:
+    return Ask("POST", _at(session_id, "/load"), _loaded, body)
+
+
+def preload(session_id: str, tool_names: Sequence[str]) -> Ask[Json]:
+    return Ask("POST", _at(session_id, "/preload"), _same, {"tool_names": list(tool_names)})
+
+
+def call(
+    session_id: str,
+    tool_name: str,
+    arguments: object = None,
+    *,
+    timeout: float | None = None,
+    idempotency_key: str = "",
+) -> Ask[CallResult]:
+    """Run a tool. It has a key of its own, so that it runs once however often it is sent."""
+    body: Json = {"tool_name": tool_name, "arguments": {} if arguments is None else arguments}
+    if timeout is not None:
+        body["timeout"] = timeout
+    headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
+    path = _at(session_id, "/call")
+    return Ask("POST", path, _called, body, headers=headers, seconds=timeout or 300)
+
+
+def state(session_id: str) -> Ask[State]:
+    return Ask("GET", _at(session_id, "/state"), _same)
+
+
+def stats(session_id: str) -> Ask[Json]:
+    return Ask("GET", _at(session_id, "/stats"), _same)
+
+
+def events(session_id: str, limit: int = 100, cursor: str = "") -> Ask[Json]:
+    query = _words({"limit": limit, "cursor": cursor})
+    return Ask("GET", _at(session_id, "/events"), _same, query=query)

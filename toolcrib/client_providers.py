@@ -1,0 +1,281 @@
+"""Read a model's tool calls and write results back, in each provider's shape. Pure.
+
+Replies are taken as the provider's SDK gives them or as JSON: a whole response, its message, a
+list of calls or one call.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Json = dict[str, Any]
+LINE_ADDED = re.compile(r"^_(?=[0-9-])")  # before names that Gemini does not take
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What a model asked for; `search`: by the provider's own tool search, run by its client."""
+
+    id: str
+    name: str
+    arguments: Any
+    search: bool = False
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What came of a call. `asked` is the model's call, `call` the tool it really was for."""
+
+    asked: ToolCall
+    call: ToolCall
+    content: list[Json]  # as MCP has it: text, image, …
+    is_error: bool = False
+    structured: Any = None
+    state: str = ""
+    ready: Json | None = field(default=None, repr=False)  # an answer in the provider's own form
+
+    @property
+    def text(self) -> str:
+        """All of it in words; what is none is named, or is the structure where there is nothing."""
+        texts = [_as_text(item) for item in self.content]
+        if not texts and self.structured is not None:
+            return compact(self.structured)
+        return "\n".join(texts)
+
+
+def compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+
+
+def _as_text(item: Json) -> str:
+    match item.get("type"):
+        case "text":
+            return str(item.get("text", ""))
+        case "image" | "audio":
+            return f"[{item['type']}, {item.get('mimeType', 'of an unknown type')}]"
+    return compact(item)
+
+
+def plain(value: Any) -> Any:
+    """Return an SDK's object as JSON; JSON as it is."""
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    dump = getattr(value, "model_dump", None)
+    return dump() if dump else value
+
+
+def parsed(arguments: Any) -> Any:
+    """Return arguments as an object where they are one, or the text of one."""
+    if arguments is None or arguments == "":
+        return {}
+    if isinstance(arguments, str):
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
+    return arguments
+
+
+def _list(reply: Any, *path: str) -> list[Any]:
+    """Follow the path as far as the reply has it, and return what is there as a list."""
+    for part in path:
+        if isinstance(reply, Mapping) and part in reply:
+            reply = reply[part]
+            if part in ("choices", "candidates"):
+                reply = reply[0] if reply else None
+    if reply is None:
+        return []
+    return list(reply) if isinstance(reply, list) else [reply]
+
+
+def _mappings(items: Iterable[Any]) -> list[Mapping[str, Any]]:
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+# --- Anthropic ----------------------------------------------------------------------------------
+
+
+def _anthropic_calls(reply: Any) -> list[ToolCall]:
+    # What the provider runs itself has types of its own and is not ours to answer.
+    return [
+        ToolCall(block["id"], block["name"], parsed(block["input"]))
+        for block in _mappings(_list(reply, "content"))
+        if block.get("type") == "tool_use"
+    ]
+
+
+def _anthropic_block(item: Json) -> Json:
+    if item.get("type") == "image" and "data" in item:
+        source = {"type": "base64", "media_type": item.get("mimeType", ""), "data": item["data"]}
+        return {"type": "image", "source": source}
+    return {"type": "text", "text": _as_text(item)}
+
+
+def _anthropic_messages(results: Iterable[ToolResult]) -> list[Json]:
+    return [{"role": "user", "content": [_anthropic_result(result) for result in results]}]
+
+
+def _anthropic_result(result: ToolResult) -> Json:
+    if result.ready is not None:
+        return result.ready
+    blocks = [_anthropic_block(item) for item in result.content]
+    made: Json = {
+        "type": "tool_result",
+        "tool_use_id": result.asked.id,
+        "content": blocks or [{"type": "text", "text": result.text or "(no content)"}],
+    }
+    return made | {"is_error": True} if result.is_error else made
+
+
+# --- OpenAI -------------------------------------------------------------------------------------
+
+
+def _openai_calls(reply: Any) -> list[ToolCall]:
+    found = _mappings(_list(reply, "choices", "message", "tool_calls"))
+    return [
+        ToolCall(call["id"], call["function"]["name"], parsed(call["function"]["arguments"]))
+        for call in found
+        if isinstance(call.get("function"), Mapping)
+    ]
+
+
+def _said(result: ToolResult) -> str:
+    """OpenAI has no flag for errors: the first word is it."""
+    return f"Error: {result.text}" if result.is_error else result.text
+
+
+def _openai_messages(results: Iterable[ToolResult]) -> list[Json]:
+    return [
+        {"role": "tool", "tool_call_id": result.asked.id, "content": _said(result)}
+        for result in results
+    ]
+
+
+def _responses_calls(reply: Any) -> list[ToolCall]:
+    calls = []
+    for item in _mappings(_list(reply, "output")):
+        kind = item.get("type")
+        if kind == "function_call":
+            # A namespace only says where the name was found: names are unique without it.
+            calls.append(ToolCall(item["call_id"], item["name"], parsed(item["arguments"])))
+        elif kind == "tool_search_call" and item.get("execution") == "client":
+            arguments = parsed(item["arguments"])
+            calls.append(ToolCall(item["call_id"] or "", "search_tools", arguments, search=True))
+    return calls
+
+
+def _responses_messages(results: Iterable[ToolResult]) -> list[Json]:
+    return [result.ready or _responses_output(result) for result in results]
+
+
+def _responses_output(result: ToolResult) -> Json:
+    output: Any = _said(result)
+    if any(item.get("type") == "image" for item in result.content):
+        output = [_responses_part(item) for item in result.content]
+    return {"type": "function_call_output", "call_id": result.asked.id, "output": output}
+
+
+def _responses_part(item: Json) -> Json:
+    if item.get("type") == "image" and "data" in item:
+        url = f"data:{item.get('mimeType', 'image/png')};base64,{item['data']}"
+        return {"type": "input_image", "image_url": url}
+    return {"type": "input_text", "text": _as_text(item)}
+
+
+# --- Gemini and plain ---------------------------------------------------------------------------
+
+
+def _gemini_calls(reply: Any) -> list[ToolCall]:
+    calls = []
+    for part in _mappings(_list(reply, "candidates", "content", "parts")):
+        call = part.get("function_call") or part.get("functionCall") or part
+        if isinstance(call, Mapping) and call.get("name"):
+            name = LINE_ADDED.sub("", call["name"])
+            calls.append(ToolCall(call.get("id") or "", name, parsed(call.get("args"))))
+    return calls
+
+
+def _gemini_messages(results: Iterable[ToolResult]) -> list[Json]:
+    return [{"role": "user", "parts": [_gemini_part(result) for result in results]}]
+
+
+def _gemini_part(result: ToolResult) -> Json:
+    key = "error" if result.is_error else "output"
+    value = result.text
+    if not result.is_error and result.structured is not None:
+        value = result.structured
+    name = result.asked.name
+    named = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
+    response: Json = {"name": named, "response": {key: value}}
+    if result.asked.id:
+        response["id"] = result.asked.id
+    return {"function_response": response}
+
+
+def _plain_calls(reply: Any) -> list[ToolCall]:
+    return [
+        ToolCall(str(call.get("id", "")), call["name"], parsed(call.get("arguments")))
+        for call in _mappings(_list(reply))
+    ]
+
+
+def _plain_messages(results: Iterable[ToolResult]) -> list[Json]:
+    return [
+        {
+            "id": result.asked.id,
+            "name": result.asked.name,
+            "content": result.content,
+            "structured_content": result.structured,
+            "is_error": result.is_error,
+        }
+        for result in results
+    ]
+
+
+# --- Replies in the history -----------------------------------------------------------------------
+
+
+def _part(reply: Any, name: str) -> Any:
+    return reply[name] if isinstance(reply, Mapping) else getattr(reply, name)
+
+
+def _anthropic_said(reply: Any) -> list[Any]:
+    return [{"role": "assistant", "content": _part(reply, "content")}]
+
+
+def _openai_said(reply: Any) -> list[Any]:
+    return [_part(_part(reply, "choices")[0], "message")]
+
+
+def _responses_said(reply: Any) -> list[Any]:
+    return list(_part(reply, "output"))
+
+
+def _gemini_said(reply: Any) -> list[Any]:
+    return [_part(_part(reply, "candidates")[0], "content")]
+
+
+def _plain_said(reply: Any) -> list[Any]:
+    return list(reply)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How one provider's replies are read, kept in the history, and answered."""
+
+    calls: Callable[[Any], list[ToolCall]]
+    messages: Callable[[Iterable[ToolResult]], list[Json]]
+    said: Callable[[Any], list[Any]]  # of a whole reply, as it came
+
+
+PROVIDERS = {
+    "anthropic": Provider(_anthropic_calls, _anthropic_messages, _anthropic_said),
+    "openai": Provider(_openai_calls, _openai_messages, _openai_said),
+    "openai-responses": Provider(_responses_calls, _responses_messages, _responses_said),
+    "gemini": Provider(_gemini_calls, _gemini_messages, _gemini_said),
+    "json": Provider(_plain_calls, _plain_messages, _plain_said),
+}
