@@ -78,7 +78,7 @@ def decide_many(request: HttpRequest) -> HttpResponse:
     """Decide about every selected tool: `tool` is the digest that was looked at, and the name."""
     act = request.POST.get("act", "")
     if act not in ACTS:
-        raise NotFound("There is no such decision.", hint="Approve, keep old, or hold.")
+        raise Invalid("There is no such decision.", hint="Approve, keep old, or hold.")
     picked = [text.partition(" ")[::2] for text in request.POST.getlist("tool")[: approvals.PAGE]]
     seen = {name: digest for digest, name in picked if digest and name}
     if not seen:

@@ -73,6 +73,8 @@ class Model:
 
     def load_soon(self) -> None:
         """Have a thread load it, where nobody has."""
+        if not settings.EMBEDDINGS:
+            self.load()  # finds out at once that there is none
         if not self.tried and self._thread is None:
             self._thread = threading.Thread(target=self.load, name="model", daemon=True)
             self._thread.start()

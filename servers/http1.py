@@ -7,6 +7,7 @@ not do (redirects, cookies, HTTP/2, proxies), callers leave to network.py.
 
 import asyncio
 import logging
+import select
 import socket
 import ssl
 import time
@@ -184,6 +185,15 @@ class Line(asyncio.Protocol):
     def reusable(self) -> bool:
         return self.done and self._kept and not self.closed
 
+    @property
+    def quiet(self) -> bool:
+        """Tell whether nothing came since the last answer, not even a goodbye not yet read."""
+        if self.closed or self._socket is None:
+            return not self.closed
+        looking = select.poll()
+        looking.register(self._socket.fileno(), select.POLLIN)
+        return not looking.poll(0)
+
     def renew(self) -> None:
         """Make ready for another request."""
         self.used = time.monotonic()
@@ -268,7 +278,7 @@ class Lines:
     def _take(self) -> Line | None:
         while self._idle:
             line = self._idle.pop()
-            if not line.closed and time.monotonic() - line.used < REUSED_WITHIN:
+            if time.monotonic() - line.used < REUSED_WITHIN and line.quiet:
                 return line
             self._drop(line)
         return None

@@ -105,7 +105,7 @@ def test_a_refused_form_takes_the_focus_to_what_is_wrong(peopled, open_page):
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", driving.THEMES)
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
 def test_axe_finds_nothing_on_any_page(theme, peopled, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
     found = []

@@ -205,7 +205,7 @@ def test_the_list_is_narrowed_by_its_address_and_says_so(signed_in, told):
     assert rows("?tool=weather__get_forecast")[0] == 1
     count, page = rows("?agent=nobody&tool=<b>x</b>")
     assert count == 0
-    assert "No sessions match &lt;b&gt;x&lt;/b&gt; in nobody. Clear filters" in page
+    assert "No sessions match &lt;b&gt;x&lt;/b&gt; and the agent nobody . Clear filters" in page
 
 
 def test_htmx_gets_the_rows_alone(signed_in, told):

@@ -21,7 +21,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from catalog import audit
+from catalog import audit, golden, hints
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools import save_custom_tool
@@ -86,6 +86,8 @@ def things(db):
     session.call("shout", {"word": "hey"})
     session.search("issue")
     key, _ = keys.mint("scout", "agent", agent=agent.agent, actor=SYSTEM)
+    hint = hints.add(shout, "alias", "yell", actor=SYSTEM)
+    marked = golden.mark("make an issue", ["github__create_issue"], origin="api", actor=SYSTEM)
     entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())
     return {
         "agent": agent.key,
@@ -97,6 +99,8 @@ def things(db):
             "group_id": "own",
             "key": str(key.pk),
             "audit_id": entry.pk,
+            "hint_id": hint.pk,
+            "golden_id": marked.pk,
             "/agents": "scout",
             "/tools": "shout",
             "/sessions": "github__create_issue",
