@@ -12,6 +12,7 @@ and by 32 agents at once, with the longest the event loop stood still.
 
 import argparse
 import gc
+import os
 import random
 import sys
 import time
@@ -19,6 +20,7 @@ import tracemalloc
 from pathlib import Path
 from statistics import median
 
+os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = "1"  # read by numpy
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
@@ -34,6 +36,7 @@ from catalog.tokenizing import query_words, words  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
 ENCODED = 1_000  # tools whose vectors are really computed
+ROUNDS, WARM = 5, 3  # and queries of a round that are thrown away
 RAREST = 3  # words of a description that make a query
 
 
@@ -152,18 +155,21 @@ def one_size(size, servers, encoder, count):
     index, took, used = measured(lambda: Index(tools, apart))
     for strategy in ("bm25", "embedding", "hybrid"):
         contenders[strategy] = (
-            index, took, used, lambda made, query, how=strategy: ranked(made, query, how)
+            index, took, used, lambda made, query, how=strategy: ranked(
+                made, query, how, explain=False
+            ),
         )  # fmt: skip
     spent = {name: ([], []) for name in contenders}
-    for query in asked[:3] + asked:  # the first three are thrown away
+    for _ in range(ROUNDS):  # one contender after another: each with its own data at hand
         for name, (made, _, _, ask) in contenders.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            ask(made, query)
-            spent[name][0].append(time.process_time() - cpu)
-            spent[name][1].append(time.perf_counter() - wall)
+            for query in asked[:WARM] + asked:
+                wall, cpu = time.perf_counter(), time.process_time()
+                ask(made, query)
+                spent[name][0].append(time.process_time() - cpu)
+                spent[name][1].append(time.perf_counter() - wall)
     medians = {}
     for name, (_, took, used, _) in contenders.items():
-        cpu, wall = spent[name][0][3:], spent[name][1][3:]
+        cpu, wall = (_after_warming(times, len(asked)) for times in spent[name])
         medians[name] = median(cpu)
         print(
             f"{size:>7,}  {name:<10}{percentile(cpu, 0.5):9.3f}{percentile(cpu, 0.95):9.3f}"
@@ -171,6 +177,11 @@ def one_size(size, servers, encoder, count):
             f"{took:9.2f}{used:9.1f}{medians['rank-bm25'] / medians[name]:10.0f}×"
         )
     return reindexed(size, tools, apart)
+
+
+def _after_warming(times, asked):
+    """Leave out the first few of each round."""
+    return [spent for at, spent in enumerate(times) if at % (WARM + asked) >= WARM]
 
 
 def reindexed(size, tools, apart):

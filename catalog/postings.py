@@ -24,6 +24,7 @@ from rank_bm25 import BM25Okapi
 K1, B = 2.4, 0.75
 LITTLE = 0.2
 NONE: NDArray[np.int32] = np.empty(0, np.int32)
+NOWHERE: NDArray[np.intp] = np.empty(0, np.intp)
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
@@ -93,7 +94,7 @@ class Postings:
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.size = len(documents)
-        self._starts, self._where = np.zeros(1, np.int64), NONE
+        self._starts, self._where = np.zeros(1, np.int64), NOWHERE
         self._weights: Floats = np.empty(0)
         self._at: Ints = NONE  # of a word's number: its place here, -1 where no document has it
         self._worthless = False
@@ -122,7 +123,7 @@ class Postings:
         self._worthless = bool((weight == 0).any())
         self._worth = weight.clip(min=LITTLE).tolist()
         order = np.argsort(place, kind="stable")
-        self._where = np.repeat(np.arange(self.size, dtype=np.int32), each)[order]
+        self._where = np.repeat(np.arange(self.size), each)[order]  # as numpy indexes
         self._starts = np.concatenate([[0], np.cumsum(holding)])
         floor = counted.k1 * (1 - counted.b + counted.b * lengths / counted.avgdl)
         often = times[order].astype(np.int64)
@@ -136,24 +137,28 @@ class Postings:
         number = VOCABULARY.number.get(term, -1)
         return int(self._at[number]) if 0 <= number < len(self._at) else -1
 
-    def holders(self, term: str) -> Ints:
+    def holders(self, term: str) -> NDArray[np.intp]:
         """The documents that hold a word, ascending."""
         place = self.place(term)
-        return NONE if place < 0 else self._where[self._starts[place] : self._starts[place + 1]]
+        return NOWHERE if place < 0 else self._where[self._starts[place] : self._starts[place + 1]]
 
     def scores(self, terms: Iterable[str]) -> Floats:
         """What rank-bm25 scores each document for these terms."""
-        sums = np.zeros(self.size)
-        for place in map(self.place, terms):
-            if place >= 0:
-                span = slice(self._starts[place], self._starts[place + 1])
-                sums[self._where[span]] += self._weights[span]
-        return sums
+        spans = [
+            slice(self._starts[place], self._starts[place + 1])
+            for place in map(self.place, terms)
+            if place >= 0
+        ]
+        if not spans:
+            return np.zeros(self.size)
+        where = np.concatenate([self._where[span] for span in spans])
+        weights = np.concatenate([self._weights[span] for span in spans])
+        return np.bincount(where, weights, self.size)  # adds in order, as the library does
 
     def matching(self, terms: Iterable[str], scores: Floats) -> NDArray[np.intp]:
         """Which documents hold any of the terms, given what they score for them."""
         if not self._worthless:
-            return np.flatnonzero(scores)
+            return np.flatnonzero(scores != 0)  # faster than asking floats
         found = scores > 0
         for term in terms:  # a word in just half of the documents: its holders match all the same
             found[self.holders(term)] = True

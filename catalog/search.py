@@ -198,11 +198,13 @@ def search(
     server: str = "",
     server_hint: str = "",
     limit: int = 10,
+    explain: bool = True,
 ) -> Found:
     """Find tools by the words of a query or by a pattern; `server` keeps to one server's.
 
     A query given to `regex` is its pattern; a pattern without a strategy is for `regex`.
     `server_hint` says in words what kind of server is meant: its tools rise, none is left out.
+    Saying why a tool was found costs as much as finding it; agents are not told.
     """
     if strategy and strategy not in STRATEGIES:
         raise Invalid(
@@ -222,7 +224,8 @@ def search(
             f"The query has {len(query)} characters; at most {LONGEST_QUERY} are searched for.",
             hint="Say what the tool should do in a sentence.",
         )
-    return ranked(index, query, strategy or "hybrid", server, server_hint[:LONGEST_HINT], limit)
+    hint = server_hint[:LONGEST_HINT]
+    return ranked(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
 
 
 def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
@@ -258,6 +261,8 @@ def ranked(
     server: str = "",
     server_hint: str = "",
     limit: int = 10,
+    *,
+    explain: bool = True,
 ) -> Found:
     """Rank by words, by meaning or by both, without a bound on the query's length."""
     judged = _judged(index, query, strategy)
@@ -272,7 +277,8 @@ def ranked(
         theirs = index.servers[where] == server
         where, score = where[theirs], score[theirs]
     first = _first(score, limit)
-    hits = tuple(_hits(index, judged, where[first], score[first].tolist(), named))
+    told = _hits if explain else _bare_hits
+    hits = tuple(told(index, judged, where[first], score[first].tolist(), named))
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
     return Found(answered, len(where), hits, judged.note)
 
@@ -333,6 +339,17 @@ def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, st
         f"{waiting} of {len(index)} tools are found by their words only, until their vectors"
         " are computed."
     )
+
+
+def _bare_hits(
+    index: Index,
+    judged: Judged,
+    first: NDArray[np.intp],
+    scores: Sequence[float],
+    named: Mapping[int, int],
+) -> Iterator[Hit]:
+    for at, score in zip(first.tolist(), scores, strict=True):
+        yield Hit(index.tools[at].name, round(score - named.get(at, 0), 4), ())
 
 
 def _hits(

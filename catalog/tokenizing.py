@@ -14,6 +14,7 @@ from itertools import chain
 import snowballstemmer
 
 LONGEST_TEXT = 4_000
+LONGEST_WORD = 24  # letters that have a stem; longer ones are names in one
 LONGEST_NAME = 128
 ACCENTS = re.compile("[\u0300-\u036f]")
 # Vowel signs and the like, which are part of a word in scripts of India, Thailand, Arabia...
@@ -75,7 +76,7 @@ def _spelled(text: str) -> list[str]:
 
 
 def _terms(spelling: str) -> tuple[str, ...]:
-    return _known(spelling) if len(spelling) <= 32 else _split(spelling)
+    return _known(spelling) if len(spelling) <= 64 else _split(spelling)
 
 
 @lru_cache(maxsize=1)
@@ -108,8 +109,8 @@ def _pairs(part: str) -> Iterable[str]:
 
 
 def _stem(word: str) -> str:
-    """Cut an English word to its stem; a word of another script stays."""
-    if not word.isascii() or len(word) < 3:
+    """Cut an English word to its stem; a word of another script or no word at all stays."""
+    if not word.isascii() or not 3 <= len(word) <= LONGEST_WORD:
         return word
     try:
         stemmer = _own.stemmer

@@ -73,7 +73,7 @@ def answer(
     return told
 
 
-def look(seen: Scope, asked: Query) -> tuple[Found, str]:
+def look(seen: Scope, asked: Query, *, explain: bool = False) -> tuple[Found, str]:
     """Search a scope: what is found, or why nothing of that name is there. Records nothing."""
     if not (asked.name or asked.query or asked.pattern):
         raise Invalid("Give a query in words, a pattern, or the exact name of a tool.")
@@ -86,6 +86,7 @@ def look(seen: Scope, asked: Query) -> tuple[Found, str]:
             server=asked.server,
             server_hint=asked.server_hint,
             limit=asked.limit,
+            explain=explain,
         )
         return found, ""
     try:

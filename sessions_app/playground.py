@@ -125,7 +125,7 @@ def run(asked: Asked) -> Tried:
         seen, query = scope.of(agent), asked.as_query
         index = seen.index  # made before the clock starts: an agent's session has it
         start = time.perf_counter()
-        found, missing = finding.look(seen, query)
+        found, missing = finding.look(seen, query, explain=True)
         at_once = _at_once(agent, seen)
         answer = finding.answer(seen, query, found, missing, pins={}, at_once=at_once)
         took = time.perf_counter() - start
