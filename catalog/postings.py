@@ -153,7 +153,8 @@ class Postings:
             return np.zeros(self.size)
         where = np.concatenate([self._where[span] for span in spans])
         weights = np.concatenate([self._weights[span] for span in spans])
-        return np.bincount(where, weights, self.size)  # adds in order, as the library does
+        # In order, as the library adds; numpy's types do not know that weights make floats.
+        return np.bincount(where, weights, self.size).view(np.float64)
 
     def matching(self, terms: Iterable[str], scores: Floats) -> NDArray[np.intp]:
         """Which documents hold any of the terms, given what they score for them."""
