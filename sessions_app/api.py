@@ -296,22 +296,12 @@ def search(
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
     check(wanted.call_id, "/call_id")
-    check(body.dict(include={"query", "pattern", "name", "server"}), "")
+    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     session = _session(request, session_id)
     limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
     ours = wanted.format == "json"
     most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
-    asked = finding.Query(
-        query=body.query,
-        pattern=body.pattern,
-        name=body.name,
-        strategy=body.strategy or "",
-        server=body.server,
-        limit=max(1, min(most, body.limit)),
-        detail=body.detail if ours and (body.detail != "summary" or not body.name) else "full",
-        load=bool(body.name) if body.load is None else body.load,
-        server_hint=body.server_hint,
-    )
+    asked = finding.query_of(body, most=most, full=not ours)
     if ours:
         return _json(finding.find(session, asked))
     return _json(native.found(session, asked, wanted.format, wanted.call_id))

@@ -8,12 +8,13 @@ from django.db import transaction
 
 from catalog import render, shelf
 from catalog.canonical import canonical
-from catalog.search import LONGEST_QUERY, Found, Hit, near_names, search
+from catalog.search import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
 from catalog.shelf import Item
 from catalog.tokens import count
 from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
+from sessions_app.shapes import SearchIn
 from toolcrib.errors import Invalid
 
 PLENTY = "Use load_tools or get_tool_details for a schema, or call the tool at once."
@@ -30,6 +31,22 @@ class Query:
     detail: str = "summary"
     load: bool = False
     server_hint: str = ""  # what kind of server is meant, in words
+
+
+def query_of(body: SearchIn, *, most: int = MOST_HITS, full: bool = False) -> Query:
+    """What an agent asks for; a tool asked for by name is shown in full, and loaded."""
+    full = full or (bool(body.name) and body.detail == "summary")
+    return Query(
+        query=body.query,
+        pattern=body.pattern,
+        name=body.name,
+        strategy=body.strategy or "",
+        server=body.server,
+        limit=max(1, min(most, body.limit)),
+        detail="full" if full else body.detail,
+        load=bool(body.name) if body.load is None else body.load,
+        server_hint=body.server_hint,
+    )
 
 
 def find(session: AgentSession, asked: Query) -> dict[str, Any]:

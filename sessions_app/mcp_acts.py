@@ -92,21 +92,9 @@ def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str,
     if name == "tool_search_regex":  # others' name for a search that loads what it finds
         given = {"load": True, **given, "pattern": given.get("pattern") or given.pop("query", "")}
     body = SearchIn.model_validate(given)
-    check(body.dict(include={"query", "pattern", "name", "server"}), "")
+    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    return finding.find(
-        session,
-        finding.Query(
-            query=body.query,
-            pattern=body.pattern,
-            name=body.name,
-            strategy=body.strategy or "",
-            server=body.server,
-            limit=max(1, min(50, body.limit)),
-            detail=body.detail if body.detail != "summary" or not body.name else "full",
-            load=bool(body.name) if body.load is None else body.load,
-        ),
-    )
+    return finding.find(session, finding.query_of(body))
 
 
 def wanted_call(name: str, arguments: Arguments) -> tuple[str, object] | Object:

@@ -236,7 +236,7 @@ def on_top(camera: Camera, page: Page, theme: str, width: int) -> None:
     page.goto("/")
     page.keyboard.press("Control+k")
     page.keyboard.type("ticket")
-    page.locator("#palette-found [role=option]").first.wait_for()
+    page.locator("#palette-found [role=option]", has_text="tickets__").first.wait_for()
     camera.take(page, "palette-open", theme, width, whole=False)
     page.goto("/servers")
     page.keyboard.press("?")
