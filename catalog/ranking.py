@@ -108,7 +108,7 @@ def by_words(postings: Postings, asked: Asked) -> ByWords:
         score = (1 - CLAUSE_WORDS) * score + CLAUSE_WORDS * best
         covered = total / len(asked.clauses)
     # A word that half of the tools hold scores nothing, and is a match all the same.
-    return ByWords(where, score.clip(min=LEAST), covered)
+    return ByWords(where, np.maximum(score, LEAST), covered)
 
 
 def _share(scores: Floats, most: float = 0.0) -> tuple[Floats, float]:

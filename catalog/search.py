@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +61,7 @@ class Searchable:
         return _key(self.own_name, self.description, self.parameters, self.hints)
 
 
-@dataclass(frozen=True)
-class Hit:
+class Hit(NamedTuple):
     """A tool that was found; `reasons` are for people: the name, fields or words that matched.
 
     `matched` are those words, for marking; `bm25` and `embedding` are what each part gave, 1
