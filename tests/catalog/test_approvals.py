@@ -253,7 +253,9 @@ def test_what_changed_meanwhile_or_may_delete_is_left_and_said(signed_in, weathe
 def test_no_selection_and_no_such_act_are_told_in_words(signed_in, weather):
     tool = changed(weather)
     assert "No tool is selected." in text_of(signed_in.post("/approvals/bulk", {"act": "approve"}))
-    assert decide_many(signed_in, "eat", tool).status_code == 404
+    refused = decide_many(signed_in, "eat", tool)
+    assert refused.status_code == 422
+    assert "There is no such decision." in text_of(refused)
     assert states() == {"get_forecast": "waiting"}
 
 
