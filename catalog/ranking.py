@@ -66,64 +66,50 @@ def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> As
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Those tools that fit at all, and how well, 0..1."""
-
-    where: NDArray[np.intp]  # ascending
-    score: Floats
-
-    def spread(self, size: int) -> Floats:
-        """One number for every tool, nothing for those that do not fit."""
-        score = np.zeros(size)
-        score[self.where] = self.score
-        return score
-
-    def of(self, tools: NDArray[np.intp]) -> list[float]:
-        """How well these fit."""
-        if not len(self.where):
-            return [0.0] * len(tools)
-        at = self.where.searchsorted(tools)
-        fit = self.where.take(at, mode="clip") == tools
-        found: list[float] = (self.score.take(at, mode="clip") * fit).tolist()
-        return found
-
-
-@dataclass(frozen=True)
-class ByWords(Fit):
+class ByWords:
+    fit: Floats  # of every tool how well it fits, 0..1; nothing where it holds no word
     coverage: float  # the share of what its words say that the best tool holds, 0..1
 
 
 def by_words(postings: Postings, asked: Asked) -> ByWords:
     terms = list(asked.terms)
-    raw = postings.scores(terms)
-    where = postings.matching(terms, raw)
-    score, covered = _share(raw[where], postings.most(terms))
+    fit, covered = _share(postings.scores(terms), postings, terms)
     if asked.clauses:
-        best, total = np.zeros(len(where)), 0.0
+        best, total = np.zeros(len(fit)), 0.0
         for clause in asked.clauses:
             words = asked.words(clause)
-            part, covered = _share(postings.scores(words)[where], postings.most(words))
+            part, covered = _share(postings.scores(words), postings, words)
             np.maximum(best, part, out=best)
             total += covered
-        score = (1 - CLAUSE_WORDS) * score + CLAUSE_WORDS * best
+        fit = np.where(fit > 0, (1 - CLAUSE_WORDS) * fit + CLAUSE_WORDS * best, 0)
         covered = total / len(asked.clauses)
-    # A word that half of the tools hold scores nothing, and is a match all the same.
-    return ByWords(where, np.maximum(score, LEAST), covered)
+    if postings.worthless:
+        # A word that half of the tools hold scores nothing, and is a match all the same.
+        for term in terms:
+            holders = postings.holders(term)
+            fit[holders] = np.maximum(fit[holders], LEAST)
+    return ByWords(fit, covered)
 
 
-def _share(scores: Floats, most: float = 0.0) -> tuple[Floats, float]:
+def _share(scores: Floats, postings: Postings, words: list[str]) -> tuple[Floats, float]:
     """Bring scores to 0..1, the best being 1; and how near the best is to the most there can be."""
-    best = float(scores.max(initial=0.0))
+    best = highest(scores)
     if best <= 0:
-        return np.zeros(len(scores)), 0.0
-    return scores / best, min(1.0, best / most) if most > 0 else 0.0
+        return scores, 0.0
+    scores *= 1 / best  # a product takes half as long as a quotient
+    return scores, min(1.0, best / postings.most(words))
 
 
-def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, Fit]:
+def highest(scores: Floats) -> float:
+    """The highest, or nothing; half as long as `max` takes."""
+    return float(scores[scores.argmax()]) if len(scores) else 0.0
+
+
+def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
     """Judge by cosines: a row for each tool, a column for the whole and for each clause.
 
-    Returns how well each tool fits, and those that fit at all. A row of NaN is a tool whose
-    vector is still to come: it fits nothing.
+    Returns how near each tool is, the nearest being 1, and which are near enough to fit. A row
+    of NaN is a tool whose vector is still to come: it fits nothing.
     """
     known = ~np.isnan(near[:, 0])
     cosine = np.nan_to_num(near[:, 0].astype(np.float64))
@@ -134,16 +120,19 @@ def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, Fit]:
         cosine = (1 - CLAUSE_MEANING) * cosine + CLAUSE_MEANING * of_clauses
     count = int(known.sum())
     far = max(0.0, float(cosine.sum()) / max(1, count)) * count / (count + FEW)
-    score, _ = _share(np.where(known, cosine - far, 0).clip(0))
-    where = np.flatnonzero(known & (best >= NEAR))
-    return score, Fit(where, score[where])
+    score = np.where(known, cosine - far, 0).clip(0)
+    return score / (highest(score) or 1.0), known & (best >= NEAR)
 
 
 def fused(words: ByWords, meaning: Floats, known: NDArray[np.bool_]) -> Floats:
     """Mix both; a tool without a vector is judged by its words alone."""
     weight = MEANING - LESS_BY_COVERAGE * words.coverage
-    by_words = words.spread(len(meaning))
-    return np.where(known, weight * meaning + (1 - weight) * by_words, by_words)
+    return np.where(known, weight * meaning + (1 - weight) * words.fit, words.fit)
+
+
+def fitting(score: Floats, fits: NDArray[np.bool_]) -> Floats:
+    """Keep the scores of what fits; that is never nothing."""
+    return np.where(fits, np.maximum(score, LEAST), 0)
 
 
 def spelled(asked: Asked) -> Mapping[str, str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from catalog import meaning, ranking
 from catalog.matching import LONGEST_PATTERN, matches
 from catalog.postings import Document, Floats, Postings, document
-from catalog.ranking import Asked, ByWords, Fit
+from catalog.ranking import Asked, ByWords
 from catalog.spelling import SPELLING
 from catalog.tokenizing import LONGEST_NAME, LONGEST_TEXT, joined, words
 from toolcrib.errors import Invalid
@@ -138,6 +138,7 @@ class Index:
 
     def __init__(self, tools: Sequence[Searchable], meanings: Meanings | None = None) -> None:
         self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
+        self.names = [tool.name for tool in self.tools]
         made = [prepared(tool) for tool in self.tools]
         self.postings = Postings([one.document for one in made])
         self.keys = [tool.key for tool in self.tools]
@@ -244,12 +245,12 @@ def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
 
 @dataclass(frozen=True)
 class Judged:
-    """The tools of an index that fit a text, and why."""
+    """How well every tool of an index fits a text, nothing being not at all; and why."""
 
     asked: Asked
-    fit: Fit
+    fit: Floats
     words: ByWords
-    meaning: Floats | None  # of every tool
+    meaning: Floats | None
     note: str = ""
 
 
@@ -265,41 +266,35 @@ def ranked(
 ) -> Found:
     """Rank by words, by meaning or by both, without a bound on the query's length."""
     judged = _judged(index, query, strategy)
-    where, score = judged.fit.where, judged.fit.score
+    score = judged.fit
     if server_hint.strip():
-        lift = _judged(index, server_hint, strategy).fit.spread(len(index))[where]
-        score = (1 - ranking.HINT) * score + ranking.HINT * lift
+        lift = _judged(index, server_hint, strategy).fit
+        score = np.where(score > 0, (1 - ranking.HINT) * score + ranking.HINT * lift, 0)
     named = _named(index, query)
     if named:
-        where, score = _with_named(where, score, named)
+        score = score.copy()
+        for position, tier in named.items():  # over everything else, whether or not it fitted
+            score[position] += tier
     if server:
-        theirs = index.servers[where] == server
-        where, score = where[theirs], score[theirs]
+        score = np.where(index.servers == server, score, 0)
     first = _first(score, limit)
     told = _hits if explain else _bare_hits
-    hits = tuple(told(index, judged, where[first], score[first].tolist(), named))
+    hits = tuple(told(index, judged, first, score[first].tolist(), named))
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
-    return Found(answered, len(where), hits, judged.note)
-
-
-def _with_named(
-    where: NDArray[np.intp], score: Floats, named: Mapping[int, int]
-) -> tuple[NDArray[np.intp], Floats]:
-    """Lift what the query names over everything else, whether or not it fitted."""
-    both = np.union1d(where, np.array(list(named), np.intp))
-    lifted = np.zeros(len(both))
-    lifted[both.searchsorted(where)] = score
-    for position, tier in named.items():
-        lifted[both.searchsorted(position)] += tier
-    return both, lifted
+    return Found(answered, int(np.count_nonzero(score > 0)), hits, judged.note)
 
 
 def _first(score: Floats, count: int) -> NDArray[np.intp]:
-    """Where the highest stand, highest first; of equals the one that stands first."""
-    if count < len(score):
-        likely = np.flatnonzero(score >= np.partition(score, -count)[-count])
-        return likely[np.argsort(-score[likely], kind="stable")][:count]
-    return np.argsort(-score, kind="stable")
+    """Where the highest stand, highest first; of equals the one that stands first.
+
+    Most tools score next to nothing, so those near the highest are looked at first.
+    """
+    most = ranking.highest(score)
+    for least in (most / 2, most / 4, most / 8, 0.0):
+        likely = np.flatnonzero(score > least)
+        if len(likely) >= count:
+            break
+    return likely[np.argsort(-score[likely], kind="stable")][:count]
 
 
 def _judged(index: Index, text: str, strategy: str) -> Judged:
@@ -307,20 +302,20 @@ def _judged(index: Index, text: str, strategy: str) -> Judged:
     asked = ranking.taken_apart(text, index.postings, by_clause=strategy != "bm25")
     words = ranking.by_words(index.postings, asked)
     if strategy == "bm25" or not len(index):
-        return Judged(asked, words, words, None)
+        return Judged(asked, words.fit, words, None)
     near, note = _cosines(index, asked)
     if near is None:
-        return Judged(asked, words, words, None, note)
+        return Judged(asked, words.fit, words, None, note)
     known = ~np.isnan(near[:, 0])
-    score, found = ranking.by_meaning(near)
+    score, fits = ranking.by_meaning(near)
     if strategy == "embedding":
         # A tool whose vector is still to come is found by its words.
-        score = np.where(known, score, words.spread(len(index)))
-        where = np.union1d(found.where, words.where[~known[words.where]])
-        return Judged(asked, Fit(where, score[where]), words, score, note)
+        score = np.where(known, score, words.fit)
+        fits |= ~known & (words.fit > 0)
+        return Judged(asked, ranking.fitting(score, fits), words, score, note)
+    fits |= words.fit > 0
     mixed = ranking.fused(words, score, known)
-    where = np.union1d(words.where, found.where)
-    return Judged(asked, Fit(where, mixed[where]), words, score, note)
+    return Judged(asked, ranking.fitting(mixed, fits), words, score, note)
 
 
 def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, str]:
@@ -348,7 +343,7 @@ def _bare_hits(
     named: Mapping[int, int],
 ) -> Iterator[Hit]:
     for at, score in zip(first.tolist(), scores, strict=True):
-        yield Hit(index.tools[at].name, round(score - named.get(at, 0), 4), ())
+        yield Hit(index.names[at], round(score - named.get(at, 0), 4), ())
 
 
 def _hits(
@@ -363,7 +358,7 @@ def _hits(
     meant = set(judged.asked.repaired.values())
     marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
     holding = [(term, index.postings.holding(term, first)) for term in terms]
-    by_words = judged.words.of(first)
+    by_words = judged.words.fit[first].tolist()
     for row, at in enumerate(first.tolist()):
         held = [term for term, held_by in holding if held_by[row]]
         yield Hit(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from catalog.postings import K1, B, Postings, document
+from catalog.ranking import Asked, by_words
 
 # Few different words, so that documents share them; then many, as in a catalog.
 few = st.lists(st.sampled_from(["get", "list", "issue", "file", "the"]), max_size=6)
@@ -23,7 +24,8 @@ def made(documents):
 
 
 def matching(postings, query):
-    return postings.matching(query, postings.scores(query)).tolist()
+    asked = Asked("", dict.fromkeys(query, ""), {}, ())
+    return np.flatnonzero(by_words(postings, asked).fit).tolist()
 
 
 @given(corpora.filter(any), queries)
