@@ -41,6 +41,7 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/tokens.py
 	@$(BIN)/python bench/session.py
 	@$(BIN)/python bench/pages.py
+	@$(BIN)/python bench/dispatch.py --over http --sizes 100 10000
 	@$(BIN)/python bench/faults.py --short
 
 # Every fault at full length: an hour and a half or more, on a machine that does nothing else.
@@ -72,6 +73,8 @@ lock:
 	for name in mcp1 fastmcp; do uv pip compile tests/clients-$$name.in --universal \
 	  --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate \
 	  -o tests/clients-$$name.lock; done
+	uv pip compile tests/peers-mcp-proxy.in --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --no-annotate -o tests/peers-mcp-proxy.lock
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache

@@ -116,8 +116,12 @@ def descriptors(pid: int) -> int:
 
 
 def waited(pid: int) -> float:
-    """Seconds that a process's first thread, in a web process the loop's, waited for a CPU."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    """Seconds that the threads of a process waited for a CPU: none on a machine that is quiet."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it ended
+            total += int((task / "schedstat").read_text().split()[1])
+    return total / 1e9
 
 
 def born(pid: int) -> str | None:
@@ -227,6 +231,10 @@ class Bed:
     @property
     def pid(self) -> int:
         return self.toolcrib.pid
+
+    @property
+    def running(self) -> bool:
+        return self.toolcrib.process is not None and self.toolcrib.process.running
 
     @property
     def agent(self) -> Agent:

@@ -149,6 +149,7 @@ def redis_stopped(parts: Services, size: str) -> Row:
             "name": "meanwhile", "slug": "meanwhile", "transport": "http", "url": server.url,
         })  # fmt: skip
         during = asyncio.run(_load(parts.agent, session, away, pause, "during"))
+        others = asyncio.run(_other_acts(parts.agent))
         health = toolcrib.get("/livez")[0], toolcrib.ready()["status"]
         parts.redis.start()
         began = time.monotonic()
@@ -174,9 +175,24 @@ def redis_stopped(parts: Services, size: str) -> Row:
     row.exactly("a server registered meanwhile", asked_for[0], 201)
     row.at_most("calls that failed", errors / len(during) * 100, 0.1, " %", timed=False)
     row.exactly("/livez and /readyz meanwhile", health, (200, "degraded"))
+    row.exactly("opening, searching, loading and closing meanwhile", others, [201, 200, 200, 200])
     row.at_most("p99 with ÷ without", ratio, 1.5)
     row.at_most("backlog done after", drained, 60, " s")
     return row
+
+
+async def _other_acts(agent: Agent) -> list[int]:
+    """What else a session does: the statuses of the answers."""
+    async with Callers(agent) as callers:
+        opened = await callers.ask("POST", "/sessions", {"groups": ["mcp:calm"]})
+        path = f"/sessions/{opened.json['id']}"
+        acts: dict[str, dict[str, Any]] = {
+            "search": {"query": "stamp a paper"},
+            "load": {"group_id": "mcp:calm", "tool_names": ["stamp"]},
+            "close": {},
+        }
+        told = [await callers.ask("POST", f"{path}/{act}", body) for act, body in acts.items()]
+    return [opened.status, *(found.status for found in told)]
 
 
 # --- Databases ------------------------------------------------------------------------------------

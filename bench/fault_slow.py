@@ -1,6 +1,7 @@
 """Servers that hang (R3) and callers who leave (R26): nobody else may notice."""
 
 import asyncio
+import json
 import random
 import signal
 from collections import Counter
@@ -20,12 +21,14 @@ from bench.fault_bed import (
     percentile,
     register,
     remove,
+    until,
     upstream,
 )
 from tests.live.agents import Session
 from tests.live.conftest import ask
 from tests.waiting import wait_for
 
+LEFT = {"succeeded", "unknown", "cancelled"}  # how a call may end whose caller may leave
 A_RATE, B_RATE = 50, 100
 TURNS, QUEUED = 8, 16  # of one server, by default
 
@@ -67,8 +70,12 @@ def hung_server(bed: Bed, size: str) -> Row:
         "hung_ended": dict(ended),
         "hung_slowest_s": round(max(told.seconds for told in hung), 2),
     }
-    errors = [told.state for phase in (before, during, after) for told in phase["well"]]
-    row.exactly("errors of the other server", sum(state != "succeeded" for state in errors))
+    errors = {
+        when: dict(Counter(told.state for told in phase["well"] if told.state != "succeeded"))
+        for when, phase in (("before", before), ("during", during), ("after", after))
+    }
+    row.figures["errors_of_the_other"] = errors
+    row.exactly("errors of the other server", sum(sum(of.values()) for of in errors.values()))
     row.some("calls of the hung server timed out", ended["timed_out"])
     odd = set(ended) - {"timed_out", "busy", "timeout", "failed"}
     row.exactly("other ends of the hung one's calls", len(odd))
@@ -139,16 +146,25 @@ def callers_who_leave(bed: Bed, size: str) -> Row:
         with suppress(AssertionError):
             wait_for(lambda: not _open(bed, session), 30)
         left_open = _open(bed, session)
-        states = Counter(found["state"] for found in bed.calls(session))
+        rows = bed.calls(session)
+        states = Counter(found["state"] for found in rows)
+        begun = _begun(journal)
         # The gauge, read from outside: exactly as many as before get a turn, the rest of them wait.
         free, refused = _turns(bed, session, journal, server.url)
         remove(bed.toolcrib, "left")
     row.done = (
-        f"{cancels:,} calls, at most 12 at once, their connections cut at a random moment of the "
-        f"{3 * usual:.2g} s after sending; then {TURNS + QUEUED + 2} calls at once to count turns"
+        f"12 callers at once who cut their connection at a random moment of the call (about "
+        f"{1.5 * usual:.2g} s), until {cancels:,} did; then {TURNS + QUEUED + 2} calls at once to "
+        "count turns"
     )
     row.figures = {"answered_first": answered, "states": dict(states), "turns_after": free}
-    row.some("calls cut off", states["unknown"] + states["cancelled"] + left_open)
+    row.some("calls cut off after they were sent", states["unknown"])
+    of_state = {
+        state: {json.loads(one["arguments"]).get("name") for one in rows if one["state"] == state}
+        for state in states
+    }
+    row.exactly("cancelled, but the server began it", len(of_state.get("cancelled", set()) & begun))
+    row.exactly("other ends of calls", sorted(set(states) - LEFT), [])
     row.exactly("rows left open", left_open)
     row.exactly("turns free afterwards", free, TURNS)
     row.exactly("calls refused beyond those that may wait", refused, 2)
@@ -160,27 +176,34 @@ def _open(bed: Bed, session: Session) -> int:
 
 
 async def _leave(bed: Bed, session: Session, cancels: int) -> tuple[float, int]:
-    """Call and leave; return how long such a call takes, and how many were answered before."""
+    """Call until so many callers left; return how long such a call takes, and how many stayed."""
     chance = random.Random(26)  # noqa: S311 - moments, not secrets
-    answered = 0
-    at_once = asyncio.Semaphore(12)
+    answered = left = number = 0
     async with Callers(bed.agent) as callers:
         papers = [callers.call(session, "stamp", {"paper": str(at)}) for at in range(12)]
         usual = percentile([told.seconds for told in await asyncio.gather(*papers)], 50)
 
-        async def one(number: int) -> None:
-            nonlocal answered
-            arguments = {"name": f"left-{number}", "seconds": chance.random() * usual}
-            async with at_once:
-                try:
-                    async with asyncio.timeout(chance.random() * 3 * usual):
-                        await callers.call(session, "wait", arguments)
-                    answered += 1
-                except TimeoutError:
-                    pass
+        async def one(at: int) -> None:
+            nonlocal answered, left, number
+            number += 1
+            seconds = chance.random() * usual
+            arguments = {"name": f"left-{number}", "seconds": seconds}
+            try:
+                async with asyncio.timeout(chance.random() * (usual + seconds)):
+                    await callers.call(session, "wait", arguments)
+                answered += 1
+            except TimeoutError:
+                left += 1
 
-        await asyncio.gather(*map(one, range(cancels)))
+        # Those under way when the last one left may leave, too.
+        await until(lambda: left >= cancels, 12, one)
     return usual, answered
+
+
+def _begun(journal: Path) -> set[str]:
+    """The names of the calls that reached the server."""
+    lines = journal.read_text().splitlines()
+    return {line.removeprefix("wait ") for line in lines if line.startswith("wait ")}
 
 
 def _turns(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, int]:
@@ -196,10 +219,11 @@ def _turns(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, in
             for number in range(TURNS + QUEUED)
         ]
         wait_for(lambda: len(bed.calls(session)) - rows == TURNS + QUEUED, 60, what="all are there")
-        wait_for(lambda: arrived() >= TURNS, 20, what="as many as there are turns arrive")
+        with suppress(AssertionError):  # fewer, where a turn was lost
+            wait_for(lambda: arrived() >= TURNS, 20)
         more = [session.ask("queue", {"name": f"turn-{number}"}) for number in (98, 99)]
         free = arrived()
         ask(url, "open_gate")  # type: ignore[no-untyped-call]
-        ended = Counter(future.result(60).status for future in asked)
-    assert ended[200] == TURNS + QUEUED, ended
+        for future in asked:
+            future.result(130)
     return free, sum(answer.status == 503 for answer in more)

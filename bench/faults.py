@@ -16,6 +16,7 @@ import json
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,7 +33,7 @@ from bench import (  # noqa: E402
     fault_slow,
     fault_storms,
 )
-from bench.fault_bed import SIZES, Bed, Row  # noqa: E402
+from bench.fault_bed import SIZES, Bed, Check, Row  # noqa: E402
 from tests import parts  # noqa: E402
 
 EMBEDDED: dict[str, Callable[[Bed, str], Row]] = {
@@ -71,7 +72,7 @@ def rows(wanted: list[str], size: str) -> Iterator[tuple[Row, float]]:
     elif names:
         with fault_services.services() as found:
             for name in names:
-                yield _timed(PRODUCTION[name], found, size)
+                yield _timed(name, PRODUCTION[name], found, size)
 
 
 def _embedded(names: list[str], size: str) -> Iterator[tuple[Row, float]]:
@@ -79,12 +80,20 @@ def _embedded(names: list[str], size: str) -> Iterator[tuple[Row, float]]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-faults-")))
         bed = stack.enter_context(Bed(folder))
         for name in names:
-            yield _timed(EMBEDDED[name], bed, size)
+            if not bed.running:  # a row that broke off may leave it so
+                bed.toolcrib.start()
+            yield _timed(name, EMBEDDED[name], bed, size)
 
 
-def _timed(fault: Callable[[Any, str], Row], where: Any, size: str) -> tuple[Row, float]:
+def _timed(name: str, fault: Callable[[Any, str], Row], where: Any, size: str) -> tuple[Row, float]:
     began = time.monotonic()
-    return fault(where, size), time.monotonic() - began
+    try:
+        row = fault(where, size)
+    except Exception as problem:  # noqa: BLE001 - the rows after this one are wanted, too
+        traceback.print_exc()
+        row = Row(name, (fault.__doc__ or "").strip())
+        row.checks.append(Check("done to the end", repr(problem)[:500], ok=False))
+    return row, time.monotonic() - began
 
 
 def tell(row: Row, seconds: float) -> None:

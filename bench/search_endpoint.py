@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TICK = 0.002  # seconds between two looks at the clock
+SERVERS = 40
 QUIET = 5  # searches before any is counted
 
 
@@ -30,8 +31,8 @@ def run(tools, agents, encoder, searches=200):
             for tool in tools:
                 texts = tool.parameters.split("\n")
                 properties = {name[:60]: {} for name in texts if name and " " not in name}
-                item = {"server": tool.server, "name": tool.name.partition("__")[2][:100]}
-                item |= {"description": tool.description, "properties": properties}
+                item = {"name": tool.name.partition("__")[2][:100], "properties": properties}
+                item["description"] = tool.description
                 file.write(json.dumps(item) + "\n")
         environment = {
             **{
@@ -64,13 +65,13 @@ def fill(path, agents):
 
     call_command("migrate", verbosity=0, interactive=False)
     by_server = {}
-    for line in path.read_text().splitlines():
+    for at, line in enumerate(path.read_text().splitlines()):
         item = json.loads(line)
         schema = {"type": "object", "properties": item["properties"]}
-        by_server.setdefault(item["server"], []).append(
+        by_server.setdefault(at % SERVERS, []).append(
             {"name": item["name"], "description": item["description"], "inputSchema": schema}
         )
-    for at, tools in enumerate(by_server.values()):
+    for at, tools in by_server.items():
         fold(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
     made = []

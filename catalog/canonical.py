@@ -3,12 +3,15 @@
 import hashlib
 import json
 
+# Made once: json.dumps would make one for each value that is not written as it does by itself.
+_encoder = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+)
+
 
 def canonical(value: object) -> str:
     """Return sorted, unspaced, unescaped JSON. Raises ValueError for NaN and infinities."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
+    return _encoder.encode(value)
 
 
 def digest(text: str) -> str:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from catalog import glossary
 from catalog.clauses import clauses
 from catalog.postings import Floats, Postings
 from catalog.spelling import SPELLING
-from catalog.tokenizing import query_words
+from catalog.tokenizing import query_words, words
 
 # What the clauses count beside the whole query, by words and by meaning.
 CLAUSE_WORDS = 0.4
@@ -39,6 +40,12 @@ class Asked:
     terms: dict[str, str]  # each different word, and how it is spelled in the query
     repaired: dict[str, str]  # of the words that no tool holds, the one that was meant
     clauses: tuple[str, ...]
+    translated: frozenset[str] = frozenset()  # the terms that stand for a word of another language
+
+    @property
+    def replacing(self) -> set[str]:
+        """The terms that are not what the query says."""
+        return {*self.repaired.values(), *self.translated}
 
     @property
     def texts(self) -> list[str]:
@@ -50,19 +57,37 @@ class Asked:
 
 
 def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> Asked:
-    """Read a query; a word that no tool here holds may be a mistake for one that some hold."""
+    """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
     terms = query_words(query)
-    repaired = {}
-    for word in terms:
-        if postings.place(word) < 0:
-            meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
-            if meant:
-                repaired[word] = meant
+    unknown = [word for word in terms if postings.place(word) < 0]
+    repaired: dict[str, str] = {}
+    translated: frozenset[str] = frozenset()
+    reading = glossary.english(
+        query,
+        terms.values(),
+        [terms[word] for word in unknown],
+        lambda english: all(postings.place(word) >= 0 for word in words(english)),
+    )
+    if reading:
+        # What tools hold as it was asked for is searched for too.
+        own = {
+            word: spelling
+            for word, spelling in terms.items()
+            if word not in unknown and spelling not in reading.dropped
+        }
+        query, read = reading.text, query_words(reading.text)
+        translated = frozenset(word for word in read if read[word] in reading.origin)
+        terms = {word: reading.origin.get(english, english) for word, english in read.items()} | own
+        unknown = [word for word in terms if postings.place(word) < 0]
+    for word in unknown:
+        meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
+        if meant:
+            repaired[word] = meant
     meant_terms: dict[str, str] = {}
     for word, spelling in terms.items():
         meant_terms.setdefault(repaired.get(word, word), spelling)
     parts = clauses(query, query_words) if by_clause else ()
-    return Asked(query, meant_terms, repaired, tuple(parts))
+    return Asked(query, meant_terms, repaired, tuple(parts), translated)
 
 
 @dataclass(frozen=True)
@@ -137,8 +162,8 @@ def fitting(score: Floats, fits: NDArray[np.bool_]) -> Floats:
 
 def spelled(asked: Asked) -> Mapping[str, str]:
     """For people: each word that counts, as the query spells it, mistakes with what was meant."""
-    meant = {good: bad for bad, good in asked.repaired.items()}
+    replacing = asked.replacing
     return {
-        term: f"“{spelling}” → “{term}”" if term in meant else f"“{spelling}”"
+        term: f"“{spelling}” → “{term}”" if term in replacing else f"“{spelling}”"
         for term, spelling in asked.terms.items()
     }

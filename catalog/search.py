@@ -4,9 +4,7 @@ Pure. An index holds what its scope may see and nothing else, so no score, total
 knows of the rest. What a tool's words are is counted once, and shared by all indexes.
 """
 
-import difflib
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 
 from catalog import meaning, ranking
 from catalog.matching import LONGEST_PATTERN, matches
+from catalog.near import Names
 from catalog.postings import Document, Floats, Postings, document
 from catalog.ranking import Asked, ByWords
 from catalog.spelling import SPELLING
@@ -31,7 +30,6 @@ LONGEST_QUERY = 500
 LONGEST_HINT = 200
 MOST_HITS = 50
 SHORTEST_START = 2  # letters of a name that is searched for by how it starts
-NEAR = 0.6
 MOST_PREPARED = 250_000
 # How often the words of a field are counted, so that a name says more than a parameter.
 NAME, SERVER, TITLE, DESCRIPTION, PARAMETERS, GROUPS, HINTS = 6, 2, 2, 2, 1, 1, 4
@@ -80,7 +78,8 @@ class Hit(NamedTuple):
 class Found:
     """What a search gave: `total` counts all matches, `hits` are the first of them.
 
-    `strategy` is the one that answered; `note` says why, where it is not the one asked for.
+    `strategy` is the one that answered; `note` says why, where it is not the one asked for, and
+    what else to try where a query in another language found nothing.
     """
 
     strategy: str
@@ -180,13 +179,8 @@ class Index:
         )
 
     @cached_property
-    def trigrams(self) -> dict[str, list[int]]:
-        """Positions of the tools whose public name holds three letters in a row."""
-        found: dict[str, list[int]] = {}
-        for position, tool in enumerate(self.tools):
-            for trigram in _trigrams(tool.name):
-                found.setdefault(trigram, []).append(position)
-        return found
+    def near(self) -> Names:
+        return Names([(tool.name, tool.own_name) for tool in self.tools])
 
 
 def search(
@@ -229,18 +223,8 @@ def search(
 
 
 def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
-    """Suggest public names for one that is unknown, nearest first; none if none is near."""
-    text = text[:LONGEST_NAME].casefold()
-    shared: Counter[int] = Counter()
-    for trigram in _trigrams(text):
-        shared.update(index.trigrams.get(trigram, ()))
-    likely = sorted(shared, key=lambda position: (-shared[position], position))[:50]
-    near = []
-    for tool in (index.tools[position] for position in likely):
-        nearness = max(_likeness(text, tool.name), _likeness(text, tool.own_name))
-        if nearness >= NEAR:
-            near.append((-nearness, tool.name))
-    return [name for _, name in sorted(near)[: max(0, limit)]]
+    """Suggest public names for one that is unknown."""
+    return index.near.near(text, limit)
 
 
 @dataclass(frozen=True)
@@ -281,7 +265,13 @@ def ranked(
     told = _hits if explain else _bare_hits
     hits = tuple(told(index, judged, first, score[first].tolist(), named))
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
-    return Found(answered, int(np.count_nonzero(score > 0)), hits, judged.note)
+    note = judged.note if hits else f"{judged.note} {_advice(judged.asked, query)}".strip()
+    return Found(answered, int(np.count_nonzero(score > 0)), hits, note)
+
+
+def _advice(asked: Asked, query: str) -> str:
+    foreign = asked.translated or any(not one.isascii() and one.isalpha() for one in query)
+    return "The tools are described in other words; English may find them." if foreign else ""
 
 
 def _first(score: Floats, count: int) -> NDArray[np.intp]:
@@ -355,7 +345,7 @@ def _hits(
 ) -> Iterator[Hit]:
     """Say of each whether its name is meant, and which words it holds, as the query spells them."""
     terms, shown = judged.asked.terms, ranking.spelled(judged.asked)
-    meant = set(judged.asked.repaired.values())
+    meant = judged.asked.replacing
     marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
     holding = [(term, index.postings.holding(term, first)) for term in terms]
     by_words = judged.words.fit[first].tolist()
@@ -400,12 +390,3 @@ def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> Found:
 
 def _utf8(text: str) -> bytes:
     return text[:LONGEST_TEXT].encode(errors="replace")
-
-
-def _trigrams(name: str) -> set[str]:
-    padded = f" {name.casefold()} "
-    return {padded[at : at + 3] for at in range(len(padded) - 2)}
-
-
-def _likeness(text: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, text, name[:LONGEST_NAME].casefold()).ratio()

@@ -3,16 +3,21 @@
 Patterns run on a linear-time engine; those it cannot run are skipped (schemas.py flags them).
 """
 
+from itertools import islice
 from typing import Any
 
 import jsonschema_rs
 
 from catalog.canonical import canonical
 from catalog.masking import SECRET_NAME, redacted
-from catalog.schemas import refuse_reference, unenforceable_patterns, without_patterns
+from catalog.schemas import refuse_reference, unenforceable_patterns, walk, without_patterns
 
 PATTERN_BYTES = 1 << 20
 MOST_PROBLEMS = 10
+# Values × subschemas up to which all problems are looked for. Each may be one, with as many
+# reasons as an anyOf has branches, and all are made before the first is seen: of a list of 400
+# values that fit none of 1,900 branches, in 8 s and 1.3 GB.
+LOOKED_AT = 5_000
 LONGEST_VALUE = 80
 
 
@@ -21,6 +26,7 @@ class Validator:
 
     def __init__(self, schema: dict[str, Any]) -> None:
         skipped = frozenset(unenforceable_patterns(schema))
+        self._size = sum(1 for _ in walk(schema))
         try:
             self._compiled = _compile(without_patterns(schema, skipped) if skipped else schema)
         except (ValueError, jsonschema_rs.ReferencingError):
@@ -28,15 +34,35 @@ class Validator:
             self._compiled = _compile(without_patterns(schema))
 
     def problems(self, value: object) -> list[str]:
-        """Return one line for each thing that is wrong: where, what was sent, which rule."""
+        """Return one line for each thing that is wrong: where, what was sent, which rule.
+
+        Of what is large in a large schema, the first.
+        """
         if self._compiled.is_valid(value):
             return []
+        if self._size * _values(value, LOOKED_AT // self._size + 1) > LOOKED_AT:
+            try:
+                self._compiled.validate(value)
+            except jsonschema_rs.ValidationError as first:
+                return [_line(first)]
         found = []
         for error in self._compiled.iter_errors(value):
             found.append(_line(error))
             if len(found) == MOST_PROBLEMS:
                 break
         return found
+
+
+def _values(value: object, most: int) -> int:
+    """Count the values in a value, up to so many."""
+    count, stack = 0, [value]
+    while stack and count < most:
+        count += 1
+        node = stack.pop()
+        if isinstance(node, dict | list):
+            inner = node.values() if isinstance(node, dict) else node
+            stack.extend(islice(inner, most))
+    return count
 
 
 def _compile(schema: dict[str, Any]) -> Any:
@@ -74,6 +100,10 @@ class Validators:
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._kept: dict[tuple[str, str], Validator] = {}
+
+    def has(self, sha256: str, which: str) -> bool:
+        """Whether it is compiled already: that of a hostile schema takes a third of a second."""
+        return (sha256, which) in self._kept
 
     def of(self, sha256: str, which: str, schema: dict[str, Any]) -> Validator:
         found = self._kept.pop((sha256, which), None) or Validator(schema)

@@ -221,16 +221,18 @@ def _forget_old(tools: Mapping[str, Searchable]) -> None:
 def progress() -> Progress:
     """How many of the texts that agents may find have their vectors."""
     tools = wanted()
-    left = len(missing(tools))
-    done = len(tools) - left
+    known = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
+    done = len(tools.keys() & known)
     reason = model_reason()
     if reason:
         return Progress(len(tools), done, "unavailable", reason)
-    return Progress(len(tools), done, "working" if left else "ready")
+    return Progress(len(tools), done, "ready" if done == len(tools) else "working")
 
 
 def model_reason() -> str:
     """Why there are no embeddings here; nothing where there are, or may soon be."""
+    if not settings.EMBEDDINGS:
+        model.load()  # finds out at once that there is none
     return model.reason if model.tried else ""
 
 

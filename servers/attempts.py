@@ -34,9 +34,11 @@ class Attempt:
 
     fault: UpstreamError | None = None
     call: bool = False
+    opening: bool = False  # of a connection, and of what is only listened to from then on
     request_id: int | str | None = None
     sent: bool = False  # the server may have got it
     status: int = 0  # of HTTP
+    taken: bool = False  # the server began to answer, so that a tool may have run
     size: int = 0  # of the answer in bytes
     flaw: str = ""  # of the answer as JSON, as the end of a sentence
     refused: bool = False  # the answer is an error of the protocol

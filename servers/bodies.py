@@ -1,6 +1,8 @@
 """Bodies of HTTP responses: counted, decoded and examined as they arrive, and cut at the cap."""
 
+import asyncio
 import ssl
+import time
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Protocol
@@ -11,6 +13,9 @@ from django.conf import settings
 from servers.attempts import Attempt, TooLarge, note
 from servers.faults import UpstreamError, not_mcp, tls_fault
 from servers.messages import BOM
+from servers.pieces import PIECE, TURN, Pieces
+
+SLICE = 16 * 1024  # bytes that are worked through at once
 
 
 class BodyFault(httpx2.SSEError, httpx2.StreamError):
@@ -48,7 +53,7 @@ class CappedBody(httpx2.AsyncByteStream):
         heard = Events(self._cap) if self._per_event else Whole()
         try:
             async for raw in self._response.stream:  # type: ignore[union-attr]
-                for chunk in self._decoder(raw):
+                async for chunk in unpacked(raw, self._decoder):
                     if not size and not self._per_event:
                         chunk = chunk.removeprefix(BOM)
                     size += len(chunk)
@@ -58,8 +63,9 @@ class CappedBody(httpx2.AsyncByteStream):
                         what = "an event" if self._per_event else "a response"
                         raise TooLarge(f"server sent {what}", self._cap)
                     if self._seen is not None:
-                        for _, data in heard.feed(chunk):
-                            await self._seen.examine(data)
+                        for name, data in heard.feed(chunk):
+                            if data and name == "message":
+                                await self._seen.examine(data)
                     yield chunk
             if self._seen is not None and (whole := heard.rest()):
                 await self._seen.examine(whole)
@@ -67,7 +73,7 @@ class CappedBody(httpx2.AsyncByteStream):
             note(fault)
             raise BodyFault(fault) from None
         except (httpx2.TransportError, OSError, zlib.error) as error:
-            lost = connection_fault(error)
+            lost = body_fault(error)
             note(lost)
             raise BodyFault(lost) from None
 
@@ -98,11 +104,29 @@ def decoder(encoding: str) -> Decoder:
     inflate = zlib.decompressobj(wbits=47)  # gzip and zlib headers alike
 
     def decode(raw: bytes) -> Iterable[bytes]:
-        while raw:
-            yield inflate.decompress(raw, 65536)
-            raw = inflate.unconsumed_tail
+        # A little at a time: what was not consumed is copied for every piece that comes out.
+        for at in range(0, len(raw), 4096):
+            some = raw[at : at + 4096]
+            while some:
+                yield inflate.decompress(some, PIECE)
+                some = inflate.unconsumed_tail
 
     return decode
+
+
+async def unpacked(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
+    """Yield what a piece of a body comes to, a little at a time.
+
+    However much a megabyte unpacks to, or however many lines are in it, others on the loop get
+    their turn meanwhile.
+    """
+    began = time.monotonic()
+    for chunk in decode(raw):
+        for at in range(0, len(chunk), SLICE):
+            yield chunk[at : at + SLICE]
+            if time.monotonic() - began > TURN:
+                await asyncio.sleep(0)
+                began = time.monotonic()
 
 
 class Whole:
@@ -127,43 +151,65 @@ class Events:
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
-        self._buffer = bytearray()
+        self._line = Pieces()  # of one that has not ended
         self._name, self._data, self._held = "message", list[bytes](), 0
         self.last_id = ""  # where a stream of the handshake era can be taken up again
         self.retry = 1.0  # and after how many seconds
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
         """Yield what the chunk completes."""
-        searched = len(self._buffer)
-        self._buffer += chunk
-        if len(self._buffer) + self._held > self._cap:
-            raise TooLarge("server sent an event", self._cap)
-        while (end := self._buffer.find(b"\n", searched)) >= 0:
-            line = bytes(self._buffer[:end]).rstrip(b"\r")
-            del self._buffer[: end + 1]
-            searched = 0
-            if line:
-                self._take(line)
+        start = 0
+        while (end := chunk.find(b"\n", start)) >= 0:
+            self._add(chunk[start:end])
+            start = end + 1
+            if self._take():
                 continue
-            name, data = self._name, b"\n".join(self._data)
+            name, data = self._name, self._data
             self._name, self._data, self._held = "message", [], 0
-            yield name, data
+            if data:
+                yield name, b"\n".join(data)
+        if start < len(chunk):
+            self._add(chunk[start:])
 
-    def _take(self, line: bytes) -> None:
+    def _add(self, piece: bytes) -> None:
+        self._line.add(piece)
+        if self._line.size + self._held > self._cap:
+            raise TooLarge("server sent an event", self._cap)
+
+    def _take(self) -> bool:
+        """Heed a line that has ended; False if it is empty, which ends the event."""
+        if not self._line.size:
+            return False
+        head = self._line.head(6)
+        if head.startswith(b"data:"):  # the only field that may be large
+            self._keep(self._line.take(6 if head.endswith(b" ") else 5, b"\r"))
+            return True
+        line = self._line.take(end=b"\r")
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
-            self._held += len(value) + 32  # of Python's own
+            self._keep(value)
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
         elif field == b"id" and value.isascii() and b"\0" not in value:
             self.last_id = value.decode()
         elif field == b"retry" and value.isdigit() and len(value) < 9:
             self.retry = int(value) / 1000
+        return bool(line)
+
+    def _keep(self, value: bytes) -> None:
+        self._data.append(value)
+        self._held += len(value) + 32  # of Python's own
 
     def rest(self) -> bytes:
         return b""
+
+
+def body_fault(error: BaseException) -> UpstreamError:
+    """Say why an answer that had begun has no end."""
+    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
+        return UpstreamError("The server broke off or garbled its answer.", code="closed")
+    return connection_fault(error)
 
 
 def connection_fault(error: BaseException) -> UpstreamError:

@@ -20,7 +20,12 @@ class Bulkhead:
 
     def __init__(self) -> None:
         self.running = 0
+        self.refused = 0
         self._queue: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
 
     async def enter(self, size: int) -> None:
         """Wait for a turn, or raise Busy at once where too many wait already."""
@@ -28,6 +33,7 @@ class Bulkhead:
             self.running += 1
             return
         if len(self._queue) >= settings.CALLS_QUEUED:
+            self.refused += 1
             raise Busy(
                 f"The server has {self.running} calls to answer and {len(self._queue)} more wait.",
                 hint="Try again in a few seconds.",

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from servers import pool, results
-from servers.attempts import Attempt
+from servers.attempts import Attempt, TooLarge
 from servers.client import Answer, Connection, ServerRefused
 from servers.faults import UpstreamError, megabytes, printable
 from servers.listening import LOOK_EVERY, generations, spec_now
@@ -82,6 +82,7 @@ class Request:
     on_sent: Callable[[], Awaitable[None]] | None
     on_late: Callable[[str], None] | None
     on_progress: OnProgress | None
+    checked: bool
 
 
 async def call(
@@ -94,13 +95,14 @@ async def call(
     on_sent: Callable[[], Awaitable[None]] | None = None,
     on_late: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
+    checked: bool = False,
 ) -> CallOutcome:
     """Call a tool of a server, by the name the server knows it by.
 
     `on_sent` is awaited right before the request goes out: if it raises, nothing is sent.
     `on_late` is told when an answer arrives shortly after the deadline, `on_progress` what the
     server says meanwhile. `schema` is the tool's input schema, which tells what the newer
-    protocol repeats in HTTP headers.
+    protocol repeats in HTTP headers. `checked`: the arguments are known to be plain JSON.
     """
     shared = _pool()
     if shared is None:
@@ -109,7 +111,8 @@ async def call(
     async def on_loop() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
         request = Request(
-            target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress
+            *(target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress),
+            checked=checked,
         )
         return await _in_turn(shared, request)
 
@@ -182,7 +185,8 @@ def _pool() -> Pool | None:
 async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
     """Make the call when it is its turn at the server."""
     try:
-        results.measured(request.arguments)
+        if not request.checked:
+            results.measured(request.arguments)
     except results.Unusable as problem:
         return _not_sent(
             "invalid_arguments",
@@ -345,7 +349,7 @@ def _lost(fault: UpstreamError, seen: Attempt) -> CallOutcome:
         return _not_sent(fault.code, fault.message, fault.hint)
     if seen.flaw:
         return _invalid(seen.flaw)
-    if seen.fault is not None and seen.fault.code == "too_large":
+    if isinstance(seen.fault, TooLarge):
         return _too_large(f"more than {megabytes(settings.MAX_RESULT_BYTES)}")
     if _turned_down(seen):
         return _failed(fault.code, fault.message, fault.hint)
@@ -362,7 +366,7 @@ def _turned_down(seen: Attempt) -> bool:
 
     Other statuses from 500 on may come from something that failed halfway.
     """
-    early = seen.status < 500 or seen.status in (501, 503)
+    early = not seen.taken and (seen.status < 500 or seen.status in (501, 503))
     return seen.fault is not None and seen.fault.code in TURNED_DOWN and early
 
 

@@ -357,7 +357,7 @@ async def over(
             link.closed.set()
             ready.set()
 
-    seen = Attempt()
+    seen = Attempt(opening=True)
     owner = asyncio.create_task(own(), context=observed_by(seen))
     try:
         try:

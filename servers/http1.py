@@ -67,10 +67,11 @@ class Line(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._head = 0
+        self._head = self._status = 0
         self._headers: dict[str, str] = {}
         self._ready = False  # the headers are complete
-        self.done = False  # so is the body
+        self.asked = False  # a request was sent
+        self.done = False  # the body is complete, too
         self._kept = False  # the server keeps the connection
         self._pieces: deque[bytes] = deque()
         self._held = 0
@@ -86,10 +87,15 @@ class Line(asyncio.Protocol):
                 self._socket.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
+        if not self.asked or self.done:
+            self.close()  # what nobody asked for must not be taken for the next answer
+            return
         if not self._ready:
             self._head += len(data)
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._lose(httpx2.RemoteProtocolError("another protocol"))
         except httptools.HttpParserError as error:
             self._lose(httpx2.RemoteProtocolError(f"illegal: {error}"))
         if not self._ready and self._head > MAX_HEAD:
@@ -114,14 +120,23 @@ class Line(asyncio.Protocol):
         if not self._ready:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
+    def on_message_begin(self) -> None:
+        if self.done:  # a second answer, in the same stroke: it is nobody's
+            self._kept = False
+
     def on_headers_complete(self) -> None:
-        if self._parser.get_status_code() >= 200:
+        if self._ready:
+            return
+        self._status = self._parser.get_status_code()
+        if self._status >= 200:
             self._ready = True
         else:
             self._headers = {}
         self._wake()
 
     def on_body(self, body: bytes) -> None:
+        if self.done:
+            return
         self._pieces.append(body)
         self._held += len(body)
         if self._held > HELD and self.transport is not None:
@@ -129,7 +144,7 @@ class Line(asyncio.Protocol):
         self._wake()
 
     def on_message_complete(self) -> None:
-        if self._ready:
+        if self._ready and not self.done:
             self.done = True
             self._kept = self._parser.should_keep_alive()
             self._wake()
@@ -141,13 +156,14 @@ class Line(asyncio.Protocol):
         assert self.transport is not None  # noqa: S101 - connected
         if seen is not None:
             seen.sent = True
+        self.asked = True
         self.transport.write(request)
         if self._socket is not None and QUICKACK is not None:
             # A server that sends head and body apart may wait for an acknowledgement between.
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
         while not self._ready:
             await self._news()
-        return Response(self._parser.get_status_code(), self._headers, self)
+        return Response(self._status, self._headers, self)
 
     async def piece(self) -> bytes:
         while not self._pieces and not self.done:

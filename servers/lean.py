@@ -8,13 +8,14 @@ on as it is. The SDK keeps the handshake, the listening and whatever this leaves
 import asyncio
 import itertools
 import json
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from django.conf import settings
 
 from servers.attempts import Attempt, TooLarge
-from servers.bodies import Events, decoder
+from servers.bodies import Decoder, Events, body_fault, decoder, unpacked
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.http1 import Lines, Response
 from servers.messages import BOM, LARGE, Found, read
@@ -116,7 +117,7 @@ class Lean:
             raise Said("server answered a request with 202 Accepted")
         elif response.kind not in ("application/json", "text/event-stream"):
             raise not_mcp("HTML" if "html" in response.kind else "something that is not MCP")
-        seen.status = status
+        seen.status, seen.taken = status, status < 300
 
     async def _messages(self, response: Response, seen: Attempt) -> AsyncIterator[bytes]:
         """Yield each message of a body: one, or those of an event stream."""
@@ -125,7 +126,7 @@ class Lean:
         stream = response.kind == "text/event-stream"
         events = self._events = Events(cap)
         while raw := await self._lines.piece(response):
-            for chunk in decode(raw):
+            async for chunk in _undone(raw, decode):
                 if stream:
                     for name, data in events.feed(chunk):
                         if data and name == "message":
@@ -211,6 +212,14 @@ class Lean:
         for task in self._background:
             task.cancel()
         self._lines.close()
+
+
+async def _undone(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in unpacked(raw, decode):
+            yield chunk
+    except zlib.error as error:
+        raise body_fault(error) from None
 
 
 def _same(given: object, asked: int) -> bool:

@@ -25,6 +25,7 @@ from servers.attempts import Attempt, attempt, note
 from servers.bodies import BodyFault, CappedBody, connection_fault, decoder
 from servers.checks import OTHER_PORTS
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
+from servers.messages import LARGE
 
 __all__ = ["Attempt", "BodyFault", "Upstream", "attempt", "check_url", "note", "upstream"]
 
@@ -205,11 +206,13 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         seen = attempt.get()
         if seen is not None:
             seen.status = status
+            # What a stream that is taken up again says does not unmake what ran.
+            seen.taken = seen.taken or (status < 300 and request.method == "POST")
         body = CappedBody(
             response,
             decoder=decoder(encoding),
             per_event=_content_type(response) == "text/event-stream",
-            cap=settings.MAX_MESSAGE_BYTES,
+            cap=LARGE if _listens(request, seen) else settings.MAX_MESSAGE_BYTES,
             seen=seen if seen is not None and seen.call else None,
         )
         return httpx2.Response(
@@ -224,6 +227,16 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+def _listens(request: httpx2.Request, seen: Attempt | None) -> bool:
+    """Tell whether nothing but notifications can come back. The SDK reads them on the loop.
+
+    A stream that a request's own attempt takes up again is that of an answer.
+    """
+    if request.method == "GET":
+        return "mcp-session-id" in request.headers and seen is not None and seen.opening
+    return request.headers.get("mcp-method") == "subscriptions/listen"
 
 
 def _sending(seen: Attempt) -> Callable[[str, object], Awaitable[None]]:

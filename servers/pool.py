@@ -81,6 +81,16 @@ class Owner:
         """Of the server as it was dialled; 0 before the first dial."""
         return self.spec.generation if self.spec else 0
 
+    @property
+    def is_ready(self) -> bool:
+        ready = self.ready
+        return ready.done() and not ready.exception() and not ready.result().closed.is_set()
+
+    @property
+    def is_barred(self) -> bool:
+        """Whether calls are refused at once until the next dial."""
+        return self.pause_ends is not None and self.failures >= FREE_TRIES
+
     async def _own(self) -> None:
         try:
             while True:
@@ -161,7 +171,7 @@ class Owner:
             self.ended()
 
     def _check_pause(self) -> None:
-        if self.pause_ends is None or self.failures < FREE_TRIES or self.problem is None:
+        if self.pause_ends is None or not self.is_barred or self.problem is None:
             return
         left = max(1, math.ceil(self.pause_ends - time.monotonic()))
         raise UpstreamError(

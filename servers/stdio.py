@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO
 
 from servers.attempts import HEAD, TooLarge
 from servers.faults import UpstreamError, printable
+from servers.pieces import TURN, Pieces
 from servers.supervise import CANNOT_RUN
 
 logger = logging.getLogger(__name__)
@@ -104,22 +106,27 @@ class Child:
             self._stderr_ended.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Yield each line of stdout until it ends. A line over the cap ends the connection."""
-        line = bytearray()
-        while chunk := await self._stdout.read(CHUNK):
-            start = 0
-            while (end := chunk.find(b"\n", start)) >= 0:
-                line += chunk[start:end]
-                start = end + 1
-                self._check(line)
-                yield bytes(line)
-                line.clear()
-            line += chunk[start:]
-            self._check(line)
+        """Yield each line of stdout until it ends. A line over the cap ends the connection.
 
-    def _check(self, line: bytearray) -> None:
-        if len(line) > self._max_line:
-            raise TooLarge("program wrote a line", self._max_line, bytes(line[:HEAD]))
+        However many there are at once, others on the loop get their turn meanwhile.
+        """
+        line = Pieces()
+        while chunk := await self._stdout.read(CHUNK):
+            start, began = 0, time.monotonic()
+            while (end := chunk.find(b"\n", start)) >= 0:
+                self._add(line, chunk[start:end])
+                start = end + 1
+                if line.size:
+                    yield line.take()
+                if time.monotonic() - began > TURN:
+                    await asyncio.sleep(0)
+                    began = time.monotonic()
+            self._add(line, chunk[start:])
+
+    def _add(self, line: Pieces, some: bytes) -> None:
+        line.add(some)
+        if line.size > self._max_line:
+            raise TooLarge("program wrote a line", self._max_line, line.head(HEAD))
 
     async def send(self, message: bytes) -> None:
         """Write one line. Callers take turns: a line must not be cut by another."""

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from catalog.people import actor_of, admin_required, operator_required
-from servers import checking, checks, due, forms, imports, registry, shown
+from servers import checking, checks, due, forms, gauges, imports, registry, shown
 from servers.models import Server, Transport, Trigger
 from toolcrib.errors import Invalid, NotFound
 
@@ -133,6 +133,7 @@ def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
         "trust": forms.TRUST_WORDS[found.trust],
         "policy": forms.POLICY_WORDS[found.connection_policy],
         "numbers": shown.numbers(found),
+        "gauge": gauges.gauge(found),
     }
 
 

@@ -5,6 +5,7 @@ are dropped and counted, and the answer to a call is examined as it arrived.
 """
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -20,7 +21,7 @@ from servers.attempts import Attempt, attempt
 from servers.bodies import BodyFault
 from servers.faults import UpstreamError
 from servers.lean import Lean
-from servers.messages import BOM, LARGE, id_at_head, several
+from servers.messages import BOM, LARGE, id_at_head, read, several
 
 MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
@@ -269,9 +270,9 @@ class _Through:
     async def _messages(self, raw: bytes) -> list[types.JSONRPCMessage]:
         """Return the messages of a line or event: one, as a rule."""
         raw = raw.removeprefix(BOM)
-        found = await asyncio.to_thread(parse, raw) if len(raw) > LARGE else parse(raw)
+        found = await asyncio.to_thread(parse_large, raw) if len(raw) > LARGE else parse(raw)
         if not found and raw.strip():
-            found = self._unread(raw)
+            found = await self._unread(raw)
         for message in found:
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
                 seen = self._link.asker(message.id)
@@ -279,12 +280,13 @@ class _Through:
                     await seen.examine(raw)
         return found
 
-    def _unread(self, raw: bytes) -> list[types.JSONRPCMessage]:
+    async def _unread(self, raw: bytes) -> list[types.JSONRPCMessage]:
         """Find out what a line is that is no message; raise if nobody can go on after it."""
         if b'"jsonrpc"' not in raw[:4096]:
             self._strays += 1
             return []
-        if several(raw):  # JSON, but no message, such as an answer whose id is 1.0
+        values = await asyncio.to_thread(several, raw) if len(raw) > LARGE else several(raw)
+        if values:  # JSON, but no message, such as an answer whose id is 1.0
             self._link.note_stray()
             return []
         seen = self._link.asker(id_at_head(raw)) or self._link.only_asker()
@@ -336,6 +338,28 @@ class _Through:
             self._link.lose(error.fault)
         except OSError:  # a pipe that nobody reads: how the program ended tells why
             self._link.lose()
+
+
+def parse_large(raw: bytes) -> list[types.JSONRPCMessage]:
+    """Return what there is of use in a line that is large. Only answers may be.
+
+    In a thread, but not by the fast parser: that would let no other thread run meanwhile. The SDK
+    works through the rest of a message on the loop, so that is left out.
+    """
+    found = read(raw)
+    if not isinstance(found.value, dict):
+        return parse(raw)
+    short = {name: found.value[name] for name in ("jsonrpc", "id", "method") if name in found.value}
+    if found.is_answer:
+        short["result"] = {}
+    read_short = parse(json.dumps(short).encode())
+    if not found.is_answer:
+        return read_short
+    answer = read_short[0] if read_short else None
+    if found.flaw or found.is_refusal or not isinstance(answer, types.JSONRPCResponse):
+        return parse(raw)
+    answer.result = found.value["result"]
+    return [answer]
 
 
 def parse(raw: bytes) -> list[types.JSONRPCMessage]:

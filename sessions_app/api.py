@@ -14,6 +14,7 @@ from catalog.canonical import canonical, digest
 from servers import calling
 from sessions_app import (
     call_path,
+    crowding,
     dispatch,
     finding,
     formats_native,
@@ -291,20 +292,25 @@ def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpRespo
     "/sessions/{session_id}/search",
     response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
 )
-def search(
+async def search(
     request: HttpRequest, session_id: str, body: SearchIn, wanted: Query[FoundIn]
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
+    return _json(await crowding.in_turn(_found, request, session_id, body, wanted))
+
+
+def _found(
+    request: HttpRequest, session_id: str, body: SearchIn, wanted: FoundIn
+) -> dict[str, Any]:
     check(wanted.call_id, "/call_id")
     check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     session = _session(request, session_id)
     limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    ours = wanted.format == "json"
     most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
-    asked = finding.query_of(body, most=most, full=not ours)
-    if ours:
-        return _json(finding.find(session, asked))
-    return _json(native.found(session, asked, wanted.format, wanted.call_id))
+    asked = finding.query_of(body, most=most, full=wanted.format != "json")
+    if wanted.format == "json":
+        return finding.find(session, asked)
+    return native.found(session, asked, wanted.format, wanted.call_id)
 
 
 KEY_PARAMETER = {
@@ -332,6 +338,7 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
             timeout=body.timeout,
             idempotency_key=request.headers.get("Idempotency-Key"),
         ),
+        key=request.auth.pk,  # type: ignore[attr-defined]
         token=request.auth.sha256,  # type: ignore[attr-defined]
         counted=getattr(request, "scope", {}).get(call_path.COUNTED, 0),
     )

@@ -21,7 +21,7 @@ from django.http.request import split_domain_port, validate_host
 from sessions_app import dispatch, standing
 from sessions_app.planning import CallRequest
 from sessions_app.strict_json import parsed
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import Failed, ToolcribError
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         except Exception:
             mark = secrets.token_hex(6)
             logger.exception("Request %s failed", mark)
-            await _refuse(send, _failed(mark))
+            await _refuse(send, Failed(mark))
             return
     if isinstance(answer, str):
         await _answer(send, 200, b"application/json", answer.encode())
@@ -83,15 +83,25 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
 
 async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Wait for an answer for as long as the caller does; give the call up when they leave."""
-    work = asyncio.ensure_future(working)
-    watch = asyncio.ensure_future(receive())
+    task, watch = asyncio.current_task(), asyncio.ensure_future(receive())
+    assert task is not None  # noqa: S101 - a coroutine that runs has one
+    waiting, left = True, False
+
+    def leave(_: object) -> None:
+        nonlocal left
+        if waiting:
+            left = True
+            task.cancel()
+
+    watch.add_done_callback(leave)
     try:
-        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if not work.done():
-            raise Gone
-        return work.result()
+        return await working
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise Gone from None
+        raise
     finally:
-        work.cancel()
+        waiting = False
         watch.cancel()
 
 
@@ -185,19 +195,12 @@ def _away() -> ToolcribError:
     )
 
 
-def _failed(mark: str) -> ToolcribError:
-    return ToolcribError(
-        "Toolcrib failed to answer this.",
-        hint=f"The log has it as {mark}.",
-        code="internal",
-        status=500,
-    )
-
-
 async def _refuse(send: Send, error: ToolcribError) -> None:
     body = json.dumps(error.as_json()).encode()
     wait = str(error.details.get("retry_after", "2" if error.message == _away().message else ""))
     more = [(b"retry-after", wait.encode())] if wait else []
+    if error.status == 401:
+        more.append((b"www-authenticate", b"Bearer"))
     await _answer(send, error.status, b"application/json; charset=utf-8", body, more)
 
 

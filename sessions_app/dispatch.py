@@ -26,7 +26,7 @@ from servers.calling import CallOutcome
 from servers.messages import LARGE
 from servers.spec import OnProgress
 from servers.threads import in_thread
-from sessions_app import ledger, limiting, planning, standing, writing
+from sessions_app import ledger, limiting, planning, revoking, standing, writing
 from sessions_app.ledger import Ending
 from sessions_app.models import Agent, CallState
 from sessions_app.planning import CallPlan, CallRequest, Ended
@@ -42,8 +42,6 @@ R = TypeVar("R")
 COUNTED = 1_000_000  # characters of a result that are counted exactly
 SHOWN_AFTER = 0.25  # seconds under way, after which the ledger says that a call was sent
 ON_LOOP = 64 * 1024  # bytes of a request that are worked through on the event loop
-# Calls under way, whether or not their caller is there.
-_carried: dict[asyncio.Task[str], CallPlan] = {}
 
 
 class NotSent(ToolcribError):
@@ -60,6 +58,35 @@ class Unrecorded(ToolcribError):
     status = 502
 
 
+class _Carried:
+    """A call under way, whether or not its caller is there. It ends with Toolcrib, or its key."""
+
+    def __init__(self, plan: CallPlan, task: "asyncio.Task[str]") -> None:
+        self.plan, self.task = plan, task
+        self.key = plan.key
+
+    def end(self, why: ToolcribError) -> None:
+        self.plan.revoked = True
+        self.cancel()
+
+    def over(self, task: "asyncio.Task[str]") -> None:
+        _carried.discard(self)
+        ledger.carried.discard(self.plan.entry.call_id)
+        revoking.leave(self)
+        # Where the caller has left, nobody else looks at it.
+        problem = None if task.cancelled() else task.exception()
+        if problem is not None and not isinstance(problem, ToolcribError | DatabaseError):
+            logger.error("A call failed", exc_info=problem)
+
+    def cancel(self) -> None:
+        """From any thread: a call that a person tries has a loop of its own."""
+        if self.plan.asking:
+            self.task.get_loop().call_soon_threadsafe(self.task.cancel)
+
+
+_carried: set[_Carried] = set()
+
+
 def _on_database(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
     return sync_to_async(function)  # type: ignore[return-value]
 
@@ -70,18 +97,21 @@ async def dispatch(
     request: CallRequest,
     on_progress: OnProgress | None = None,
     *,
+    key: int | None = None,
     token: Token | None = None,
     counted: int = 0,
 ) -> str:
     """Carry out one call of a session; return the answer as canonical JSON.
 
-    `token` is the digest of the key where the ledger is to check that too; `counted` is the
-    limit that the call was held to already.
+    `key` is the one it was asked for with: the call ends where that is revoked. `token` is its
+    digest where the ledger is to check that too; `counted` is the limit that the call was held to
+    already.
     """
     known_as: Token = agent.pk if token is None else token
     if token is None:
         plan, counted = await short_way(known_as, session_id, request)
         if plan is not None:
+            plan.key = key
             return await _carry_out(plan, on_progress)
     found = await _on_database(planning.plan_call)(
         agent, session_id, request, known_as, counted=counted
@@ -91,6 +121,7 @@ async def dispatch(
     if isinstance(found, Ended):
         return await ledger.finish(found.entry, found.ending)
     await ledger.accept(found.entry, agent)
+    found.key = key
     return await _carry_out(found, on_progress)
 
 
@@ -104,7 +135,7 @@ async def short_way(
     ready = standing.known(token, session_id)
     if ready is None or not writing.is_running():
         return None, 0
-    if size > ON_LOOP:
+    if size > ON_LOOP or not planning.is_brief(ready, request):
         plan = await asyncio.to_thread(planning.at_hand, ready, request)
     else:
         plan = planning.at_hand(ready, request)
@@ -141,6 +172,7 @@ async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> di
         answer = await ledger.finish(found.entry, found.ending)
     else:
         await ledger.accept(found.entry, None)
+        found.key = actor.id if actor.kind == "token" else None
         try:
             answer = await _carry_out(found, None)
         finally:
@@ -155,11 +187,15 @@ async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> di
 async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> str:
     """Send and record. Where the caller leaves, the call is cancelled and still recorded."""
     task = asyncio.create_task(_run(plan, on_progress))
-    _carried[task] = plan
-    task.add_done_callback(_carried.pop)
+    carried = _Carried(plan, task)
+    _carried.add(carried)
+    ledger.carried.add(plan.entry.call_id)
+    revoking.enter(carried)
+    task.add_done_callback(carried.over)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        plan.left = True
         if plan.asking:
             task.cancel()
         raise
@@ -167,16 +203,16 @@ async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> str:
 
 def give_up() -> None:
     """End all calls under way, since Toolcrib stops: their callers are told, and the ledger."""
-    for task, plan in list(_carried.items()):
-        plan.stopping = True
-        if plan.asking:
-            task.get_loop().call_soon_threadsafe(task.cancel)
+    for carried in list(_carried):
+        carried.plan.stopping = True
+        carried.cancel()
 
 
 async def _run(plan: CallPlan, on_progress: OnProgress | None) -> str:
     plan.asking = True
     try:
-        outcome = await _ask(plan, on_progress)
+        given_up = plan.left or plan.stopping or plan.revoked  # before it began
+        outcome = _cancelled(plan) if given_up else await _ask(plan, on_progress)
     except asyncio.CancelledError:
         outcome = _cancelled(plan)
     finally:
@@ -206,6 +242,7 @@ async def _ask(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
             on_sent=sent,
             on_late=late,
             on_progress=on_progress,
+            checked=True,  # by planning
         )
     finally:
         if shown is not None:
@@ -218,6 +255,13 @@ def _show_sent(plan: CallPlan) -> None:
 
 
 def _cancelled(plan: CallPlan) -> CallOutcome:
+    if plan.revoked:
+        unsure = "Whether the tool ran is not known." if plan.sent else "It was not sent."
+        return CallOutcome(
+            "unknown" if plan.sent else "cancelled",
+            code="key_revoked",
+            message=f"The key of this call was revoked while it was under way. {unsure}",
+        )
     if plan.stopping and not plan.sent:
         return CallOutcome("not_sent", code="stopping", message="Toolcrib is stopping.")
     if plan.stopping:
@@ -245,8 +289,8 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> str:
     if outcome.state == "not_sent":
         plan.entry.idempotency_key = None  # nothing happened under it
         plan.entry.sent_at = None
-    large = outcome.size > LARGE
-    ending = await asyncio.to_thread(_ending, plan, outcome) if large else _ending(plan, outcome)
+    brief = outcome.size <= LARGE and _is_compiled(plan.item)
+    ending = _ending(plan, outcome) if brief else await asyncio.to_thread(_ending, plan, outcome)
     try:
         body = await ledger.finish(plan.entry, ending)
     except DatabaseError:
@@ -257,6 +301,8 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> str:
             "The call was sent, and how it ended could not be recorded.",
             hint="Look what the tool did before calling it again.",
         ) from None
+    if outcome.code == "key_revoked":
+        raise revoking.Revoked
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
         raise NotSent(
             outcome.message,
@@ -298,6 +344,13 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
         message=outcome.message,
         hint=outcome.hint,
     )
+
+
+def _is_compiled(item: Item) -> bool:
+    definition = item.latest or item.approved
+    if definition is None or definition.output_schema is None:
+        return True
+    return validators.has(definition.sha256, "output")
 
 
 def _output_problems(item: Item, outcome: CallOutcome) -> list[str]:

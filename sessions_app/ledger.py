@@ -7,6 +7,7 @@ accepted one too, since that it was sent is written only where a call takes long
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -34,9 +35,12 @@ from sessions_app.standing import Standing
 from sessions_app.writing import Job, committed
 from toolcrib.errors import Conflict, Invalid
 
+logger = logging.getLogger(__name__)
+
 ANSWERS_KEPT = timedelta(days=1)
 SLACK = timedelta(seconds=15)  # after its deadline, before a silent call is given up
 HOLDER = this_process()
+carried: set[str] = set()  # calls that this process works on now, by id
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,12 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
             return _refuse_key
         return None
 
-    refuse = await committed(Job(work, order=entry.session_id or 0, agent=agent.pk if agent else 0))
+    def left(refuse: Callable[[], None] | None) -> None:
+        if refuse is None:
+            _close(entry)
+
+    of = agent.pk if agent else 0
+    refuse = await committed(Job(work, order=entry.session_id or 0, agent=of, left=left))
     if refuse is not None:
         refuse()
 
@@ -142,7 +151,33 @@ async def accept_if(entry: Entry, ready: Standing) -> bool:
     def work(cursor: Cursor) -> bool:
         return ready.holds(cursor, server, entry.accepted_at) and written(cursor, entry)
 
-    return await committed(Job(work, order=entry.session_id or 0, agent=agent))
+    def left(held: bool) -> None:
+        if held:
+            _close(entry)
+
+    return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))
+
+
+_closing: set["asyncio.Task[str]"] = set()
+
+
+def _close(entry: Entry) -> None:
+    """End a call whose caller left while its row was being committed: nothing was sent.
+
+    Left open it would count as in flight until long after its deadline.
+    """
+    text = "The caller left before it was sent."
+    content = [{"type": "text", "text": text}]
+    ending = Ending(CallState.CANCELLED, True, content, code="cancelled", message=text)
+    task = asyncio.ensure_future(finish(entry, ending))
+    _closing.add(task)
+    task.add_done_callback(_closed)
+
+
+def _closed(task: "asyncio.Task[str]") -> None:
+    _closing.discard(task)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("A call whose caller left could not be closed: %s", error)
 
 
 def written(cursor: Cursor, entry: Entry) -> bool:
@@ -245,10 +280,15 @@ def note_late(call_pk: int, what: str) -> None:
 
 
 def recover() -> int:
-    """Give up calls whose process died, or that are long past their deadline."""
+    """Give up calls whose process died, or that are long past their deadline.
+
+    Not those that are worked on right here: they end by a clock that does not jump.
+    """
     now = timezone.now()
     given_up = 0
     for call in Call.objects.filter(state__in=IN_FLIGHT).select_related("session")[:1000]:
+        if call.holder == HOLDER and call.call_id in carried:
+            continue
         dead = call.holder != HOLDER and is_dead(call.holder)
         if dead or call.deadline + SLACK < now:
             given_up += _give_up(call)

@@ -64,11 +64,7 @@ class Loaded:
 
 def locked(session: AgentSession) -> AgentSession:
     """Read an open session under a lock; refuse one that has ended, with how to go on."""
-    row = (
-        AgentSession.objects.select_for_update(of=("self",))
-        .select_related("agent", "snapshot")
-        .get(pk=session.pk)
-    )
+    row = AgentSession.objects.with_catalog().select_for_update(of=("self",)).get(pk=session.pk)
     check_open(row)
     return row
 

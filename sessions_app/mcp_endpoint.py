@@ -5,11 +5,10 @@ as the agent API's. Nothing of an agent's key is passed on.
 """
 
 import asyncio
-import json
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from urllib.parse import parse_qs, urlsplit
 
 from django.conf import settings
@@ -19,10 +18,11 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
 from servers.threads import in_thread
 from sessions_app import mcp_server, mcp_sessions
+from sessions_app.mcp_refusals import answer, refuse
 from sessions_app.mcp_sessions import Asking
 from sessions_app.mcp_streams import Message, Receive, Scope, Send, Streams
 from toolcrib.errors import Forbidden, NotFound, ToolcribError
@@ -54,6 +54,7 @@ class Endpoint:
         self.server = mcp_server.make()
         self.streams = Streams()
         self.manager: StreamableHTTPSessionManager | None = None
+        self._hanging_up: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -65,15 +66,10 @@ class Endpoint:
             session_idle_timeout=IDLE_CONNECTION,
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        watch = asyncio.create_task(self.streams.watch_keys(), name="mcp keys")
-        try:
-            async with self.manager.run():
-                yield
-                self.server.stopping = True
-        finally:
-            watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await watch
+        self.server.hang_up = self._hang_up
+        async with self.manager.run():
+            yield
+            self.server.stopping = True
 
     async def close_streams(self) -> None:
         """Say goodbye on every stream, before the process waits for its connections to end."""
@@ -86,18 +82,21 @@ class Endpoint:
         try:
             await self._serve(scope, receive, send)
         except ToolcribError as error:
-            await _refuse(send, error)
+            await refuse(send, error)
         except DatabaseError:
             away = ToolcribError("The database does not answer.", hint="Try again.", status=503)
-            await _refuse(send, away)
+            await refuse(send, away)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _texts(scope)
         check_host(headers.get("host", ""))
         check_origin(headers.get("origin"))
-        listens = "text/event-stream" in headers.get("accept", "")
-        if scope["method"] in ("GET", "HEAD") and not listens:
-            await _answer(send, 405, "text/plain; charset=utf-8", FOR_PEOPLE, {"allow": "POST"})
+        allowed = _allowed(scope, headers)
+        if allowed:
+            if "text/html" in headers.get("accept", ""):
+                await answer(send, 405, "text/plain; charset=utf-8", FOR_PEOPLE, {"allow": allowed})
+            else:
+                await refuse(send, _not_allowed(allowed), {"allow": allowed})
             return
         asking = await self._admitted(scope, headers)
         self._check_connections(scope, headers, asking)
@@ -109,7 +108,7 @@ class Endpoint:
             await live.serve(self.manager.handle_request, _inner(scope, asking), body, send)
         finally:
             mcp_server.asking_now.reset(mark)
-            self.streams.live.discard(live)
+            self.streams.leave(live)
 
     async def _admitted(self, scope: Scope, headers: Mapping[str, str]) -> Asking:
         found = PATH.fullmatch(scope["path"])
@@ -121,6 +120,20 @@ class Endpoint:
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         strategy = query.get("strategy", [""])[-1]
         return await in_thread(mcp_sessions.admit, token.strip(), found["session"] or "", strategy)
+
+    def _hang_up(self, connection: str, key: int) -> None:
+        """End a handshake connection as its client would, with DELETE."""
+        head = [(b"mcp-session-id", connection.encode())]
+        scope = {"type": "http", "method": "DELETE", "path": "/mcp", "headers": head,
+                 "query_string": b"", "user": _user(key)}  # fmt: skip
+
+        async def delete() -> None:
+            assert self.manager is not None  # noqa: S101 - there is a connection
+            await self.manager.handle_request(scope, _nothing, _unheard)
+
+        task = asyncio.create_task(delete(), name="hang up")
+        self._hanging_up.add(task)
+        task.add_done_callback(self._hanging_up.discard)
 
     def _check_connections(self, scope: Scope, headers: Mapping[str, str], asking: Asking) -> None:
         """Hold a key to a number of handshake connections; the SDK caps only their total."""
@@ -148,14 +161,25 @@ def _texts(scope: Scope) -> dict[str, str]:
 
 def _inner(scope: Scope, asking: Asking) -> Scope:
     """What the SDK is given: the caller as it binds connections to, and no key."""
-    token = AccessToken(token="", client_id=f"key {asking.key.pk}", scopes=[])
     kept = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
     return {
         **scope,
         "headers": [(name, value.strip(BLANK)) for name, value in kept],
-        "user": AuthenticatedUser(token),
+        "user": _user(asking.key.pk),
         mcp_server.ASKING: asking,
     }
+
+
+def _user(key: int) -> AuthenticatedUser:
+    return AuthenticatedUser(AccessToken(token="", client_id=f"key {key}", scopes=[]))
+
+
+async def _nothing() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def _unheard(message: Message) -> None:
+    """The answer to what we asked ourselves."""
 
 
 # --- Checks -------------------------------------------------------------------------------------
@@ -188,6 +212,27 @@ def check_origin(origin: str | None) -> None:
         )
 
 
+def _allowed(scope: Scope, headers: Mapping[str, str]) -> str:
+    """The methods that may be used here, where this one may not; the SDK has no words for it."""
+    version = headers.get("mcp-protocol-version")
+    if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
+        allowed = "POST"
+    else:
+        allowed = "GET, POST, DELETE"
+        if scope["method"] == "GET" and "text/event-stream" not in headers.get("accept", ""):
+            return "POST"
+    return "" if scope["method"] in allowed.split(", ") else allowed
+
+
+def _not_allowed(allowed: str) -> ToolcribError:
+    return ToolcribError(
+        "This address does not take this method.",
+        hint=f"It takes {allowed}. A GET is for `Accept: text/event-stream`.",
+        code="method_not_allowed",
+        status=405,
+    )
+
+
 def _is_stream(scope: Scope, headers: Mapping[str, str]) -> bool:
     return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
 
@@ -211,31 +256,3 @@ async def _whole(receive: Receive) -> Receive:
         return messages.popleft() if messages else await receive()
 
     return replay
-
-
-# --- Answers ------------------------------------------------------------------------------------
-
-
-async def _refuse(send: Send, error: ToolcribError) -> None:
-    headers = {}
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if error.status == 413:
-        headers["connection"] = "close"
-    if "retry_after" in error.details:
-        headers["retry-after"] = str(error.details["retry_after"])
-    body = json.dumps(error.as_json(), ensure_ascii=False)
-    await _answer(send, error.status, "application/json", body, headers)
-
-
-async def _answer(send: Send, status: int, kind: str, text: str, more: Mapping[str, str]) -> None:
-    body = text.encode()
-    headers = {
-        "content-type": kind,
-        "content-length": str(len(body)),
-        "x-content-type-options": "nosniff",
-        **more,
-    }
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

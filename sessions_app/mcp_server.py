@@ -8,9 +8,10 @@ would drop what its models do not know, so they join its envelope last.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
@@ -33,7 +34,8 @@ from pydantic import ValidationError
 
 from catalog.naming import META_TOOLS
 from servers import calling
-from sessions_app import dispatch, mcp_acts, mcp_sessions, mcp_tools, opening
+from sessions_app import crowding, dispatch, mcp_acts, mcp_sessions, mcp_tools, opening, revoking
+from sessions_app.mcp_refusals import REFUSED
 from sessions_app.mcp_sessions import Asking, Client
 from sessions_app.mcp_tools import Object
 from sessions_app.models import AgentSession, CallPath
@@ -46,7 +48,6 @@ R = TypeVar("R")
 Context = ServerRequestContext[Any, Any]
 ASKING = "toolcrib.asking"  # where the door leaves it in the request's scope
 FRESH_FOR = 300_000  # milliseconds; a session's list does not change
-REFUSED = -32000
 MOST_CLAIMED = 200  # characters of what a client calls itself
 
 asking_now: ContextVar[Asking | None] = ContextVar("asking_now", default=None)
@@ -75,6 +76,7 @@ class Toolcrib(Server[Any]):
         self.connections: WeakSet[Connection] = WeakSet()  # of the handshake era
         self.listeners: WeakValueDictionary[int, _Listeners] = WeakValueDictionary()
         self.stopping = False
+        self.hang_up: Callable[[str, int], None] = lambda connection, key: None
 
     def create_initialization_options(self, *args: Any, **named: Any) -> InitializationOptions:
         """Announce that lists may change, as they do for sessions that inject."""
@@ -118,7 +120,10 @@ class Toolcrib(Server[Any]):
             if isinstance(wanted, dict):
                 return wanted
             return await self._dispatched(ctx, session, *wanted, CallPath.DISPATCH)
-        done = await sync_to_async(mcp_acts.run)(session, name, arguments)
+        if name in mcp_acts.SEARCHES:
+            done = await crowding.in_turn(mcp_acts.run, session, name, arguments)
+        else:
+            done = await sync_to_async(mcp_acts.run)(session, name, arguments)
         if done.grew and _is_connected(ctx):
             await self._tell_grown(ctx, session.session_id)
         return done.result
@@ -132,12 +137,14 @@ class Toolcrib(Server[Any]):
             idempotency_key=_request(ctx).headers.get("idempotency-key"),
             path=path,
         )
-        agent = _asking(ctx).agent
+        agent, key = _asking(ctx).agent, _asking(ctx).key.pk
         if "progress_token" not in (ctx.meta or {}):
-            answer = await dispatch.dispatch(agent, session.session_id, request)
+            answer = await dispatch.dispatch(agent, session.session_id, request, key=key)
         else:
             async with _Progress(ctx) as progress:
-                answer = await dispatch.dispatch(agent, session.session_id, request, progress.heard)
+                answer = await dispatch.dispatch(
+                    agent, session.session_id, request, progress.heard, key=key
+                )
         return mcp_tools.called(answer)
 
     async def listen(
@@ -204,10 +211,26 @@ class Toolcrib(Server[Any]):
         """Middleware: know each connection from its first word on."""
         connection = _connection(ctx)
         if ctx.method == "initialize" and connection.session_id is not None:
-            connection.state["key"] = _asking(ctx).key.pk
+            key = connection.state["key"] = _asking(ctx).key.pk
             self.connections.add(connection)
             connection.exit_stack.callback(self.connections.discard, connection)
+            held = _Held(key, partial(self.hang_up, connection.session_id, key))
+            revoking.enter(held)
+            connection.exit_stack.callback(revoking.leave, held)
         return await call_next(ctx)
+
+
+class _Held:
+    """A connection of the handshake era, which ends with its key."""
+
+    def __init__(self, key: int, hang_up: Callable[[], None]) -> None:
+        self.key = key
+        self._hang_up: Callable[[], None] | None = hang_up
+
+    def end(self, why: ToolcribError) -> None:
+        hang_up, self._hang_up = self._hang_up, None
+        if hang_up is not None:
+            hang_up()
 
 
 class _Listeners:

@@ -6,7 +6,6 @@ the key's agent. Database work, called off the loop.
 """
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -74,13 +73,6 @@ def admit(token: str, session_id: str, strategy: str) -> Asking:
     return Asking(key, key.agent, session, strategy, seen)
 
 
-def still_good(wanted: Collection[int]) -> set[int]:
-    """Say which of these keys may still be used: what is revoked ends open streams too."""
-    now = timezone.now()
-    rows = ApiKey.objects.filter(pk__in=wanted, agent__enabled=True)
-    return {key.pk for key in rows if keys.is_good(key, now)}
-
-
 def own(asking: Asking, client: Client | None) -> AgentSession:
     """Open the session of a new connection."""
     wanted = Opening(strategy=asking.strategy or None, metadata=_metadata(client))
@@ -109,7 +101,7 @@ def rolling(asking: Asking, client: Client | None) -> tuple[AgentSession, bool]:
 def _in_use(agent: Agent, pk: int | None) -> AgentSession | None:
     if pk is None:
         return None
-    rows = AgentSession.objects.select_related("agent", "snapshot")
+    rows = AgentSession.objects.with_catalog()
     session = rows.filter(pk=pk, agent=agent, state=SessionState.OPEN).first()
     if session is None or loading.state_now(session) != SessionState.OPEN:
         return None

@@ -28,8 +28,10 @@ from sessions_app.call_path import (
     unless_gone,
     whole_body,
 )
+from sessions_app.mcp_refusals import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
 from sessions_app.planning import CallRequest
+from sessions_app.revoking import Revoked
 from sessions_app.strict_json import parsed
 from toolcrib.errors import ToolcribError
 
@@ -61,6 +63,9 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
         try:
             told = await _answered(digest, message, len(body), receive)
         except Gone:
+            return
+        except Revoked as revoked:  # as the endpoint says it
+            await refuse(send, revoked)
             return
         if told is not None:
             await _answer(send, message["id"], told)
@@ -151,6 +156,8 @@ async def _answered(
     working = dispatch.quickly(digest, session_id, request, size)
     try:
         answer = await unless_gone(working, receive)
+    except Revoked:
+        raise
     except ToolcribError as error:
         return mcp_tools.said(f"{error.message}\n\n{error.hint}".strip(), is_error=True)
     except DatabaseError:

@@ -1,29 +1,23 @@
 """Requests to the MCP endpoint while they are answered: how many, and when they must end.
 
-A stream may stay open for hours. It ends when its key is revoked, and when Toolcrib stops.
+A stream may stay open for hours. It ends when its key is revoked (revoking.py), and when
+Toolcrib stops.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError
 
-from servers.threads import in_thread
-from sessions_app import mcp_sessions
+from sessions_app import revoking
 from toolcrib.errors import ToolcribError
-
-logger = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-LOOK_EVERY = 0.5  # seconds between looks at the keys of what is open
 
 
 class TooManyStreams(ToolcribError):
@@ -92,25 +86,12 @@ class Streams:
             )
         live = Live(key, stream=stream)
         self.live.add(live)
+        revoking.enter(live)
         return live
 
-    async def watch_keys(self) -> None:
-        """End what is open under a key that is no longer good."""
-        while True:
-            await asyncio.sleep(LOOK_EVERY)
-            try:
-                await self._look()
-            except DatabaseError:
-                logger.exception("The keys of open streams could not be read; trying again")
-
-    async def _look(self) -> None:
-        watched = {live.key for live in self.live}
-        if not watched:
-            return
-        good = await in_thread(mcp_sessions.still_good, watched)
-        for live in list(self.live):
-            if live.key in watched - good:
-                live.end(mcp_sessions.no_key())
+    def leave(self, live: Live) -> None:
+        self.live.discard(live)
+        revoking.leave(live)
 
     async def close(self, within: float) -> None:
         """End every stream, so that stopping need not wait for them."""

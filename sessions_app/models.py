@@ -140,6 +140,10 @@ class SessionQuerySet(models.QuerySet["AgentSession"]):
     def open(self) -> Self:
         return self.filter(state=SessionState.OPEN)
 
+    def with_catalog(self) -> Self:
+        """With agent and snapshot, whose body, a megabyte of many tools, is read when asked for."""
+        return self.select_related("agent", "snapshot").defer("snapshot__body")
+
 
 class AgentSession(models.Model):
     """One run of an agent. What its model sees is fixed by the snapshot when it opens."""

@@ -382,7 +382,7 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
 
     Without an agent, an operator asks, who reads all.
     """
-    rows = AgentSession.objects.select_related("agent", "snapshot", "parent")
+    rows = AgentSession.objects.with_catalog().select_related("parent")
     if agent is not None:
         rows = rows.filter(agent=agent)
     found = None if "\0" in session_id else rows.filter(session_id=session_id).first()

@@ -53,7 +53,10 @@ class CallPlan:
     schema: JsonSchema
     sent: bool = False
     asking: bool = False  # the server is being asked, so the call can be given up
+    key: int | None = None  # with which it was asked for
+    left: bool = False  # its caller has left before it was begun
     stopping: bool = False  # it was given up since Toolcrib stops
+    revoked: bool = False  # or since its key is no longer good
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,23 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
     target = Target(
         item.server_id or 0, slug, generation, isolation, session.session_id, concurrency
     )
-    return _plan(entry, item, arguments, target, request.timeout or call_timeout)
+    plan = _plan(entry, item, arguments, target, request.timeout or call_timeout)
+    plan.key = ready.key_id
+    return plan
+
+
+def is_brief(ready: Standing, request: CallRequest) -> bool:
+    """Tell whether planning this takes no time to speak of: its schemas are compiled."""
+    item = ready.seen.lookup(request.tool_name)
+    if item is None or item.approved is None:
+        return True
+    needed = [item.approved]
+    if item.state == ToolState.WAITING and item.latest is not None:
+        needed.append(item.latest)
+    pin = ready.pins.get(item.name)
+    if pin and (shown := ready.definitions.get(pin["definition"])):
+        needed.append(shown)
+    return all(validators.has(kept_.sha256, "input") for kept_ in needed)
 
 
 def _find(session: AgentSession, name: str) -> Item:

@@ -5,10 +5,11 @@ By hand, since building these queries costs twenty times what running them does.
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -71,6 +72,10 @@ FINISHED = (
     *("state", "is_error", "sent_at", "finished_at", "tokens", "error_code", "error_message"),
     *("result_bytes", "result_sha256", "result_copy", "idempotency_key"),
 )
+COLUMN_VALUES, FINISHED_VALUES = attrgetter(*COLUMNS), attrgetter(*FINISHED)
+COLUMN_TIMES, FINISHED_TIMES = (
+    [at for at, name in enumerate(names) if name in TIMES] for names in (COLUMNS, FINISHED)
+)
 AGENT, SESSION, CALL, ANSWER, EVENT = (
     model._meta.db_table for model in (Agent, AgentSession, Call, CallAnswer, Event)
 )
@@ -128,13 +133,14 @@ class Cursor:
 
     def insert(self, entry: Entry) -> bool:
         """Write a new row; False where its idempotency key is taken."""
-        found = self.one(INSERT_CALL, [self._value(entry, name) for name in COLUMNS])
+        found = self.one(INSERT_CALL, self._values(entry, COLUMN_VALUES, COLUMN_TIMES))
         entry.pk = found[0] if found else None
         return found is not None
 
     def finish(self, entry: Entry) -> None:
         """Write how a call ended. One that was given up meanwhile gets its true end after all."""
-        self.run(FINISH_CALL, [*(self._value(entry, name) for name in FINISHED), entry.pk])
+        values = self._values(entry, FINISHED_VALUES, FINISHED_TIMES)
+        self.run(FINISH_CALL, [*values, entry.pk])
 
     def mark_sent(self, entry: Entry) -> None:
         self.run(MARK_SENT, (self.time(entry.sent_at), entry.pk))
@@ -167,9 +173,13 @@ class Cursor:
         """Note that a session was used, and what for."""
         self.run(USE, (self.time(at), tokens, calls, errors, session))
 
-    def _value(self, entry: Entry, name: str) -> Any:
-        value = getattr(entry, name)
-        return self.time(value) if name in TIMES else value
+    def _values(
+        self, entry: Entry, read: Callable[[Entry], Row], times: Sequence[int]
+    ) -> Sequence[Any]:
+        values = list(read(entry))
+        for at in times:
+            values[at] = self.time(values[at])
+        return values
 
 
 def _marks(count: int) -> str:

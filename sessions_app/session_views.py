@@ -98,7 +98,7 @@ def _chips(
 
 
 def _find(session_id: str) -> AgentSession:
-    rows = AgentSession.objects.select_related("agent", "parent", "snapshot")
+    rows = AgentSession.objects.with_catalog().select_related("parent")
     session = rows.filter(session_id=session_id.replace("\0", "")).first()
     if session is None:
         raise NotFound("There is no session of this id.", hint="It may have been pruned.")

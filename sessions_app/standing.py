@@ -115,7 +115,7 @@ def _stamp(
 
 def learn(token: Token, session_id: str, server_id: int, tool: str, now: datetime) -> None:
     """Remember what a call of this key, session and server needs. Asks the database."""
-    rows = AgentSession.objects.select_related("agent", "snapshot")
+    rows = AgentSession.objects.with_catalog()
     session = rows.filter(session_id=session_id).first()
     key = ApiKey.objects.filter(sha256=token).first() if isinstance(token, str) else None
     if session is None or (isinstance(token, str) and key is None):
@@ -146,7 +146,7 @@ def _good(key: ApiKey | None, session: AgentSession, found: Row) -> bool:
 
 
 def _read(key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
-    session = AgentSession.objects.select_related("agent", "snapshot").get(session_id=session_id)
+    session = AgentSession.objects.with_catalog().get(session_id=session_id)
     seen = scope.of_session(session)
     if seen.revision != found[0]:
         return None

@@ -5,8 +5,8 @@ gives the same bytes.
 """
 
 import json
+import threading
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from catalog import render, shelf
@@ -19,6 +19,8 @@ from sessions_app.models import AgentSession, Strategy
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
 Later = list[Any]  # of a tool that was not shown yet: definition, override, server
+
+MOST_KEPT = 16_000_000  # characters of bodies; read, a body takes a few times that
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,23 @@ class Surface:
     deferred: dict[str, Later]
 
 
+_kept: dict[str, tuple[Surface, int]] = {}  # by digest, with the size of its body
+_lock = threading.Lock()
+
+
 def surface_of(snapshot: CatalogSnapshot) -> Surface:
-    return _surface(snapshot.sha256, snapshot.body)
+    """What a snapshot holds; its body is read from the database once, while it is kept here."""
+    kept = _kept.get(snapshot.sha256)
+    if kept is None:
+        kept = _read(snapshot.body), len(snapshot.body)
+        with _lock:
+            _kept[snapshot.sha256] = kept
+            while len(_kept) > 1 and sum(size for _, size in _kept.values()) > MOST_KEPT:
+                del _kept[next(iter(_kept))]  # the oldest
+    return kept[0]
 
 
-@lru_cache(maxsize=128)
-def _surface(sha256: str, body: str) -> Surface:
+def _read(body: str) -> Surface:
     found = json.loads(body)
     return Surface(
         groups=tuple(

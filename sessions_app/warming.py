@@ -21,16 +21,14 @@ def warm_soon(revision: int) -> None:
 
 
 def _warm() -> None:
-    if not _busy.acquire(blocking=False):
-        return
-    try:
-        close_old_connections()
-        while _again.is_set():
+    while _again.is_set() and _busy.acquire(blocking=False):
+        try:
+            close_old_connections()
             _again.clear()
             vectors.model.load_soon()
             scope.rebuild_recent()
-    except DatabaseError:
-        logger.exception("Indexes could not be built ahead; searches build them")
-    finally:
-        close_old_connections()
-        _busy.release()
+        except DatabaseError:
+            logger.exception("Indexes could not be built ahead; searches build them")
+        finally:
+            close_old_connections()
+            _busy.release()

@@ -20,6 +20,7 @@ NPM_CLIENTS = PARTS / "npm-clients"
 PYSERVERS = PARTS / "pyservers"
 SERVERS_LOCK = ROOT / "tests" / "servers.lock"
 CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in ("mcp1", "fastmcp")}
+PEER_LOCKS = {"mcp-proxy": ROOT / "tests" / "peers-mcp-proxy.lock"}  # for benches only
 NPM_PACKAGES = (
     "@modelcontextprotocol/server-everything@2026.8.31",
     "@modelcontextprotocol/server-filesystem@2026.8.31",
@@ -104,6 +105,16 @@ def pyservers_bin() -> str | None:
 def client_bin(name: str) -> str | None:
     """Programs beside a client of MCP with dependencies of its own: mcp1, fastmcp."""
     return environment(PARTS / name, CLIENT_LOCKS[name])
+
+
+def installed_client(name: str) -> str:
+    """Programs beside a client or a proxy, which is installed where it is not. Raises OSError."""
+    folder, lock = PARTS / name, {**CLIENT_LOCKS, **PEER_LOCKS}[name]
+    found = environment(folder, lock)
+    if found is None:
+        sys.stderr.write(f"Installing for the bench: {name} ...\n")
+        environment_installer(folder, lock)()
+    return found or str(folder / "bin")
 
 
 def apt_installer(package: str) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""The benches of sessions, tokens and pages run, on small sizes, and print what they promise."""
+"""The benches run, on small sizes, and print what they promise."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import fleet
+from bench import dispatch_told, fleet, inside
 from tests.installation import ROOT, clean_environment
 
 # Real processes: one at a time, so that two cores suffice.
@@ -97,3 +97,53 @@ def test_search_is_told_for_every_ranker_and_for_the_endpoint():
         assert any(line.split()[:2] == ["60", ranker] for line in told.splitlines()), told
     assert "1 tool counted, 1 text to encode" in told
     assert "p95 of 3 ÷ p50 of one" in told
+
+
+@pytest.mark.xdist_group("live")
+@pytest.mark.timeout(400)
+def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_limits_told():
+    small = ("--quick", "--seconds", "0.05", "--no-peers")
+    told = run("dispatch", *small)
+    assert "Limits raised: agent 1,000,000 calls in flight" in told
+    assert "server concurrency 64" in told
+    for callers in (1, 32):
+        table = told.partition(f"100 bytes, {callers} at once\n")[2].splitlines()
+        assert table[0].split() == [
+            *("path", "p50", "÷", "direct", "p99", "÷", "direct", "calls/s", "÷", "direct"),
+            *("CPU", "÷", "direct", "of", "it", "caller"),
+        ]
+        rows = {row.split()[0]: row.split()[1:] for row in table[1:4]}
+        assert rows.keys() == {"direct", "REST", "MCP"}
+        for figures in rows.values():
+            assert all(float(figure.replace(",", "")) > 0 for figure in figures[:6]), told
+    # How fast it is says the real run; here, that each promise is looked at.
+    promised = [line.split()[1:5] for line in told.splitlines() if line[:4] in ("OK  ", "MISS")]
+    assert [words[0] for words in promised] == ["REST:", "REST:", "MCP:", "MCP:"], told
+
+
+def test_a_path_that_fails_or_is_missing_says_so_in_its_row():
+    row = {"over": "http", "size": 100, "callers": 1}
+    good = {"p50": 1.0, "p99": 2.0, "rate": 100.0, "cpu": 3.0, "caller": 1.0}
+    rows = [
+        {"round": 0, "path": "direct", **row, **good},
+        {"round": 1, "path": "direct", **row, **good},
+        {"round": 0, "path": "MCP", **row, **good, "p50": 1.5},
+        {"round": 1, "path": "MCP", **row, "error": "TimeoutError"},
+        {"round": 0, "path": "REST", **row, "error": "AssertionError: too large"},
+    ]
+    missing = {"http": {"mcp-proxy": "pip failed: no network"}}
+
+    def told(path):
+        return dispatch_told.row(rows, missing, "http", 100, 1, path)
+
+    assert told("direct").split()[:5] == ["direct", "1.00", "(1.00–1.00)", "1.00", "(1.00–1.00)"]
+    assert told("MCP").split()[:3] == ["MCP", "1.50", "1.50"]
+    assert told("MCP").endswith("failed in 1 of 2 rounds: TimeoutError")
+    assert told("REST").endswith("failed in 1 of 1 rounds: AssertionError: too large")
+    assert told("mcp-proxy").endswith("left out: pip failed: no network")
+
+
+def test_the_stages_that_the_profile_times_are_functions_of_the_product():
+    for _, _, where in inside.STAGES:
+        assert callable(inside.found(where)[2]), where
+    assert callable(inside.found(inside.LEDGER)[2])

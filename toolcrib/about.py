@@ -14,8 +14,9 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
 from django.db.models import Count
 
-from catalog import tokens
+from catalog import tokens, vectors
 from catalog.models import AuditEntry, Group, Revision, Tool, ToolState
+from servers import gauges
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
 from toolcrib.runtime import runtime
@@ -41,7 +42,7 @@ class Part:
 def facts() -> list[Part]:
     return [
         Part("Toolcrib", _ours()),
-        Part("Health", [*_database(), *_queue()]),
+        Part("Health", [*_database(), *_queue(), *_loop(), *_turns(), *_search()]),
         Part("Runs on", _versions()),
         Part("Holds", _counts()),
     ]
@@ -112,6 +113,34 @@ def _queue() -> list[Fact]:
         return [Fact("Redis", "does not answer", "failing"), Fact("Queue", "unknown", "failing")]
     tasks = ", ".join(f"{many:,} in {name}" for name, many in waiting.items())
     return [Fact("Redis", f"{number}", "ok"), Fact("Queue", f"tasks waiting: {tasks}", "ok")]
+
+
+def _loop() -> list[Fact]:
+    stalls = runtime.pulse.stalls()
+    if not stalls.seconds:
+        return [Fact("Event loop", "does not run in this process")]
+    said = f"late by at most {stalls.longest_ms:,.0f} ms in the last minute"
+    said += f", by {stalls.p99_ms:,.0f} ms or less 99 times in 100"
+    return [Fact("Event loop", said, "failing" if stalls.is_long else "ok")]
+
+
+def _turns() -> list[Fact]:
+    """Say how many servers hold calls up, without their names."""
+    held_up = sum(bool(gauge.sentence) for gauge in gauges.gauges())
+    if not held_up:
+        return [Fact("Calls", "no server holds them up", "ok")]
+    many = "1 server holds" if held_up == 1 else f"{held_up} servers hold"
+    return [Fact("Calls", f"{many} them up; GET /api/v1/health says which", "failing")]
+
+
+def _search() -> list[Fact]:
+    far = vectors.progress()
+    if far.state == "unavailable":
+        return [Fact("Search", f"by words only: {far.reason}")]
+    if far.state == "working":
+        made = f"vectors of {far.embedded:,} of {far.total:,} texts are made"
+        return [Fact("Search", made, "ok")]
+    return [Fact("Search", f"by words and meaning, {far.total:,} texts", "ok")]
 
 
 def _counts() -> list[Fact]:

@@ -25,7 +25,8 @@ from sessions_app.operators_api import router as operators_router
 from sessions_app.search_api import router as search_router
 from sessions_app.strict_json import parsed
 from sessions_app.usage_api import router as usage_router
-from toolcrib.errors import Forbidden, Invalid, ToolcribError
+from toolcrib.errors import Failed, Forbidden, Invalid, ToolcribError
+from toolcrib.health_api import router as health_router
 
 logger = logging.getLogger(__name__)
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}
@@ -90,6 +91,7 @@ api.add_router("/search", search_router)
 api.add_router("", agents_router)
 api.add_router("/usage", usage_router)
 api.add_router("", operators_router)
+api.add_router("", health_router)
 api.add_router("", sessions_router, auth=AgentAuth())
 
 
@@ -97,6 +99,8 @@ def answer(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     response = api.create_response(request, error.as_json(), status=error.status)
     if "retry_after" in error.details:
         response["Retry-After"] = str(error.details["retry_after"])
+    if error.status == 401:
+        response["WWW-Authenticate"] = "Bearer"
     return response
 
 
@@ -107,7 +111,7 @@ def toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpResponse:
 
 @api.exception_handler(AuthenticationError)
 def no_key(request: HttpRequest, error: Exception) -> HttpResponse:
-    response = answer(
+    return answer(
         request,
         ToolcribError(
             "A valid key is needed.",
@@ -116,8 +120,6 @@ def no_key(request: HttpRequest, error: Exception) -> HttpResponse:
             status=401,
         ),
     )
-    response["WWW-Authenticate"] = "Bearer"
-    return response
 
 
 @api.exception_handler(ValidationError)
@@ -204,12 +206,4 @@ def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
 def internal(request: HttpRequest, error: Exception) -> HttpResponse:
     mark: Any = getattr(request, "toolcrib_id", "")
     logger.error("Request %s failed", mark, exc_info=error)
-    return answer(
-        request,
-        ToolcribError(
-            "Toolcrib failed to answer this.",
-            hint=f"The log has it as {mark}.",
-            code="internal",
-            status=500,
-        ),
-    )
+    return answer(request, Failed(mark))

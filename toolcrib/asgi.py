@@ -7,7 +7,9 @@ Django.
 
 import asyncio
 import json
+import logging
 import os
+import secrets
 import warnings
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -22,12 +24,15 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
-from sessions_app import call_path, mcp_endpoint, mcp_short  # noqa: E402
-from toolcrib.errors import ToolcribError  # noqa: E402
+from sessions_app import call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
+from toolcrib.collecting import collector  # noqa: E402
+from toolcrib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
 
 # WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
+
+logger = logging.getLogger(__name__)
 
 SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers
@@ -97,10 +102,41 @@ def _timely(receive: Receive) -> Receive:
     return timed
 
 
-async def _refuse(send: Send, error: ToolcribError) -> None:
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(error.as_json()).encode()})
+class Answering:
+    """The answer to one request. Where none was begun, there is still one to be given."""
+
+    def __init__(self, path: str, send: Send) -> None:
+        self._path, self._send = path, send
+        self.begun = self._over = False
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        if not self._over:  # else from a handler that goes on although the request was cut
+            self.begun = True
+            await self._send(message)
+
+    async def refuse(self, error: ToolcribError) -> None:
+        """Say no in the form that is spoken at this address, and hang up."""
+        self._over = True
+        more = {"connection": "close"}
+        if mcp_endpoint.handles(self._path):
+            await mcp_refusals.refuse(self._send, error, more)
+            return
+        if "retry_after" in error.details:
+            more["retry-after"] = str(error.details["retry_after"])
+        is_api = self._path.startswith("/api/")
+        text = json.dumps(error.as_json()) if is_api else f"{error.sentence}\n"
+        kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
+        await mcp_refusals.answer(self._send, error.status, kind, text, more)
+
+
+def _stopping() -> ToolcribError:
+    return ToolcribError(
+        "Toolcrib stopped before it could answer.",
+        hint="Try again in a moment.",
+        code="stopping",
+        status=503,
+        details={"retry_after": 2},
+    )
 
 
 class Router:
@@ -109,6 +145,7 @@ class Router:
         self.api = ApiHandler()
         self.mcp = mcp_endpoint.Endpoint()
         self.started = False
+        self.turns = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -119,29 +156,58 @@ class Router:
                 "This ASGI server sends no lifespan events, so nothing behind the pages runs. "
                 "Use `manage.py serve` or uvicorn."
             )
+        if scope["type"] != "http":
+            await self.pages(scope, receive, send)  # type: ignore[arg-type]
+            return
+        answering = Answering(scope["path"], send)
+        collector.touch()
         try:
-            await self.route(scope, _timely(receive), send)
+            await self.route(scope, _timely(receive), answering.send)
         except Unread as unread:
-            await _refuse(send, unread.answer)
+            await answering.refuse(unread.answer)
+        except asyncio.CancelledError:
+            # Only the end of the drain does this. An answer that was begun can but be broken off.
+            if answering.begun:
+                raise
+            await answering.refuse(_stopping())
+        except Exception:
+            if answering.begun:
+                raise
+            mark = secrets.token_hex(6)
+            logger.exception("Request %s failed", mark)
+            await answering.refuse(Failed(mark))
+        finally:
+            collector.touch()
 
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request to whom it is for, the short ways first."""
-        path, is_http = scope["path"], scope["type"] == "http"
-        if is_http and mcp_endpoint.handles(path):
+        path = scope["path"]
+        if mcp_endpoint.handles(path):
             if mcp_short.is_call(scope):
                 await mcp_short.call(scope, receive, send, self.mcp)
             else:
+                await self.turn()
                 await self.mcp(scope, receive, send)
-        elif is_http and call_path.is_call(scope):
+        elif call_path.is_call(scope):
             await call_path.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
         else:
             is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages
+            await self.turn()
             await handler(scope, _capped(receive), send)  # type: ignore[arg-type]
+
+    async def turn(self) -> None:
+        """Let one request begin at a time, and others go on in between.
+
+        To begin is 2 ms of work; thirty that come together would hold up everybody else.
+        """
+        async with self.turns:
+            await asyncio.sleep(0)
 
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        async with runtime.running(), self.mcp.running():
+        self.turns = asyncio.Lock()
+        async with runtime.running(), self.mcp.running(), collector.working():
             self.started = True
             await send({"type": "lifespan.startup.complete"})
             await receive()

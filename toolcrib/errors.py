@@ -59,3 +59,13 @@ class Conflict(ToolcribError):
 class Forbidden(ToolcribError):
     code = "forbidden"
     status = 403
+
+
+class Failed(ToolcribError):
+    """A fault of ours; the log tells it under this mark."""
+
+    code = "internal"
+    status = 500
+
+    def __init__(self, mark: str) -> None:
+        super().__init__("Toolcrib failed to answer this.", hint=f"The log has it as {mark}.")

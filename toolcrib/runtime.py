@@ -2,11 +2,12 @@
 
 Embedded: the listener, whose connections serve calls too, a Celery worker in threads and the
 schedule. Production: the connections for calls; workers, beat and the listener are processes of
-their own. Both: the watch for new revisions.
+their own. Both: the watch for new revisions, and for keys that are revoked.
 """
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -20,14 +21,17 @@ from catalog.tasks import send_embedding
 from servers import calling, due
 from servers.listening import Listener
 from servers.threads import in_thread
-from sessions_app import warming, writing
+from sessions_app import revoking, warming, writing
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
+from toolcrib.pulse import Pulse
 
 logger = logging.getLogger(__name__)
 
 TIDY_EVERY = 10.0
+# Python lets a thread run for 5 ms while another waits; the event loop waits for each in turn.
+SWITCH_AFTER = 0.001
 STOP_WITHIN = 2.5  # seconds; supervised children end by themselves after we did
 
 
@@ -36,13 +40,15 @@ class Runtime:
 
     def __init__(self) -> None:
         self.revision = RevisionWatch(warming.warm_soon)
+        self.pulse = Pulse()
         self.listener: Listener | None = None
         self.worker: WorkController | None = None
         self.tasks: list[asyncio.Task[None]] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with writing.running(), self._parts():
+        sys.setswitchinterval(SWITCH_AFTER)
+        async with self.pulse.beating(), writing.running(), revoking.watching(), self._parts():
             yield
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from catalog.models import Revision
-from toolcrib.errors import ToolcribError
+from toolcrib.errors import Failed, ToolcribError
 from toolcrib.runtime import runtime
 
 
@@ -49,6 +49,13 @@ def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    if request.path.startswith("/api/"):
+        error = ToolcribError(
+            "The request was not understood.",
+            hint="Check the host name and the address.",
+            code="bad_request",
+        )
+        return JsonResponse(error.as_json(), status=400)
     return HttpResponse(
         "The request was not understood. Check the host name and the address.\n",
         status=400,
@@ -59,10 +66,7 @@ def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
 def server_error(request: HttpRequest) -> HttpResponse:
     mark = getattr(request, "toolcrib_id", "")
     if request.path.startswith("/api/"):
-        error = ToolcribError(
-            "Toolcrib failed to answer this.", hint=f"The log has it as {mark}.", code="internal"
-        )
-        return JsonResponse(error.as_json(), status=500)
+        return JsonResponse(Failed(mark).as_json(), status=500)
     return error_page(
         request,
         ToolcribError(

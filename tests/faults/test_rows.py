@@ -26,7 +26,7 @@ def shared(tmp_path_factory):
 def bed(shared):
     """An installation that all of them hurt, one after the other; a test that failed may leave
     it stopped."""
-    if not shared.toolcrib.process.running:
+    if not shared.running:
         shared.toolcrib.start()
     return shared
 

@@ -29,7 +29,9 @@ class Answer:
 
     @property
     def code(self) -> str:
-        return str(self.json["error"]["code"])
+        error = self.json["error"]
+        # JSON-RPC has a number of its own there, and ours in what it carries.
+        return str(error["data"]["code"] if "jsonrpc" in self.json else error["code"])
 
 
 class Agent:

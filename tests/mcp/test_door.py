@@ -303,7 +303,7 @@ def test_idle_subscriptions_of_a_key_are_capped_and_others_are_not_held(toolcrib
         for _ in range(20):
             _, response = open_.enter_context(opened(raw.listen(agent)))
             refused = json.loads(response.read())
-            assert (response.status, refused["error"]["code"]) == (429, "too_many_streams")
+            assert (response.status, refused["error"]["data"]["code"]) == (429, "too_many_streams")
         assert response.headers["retry-after"]
         _, response = open_.enter_context(opened(raw.listen(other)))
         assert b"acknowledged" in first_event(response)

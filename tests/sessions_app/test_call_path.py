@@ -6,6 +6,7 @@ of earlier calls, once with all of it forgotten before each call.
 
 import asyncio
 import json
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -399,6 +400,38 @@ def test_calls_in_flight_are_limited_and_a_call_is_counted_once(run, agent):
     assert len(refused) == 2
 
 
+def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run):
+    async def scenario(web):
+        await web.call()
+        held, release = threading.Event(), threading.Event()
+
+        def hold(cursor: Any) -> None:
+            held.set()
+            release.wait(30)
+
+        holding = asyncio.create_task(writing.committed(writing.Job(hold)))
+        await asyncio.to_thread(held.wait, 30)
+        asked = asyncio.create_task(web.call())
+        await asyncio.to_thread(wait_for, lambda: writing._here._waiting)  # for its row
+        web.left.set()
+        if web.short:
+            assert (await asked).status == 0
+        else:
+            await asyncio.wait({asked})
+        release.set()
+        await holding
+        await in_database(
+            wait_for, lambda: not Call.objects.filter(state__in=("accepted", "sent")), 20
+        )
+        return await in_database(lambda: list(Call.objects.order_by("pk").values()))
+
+    first, second = run(scenario)
+    assert first["state"] == "succeeded"
+    assert (second["state"], second["error_code"], second["sent_at"]) == (
+        "cancelled", "cancelled", None,
+    )  # fmt: skip
+
+
 def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
     async def scenario(web):
         await web.call()
@@ -413,6 +446,27 @@ def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
     run(scenario)
     row = Call.objects.get(tool_name="raw__later")
     assert (row.state, row.error_code) == ("unknown", "cancelled")
+
+
+def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
+    async def scenario(web):
+        await web.call()
+        later = {"tool_name": "raw__later", "arguments": {"seconds": 2}}
+        call = asyncio.create_task(web.call(later))
+        rows = Call.objects.filter(state="sent")
+        await in_database(wait_for, rows.exists)
+        # What an hour forward does, as the ledger sees it.
+        past = timezone.now() - timedelta(hours=1)
+        await in_database(rows.update, deadline=past)
+        assert await in_database(ledger.recover) == 0
+        answer = await call
+        await in_database(wait_for, lambda: not ledger.carried)
+        return answer
+
+    assert run(scenario).json["state"] == "succeeded"
+    session = AgentSession.objects.get()
+    assert (session.calls, session.errors) == (2, 0)
+    assert Event.objects.filter(kind="called").count() == 2
 
 
 def test_a_ledger_that_cannot_be_written_sends_nothing(run, agent, monkeypatch):

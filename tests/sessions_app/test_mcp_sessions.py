@@ -8,7 +8,7 @@ from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from sessions_app import keys, mcp_acts, mcp_sessions, mcp_tools
+from sessions_app import keys, mcp_acts, mcp_sessions, mcp_tools, revoking
 from sessions_app.mcp_sessions import Client
 from sessions_app.models import AgentSession, ApiKey
 from tests.factories import fold, make_server, tool_object
@@ -94,7 +94,7 @@ def test_only_an_agents_key_gets_in_and_only_to_its_own_sessions(scout, operator
         ask(scout, strategy="both")
 
 
-def test_streams_of_a_key_that_ended_are_known(scout):
+def test_keys_that_ended_are_known(scout):
     good = ApiKey.objects.get()
     revoked, expired = (
         keys.mint(name, "agent", agent=scout.agent, actor=SYSTEM)[0] for name in "ab"
@@ -102,10 +102,10 @@ def test_streams_of_a_key_that_ended_are_known(scout):
     keys.revoke(revoked, actor=SYSTEM)
     ApiKey.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
     asked = {good.pk, revoked.pk, expired.pk, 10**6}
-    assert mcp_sessions.still_good(asked) == {good.pk}
+    assert revoking._good(asked) == {good.pk}
     scout.agent.enabled = False
     scout.agent.save()
-    assert mcp_sessions.still_good(asked) == set()
+    assert revoking._good(asked) == set()
 
 
 def test_a_client_is_kept_with_the_session_it_came_to_first(scout):

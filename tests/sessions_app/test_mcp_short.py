@@ -16,7 +16,7 @@ from sessions_app.models import AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import CONTENT, agent, in_database
 
 __all__ = ["agent"]
-VERSION = "2026-07-28"
+VERSION, LEGACY = "2026-07-28", "2025-11-25"
 META = {
     "io.modelcontextprotocol/protocolVersion": VERSION,
     "io.modelcontextprotocol/clientCapabilities": {},
@@ -39,9 +39,40 @@ class Door:
         self.ways: list[str] = []
 
     async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
+        """Send a call of the newer era."""
         if not self.short:
             standing.forget()
         message = request() if message is None else message
+        given = {
+            "mcp-protocol-version": VERSION,
+            "mcp-method": "tools/call",
+            "mcp-name": message["params"]["name"],
+        }
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, _, body = await self._exchange(message, given | named)
+        return status, body
+
+    async def shake(self) -> str:
+        """Do the handshake of the older era; return the id of the connection."""
+        hello = {"protocolVersion": LEGACY, "capabilities": {}}
+        hello["clientInfo"] = {"name": "tests", "version": "1"}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        _, headers, _ = await self._exchange(message, {})
+        known = headers["mcp-session-id"]
+        await self.send(
+            {"jsonrpc": "2.0", "method": "notifications/initialized"}, mcp_session_id=known
+        )
+        return known
+
+    async def send(self, message: Any, **headers: str) -> tuple[int, bytes]:
+        """Send anything."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, _, body = await self._exchange(message, given)
+        return status, body
+
+    async def _exchange(
+        self, message: Any, more: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
         raw = json.dumps(message).encode()
         given = {
             "host": "localhost",
@@ -49,11 +80,8 @@ class Door:
             "accept": "application/json, text/event-stream",
             "content-type": "application/json",
             "content-length": str(len(raw)),
-            "mcp-protocol-version": VERSION,
-            "mcp-method": "tools/call",
-            "mcp-name": message["params"]["name"],
         }
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
+        given |= more
         scope = {
             "type": "http",
             "method": "POST",
@@ -85,7 +113,8 @@ class Door:
 
         await mcp_short.call(scope, receive, send, ordinary)
         self.ways.append(way)
-        return told[0]["status"], b"".join(part.get("body", b"") for part in told[1:])
+        names = {name.decode(): text.decode() for name, text in told[0]["headers"]}
+        return told[0]["status"], names, b"".join(part.get("body", b"") for part in told[1:])
 
 
 @pytest.fixture(params=["short", "ordinary"])

@@ -4,7 +4,9 @@ import platform
 
 import pytest
 
+from catalog import meaning, vectors
 from catalog.audit import SYSTEM
+from catalog.models import Vector
 from servers.models import Server
 from sessions_app import keys
 from tests.factories import make_agent, make_server, make_tool
@@ -30,6 +32,19 @@ def test_the_report_names_versions_database_tokenizer_and_counts(settings):
     assert "Tokenizer: " in report
     assert "Servers: 1\n" in report
     assert "Tools: 1\n" in report
+
+
+def test_it_says_how_far_search_is(settings, monkeypatch):
+    monkeypatch.setattr(vectors, "model", vectors.Model())
+    make_tool(make_server(slug="weather"), group=True)
+    assert "Search: by words only: embeddings are turned off in this installation\n" in said()
+
+    settings.EMBEDDINGS = True
+    monkeypatch.setattr(vectors, "model", vectors.Model())
+    assert "Search: vectors of 0 of 1 texts are made\n" in said()
+
+    Vector.objects.create(model=meaning.MODEL, text_sha256=next(iter(vectors.wanted())), data=b"")
+    assert "Search: by words and meaning, 1 texts\n" in said()
 
 
 def test_planted_secrets_names_and_addresses_are_not_in_the_page(

@@ -51,3 +51,13 @@ def answer(message: dict[str, Any], tools: str, era: str) -> str | None:
     if method in results:
         return head + f'"result": {results[method]}}}'
     return head + '"error": {"code": -32601, "message": "no such method"}}'
+
+
+def large_notice() -> dict[str, Any]:
+    """A notification of eight megabytes, in as many small values as fit."""
+    said = [{"text": "x" * 40}] * 150_000
+    return {
+        "jsonrpc": "2.0",
+        "method": "notifications/message",
+        "params": {"level": "info", "data": said},
+    }

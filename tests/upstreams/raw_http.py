@@ -18,7 +18,7 @@ import sys
 from socket import SO_LINGER, SOL_SOCKET
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.upstreams.answers import answer, listing
+from tests.upstreams.answers import answer, large_notice, listing
 
 FIFTY_MB = 50 * 1024 * 1024
 BLOCK = b"x" * 65536
@@ -183,8 +183,14 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
             writer.write(b"data: " + json.dumps({"jsonrpc": "2.0", **log}).encode() + b"\n\n")
         text = answer(message, server.tools, query.get("era", "modern")) or ""
         writer.write(b"data: " + text.encode() + b"\n\n")
-    elif what == "flaky-listen":
-        await listen_badly(writer, message, server)
+    elif what in ("flaky-listen", "large-listen"):
+        await listen_badly(writer, message, server, large=what == "large-listen")
+    elif what == "bomb-call":
+        if message.get("method") != "tools/call":
+            server.mcp(writer, "POST", message, query)
+            return
+        start(writer, "application/json", "Content-Encoding: gzip\r\n")
+        writer.write(BOMB)
     elif what == "sse-elsewhere":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: http://192.0.2.1/messages\n\n")
@@ -201,8 +207,8 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
     await writer.drain()
 
 
-async def listen_badly(writer, message, server: Raw) -> None:
-    """Acknowledge a subscription, and drop the first one."""
+async def listen_badly(writer, message, server: Raw, *, large: bool) -> None:
+    """Acknowledge a subscription; drop the first one, or tell it something large."""
     if message.get("method") != "subscriptions/listen":
         server.mcp(writer, "POST", message, {})
         return
@@ -218,7 +224,10 @@ async def listen_badly(writer, message, server: Raw) -> None:
     }
     writer.write(b"data: " + json.dumps(acknowledged).encode() + b"\n\n")
     await writer.drain()
-    if server.listens > 1:
+    if large and server.listens == 1:
+        writer.write(b"data: " + json.dumps(large_notice()).encode() + b"\n\n")
+        await writer.drain()
+    if large or server.listens > 1:
         await asyncio.sleep(600)
 
 

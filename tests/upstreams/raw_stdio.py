@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.upstreams.answers import answer, listing
+from tests.upstreams.answers import answer, large_notice, listing
 
 IDLE = (
     "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(600)"
@@ -67,6 +67,11 @@ def misbehave(what: str, path: str | None) -> None:
     elif what == "endless_line":
         while True:
             sys.stdout.write("x" * 65536)
+    elif what == "large_notice":
+        say(json.dumps(large_notice()))
+    elif what == "empty_lines":
+        sys.stdout.write("\n" * 128 * 1024)
+        sys.stdout.flush()
     elif what == "ignore_term":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

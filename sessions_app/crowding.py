@@ -1,0 +1,28 @@
+"""How many searches run at once in this process.
+
+Python runs one thread at a time. Where thirty compete, each is slower for it, and the event loop
+waits for all of them in turn: calls of other agents stand still. A search is work for a processor
+and waits for nobody, so more at once than there are processors answer no sooner.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
+
+from asgiref.sync import sync_to_async
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+AT_ONCE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a search in a thread when its turn has come; who came first goes first."""
+    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    async with gate:
+        return await sync_to_async(function)(*args, **kwargs)

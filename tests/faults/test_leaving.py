@@ -1,0 +1,57 @@
+"""A caller who leaves at the worst moment: the ledger has what they waited for, and is told so."""
+
+import asyncio
+
+import pytest
+
+from sessions_app import writing
+from sessions_app.writing import Job, Writer
+
+
+def deaf_writer():
+    """A writer that leaves it to the test to say, to the moment, that rows are committed."""
+    writer = Writer()
+    writer._survive = lambda batch: None
+    return writer
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_that_nobody_waits_for_any_more_are_handed_back_once(when):
+    """The result comes just before they are told to go, or just after."""
+
+    async def scenario():
+        writer = deaf_writer()
+        back = []
+        job = Job(lambda cursor: 5, left=back.append)
+        waiting = asyncio.create_task(writer.take(job))
+        await asyncio.sleep(0)
+        if when == "before":
+            writing._wake([(job, 5, None)])
+            waiting.cancel()
+        else:
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            writing._wake([(job, 5, None)])
+        await asyncio.wait({waiting})
+        assert waiting.cancelled()
+        writer.stop()
+        return back
+
+    assert asyncio.run(scenario()) == [5]
+
+
+def test_rows_that_were_not_written_or_are_waited_for_are_not_handed_back():
+    async def scenario():
+        writer = deaf_writer()
+        back = []
+        failed, waited_for = (Job(lambda cursor: 5, left=back.append) for _ in range(2))
+        leaving, staying = (asyncio.create_task(writer.take(job)) for job in (failed, waited_for))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        writing._wake([(failed, None, OSError()), (waited_for, 5, None)])
+        assert await staying == 5
+        writer.stop()
+        return back
+
+    assert asyncio.run(scenario()) == []
