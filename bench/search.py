@@ -31,8 +31,9 @@ from bench import fleet, search_endpoint  # noqa: E402
 from catalog import meaning, search  # noqa: E402
 from catalog.definitions import parameter_texts  # noqa: E402
 from catalog.matrix import Apart  # noqa: E402
+from catalog.postings import VOCABULARY  # noqa: E402
 from catalog.search import Index, Searchable, ranked  # noqa: E402
-from catalog.tokenizing import query_words, words  # noqa: E402
+from catalog.tokenizing import query_words  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
 ENCODED = 1_000  # tools whose vectors are really computed
@@ -114,17 +115,24 @@ def measured(build):
     return made, time.process_time() - started, used
 
 
+def documents_of(tools):
+    """What our lists count of each tool, every word as often as there: the same text for all."""
+    known = VOCABULARY.words
+    for tool in tools:
+        made = search.prepared(tool).document
+        counted = zip(made.words.tolist(), made.times.tolist(), strict=True)
+        yield [known[number] for number, times in counted for _ in range(times)]
+
+
 def library(tools):
-    documents = [words(f"{tool.own_name} {tool.description}") for tool in tools]
-    return BM25Okapi(documents)
+    return BM25Okapi(list(documents_of(tools)))
 
 
 def compared(tools):
     import bm25s
 
     retriever = bm25s.BM25()
-    documents = [words(f"{tool.own_name} {tool.description}") for tool in tools]
-    retriever.index(documents, show_progress=False)
+    retriever.index(list(documents_of(tools)), show_progress=False)
     return retriever
 
 

@@ -23,6 +23,7 @@ from rank_bm25 import BM25Okapi
 
 K1, B = 2.4, 0.75
 LITTLE = 0.2
+COMMON = 8  # a word in more than one of so many documents is a common one
 NOWHERE: NDArray[np.intp] = np.empty(0, np.intp)
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
@@ -98,6 +99,7 @@ class Postings:
         # Asked for one by one, which Python's own do three times as fast as numpy's.
         self._starts: list[int] = []
         self._places: dict[str, int] = {}
+        self._rows: dict[int, Floats] = {}  # of common words that were asked for
         self.worthless = False  # some word is in just half of the documents, and scores nothing
         self._worth: list[float] = []  # of each word here: its idf, or a little where that is less
         if any(document.length for document in documents):
@@ -136,22 +138,39 @@ class Postings:
         """Where a word stands in these lists; -1 where no document holds it."""
         return self._places.get(term, -1)
 
+    def unknown(self, terms: Iterable[str]) -> list[str]:
+        """Those of the terms that no document holds."""
+        at = self._places
+        return [term for term in terms if term not in at]
+
     def holders(self, term: str) -> NDArray[np.intp]:
         """The documents that hold a word, ascending."""
         place = self.place(term)
         return NOWHERE if place < 0 else self._where[self._starts[place] : self._starts[place + 1]]
 
     def scores(self, terms: Iterable[str]) -> Floats:
-        """What rank-bm25 scores each document for these terms."""
-        at, starts = self._places, self._starts
-        places = [at[term] for term in terms if term in at]
-        if not places:
-            return np.zeros(self.size)
-        spans = [slice(starts[place], starts[place + 1]) for place in places]
-        where = np.concatenate([self._where[span] for span in spans])
-        weights = np.concatenate([self._weights[span] for span in spans])
-        # In order, as the library adds; numpy's types do not know that weights make floats.
-        return np.bincount(where, weights, self.size).view(np.float64)
+        """What rank-bm25 scores each document for these terms, added up in the same order."""
+        at, starts, total = self._places, self._starts, np.zeros(self.size)
+        for term in terms:
+            place = at.get(term)
+            if place is None:
+                continue
+            start, end = starts[place], starts[place + 1]
+            if COMMON * (end - start) > self.size:
+                total += self._row(place)
+            else:
+                total[self._where[start:end]] += self._weights[start:end]
+        return total
+
+    def _row(self, place: int) -> Floats:
+        """What a common word adds to every document: to add all takes less than to pick some."""
+        row = self._rows.get(place)
+        if row is None:
+            start, end = self._starts[place], self._starts[place + 1]
+            row = np.zeros(self.size)
+            row[self._where[start:end]] = self._weights[start:end]
+            self._rows[place] = row
+        return row
 
     def holding(self, term: str, documents: NDArray[np.intp]) -> list[bool]:
         """Which of the documents hold a term."""

@@ -8,7 +8,7 @@ decides. How the numbers were chosen is in docs/decisions.md.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ HINT = 0.25
 LEAST = 0.001
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(NamedTuple):
     """A query taken apart."""
 
     text: str
@@ -59,39 +58,50 @@ class Asked:
 def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> Asked:
     """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
     terms = query_words(query)
-    unknown = [word for word in terms if postings.place(word) < 0]
     repaired: dict[str, str] = {}
     translated: frozenset[str] = frozenset()
+    unknown = postings.unknown(terms)
+    if unknown:
+        query, terms, translated = _read(query, terms, unknown, postings)
+        for word in postings.unknown(terms):
+            meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
+            if meant:
+                repaired[word] = meant
+        right: dict[str, str] = {}
+        for word, spelling in terms.items():
+            right.setdefault(repaired.get(word, word), spelling)
+        terms = right
+    parts = tuple(clauses(query, query_words)) if by_clause else ()
+    return Asked(query, terms, repaired, parts, translated)
+
+
+def _read(
+    query: str, terms: dict[str, str], unknown: list[str], postings: Postings
+) -> tuple[str, dict[str, str], frozenset[str]]:
+    """Read a query of another language in English: its text, its words, and which are not its own.
+
+    What tools hold as it was asked for is searched for too.
+    """
     reading = glossary.english(
         query,
         terms.values(),
         [terms[word] for word in unknown],
-        lambda english: all(postings.place(word) >= 0 for word in words(english)),
+        lambda english: not postings.unknown(words(english)),
     )
-    if reading:
-        # What tools hold as it was asked for is searched for too.
-        own = {
-            word: spelling
-            for word, spelling in terms.items()
-            if word not in unknown and spelling not in reading.dropped
-        }
-        query, read = reading.text, query_words(reading.text)
-        translated = frozenset(word for word in read if read[word] in reading.origin)
-        terms = {word: reading.origin.get(english, english) for word, english in read.items()} | own
-        unknown = [word for word in terms if postings.place(word) < 0]
-    for word in unknown:
-        meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
-        if meant:
-            repaired[word] = meant
-    meant_terms: dict[str, str] = {}
-    for word, spelling in terms.items():
-        meant_terms.setdefault(repaired.get(word, word), spelling)
-    parts = clauses(query, query_words) if by_clause else ()
-    return Asked(query, meant_terms, repaired, tuple(parts), translated)
+    if not reading:
+        return query, terms, frozenset()
+    own = {
+        word: spelling
+        for word, spelling in terms.items()
+        if word not in unknown and spelling not in reading.dropped
+    }
+    read = query_words(reading.text)
+    known = {word: reading.origin.get(english, english) for word, english in read.items()}
+    translated = frozenset(word for word in read if read[word] in reading.origin)
+    return reading.text, known | own, translated
 
 
-@dataclass(frozen=True)
-class ByWords:
+class ByWords(NamedTuple):
     fit: Floats  # of every tool how well it fits, 0..1; nothing where it holds no word
     coverage: float  # the share of what its words say that the best tool holds, 0..1
 

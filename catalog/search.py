@@ -29,6 +29,8 @@ STRATEGIES = (*WORD_STRATEGIES, "regex")
 LONGEST_QUERY = 500
 LONGEST_HINT = 200
 MOST_HITS = 50
+MANY = 300  # from here on, sorting them all takes longer than finding the first
+START = 6  # letters of a name that tell nearly always that none starts so
 SHORTEST_START = 2  # letters of a name that is searched for by how it starts
 MOST_PREPARED = 250_000
 # How often the words of a field are counted, so that a name says more than a parameter.
@@ -74,8 +76,7 @@ class Hit(NamedTuple):
     embedding: float | None = None
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What a search gave: `total` counts all matches, `hits` are the first of them.
 
     `strategy` is the one that answered; `note` says why, where it is not the one asked for, and
@@ -144,6 +145,7 @@ class Index:
         self.meanings = meanings
         self._rows = np.full(len(self.tools), -1, np.intp)
         self._names = sorted((name, at) for at, one in enumerate(made) for name in one.names)
+        self._beginnings = {name[:START] for name, _ in self._names}
         SPELLING.learn()
 
     def __len__(self) -> int:
@@ -166,6 +168,8 @@ class Index:
 
     def starting_with(self, key: str) -> Iterable[tuple[str, int]]:
         """Yield joined names that start with the key, and whose they are."""
+        if len(key) >= START and key[:START] not in self._beginnings:
+            return
         for at in range(bisect_left(self._names, (key, -1)), len(self._names)):
             if not self._names[at][0].startswith(key):
                 break
@@ -227,8 +231,7 @@ def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
     return index.near.near(text, limit)
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """How well every tool of an index fits a text, nothing being not at all; and why."""
 
     asked: Asked
@@ -280,11 +283,15 @@ def _first(score: Floats, count: int) -> NDArray[np.intp]:
     Most tools score next to nothing, so those near the highest are looked at first.
     """
     most = ranking.highest(score)
-    for least in (most / 2, most / 4, most / 8, 0.0):
-        likely = np.flatnonzero(score > least)
+    for least in (most / 4, most / 8, 0.0):
+        likely = (score > least).nonzero()[0]
         if len(likely) >= count:
             break
-    return likely[np.argsort(-score[likely], kind="stable")][:count]
+    found = score[likely]
+    if len(likely) > MANY:
+        likely = likely[found >= np.partition(found, -count)[-count]]
+        found = score[likely]
+    return likely[(-found).argsort(kind="stable")[:count]]
 
 
 def _judged(index: Index, text: str, strategy: str) -> Judged:
@@ -332,8 +339,9 @@ def _bare_hits(
     scores: Sequence[float],
     named: Mapping[int, int],
 ) -> Iterator[Hit]:
+    names = index.names
     for at, score in zip(first.tolist(), scores, strict=True):
-        yield Hit(index.names[at], round(score - named.get(at, 0), 4), ())
+        yield Hit(names[at], round(score - named.get(at, 0), 4), ())
 
 
 def _hits(

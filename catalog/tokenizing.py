@@ -62,12 +62,14 @@ def query_words(text: str) -> dict[str, str]:
     for spelling in _spelled(text):
         for term in _terms(spelling):
             found.setdefault(term, spelling)
-    return {term: found[term] for term in found if term not in _fillers()} or found
+    fillers = _fillers()
+    return {term: found[term] for term in found if term not in fillers} or found
 
 
 def joined(text: str) -> str:
     """Reduce a name to its letters and digits, so that `Create issue` meets `create_issue`."""
-    return "".join(filter(str.isalnum, fold(text).casefold()))
+    folded = fold(text).casefold().replace(" ", "")
+    return folded if folded.isalnum() else "".join(filter(str.isalnum, folded))
 
 
 def _spelled(text: str) -> list[str]:
