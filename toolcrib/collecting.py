@@ -2,8 +2,8 @@
 
 To look through everything that 10,000 tools are made of halts all threads for a tenth of a
 second, and Python does it whenever much was made, as when an agent searches. Here it is done once
-a minute: at once where it is short, else while nobody is being answered. What was loaded at the
-start is never garbage, and left out.
+a minute, among what came since the last time: what is older is left out. All is looked through
+once nobody is being answered.
 """
 
 import asyncio
@@ -15,31 +15,30 @@ from contextlib import asynccontextmanager, suppress
 YOUNG, MIDDLE = 5_000, 10  # the lesser looks, as Python does them by itself: a few milliseconds
 NEVER = 1_000_000_000
 LOOK = 1.0  # seconds between two looks at whether it is time
-EVERY, AT_LATEST = 60.0, 900.0
-SHORT = 0.02
+EVERY = 60.0
+ALL_EVERY, AT_LATEST = 600.0, 3_600.0
 QUIET = 1.0  # seconds without a request
 
 
 class Collector:
     def __init__(self) -> None:
-        self._touched = self._collected = time.monotonic()
-        self._took = 0.0
+        self._touched = self._collected = self._collected_all = time.monotonic()
 
     def touch(self) -> None:
         """Note that somebody is being answered."""
         self._touched = time.monotonic()
 
-    def is_due(self, now: float) -> bool:
-        since = now - self._collected
-        if since < EVERY:
-            return False
-        return self._took <= SHORT or now - self._touched >= QUIET or since >= AT_LATEST
-
-    def collect(self) -> None:
-        began = time.monotonic()
+    def look(self, now: float) -> None:
+        """Do what is due."""
+        since = now - self._collected_all
+        if since >= AT_LATEST or (since >= ALL_EVERY and now - self._touched >= QUIET):
+            gc.unfreeze()
+            self._collected_all = now
+        elif now - self._collected < EVERY:
+            return
         gc.collect()
-        self._collected = time.monotonic()
-        self._took = self._collected - began
+        gc.freeze()
+        self._collected = now
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
@@ -61,8 +60,7 @@ class Collector:
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            if self.is_due(time.monotonic()):
-                self.collect()
+            self.look(time.monotonic())
 
 
 collector = Collector()

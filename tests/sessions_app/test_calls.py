@@ -16,8 +16,9 @@ from catalog import groups, ingest
 from catalog.audit import SYSTEM
 from catalog.masking import redacted
 from catalog.models import Group, Revision, Tool
+from catalog.tokens import count
 from catalog.tools import hold, save_custom_tool, set_call_policy
-from sessions_app import ledger
+from sessions_app import dispatch, ledger
 from sessions_app.models import Call, CallAnswer
 from sessions_app.payloads import kept
 from tests.factories import fold, tool_object
@@ -250,3 +251,14 @@ def test_calls_in_flight_are_limited(github):
     assert (refused.status, refused["error"]["code"]) == (429, "too_many_calls")
     Call.objects.update(deadline=timezone.now())
     assert session.call("github__get_file", {"what": "x"}).status == 503
+
+
+def test_the_tokens_of_a_large_result_are_estimated_from_all_over_it():
+    text = "tool " * 20_000 + "1" * 200_000  # of two parts that cost differently
+    exact, of_its_start = count(text), count(text[:100_000]) * len(text) / 100_000
+    assert abs(of_its_start - exact) > 0.25 * exact
+
+    found = dispatch._tokens([{"type": "text", "text": text}], None)
+
+    assert abs(found - exact) < 0.05 * exact
+    assert dispatch._tokens([{"type": "text", "text": text[:50_000]}], None) == count(text[:50_000])

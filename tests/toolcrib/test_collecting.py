@@ -1,39 +1,71 @@
-"""Garbage is looked for once a minute, while nobody is being answered."""
+"""Garbage is looked for once a minute among what is new, and among all while nobody waits."""
 
 import asyncio
 import gc
+import weakref
 
 import pytest
 
 from tests.waiting import wait_for
 from toolcrib import collecting
-from toolcrib.collecting import AT_LATEST, EVERY, QUIET, SHORT, Collector
+from toolcrib.collecting import ALL_EVERY, AT_LATEST, EVERY, QUIET, Collector
+
+
+class Thing:
+    """Something that only the collector can end."""
+
+    def __init__(self):
+        self.itself = self
 
 
 @pytest.fixture
 def collector():
+    """One that has just looked at everything, at second 0, and Python's own way after it."""
+    usual = gc.get_threshold()
+    gc.set_threshold(*usual[:2], collecting.NEVER)
     made = Collector()
-    made._collected = made._touched = 0.0
-    return made
+    made._collected = made._collected_all = made._touched = 0.0
+    yield made
+    gc.set_threshold(*usual)
+    gc.unfreeze()
 
 
-def test_a_short_look_is_taken_once_a_minute_whoever_is_there(collector):
+def dropped():
+    """A thing that is garbage already."""
+    return weakref.ref(Thing())
+
+
+def test_new_garbage_is_found_once_a_minute_whoever_is_there(collector):
+    garbage = dropped()
     collector._touched = EVERY
-    assert not collector.is_due(EVERY - 1)
-    assert collector.is_due(EVERY)
+    collector.look(EVERY - 1)
+    assert garbage() is not None
+    collector.look(EVERY)
+    assert garbage() is None
 
 
-def test_a_long_one_waits_until_nobody_is_answered_but_not_for_ever(collector):
-    collector._took, collector._touched = 2 * SHORT, EVERY
-    assert not collector.is_due(EVERY)
-    assert collector.is_due(EVERY + QUIET)
-    collector._touched = AT_LATEST
-    assert not collector.is_due(AT_LATEST - 1)
-    assert collector.is_due(AT_LATEST)
+@pytest.mark.parametrize(
+    ("touched", "now", "found"),
+    [
+        (ALL_EVERY, ALL_EVERY, False),  # somebody is being answered
+        (ALL_EVERY, ALL_EVERY + QUIET, True),
+        (0, ALL_EVERY - 1, False),
+        (AT_LATEST, AT_LATEST - 1, False),
+        (AT_LATEST, AT_LATEST, True),
+    ],
+)
+def test_old_garbage_is_found_while_nobody_waits_or_at_the_latest(collector, touched, now, found):
+    thing = Thing()
+    old = weakref.ref(thing)
+    collector.look(EVERY)  # it is left out from here on
+    del thing
+    collector._touched = touched
+    collector.look(now)
+    assert (old() is None) is found
 
 
 def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(monkeypatch):
-    usual, frozen = gc.get_threshold(), gc.get_freeze_count()
+    usual = gc.get_threshold()
     looks = []
 
     def look(phase, info):
@@ -58,4 +90,4 @@ def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(
     finally:
         gc.callbacks.remove(look)
     assert gc.get_threshold() == usual
-    assert gc.get_freeze_count() <= frozen
+    assert gc.get_freeze_count() == 0
