@@ -420,6 +420,7 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
             await asyncio.wait({asked})
         release.set()
         await holding
+        await in_database(wait_for, lambda: Call.objects.count() == 2, 20)
         await in_database(
             wait_for, lambda: not Call.objects.filter(state__in=("accepted", "sent")), 20
         )
