@@ -159,7 +159,7 @@ class Postings:
             if COMMON * (end - start) > self.size:
                 total += self._row(place)
             else:
-                total[self._where[start:end]] += self._weights[start:end]
+                np.add.at(total, self._where[start:end], self._weights[start:end])
         return total
 
     def _row(self, place: int) -> Floats:

@@ -102,37 +102,42 @@ def _read(
 
 
 class ByWords(NamedTuple):
-    fit: Floats  # of every tool how well it fits, 0..1; nothing where it holds no word
+    scores: Floats  # of every tool; nothing where it holds no word
+    best: float  # the highest of them, or 1
     coverage: float  # the share of what its words say that the best tool holds, 0..1
+
+    @property
+    def fit(self) -> Floats:
+        """How well every tool fits, 0..1."""
+        return self.scores / self.best
 
 
 def by_words(postings: Postings, asked: Asked) -> ByWords:
     terms = list(asked.terms)
-    fit, covered = _share(postings.scores(terms), postings, terms)
+    found = _scored(postings, terms)
     if asked.clauses:
-        best, total = np.zeros(len(fit)), 0.0
+        best, covered = np.zeros(postings.size), 0.0
         for clause in asked.clauses:
-            words = asked.words(clause)
-            part, covered = _share(postings.scores(words), postings, words)
-            np.maximum(best, part, out=best)
-            total += covered
-        fit = np.where(fit > 0, (1 - CLAUSE_WORDS) * fit + CLAUSE_WORDS * best, 0)
-        covered = total / len(asked.clauses)
+            part = _scored(postings, asked.words(clause))
+            np.maximum(best, part.fit, out=best)
+            covered += part.coverage
+        fit = (1 - CLAUSE_WORDS) * found.fit + CLAUSE_WORDS * best
+        found = ByWords(np.where(found.scores > 0, fit, 0), 1.0, covered / len(asked.clauses))
     if postings.worthless:
         # A word that half of the tools hold scores nothing, and is a match all the same.
         for term in terms:
             holders = postings.holders(term)
-            fit[holders] = np.maximum(fit[holders], LEAST)
-    return ByWords(fit, covered)
+            found.scores[holders] = np.maximum(found.scores[holders], LEAST * found.best)
+    return found
 
 
-def _share(scores: Floats, postings: Postings, words: list[str]) -> tuple[Floats, float]:
-    """Bring scores to 0..1, the best being 1; and how near the best is to the most there can be."""
+def _scored(postings: Postings, words: list[str]) -> ByWords:
+    """Score by words; and say how near the best is to the most there can be."""
+    scores = postings.scores(words)
     best = highest(scores)
     if best <= 0:
-        return scores, 0.0
-    scores *= 1 / best  # a product takes half as long as a quotient
-    return scores, min(1.0, best / postings.most(words))
+        return ByWords(scores, 1.0, 0.0)
+    return ByWords(scores, best, min(1.0, best / postings.most(words)))
 
 
 def highest(scores: Floats) -> float:
@@ -162,7 +167,8 @@ def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
 def fused(words: ByWords, meaning: Floats, known: NDArray[np.bool_]) -> Floats:
     """Mix both; a tool without a vector is judged by its words alone."""
     weight = MEANING - LESS_BY_COVERAGE * words.coverage
-    return np.where(known, weight * meaning + (1 - weight) * words.fit, words.fit)
+    fit = words.fit
+    return np.where(known, weight * meaning + (1 - weight) * fit, fit)
 
 
 def fitting(score: Floats, fits: NDArray[np.bool_]) -> Floats:

@@ -236,6 +236,7 @@ class Judged(NamedTuple):
 
     asked: Asked
     fit: Floats
+    unit: float  # what the best has, or could have
     words: ByWords
     meaning: Floats | None
     note: str = ""
@@ -253,20 +254,22 @@ def ranked(
 ) -> Found:
     """Rank by words, by meaning or by both, without a bound on the query's length."""
     judged = _judged(index, query, strategy)
-    score = judged.fit
+    score, unit = judged.fit, judged.unit
     if server_hint.strip():
-        lift = _judged(index, server_hint, strategy).fit
-        score = np.where(score > 0, (1 - ranking.HINT) * score + ranking.HINT * lift, 0)
+        meant = _judged(index, server_hint, strategy)
+        lift = ranking.HINT * meant.fit / meant.unit
+        score = np.where(score > 0, (1 - ranking.HINT) * score / unit + lift, 0)
+        unit = 1.0
     named = _named(index, query)
     if named:
         score = score.copy()
         for position, tier in named.items():  # over everything else, whether or not it fitted
-            score[position] += tier
+            score[position] += tier * unit
     if server:
         score = np.where(index.servers == server, score, 0)
-    first = _first(score, limit)
+    first = _first(score, limit, unit)
     told = _hits if explain else _bare_hits
-    hits = tuple(told(index, judged, first, score[first].tolist(), named))
+    hits = tuple(told(index, judged, first, (score[first] / unit).tolist(), named))
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
     note = judged.note if hits else f"{judged.note} {_advice(judged.asked, query)}".strip()
     return Found(answered, int(np.count_nonzero(score > 0)), hits, note)
@@ -277,13 +280,12 @@ def _advice(asked: Asked, query: str) -> str:
     return "The tools are described in other words; English may find them." if foreign else ""
 
 
-def _first(score: Floats, count: int) -> NDArray[np.intp]:
+def _first(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
     """Where the highest stand, highest first; of equals the one that stands first.
 
-    Most tools score next to nothing, so those near the highest are looked at first.
+    Most tools score next to nothing, so those not far below the unit are looked at first.
     """
-    most = ranking.highest(score)
-    for least in (most / 4, most / 8, 0.0):
+    for least in (unit / 4, unit / 8, 0.0):
         likely = (score > least).nonzero()[0]
         if len(likely) >= count:
             break
@@ -299,20 +301,20 @@ def _judged(index: Index, text: str, strategy: str) -> Judged:
     asked = ranking.taken_apart(text, index.postings, by_clause=strategy != "bm25")
     words = ranking.by_words(index.postings, asked)
     if strategy == "bm25" or not len(index):
-        return Judged(asked, words.fit, words, None)
+        return Judged(asked, words.scores, words.best, words, None)
     near, note = _cosines(index, asked)
     if near is None:
-        return Judged(asked, words.fit, words, None, note)
+        return Judged(asked, words.scores, words.best, words, None, note)
     known = ~np.isnan(near[:, 0])
     score, fits = ranking.by_meaning(near)
     if strategy == "embedding":
         # A tool whose vector is still to come is found by its words.
         score = np.where(known, score, words.fit)
-        fits |= ~known & (words.fit > 0)
-        return Judged(asked, ranking.fitting(score, fits), words, score, note)
-    fits |= words.fit > 0
+        fits |= ~known & (words.scores > 0)
+        return Judged(asked, ranking.fitting(score, fits), 1.0, words, score, note)
+    fits |= words.scores > 0
     mixed = ranking.fused(words, score, known)
-    return Judged(asked, ranking.fitting(mixed, fits), words, score, note)
+    return Judged(asked, ranking.fitting(mixed, fits), 1.0, words, score, note)
 
 
 def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, str]:
@@ -339,9 +341,9 @@ def _bare_hits(
     scores: Sequence[float],
     named: Mapping[int, int],
 ) -> Iterator[Hit]:
-    names = index.names
+    names, nothing = index.names, ()
     for at, score in zip(first.tolist(), scores, strict=True):
-        yield Hit(names[at], round(score - named.get(at, 0), 4), ())
+        yield Hit(names[at], score - named.get(at, 0), nothing)
 
 
 def _hits(
@@ -356,7 +358,7 @@ def _hits(
     meant = judged.asked.replacing
     marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
     holding = [(term, index.postings.holding(term, first)) for term in terms]
-    by_words = judged.words.fit[first].tolist()
+    by_words = (judged.words.scores[first] / judged.words.best).tolist()
     for row, at in enumerate(first.tolist()):
         held = [term for term, held_by in holding if held_by[row]]
         yield Hit(

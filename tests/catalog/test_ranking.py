@@ -138,7 +138,7 @@ def test_the_better_the_words_are_covered_the_less_meaning_counts():
     meaning, known = np.array([1.0, 0.0]), np.array([True, True])
 
     def mixed(coverage):
-        words = ByWords(np.array([0.0, 1.0]), coverage)
+        words = ByWords(np.array([0.0, 1.0]), 1.0, coverage)
         return ranking.fused(words, meaning, known).tolist()
 
     assert mixed(0.0)[0] > mixed(0.0)[1] > 0
