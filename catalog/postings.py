@@ -134,10 +134,6 @@ class Postings:
         self._weights = np.repeat(weight, holding) * share
         self._places = {known[number]: at for at, number in enumerate(numbers.tolist())}
 
-    def place(self, term: str) -> int:
-        """Where a word stands in these lists; -1 where no document holds it."""
-        return self._places.get(term, -1)
-
     def unknown(self, terms: Iterable[str]) -> list[str]:
         """Those of the terms that no document holds."""
         at = self._places
@@ -145,8 +141,10 @@ class Postings:
 
     def holders(self, term: str) -> NDArray[np.intp]:
         """The documents that hold a word, ascending."""
-        place = self.place(term)
-        return NOWHERE if place < 0 else self._where[self._starts[place] : self._starts[place + 1]]
+        place = self._places.get(term)
+        return (
+            NOWHERE if place is None else self._where[self._starts[place] : self._starts[place + 1]]
+        )
 
     def scores(self, terms: Iterable[str]) -> Floats:
         """What rank-bm25 scores each document for these terms, added up in the same order."""

@@ -5,7 +5,7 @@ knows of the rest. What a tool's words are is counted once, and shared by all in
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Protocol
@@ -268,8 +268,10 @@ def ranked(
     if server:
         score = np.where(index.servers == server, score, 0)
     first = _first(score, limit, unit)
-    told = _hits if explain else _bare_hits
-    hits = tuple(told(index, judged, first, (score[first] / unit).tolist(), named))
+    own = zip(first.tolist(), (score[first] / unit).tolist(), strict=True)
+    scores = [one - named.get(at, 0) for at, one in own]
+    bare, told = _bare(index, first, scores), _told(index, judged, first, scores, named)
+    hits = tuple(told if explain else bare)
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
     note = judged.note if hits else f"{judged.note} {_advice(judged.asked, query)}".strip()
     return Found(answered, int(np.count_nonzero(score > 0)), hits, note)
@@ -334,24 +336,17 @@ def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, st
     )
 
 
-def _bare_hits(
-    index: Index,
-    judged: Judged,
-    first: NDArray[np.intp],
-    scores: Sequence[float],
-    named: Mapping[int, int],
-) -> Iterator[Hit]:
-    names, nothing = index.names, ()
+def _bare(index: Index, first: NDArray[np.intp], scores: Sequence[float]) -> Iterator[Hit]:
     for at, score in zip(first.tolist(), scores, strict=True):
-        yield Hit(names[at], score - named.get(at, 0), nothing)
+        yield Hit(index.names[at], score, ())
 
 
-def _hits(
+def _told(
     index: Index,
     judged: Judged,
     first: NDArray[np.intp],
     scores: Sequence[float],
-    named: Mapping[int, int],
+    named: Collection[int],
 ) -> Iterator[Hit]:
     """Say of each whether its name is meant, and which words it holds, as the query spells them."""
     terms, shown = judged.asked.terms, ranking.spelled(judged.asked)
@@ -362,8 +357,8 @@ def _hits(
     for row, at in enumerate(first.tolist()):
         held = [term for term, held_by in holding if held_by[row]]
         yield Hit(
-            index.tools[at].name,
-            round(scores[row] - named.get(at, 0), 4),
+            index.names[at],
+            round(scores[row], 4),
             (*(("name",) if at in named else ()), *dict.fromkeys([shown[term] for term in held])),
             tuple(dict.fromkeys([marked[term] for term in held])),
             round(by_words[row], 4),
