@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from django.db.models import F
+from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog.canonical import canonical
-from sessions_app.models import AgentSession, Call, Event, EventKind
+from sessions_app.models import AgentSession, EventKind
+from sessions_app.rows import Cursor
 
 # Which column of the ledger an event's tokens belong to.
 COLUMNS = {
@@ -28,25 +29,22 @@ def note(
     tool_name: str = "",
     group_id: str = "",
     details: Mapping[str, object] | None = None,
-    call: Call | None = None,
     at: datetime | None = None,
     **raised: int,
-) -> Event:
+) -> None:
     """Append an event and add its tokens; `raised` adds to other columns of the session."""
     at = at or timezone.now()
-    event = Event.objects.create(
-        session=session,
-        at=at,
-        kind=kind,
-        tool_name=tool_name[:200],
-        group_id=group_id[:80],
-        tokens=tokens,
-        details=canonical(details or {}),
-        call=call,
-    )
     if tokens and kind in COLUMNS:
         raised[COLUMNS[kind]] = raised.get(COLUMNS[kind], 0) + tokens
-    AgentSession.objects.filter(pk=session.pk).update(
-        last_used_at=at, **{name: F(name) + amount for name, amount in raised.items() if amount}
-    )
-    return event
+    with transaction.atomic(savepoint=False), connection.wrap_database_errors:
+        cursor = Cursor(connection)
+        cursor.tell(
+            session.pk,
+            kind,
+            at,
+            tool_name=tool_name,
+            group_id=group_id,
+            tokens=tokens,
+            details=canonical(details or {}),
+        )
+        cursor.raise_by(session.pk, at, raised)

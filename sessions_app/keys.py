@@ -17,10 +17,15 @@ from catalog.audit import Actor
 from catalog.people import Role, role_of
 from sessions_app.models import Agent, ApiKey, Scope
 from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.prepared import Prepared
 
 PREFIX = "tcb_"
 TOUCH_EVERY = timedelta(minutes=1)
 OVERLAP = timedelta(hours=24)  # how long a rotated key goes on beside the new one
+
+_by_digest = Prepared(
+    1, lambda sha256: ApiKey.objects.select_related("user", "agent").filter(sha256=sha256)
+)
 
 
 @transaction.atomic
@@ -71,7 +76,7 @@ def find(text: str) -> ApiKey | None:
     """Return the key a request carries, if it is good now."""
     if not text.startswith(PREFIX) or len(text) > 100:
         return None
-    key = ApiKey.objects.select_related("user", "agent").filter(sha256=_digest(text)).first()
+    key = _by_digest.first(_digest(text))
     now = timezone.now()
     if key is None or not is_good(key, now):
         return None

@@ -22,11 +22,16 @@ from catalog.tokens import count
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
-from sessions_app.surfaces import Pin, pin_of, pins_of, rendered, surface_of
+from sessions_app.surfaces import Pin, expansions, pin_of, pins_of, rendered, surface_of
 from toolcrib.errors import Conflict, Invalid, ToolcribError
+from toolcrib.prepared import Prepared
 
 MOST_NAMES = 10_000
 LEAST_IDLE = preferences.KNOWN["session_idle_seconds"].low
+
+_under_lock = Prepared(
+    1, lambda pk: AgentSession.objects.with_catalog().select_for_update(of=("self",)).filter(pk=pk)
+)
 
 
 class OverBudget(ToolcribError):
@@ -64,7 +69,9 @@ class Loaded:
 
 def locked(session: AgentSession) -> AgentSession:
     """Read an open session under a lock; refuse one that has ended, with how to go on."""
-    row = AgentSession.objects.with_catalog().select_for_update(of=("self",)).get(pk=session.pk)
+    row = _under_lock.first(session.pk)
+    if row is None:
+        raise AgentSession.DoesNotExist
     check_open(row)
     return row
 
@@ -142,7 +149,7 @@ class _Load:
     def __init__(self, session: AgentSession, group_id: str, group: ShelfGroup) -> None:
         self.session = session
         self.group = group
-        rows = list(session.expansions.all())
+        rows = expansions.all(session.pk)
         self.row = next((row for row in rows if row.group_id == group_id), None) or Expansion(
             session=session, group_id=group_id, names=[], sequence=len(rows) + 1
         )

@@ -28,6 +28,7 @@ from sessions_app.models import (
 from sessions_app.scope import Scope, Wish
 from sessions_app.surfaces import later_of, pin_of
 from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.prepared import Prepared
 
 LEDGER = [
     "tokens_catalog",
@@ -40,6 +41,13 @@ LEDGER = [
 IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
 MOST_SURFACES = 64  # kept ready for one scope
 ITERATIONS = 3  # a deferred session needs more turns for the same work
+
+_by_id = Prepared(
+    1,
+    lambda session_id: (
+        AgentSession.objects.with_catalog().select_related("parent").filter(session_id=session_id)
+    ),
+)
 
 
 class TooManySessions(ToolcribError):
@@ -382,11 +390,8 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
 
     Without an agent, an operator asks, who reads all.
     """
-    rows = AgentSession.objects.with_catalog().select_related("parent")
-    if agent is not None:
-        rows = rows.filter(agent=agent)
-    found = None if "\0" in session_id else rows.filter(session_id=session_id).first()
-    if found is None:
+    found = None if "\0" in session_id else _by_id.first(session_id)
+    if found is None or (agent is not None and found.agent_id != agent.pk):
         raise NotFound(
             "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"
         )

@@ -5,7 +5,7 @@ By hand, since building these queries costs twenty times what running them does.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -158,20 +158,25 @@ class Cursor:
         kind: str,
         at: datetime,
         *,
-        tool_name: str,
+        tool_name: str = "",
+        group_id: str = "",
         call: int | None = None,
         tokens: int = 0,
         details: str = "{}",
     ) -> None:
         """Append a line to a session's timeline."""
-        values = (session, self.time(at), kind, tool_name[:200], "", tokens, details, call)
-        self.run(TELL, values)
+        names = tool_name[:200], group_id[:80]
+        self.run(TELL, (session, self.time(at), str(kind), *names, tokens, details, call))
 
     def use(
         self, session: int, at: datetime, tokens: int = 0, calls: int = 0, errors: int = 0
     ) -> None:
         """Note that a session was used, and what for."""
         self.run(USE, (self.time(at), tokens, calls, errors, session))
+
+    def raise_by(self, session: int, at: datetime, columns: Mapping[str, int]) -> None:
+        """Note that a session was used, and add to what its columns count."""
+        self.run(_raise(tuple(columns)), (self.time(at), *columns.values(), session))
 
     def _values(
         self, entry: Entry, read: Callable[[Entry], Row], times: Sequence[int]
@@ -209,3 +214,11 @@ USE = (
     f"UPDATE {SESSION} SET last_used_at = %s, tokens_call = tokens_call + %s, "  # noqa: S608
     "calls = calls + %s, errors = errors + %s WHERE id = %s"
 )
+
+
+@lru_cache(maxsize=64)
+def _raise(columns: tuple[str, ...]) -> str:
+    known = {field.name for field in AgentSession._meta.concrete_fields}
+    assert known.issuperset(columns)  # noqa: S101 - names are the code's own
+    more = "".join(f", {name} = {name} + %s" for name in columns)
+    return f"UPDATE {SESSION} SET last_used_at = %s{more} WHERE id = %s"  # noqa: S608

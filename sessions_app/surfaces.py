@@ -15,10 +15,13 @@ from catalog.models import CatalogSnapshot
 from catalog.render import GroupLine
 from catalog.shelf import Item
 from catalog.tokens import count
-from sessions_app.models import AgentSession, Strategy
+from sessions_app.models import AgentSession, Expansion, Strategy
+from toolcrib.prepared import Prepared
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
 Later = list[Any]  # of a tool that was not shown yet: definition, override, server
+
+expansions = Prepared(1, lambda session: Expansion.objects.filter(session=session))
 
 MOST_KEPT = 16_000_000  # characters of bodies; read, a body takes a few times that
 
@@ -103,7 +106,7 @@ def tools_array(session: AgentSession) -> list[dict[str, Any]]:
 def pins_of(session: AgentSession) -> dict[str, Pin]:
     """Everything loaded, by name; of a tool loaded through two groups the first pin."""
     found: dict[str, Pin] = {}
-    for row in session.expansions.all():
+    for row in expansions.all(session.pk):
         for name, pin in json.loads(row.pins).items():
             found.setdefault(name, pin)
     return found

@@ -221,14 +221,17 @@ def _transaction() -> Iterator[None]:
             yield
         return
     driver = connection.connection
-    driver.execute("BEGIN IMMEDIATE")
+    connection.take_turn()  # type: ignore[attr-defined]
     try:
+        driver.execute("BEGIN IMMEDIATE")
         yield
         driver.execute("COMMIT")
     except BaseException:
         with suppress(sqlite3.Error):
             driver.rollback()
         raise
+    finally:
+        connection.give_back()  # type: ignore[attr-defined]
 
 
 # --- Where rows are handed in -----------------------------------------------------------------

@@ -9,7 +9,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 def sqlite_database(data_dir: Path) -> dict[str, object]:
     return {
-        "ENGINE": "django.db.backends.sqlite3",
+        "ENGINE": "toolcrib.sqlite",
         "NAME": data_dir / "toolcrib.sqlite3",
         "OPTIONS": {
             # Without IMMEDIATE a transaction that reads and then writes fails under contention
