@@ -1,8 +1,9 @@
 """The short way for `POST /api/v1/sessions/{id}/call`: no Django request, no ORM.
 
-It takes only what it knows to the last detail: a key and session seen a moment ago, a plain JSON
-body. Everything else, and every refusal, goes to the ordinary route (api.py) with the body it has
-read, so there is one place that says no, and answers are the same bytes whichever way they went.
+It takes only what it knows to the last detail: a good key, an open session, a tool that may be
+called, a plain JSON body. Everything else, and every refusal, goes to the ordinary route (api.py)
+with the body it has read, so there is one place that says no, and answers are the same bytes
+whichever way they went.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from django.conf import settings
 from django.db import DatabaseError
 from django.http.request import split_domain_port, validate_host
 
-from sessions_app import dispatch, standing
+from sessions_app import dispatch, keys
 from sessions_app.planning import CallRequest
 from sessions_app.strict_json import parsed
 from toolcrib.errors import Failed, ToolcribError
@@ -49,7 +50,7 @@ def is_call(scope: Scope) -> bool:
 async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
     """Answer a call the short way, or hand it to the ordinary route."""
     session_id = scope["path"][len(START) : -len(END)]
-    token, key = _recognised(scope, session_id)
+    token, key = _recognised(scope)
     if token is None:
         await ordinary(scope, receive, send)
         return
@@ -105,8 +106,8 @@ async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
         watch.cancel()
 
 
-def _recognised(scope: Scope, session_id: str) -> tuple[str | None, str | None]:
-    """Return the digest of a key that was seen with this session, and the idempotency key."""
+def _recognised(scope: Scope) -> tuple[str | None, str | None]:
+    """Return the digest of the key that a plain request carries, and the idempotency key."""
     found = single_headers(scope)
     if found is None:
         return None, None
@@ -124,9 +125,9 @@ def _recognised(scope: Scope, session_id: str) -> tuple[str | None, str | None]:
     )
     if not plain:
         return None, None
-    digest = hashlib.sha256(token).hexdigest()
-    if standing.known(digest, session_id) is None:
+    if not token.startswith(keys.PREFIX.encode()):
         return None, None
+    digest = hashlib.sha256(token).hexdigest()
     key = found.get(b"idempotency-key")
     return digest, None if key is None else key.decode("latin-1")
 

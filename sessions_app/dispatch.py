@@ -30,7 +30,7 @@ from sessions_app import ledger, limiting, planning, revoking, standing, writing
 from sessions_app.ledger import Ending
 from sessions_app.models import Agent, CallState
 from sessions_app.planning import CallPlan, CallRequest, Ended
-from sessions_app.standing import Token
+from sessions_app.standing import Token, Verdict
 from toolcrib.errors import ToolcribError
 
 __all__ = ["CallPlan", "CallRequest", "NotSent", "dispatch", "try_tool"]
@@ -109,15 +109,12 @@ async def dispatch(
     digest where the ledger is to check that too; `counted` is the limit that the call was held to
     already.
     """
-    known_as: Token = agent.pk if token is None else token
     if token is None:
-        plan, counted = await short_way(known_as, session_id, request)
+        plan, counted = await short_way(agent.pk, session_id, request)
         if plan is not None:
             plan.key = key
             return await _carry_out(plan, on_progress)
-    found = await _on_database(planning.plan_call)(
-        agent, session_id, request, known_as, counted=counted
-    )
+    found = await _on_database(planning.plan_call)(agent, session_id, request, counted=counted)
     if isinstance(found, str):
         return found
     if isinstance(found, Ended):
@@ -130,35 +127,44 @@ async def dispatch(
 async def short_way(
     token: Token, session_id: str, request: CallRequest, size: int = 0
 ) -> tuple[CallPlan | None, int]:
-    """Accept a call by what is remembered of an earlier one, in one round to the ledger.
+    """Accept a call by what is remembered of its session, in one round to the ledger.
 
-    Returns no plan where the long way has to be gone, and the limit the call was held to so far.
+    What is not known yet, or has changed, is found out first. Returns no plan where the long way
+    has to be gone, and the limit the call was held to so far.
     """
-    ready = standing.known(token, session_id)
-    if ready is None or not writing.is_running():
-        return None, 0
-    if size > ON_LOOP or not planning.is_brief(ready, request):
-        plan = await asyncio.to_thread(planning.at_hand, ready, request)
-    else:
-        plan = planning.at_hand(ready, request)
-    if plan is None:
-        return None, 0
-    try:
-        if settings.REDIS_URL:
-            await asyncio.to_thread(_count, ready.agent)
+    counted = 0
+    for _ in range(2 if writing.is_running() else 0):
+        ready = standing.known(token, session_id)
+        if ready is None or not ready.knows(request.tool_name):
+            ready = await in_thread(standing.learn, token, session_id, request.tool_name)
+        if ready is None:
+            break
+        if size > ON_LOOP or not planning.is_brief(ready, request):
+            plan = await asyncio.to_thread(planning.at_hand, ready, request)
         else:
-            _count(ready.agent)
-    except limiting.TooMany:
-        return None, 0  # it was not counted; who asks may not be who they were
-    counted = ready.agent.calls_per_minute
-    if await ledger.accept_if(plan.entry, ready):
-        return plan, counted
-    standing.drop(token, session_id)
+            plan = planning.at_hand(ready, request)
+        if plan is None:
+            break
+        if counted != ready.agent.calls_per_minute:
+            try:
+                await _count(ready.agent)
+            except limiting.TooMany:
+                break  # it was not counted; who asks may not be who they were
+            counted = ready.agent.calls_per_minute
+        verdict = await ledger.accept_if(plan.entry, ready)
+        if verdict is Verdict.ACCEPTED:
+            return plan, counted
+        standing.drop(token, session_id)
+        if verdict is Verdict.REFUSED:
+            break
     return None, counted
 
 
-def _count(agent: Agent) -> None:
-    limiting.check_rate(agent, "calls", agent.calls_per_minute)
+async def _count(agent: Agent) -> None:
+    if settings.REDIS_URL:
+        await asyncio.to_thread(limiting.check_rate, agent, "calls", agent.calls_per_minute)
+    else:
+        limiting.check_rate(agent, "calls", agent.calls_per_minute)
 
 
 async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> str | int:

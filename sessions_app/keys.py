@@ -76,7 +76,12 @@ def find(text: str) -> ApiKey | None:
     """Return the key a request carries, if it is good now."""
     if not text.startswith(PREFIX) or len(text) > 100:
         return None
-    key = _by_digest.first(_digest(text))
+    return find_by_digest(_digest(text))
+
+
+def find_by_digest(sha256: str) -> ApiKey | None:
+    """Return the key of which only the digest is at hand, if it is good now; note its use."""
+    key = _by_digest.first(sha256)
     now = timezone.now()
     if key is None or not is_good(key, now):
         return None

@@ -31,7 +31,7 @@ from sessions_app.models import (
 )
 from sessions_app.payloads import kept
 from sessions_app.rows import Cursor, Entry
-from sessions_app.standing import Standing
+from sessions_app.standing import Standing, Verdict
 from sessions_app.writing import Job, committed
 from toolcrib.errors import Conflict, Invalid
 
@@ -144,15 +144,18 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
         refuse()
 
 
-async def accept_if(entry: Entry, ready: Standing) -> bool:
+async def accept_if(entry: Entry, ready: Standing) -> Verdict:
     """Commit a call's row where all that is remembered still holds; say whether it did."""
     server, agent = entry.server_id or 0, ready.agent.pk
 
-    def work(cursor: Cursor) -> bool:
-        return ready.holds(cursor, server, entry.accepted_at) and written(cursor, entry)
+    def work(cursor: Cursor) -> Verdict:
+        verdict = ready.compare(cursor, server, entry.accepted_at)
+        if verdict is Verdict.ACCEPTED and not written(cursor, entry):
+            return Verdict.REFUSED
+        return verdict
 
-    def left(held: bool) -> None:
-        if held:
+    def left(verdict: Verdict) -> None:
+        if verdict is Verdict.ACCEPTED:
             _close(entry)
 
     return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))

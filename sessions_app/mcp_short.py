@@ -12,10 +12,9 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError
-from django.utils import timezone
 
 from servers.threads import in_thread
-from sessions_app import dispatch, mcp_tools, scope, standing, writing
+from sessions_app import dispatch, mcp_tools, standing, writing
 from sessions_app.call_path import (
     Application,
     Gone,
@@ -149,6 +148,8 @@ async def _answered(
     """Carry out a call, or return None for the endpoint to do it."""
     session_id, params = _rolling.get(digest, ""), message["params"]
     ready = standing.known(digest, session_id)
+    if ready is None and session_id and writing.is_running():
+        ready = await in_thread(standing.learn, digest, session_id, params["name"])
     item = ready.seen.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
         return None
@@ -172,13 +173,10 @@ def _learn(digest: str, name: str) -> None:
     session = key.rolling_session if key else None
     if session is None or session.state != SessionState.OPEN:
         return
-    item = scope.of_session(session).lookup(name)
-    if item is None or not item.server_id:
-        return
     if len(_rolling) >= MOST:
         _rolling.clear()
     _rolling[digest] = session.session_id
-    standing.learn(digest, session.session_id, item.server_id, item.name, timezone.now())
+    standing.learn(digest, session.session_id, name)
 
 
 async def _answer(send: Send, asked: int | str, told: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
 MOST_SURFACES = 64  # kept ready for one scope
 ITERATIONS = 3  # a deferred session needs more turns for the same work
 
-_by_id = Prepared(
+by_id = Prepared(
     1,
     lambda session_id: (
         AgentSession.objects.with_catalog().select_related("parent").filter(session_id=session_id)
@@ -390,7 +390,7 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
 
     Without an agent, an operator asks, who reads all.
     """
-    found = None if "\0" in session_id else _by_id.first(session_id)
+    found = None if "\0" in session_id else by_id.first(session_id)
     if found is None or (agent is not None and found.agent_id != agent.pk):
         raise NotFound(
             "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"

@@ -21,12 +21,12 @@ from catalog.tokens import count
 from catalog.validation import validators
 from servers.calling import Target
 from servers.models import Server
-from sessions_app import ledger, limiting, loading, opening, scope, standing, surfaces, writing
+from sessions_app import ledger, limiting, loading, opening, scope, surfaces
 from sessions_app.ledger import HOLDER, Ending
 from sessions_app.models import Agent, AgentSession, CallPath, CallState
 from sessions_app.payloads import arguments_of, check, kept_arguments
 from sessions_app.rows import Entry, new_call_id
-from sessions_app.standing import Standing, Token
+from sessions_app.standing import Standing
 from toolcrib.errors import Invalid
 
 Definitions = Callable[[int], Kept]
@@ -79,11 +79,10 @@ def plan_call(
     agent: Agent,
     session_id: str,
     request: CallRequest,
-    token: Token | None = None,
     *,
     counted: int = 0,
 ) -> CallPlan | Ended | str:
-    """Check everything; or return an answer's JSON that was given before."""
+    """Check everything, the long way; or return an answer's JSON that was given before."""
     session = opening.find(agent, session_id)
     loading.check_open(session)
     key = ledger.check_key(request.idempotency_key)
@@ -96,11 +95,7 @@ def plan_call(
     if counted != agent.calls_per_minute:
         limiting.check_rate(agent, "calls", agent.calls_per_minute)
     entry = _entry(request, key, asked, session_id=session.pk, agent_id=agent.pk)
-    found = _planned(entry, request, lambda: _find(session, request.tool_name), session)
-    if token is not None and isinstance(found, CallPlan) and writing.is_running():
-        server, tool = found.target.server_id, found.item.name
-        standing.learn(token, session_id, server, tool, entry.accepted_at)
-    return found
+    return _planned(entry, request, lambda: _find(session, request.tool_name), session)
 
 
 def plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | Ended:
@@ -152,12 +147,12 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
         entry = _entry(request, key, asked, session_id=session.pk, agent_id=ready.agent.pk)
         arguments = arguments_of(request.arguments)
         _check_usable(item)
-        pin = ready.pins.get(item.name)
-        entry.definition_id = _checked(item, pin, arguments, ready.definition)
+        shown = ready.shown(item.name)
+        entry.definition_id = _checked(item, shown, arguments, ready.definition)
     except (Refused, Invalid, KeyError):
         return None
     _name(entry, item)
-    entry.implicit_load = pin is None
+    entry.implicit_load = shown is None
     _, generation, isolation, concurrency, call_timeout, slug = facts
     target = Target(
         item.server_id or 0, slug, generation, isolation, session.session_id, concurrency
@@ -175,9 +170,11 @@ def is_brief(ready: Standing, request: CallRequest) -> bool:
     needed = [item.approved]
     if item.state == ToolState.WAITING and item.latest is not None:
         needed.append(item.latest)
-    pin = ready.pins.get(item.name)
-    if pin and (shown := ready.definitions.get(pin["definition"])):
-        needed.append(shown)
+    try:
+        if (shown := ready.shown(item.name)) is not None:
+            needed.append(ready.definition(shown))
+    except KeyError:  # at_hand will find so too
+        return True
     return all(validators.has(kept_.sha256, "input") for kept_ in needed)
 
 
@@ -200,7 +197,8 @@ def _planned(
         arguments = arguments_of(request.arguments)
         _check_usable(item)
         pin = surfaces.pinned(session, item.name) if session else None
-        entry.definition_id = _checked(item, pin, arguments, shelf.definition)
+        shown = pin["definition"] if pin else None
+        entry.definition_id = _checked(item, shown, arguments, shelf.definition)
         entry.implicit_load = session is not None and pin is None
         if not item.server_id:
             return Ended(entry, _for_client(item, arguments))
@@ -232,12 +230,12 @@ def _check_usable(item: Item) -> None:
 
 
 def _checked(
-    item: Item, pin: surfaces.Pin | None, arguments: dict[str, Any], definition: Definitions
+    item: Item, known: int | None, arguments: dict[str, Any], definition: Definitions
 ) -> int:
     """Hold arguments to what the session was shown, and to what is newer. Return the former."""
     approved = item.approved
     assert approved is not None  # noqa: S101 - _check_usable saw to it
-    shown = definition(pin["definition"]) if pin else approved
+    shown = approved if known is None else definition(known)
     _validate(item, shown, arguments)
     newer = [approved]
     if item.state == ToolState.WAITING and item.latest is not None:

@@ -1,23 +1,26 @@
 """What was found out about a key and its session at an earlier call, so that the next is cheap.
 
 Nothing here is trusted: the transaction that accepts a call compares it with the database, in one
-statement, and where anything changed (key, agent, session, what it loaded, server, revision) the
-call starts over the long way. So a revoked key or a closed session is refused by every process at
-the next request, and what is remembered only saves work.
+statement, and where anything changed (key, agent, session, what it loaded, server, revision) it
+is found out anew, once, or the call goes the long way. So a revoked key or a closed session is
+refused by every process at the next request, and what is remembered only saves work.
 """
 
+import sys
+import threading
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from enum import Enum
 
 from django.db import connection
+from django.utils import timezone
 
 from catalog import shelf
 from catalog.models import Revision
 from catalog.shelf import Kept
 from servers.models import Server
-from sessions_app import scope, surfaces
+from sessions_app import keys, opening, scope, surfaces
 from sessions_app.loading import LEAST_IDLE
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Expansion, SessionState
 from sessions_app.rows import Cursor, Row
@@ -25,8 +28,8 @@ from sessions_app.scope import Scope
 from sessions_app.surfaces import Pin
 
 Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MOST = 10_000
-FRESH_FOR = 50.0  # seconds; the long way also notes when a key was last used
+MOST, MOST_LOADED = 10_000, 200_000
+FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
     model._meta.db_table
@@ -55,6 +58,14 @@ WHERE s.id = %s
 """  # noqa: S608
 
 
+class Verdict(Enum):
+    """What the ledger says to a call that goes by what is remembered."""
+
+    ACCEPTED = "accepted"
+    CHANGED = "changed"  # something is no longer as it was
+    REFUSED = "refused"  # all is as it was, and it may not be
+
+
 @dataclass(slots=True)
 class Standing:
     """A key, its agent and one of its sessions, as they were."""
@@ -63,35 +74,53 @@ class Standing:
     agent: Agent
     session: AgentSession
     seen: Scope
-    pins: dict[str, Pin]
+    loaded: dict[str, int]  # definitions that the session was shown of what it loaded, by name
+    at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
     stamp: Row
     expires: datetime | None
     until: float  # by the monotonic clock
     servers: dict[int, Row] = field(default_factory=dict)
-    definitions: dict[int, Kept] = field(default_factory=dict)
+    definitions: dict[int, Kept] = field(default_factory=dict)  # of the past
+
+    def shown(self, name: str) -> int | None:
+        """Return the definition that the session was shown of a tool, if it was."""
+        pin = self.at_once.get(name)
+        return self.loaded.get(name) or (pin["definition"] if pin else None)
 
     def definition(self, pk: int) -> Kept:
         """Raises KeyError where it is not at hand."""
-        return self.definitions[pk]
+        return shelf.at_hand(pk) or self.definitions[pk]
 
-    def holds(self, cursor: Cursor, server_id: int, now: datetime) -> bool:
-        """Tell whether all of it is still so, and the agent may have one more call under way."""
+    def knows(self, tool: str) -> bool:
+        """Tell whether all is at hand that a call of the tool needs, if it may be called."""
+        item = self.seen.lookup(tool)
+        if item is None or not item.server_id:
+            return True
+        shown = self.shown(item.name)
+        has_shown = shown is None or shown in self.definitions or bool(shelf.at_hand(shown))
+        return item.server_id in self.servers and has_shown
+
+    def compare(self, cursor: Cursor, server_id: int, now: datetime) -> Verdict:
+        """Say whether all of it is still so, and the agent may have one more call under way."""
         found = _stamp(cursor, self.key_id, self.session.pk, server_id, now)
         if found is None:
-            return False
+            return Verdict.CHANGED
         *facts, last_used, under_way = found
         used = cursor.moment(last_used)
-        return (
-            tuple(facts[:MINE]) == self.stamp
-            and tuple(facts[MINE:]) == self.servers.get(server_id)
-            and (self.expires is None or self.expires > now)
+        if tuple(facts[:MINE]) != self.stamp or tuple(facts[MINE:]) != self.servers.get(server_id):
+            return Verdict.CHANGED
+        allowed = (
+            (self.expires is None or self.expires > now)
             and used is not None
             and (now - used).total_seconds() < LEAST_IDLE
             and under_way < self.agent.calls_in_flight
         )
+        return Verdict.ACCEPTED if allowed else Verdict.REFUSED
 
 
-_known: dict[tuple[Token, str], Standing] = {}
+_known: dict[tuple[Token, str], Standing] = {}  # the newest last
+_held = 0  # tools loaded, of all of them
+_lock = threading.Lock()
 
 
 def known(token: Token, session_id: str) -> Standing | None:
@@ -100,11 +129,43 @@ def known(token: Token, session_id: str) -> Standing | None:
 
 
 def drop(token: Token, session_id: str) -> None:
-    _known.pop((token, session_id), None)
+    with _lock:
+        _drop((token, session_id))
 
 
 def forget() -> None:
-    _known.clear()
+    with _lock:
+        for known_as in list(_known):
+            _drop(known_as)
+
+
+def _drop(known_as: tuple[Token, str]) -> None:
+    global _held
+    found = _known.pop(known_as, None)
+    _held -= len(found.loaded) if found else 0
+
+
+def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
+    """Remember it, and forget the oldest where it is too much."""
+    global _held
+    with _lock:
+        _drop(known_as)
+        for other, one in list(_known.items()) if _is_new(ready.seen.revision) else ():
+            if one.seen.revision != ready.seen.revision:  # else old catalogs would be held for ever
+                _drop(other)
+        _known[known_as] = ready
+        _held += len(ready.loaded)
+        while len(_known) > 1 and (len(_known) > MOST or _held > MOST_LOADED):
+            _drop(next(iter(_known)))
+
+
+_revision = 0
+
+
+def _is_new(revision: int) -> bool:
+    global _revision
+    before, _revision = _revision, revision
+    return revision != before
 
 
 def _stamp(
@@ -113,54 +174,58 @@ def _stamp(
     return cursor.one(STAMP, (cursor.time(now), server_id, key_id, session))
 
 
-def learn(token: Token, session_id: str, server_id: int, tool: str, now: datetime) -> None:
-    """Remember what a call of this key, session and server needs. Asks the database."""
-    rows = AgentSession.objects.with_catalog()
-    session = rows.filter(session_id=session_id).first()
-    key = ApiKey.objects.filter(sha256=token).first() if isinstance(token, str) else None
-    if session is None or (isinstance(token, str) and key is None):
-        return
+def learn(token: Token, session_id: str, tool: str) -> Standing | None:
+    """Find out what a call of this tool needs, and remember it. Asks the database.
+
+    None where the long way has to say why not.
+    """
+    key = keys.find_by_digest(token) if isinstance(token, str) else None
+    session = opening.by_id.first(session_id) if "\0" not in session_id else None
+    if session is None or not _good(token, key, session):
+        return None
+    item = scope.of_session(session).lookup(tool)
+    if item is None or not item.server_id:
+        return None
     # Before what it stands for is read: what changes in between is then noticed.
     key_id = key.pk if key else None
-    found = _stamp(Cursor(connection), key_id, session.pk, server_id, now)
-    if found is None or not _good(key, session, found):
-        return
+    with connection.wrap_database_errors:
+        found = _stamp(Cursor(connection), key_id, session.pk, item.server_id, timezone.now())
+    if found is None:
+        return None
     ready = known(token, session_id)
     if ready is None or ready.stamp != tuple(found[:MINE]):
         ready = _read(key, session_id, found)
-        if ready is None:
-            return
-    ready.servers[server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
-    pin = ready.pins.get(tool)
-    if pin:
-        ready.definitions[pin["definition"]] = shelf.definition(pin["definition"])
-    if len(_known) >= MOST:
-        _known.clear()
-    _known[token, session_id] = ready
+        if ready is None or not _good(token, key, ready.session):
+            return None
+    ready.servers[item.server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
+    shown = ready.shown(item.name)
+    if shown is not None and not shelf.at_hand(shown):
+        ready.definitions[shown] = shelf.definition(shown)
+    _keep((token, session_id), ready)
+    return ready
 
 
-def _good(key: ApiKey | None, session: AgentSession, found: Row) -> bool:
-    if key is not None and (key.agent_id != session.agent_id or key.revoked_at is not None):
+def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
+    if isinstance(token, str) and (key is None or key.agent_id != session.agent_id):
         return False
     return bool(session.agent.enabled) and session.state == SessionState.OPEN
 
 
 def _read(key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
-    session = AgentSession.objects.with_catalog().get(session_id=session_id)
+    session = opening.by_id.first(session_id)
+    if session is None:
+        return None
     seen = scope.of_session(session)
     if seen.revision != found[0]:
         return None
-    for token, other in list(_known.items()):
-        if other.seen.revision != seen.revision:  # else old catalogs would be held for ever
-            _known.pop(token, None)
-    pins: dict[str, Any] = {**surfaces.surface_of(session.snapshot).pins}
-    pins.update(surfaces.pins_of(session))
+    pins = surfaces.pins_of(session).items()
     return Standing(
         key_id=key.pk if key else None,
         agent=session.agent,
         session=session,
         seen=seen,
-        pins=pins,
+        loaded={sys.intern(name): pin["definition"] for name, pin in pins},
+        at_once=surfaces.surface_of(session.snapshot).pins,
         stamp=tuple(found[:MINE]),
         expires=key.expires_at if key else None,
         until=time.monotonic() + FRESH_FOR,

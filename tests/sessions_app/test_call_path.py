@@ -1,7 +1,7 @@
 """A call by the short way and by the ordinary one: same answers, and nothing remembered wrongly.
 
-Every test here runs twice over the ASGI application as it is served: once with what is remembered
-of earlier calls, once with all of it forgotten before each call.
+Every test here runs three times over the ASGI application as it is served: with what is remembered
+of earlier calls, with all of it forgotten before each call, and with nothing learned at all.
 """
 
 import asyncio
@@ -57,14 +57,15 @@ class Answer:
 class Web:
     """The API's application, asked as uvicorn would ask it."""
 
-    def __init__(self, key: str, session: str, *, short: bool) -> None:
-        self.key, self.session, self.short = key, session, short
+    def __init__(self, key: str, session: str, *, way: str = "remembered") -> None:
+        self.key, self.session, self.way = key, session, way
+        self.short = way != "ordinary"
         self.api = ApiHandler()
         self.left = asyncio.Event()  # the caller hangs up
 
     async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
         """Send a call; `Answer.short` says which way it went."""
-        if not self.short:
+        if self.way != "remembered":
             standing.forget()
         raw = body if isinstance(body, bytes) else json.dumps(BODY if body is None else body)
         raw = raw if isinstance(raw, bytes) else raw.encode()
@@ -116,15 +117,17 @@ class Web:
         return Answer(told[0]["status"], names, body, not long)
 
 
-@pytest.fixture(params=["short", "ordinary"])
-def run(agent, request):
-    """Run a scenario with the writer and calls open, by one of the two ways."""
+@pytest.fixture(params=["remembered", "anew", "ordinary"])
+def run(agent, request, monkeypatch):
+    """Run a scenario with the writer and calls open, by one of the ways."""
+    if request.param == "ordinary":
+        monkeypatch.setattr(standing, "learn", lambda *_: None)
 
     def run(scenario: Any) -> Any:
         session = agent.open().id
 
         async def inside() -> Any:
-            web = Web(agent.key, session, short=request.param == "short")
+            web = Web(agent.key, session, way=request.param)
             async with asyncio.timeout(60), writing.running(), calling.opened():
                 return await scenario(web)
 
@@ -156,8 +159,9 @@ def test_both_ways_give_the_same_answer_row_and_timeline(run, agent):
     async def scenario(web):
         return web.short, [await web.call() for _ in range(3)]
 
-    remembered, (_, second, third) = run(scenario)
-    assert (second.short, third.short) == (remembered, remembered)
+    short, answers = run(scenario)
+    assert [answer.short for answer in answers] == [short] * 3
+    _, second, third = answers
     assert second.status == 200
     assert second.headers["content-type"] == "application/json"
     assert second.headers["x-content-type-options"] == "nosniff"

@@ -42,6 +42,7 @@ class Door:
         """Send a call of the newer era."""
         if not self.short:
             standing.forget()
+            mcp_short._rolling.clear()
         message = request() if message is None else message
         given = {
             "mcp-protocol-version": VERSION,

@@ -42,7 +42,7 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     standing.forget()
     agent = make_agent_client("scout", mode="deferred")
     upstream = Scripted(listener, evil, era=era)
-    web = Web(agent.key, agent.open().id, short=True)
+    web = Web(agent.key, agent.open().id)
     compiled: list[threading.Thread] = []
 
     class Noted(validation.Validator):
@@ -65,7 +65,7 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     with through_the_sdk() if client == "sdk" else nullcontext():
         answers = asyncio.run(scenario())
     assert [answer.code for answer in answers] == ["output_invalid"] * 3
-    assert [answer.short for answer in answers] == [False, True, True]
+    assert [answer.short for answer in answers] == [True, True, True]
     assert "does not match" in answers[0].json["content"][0]["text"]
     assert set(Call.objects.values_list("state", flat=True)) == {"failed"}
     assert len(upstream.calls) == 3

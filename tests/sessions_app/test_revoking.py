@@ -10,7 +10,7 @@ import pytest
 from catalog.audit import SYSTEM, Actor
 from catalog.models import Tool
 from servers import calling
-from sessions_app import agents, dispatch, keys, mcp_server, revoking, writing
+from sessions_app import agents, dispatch, keys, mcp_server, revoking, standing, writing
 from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import Web, agent, in_database
 from tests.sessions_app.test_mcp_short import Door, request
@@ -54,9 +54,11 @@ async def under_way(many: int = 1) -> None:
 @pytest.mark.parametrize(
     ("way", "act"), [*((way, revoke) for way in WAYS), ("rest short", disable)]
 )
-def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog):
+def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog, monkeypatch):
     protocol, _, how = way.partition(" ")
-    web = Web(agent.key, agent.open().id, short=how == "short")
+    if how != "short":
+        monkeypatch.setattr(standing, "learn", lambda *_: None)
+    web = Web(agent.key, agent.open().id, way="remembered" if how == "short" else "ordinary")
     door = Door(agent.key, short=how == "short")
     message = request("raw__later", LATER["arguments"])
 
@@ -100,7 +102,7 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog)
 def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
     admin, _ = keys.mint("trier", "admin", actor=SYSTEM)
     tool = Tool.objects.get(name="later")
-    web = Web(agent.key, agent.open().id, short=True)
+    web = Web(agent.key, agent.open().id)
     door = Door(agent.key, short=True)
 
     async def scenario():

@@ -1,0 +1,95 @@
+"""What is remembered of sessions: enough for any tool of theirs, never more than is of use."""
+
+import pytest
+from django.utils import timezone
+
+from catalog import shelf
+from catalog.audit import SYSTEM
+from servers import registry
+from sessions_app import standing
+from sessions_app.models import ApiKey
+from tests.factories import fold, make_program, tool_object
+from tests.sessions_app.conftest import make_agent_client
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def agent():
+    for slug in ("raw", "other"):
+        fold(make_program("raw_calls", slug=slug), *map(tool_object, ("say", "later", "seen")))
+    shelf.forget()
+    standing.forget()
+    yield make_agent_client("scout", mode="deferred")
+    standing.forget()
+
+
+def learn(agent, session, tool="raw__say"):
+    return standing.learn(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
+
+
+def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
+    session = agent.open()
+    session.load("mcp:raw")
+    ready = learn(agent, session)
+    assert ready.knows("raw__later")
+    assert not ready.knows("other__say")
+    assert learn(agent, session, "other__say") is ready
+    assert ready.knows("other__say")
+    assert (ready.shown("raw__say"), ready.shown("other__say")) == (ready.loaded["raw__say"], None)
+
+
+def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
+    server = make_program("raw_calls", slug="third")
+    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    fold(server, tool_object("say", description="Old words"))
+    session = agent.open()
+    session.load("mcp:third")
+    fold(server, tool_object("say", description="New words"))
+    shelf.forget()
+    ready = learn(agent, session, "third__say")
+    shown = ready.shown("third__say")
+    assert shown not in shelf.current().definitions
+    assert ready.definition(shown).description == "Old words"
+    assert ready.knows("third__say")
+
+
+def test_learning_notes_that_the_key_was_used(agent):
+    session = agent.open()
+    ApiKey.objects.update(last_used_at=None)
+    learn(agent, session)
+    used = ApiKey.objects.get(agent=agent.agent).last_used_at
+    assert (timezone.now() - used).total_seconds() < 60
+
+
+@pytest.mark.parametrize("session_id", ["nobody's", "", "a\0b", "a/b", "é" * 50])
+def test_nothing_is_learned_of_what_is_not_there(agent, session_id):
+    digest = ApiKey.objects.get(agent=agent.agent).sha256
+    assert standing.learn(digest, session_id, "raw__say") is None
+    assert not standing._known
+
+
+@pytest.mark.parametrize("bound", ["sessions", "tools"])
+def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, bound):
+    sessions = [agent.open() for _ in range(4)]
+    for session in sessions:
+        session.load("mcp:raw")
+    if bound == "sessions":
+        monkeypatch.setattr(standing, "MOST", 2)
+    else:
+        monkeypatch.setattr(standing, "MOST_LOADED", 6)
+    for session in sessions:
+        learn(agent, session)
+    assert [session_id for _, session_id in standing._known] == [one.id for one in sessions[2:]]
+    assert standing._held == 6
+    standing.forget()
+    assert (standing._known, standing._held) == ({}, 0)
+
+
+def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
+    first, second = agent.open(), agent.open()
+    learn(agent, first)
+    fold(make_program("raw_calls", slug="third"), tool_object("say"))
+    shelf.forget()
+    learn(agent, second)
+    assert [session_id for _, session_id in standing._known] == [second.id]
