@@ -39,7 +39,7 @@ STAGES = (
     ("finish: until committed", 1, "sessions_app.ledger:finish"),
     ("write the answer", 2, "sessions_app.ledger:end"),
     ("transactions, in the ledger's thread", 1, "sessions_app.writing:together"),
-    ("answer", 1, "sessions_app.call_path:_answer"),
+    ("answer", 1, "sessions_app.bare_http:_answer"),
     ("answer", 1, "sessions_app.mcp_short:_answer"),
 )
 LEDGER = "sessions_app.writing:together"

@@ -27,9 +27,10 @@ class Names:
         for trigram in _trigrams(text):
             shared.update(self._holding.get(trigram, ()))
         likely = sorted(shared, key=lambda at: (-shared[at], at))[:MOST_COMPARED]
+        compared = difflib.SequenceMatcher(b=text)  # which it works through once
         near = []
         for at in likely:
-            nearness = max(_likeness(text, name) for name in self._names[at])
+            nearness = max(_likeness(compared, name) for name in self._names[at])
             if nearness >= NEAR:
                 near.append((-nearness, self._names[at][0]))
         return [name for _, name in sorted(near)[: max(0, limit)]]
@@ -40,5 +41,8 @@ def _trigrams(name: str) -> set[str]:
     return {padded[at : at + 3] for at in range(len(padded) - 2)}
 
 
-def _likeness(text: str, name: str) -> float:
-    return difflib.SequenceMatcher(None, text, name[:LONGEST_NAME].casefold()).ratio()
+def _likeness(compared: "difflib.SequenceMatcher[str]", name: str) -> float:
+    """How near a name is, or 0 where a glance tells that it is not."""
+    compared.set_seq1(name[:LONGEST_NAME].casefold())
+    glances = compared.real_quick_ratio, compared.quick_ratio  # never less than the true one
+    return compared.ratio() if all(glance() >= NEAR for glance in glances) else 0.0

@@ -24,6 +24,13 @@ def estimator() -> str:
 
 
 def count(text: str) -> int:
+    # Many sessions are given the same schemas. Short texts are counted as fast as looked up, and
+    # long ones, results of calls, do not come again.
+    return _remembered(text) if 1_000 <= len(text) <= 100_000 else _counter()[1](text)
+
+
+@lru_cache(maxsize=128)
+def _remembered(text: str) -> int:
     return _counter()[1](text)
 
 

@@ -13,13 +13,12 @@ from ninja import Query, Router
 from catalog.canonical import canonical, digest
 from servers import calling
 from sessions_app import (
+    act_path,
     call_path,
     crowding,
     dispatch,
     finding,
-    formats_native,
     journal,
-    limiting,
     loading,
     native,
     opening,
@@ -276,9 +275,7 @@ def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse
 @router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name, and read their schemas."""
-    check({"group_id": body.group_id, "tool_names": body.tool_names}, "")
-    result = loading.load(_session(request, session_id), body.group_id, body.tool_names)
-    return _json(result.as_json())
+    return _json(act_path.load(agent_of(request), session_id, body))
 
 
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
@@ -296,21 +293,8 @@ async def search(
     request: HttpRequest, session_id: str, body: SearchIn, wanted: Query[FoundIn]
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
-    return _json(await crowding.in_turn(_found, request, session_id, body, wanted))
-
-
-def _found(
-    request: HttpRequest, session_id: str, body: SearchIn, wanted: FoundIn
-) -> dict[str, Any]:
-    check(wanted.call_id, "/call_id")
-    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
-    session = _session(request, session_id)
-    limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
-    asked = finding.query_of(body, most=most, full=wanted.format != "json")
-    if wanted.format == "json":
-        return finding.find(session, asked)
-    return native.found(session, asked, wanted.format, wanted.call_id)
+    agent = agent_of(request)
+    return _json(await crowding.in_turn(act_path.search, agent, session_id, body, wanted))
 
 
 KEY_PARAMETER = {

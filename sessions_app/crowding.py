@@ -1,4 +1,4 @@
-"""How many searches run at once in this process.
+"""How many searches and loads run at once in this process.
 
 Python runs one thread at a time. Where thirty compete, each is slower for it, and the event loop
 waits for all of them in turn: calls of other agents stand still. A search is work for a processor
@@ -7,7 +7,8 @@ and waits for nobody, so more at once than there are processors answer no sooner
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -21,8 +22,15 @@ AT_ONCE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
-async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a search in a thread when its turn has come; who came first goes first."""
+@asynccontextmanager
+async def turn() -> AsyncIterator[None]:
+    """Wait for a turn; who came first goes first."""
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with gate:
+        yield
+
+
+async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a search in a thread of its request when its turn has come."""
+    async with turn():
         return await sync_to_async(function)(*args, **kwargs)

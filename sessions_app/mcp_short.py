@@ -15,7 +15,7 @@ from django.db import DatabaseError
 
 from servers.threads import in_thread
 from sessions_app import dispatch, mcp_tools, standing, writing
-from sessions_app.call_path import (
+from sessions_app.bare_http import (
     Application,
     Gone,
     Receive,

@@ -14,6 +14,7 @@ MAY_IMPORT = {
     "toolcrib": set(APPS),
 }
 LEAVES = {
+    "toolcrib.prepared",
     "toolcrib.errors",
     "toolcrib.charts",
     "toolcrib.filters",
@@ -64,6 +65,8 @@ ASYNC = {
     "servers/sync.py",
     "servers/management/commands/listen.py",
     "sessions_app/api.py",
+    "sessions_app/act_path.py",
+    "sessions_app/bare_http.py",
     "sessions_app/call_path.py",
     "sessions_app/crowding.py",
     "sessions_app/dispatch.py",

@@ -24,7 +24,7 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
-from sessions_app import call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
+from sessions_app import act_path, call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
 from toolcrib.collecting import collector  # noqa: E402
 from toolcrib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
@@ -190,6 +190,8 @@ class Router:
                 await self.mcp(scope, receive, send)
         elif call_path.is_call(scope):
             await call_path.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
+        elif act_path.is_act(scope):
+            await act_path.act(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
         else:
             is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages
