@@ -18,6 +18,9 @@ CHOSEN = {
     "calls": ["sessions_app/test_calls.py", "sessions_app/test_usage.py"],
     "short ways": [
         "sessions_app/test_call_path.py",
+        "sessions_app/test_act_path.py",
+        "sessions_app/test_standing.py",
+        "toolcrib/test_prepared.py",
         "sessions_app/test_mcp_short.py",
         "sessions_app/test_mcp_sessions.py",
     ],

@@ -67,7 +67,12 @@ class Web:
         """Send a call; `Answer.short` says which way it went."""
         if self.way != "remembered":
             standing.forget()
-        raw = body if isinstance(body, bytes) else json.dumps(BODY if body is None else body)
+        return await self.post(call_path.call, "call", BODY if body is None else body, key, headers)
+
+    async def post(
+        self, to: Any, what: str, body: Any, key: str | None, headers: dict[str, str]
+    ) -> Answer:
+        raw = body if isinstance(body, bytes) else json.dumps(body)
         raw = raw if isinstance(raw, bytes) else raw.encode()
         given = {
             "host": "localhost",
@@ -79,7 +84,7 @@ class Web:
         scope = {
             "type": "http",
             "method": "POST",
-            "path": f"/api/v1/sessions/{self.session}/call",
+            "path": f"/api/v1/sessions/{self.session}/{what}",
             "raw_path": b"",
             "query_string": b"",
             "headers": [(name.encode(), text.encode("latin-1")) for name, text in given.items()],
@@ -88,9 +93,9 @@ class Web:
             "scheme": "http",
             "http_version": "1.1",
         }
-        return await self._ask(scope, raw)
+        return await self._ask(to, scope, raw)
 
-    async def _ask(self, scope: dict[str, Any], raw: bytes) -> Answer:
+    async def _ask(self, to: Any, scope: dict[str, Any], raw: bytes) -> Answer:
         messages = [{"type": "http.request", "body": raw, "more_body": False}]
         told: list[dict[str, Any]] = []
         long = False
@@ -109,7 +114,7 @@ class Web:
             long = True
             await self.api(*args)
 
-        await call_path.call(scope, receive, send, ordinary)
+        await to(scope, receive, send, ordinary)
         if not told:
             return Answer(0, {}, b"", not long)
         names = {name.decode().lower(): text.decode() for name, text in told[0]["headers"]}

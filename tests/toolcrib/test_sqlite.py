@@ -156,8 +156,48 @@ class TestConnections:
 
         left = self.in_thread(leave)
         spare = list(connection._spare)
-        assert left not in map(id, spare)
-        assert not any(one.in_transaction for one in spare)
+        assert left not in [id(one) for _, one in spare]
+        assert not any(one.in_transaction for _, one in spare)
+
+    @pytest.mark.parametrize("how", ["django's cursor", "the driver's"])
+    def test_a_question_that_was_not_read_to_its_end_does_not_hold_on_to_the_past(self, how):
+        Group.objects.bulk_create(Group(group_id=f"g{n}", display_name="G") for n in range(300))
+        left = []
+
+        def leave():
+            found = self.raw()
+            own = connection.cursor() if how == "django's cursor" else connection.connection
+            left.append(own.execute("SELECT group_id FROM catalog_group"))
+            left[0].fetchone()
+            return found
+
+        first = self.in_thread(leave)
+        Group.objects.create(group_id="new", display_name="G")
+        again = self.in_thread(lambda: (self.raw(), Group.objects.filter(group_id="new").exists()))
+        assert again == (first, True)
+
+    def test_a_file_that_was_put_in_the_place_of_the_old_one_is_opened(self, tmp_path):
+        class At(base.DatabaseWrapper):
+            def __init__(self):
+                super().__init__(
+                    {**connections.settings["default"], "NAME": tmp_path / "a.sqlite3"}
+                )
+
+        def names(database):
+            with database.cursor() as cursor:
+                return [row[0] for row in cursor.execute("SELECT name FROM sqlite_master")]
+
+        one = At()
+        with one.cursor() as cursor:
+            cursor.execute("CREATE TABLE old (id)")
+        one.close()
+        assert names(At()) == ["old"]
+        for path in tmp_path.iterdir():
+            path.unlink()
+        other = At()
+        assert names(other) == []
+        other.close()
+        assert len(other._spare) == 1
 
     def test_a_forked_process_takes_neither_turns_nor_connections_with_it(self):
         kept = self.in_thread(self.raw)
@@ -170,7 +210,7 @@ class TestConnections:
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         finally:
             connection.turns.give_back()
-        assert kept in map(id, connection._spare)
+        assert kept in [id(one) for _, one in connection._spare]
 
     def test_not_more_are_kept_than_are_of_use(self):
         gate = threading.Barrier(12)

@@ -8,7 +8,9 @@ import os
 import re
 import sqlite3
 from collections import deque
+from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from django.db.backends.sqlite3 import base
 
@@ -17,10 +19,11 @@ from toolcrib.sqlite.turns import Turns
 Database = sqlite3.dbapi2  # Django looks for it here
 WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 MOST_IDLE = 8
+File = tuple[int, int] | None  # which file a name stands for
 
 _turns: dict[str, Turns] = {}  # by the database's name
-_idle: dict[str, deque[sqlite3.Connection]] = {}
-_of_parent: list[deque[sqlite3.Connection]] = []  # SQLite wants them neither used nor closed
+_idle: dict[str, deque[tuple[File, "Connection"]]] = {}
+_of_parent: list[object] = []  # SQLite wants them neither used nor closed
 
 
 def _forget() -> None:
@@ -31,6 +34,26 @@ def _forget() -> None:
 
 
 os.register_at_fork(after_in_child=_forget)
+
+
+class Connection(sqlite3.Connection):
+    """Knows its cursors: one that was not read to its end would hold on to the past."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._made: WeakSet[sqlite3.Cursor] = WeakSet()
+
+    def cursor(self, factory: Any = sqlite3.Cursor) -> Any:
+        made = super().cursor(factory)
+        self._made.add(made)
+        return made
+
+    def execute(self, *args: Any) -> Any:
+        return self.cursor().execute(*args)
+
+    def finish(self) -> None:
+        for cursor in list(self._made):
+            cursor.close()
 
 
 class Cursor(base.SQLiteCursorWrapper):
@@ -55,6 +78,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.holds_turn = False
+        self._opened: File = None
 
     @property
     def patience(self) -> float:
@@ -65,15 +89,30 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return _turns.setdefault(str(self.settings_dict["NAME"]), Turns())
 
     @property
-    def _spare(self) -> deque[sqlite3.Connection]:
+    def _spare(self) -> deque[tuple[File, Connection]]:
         return _idle.setdefault(str(self.settings_dict["NAME"]), deque())
 
-    def get_new_connection(self, conn_params: dict[str, Any]) -> sqlite3.Connection:
+    def _file(self) -> File:
         try:
-            return self._spare.pop()
-        except IndexError:
-            made: sqlite3.Connection = super().get_new_connection(conn_params)
-            return made
+            found = Path(self.settings_dict["NAME"]).stat()
+        except OSError:  # in memory, or gone
+            return None
+        return found.st_dev, found.st_ino
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Connection:
+        now = self._file()
+        while self._spare:
+            try:
+                of, spare = self._spare.pop()
+            except IndexError:  # another thread took the last
+                break
+            if of == now:
+                self._opened = of
+                return spare
+            spare.close()  # the file was put aside, as by a restore
+        made: Connection = super().get_new_connection({**conn_params, "factory": Connection})
+        self._opened = self._file()
+        return made
 
     def create_cursor(self, name: str | None = None) -> Cursor:
         cursor: Cursor = self.connection.cursor(factory=Cursor)
@@ -84,8 +123,9 @@ class DatabaseWrapper(base.DatabaseWrapper):
         self.give_back()
         found = self.connection
         clean = found is not None and not found.in_transaction and found.isolation_level is None
-        if clean and len(self._spare) < MOST_IDLE:
-            self._spare.append(found)
+        if clean and self._opened is not None and len(self._spare) < MOST_IDLE:
+            found.finish()
+            self._spare.append((self._opened, found))
         else:
             super()._close()  # type: ignore[misc]
 
