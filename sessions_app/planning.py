@@ -134,7 +134,7 @@ def _entry(
 
 def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
     """Plan a call from what is remembered; None where the long way has to look at it."""
-    session, name = ready.session, request.tool_name
+    name = request.tool_name
     item = ready.seen.lookup(name) if name not in META_TOOLS else None
     facts = ready.servers.get(item.server_id or 0) if item is not None else None
     if item is None or facts is None:
@@ -143,8 +143,8 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
         key = ledger.check_key(request.idempotency_key)
         check(request.arguments, "/arguments")
         check(name, "/tool_name")
-        asked = ledger.request_digest(session.session_id, name, request.arguments)
-        entry = _entry(request, key, asked, session_id=session.pk, agent_id=ready.agent.pk)
+        asked = ledger.request_digest(ready.session_id, name, request.arguments)
+        entry = _entry(request, key, asked, session_id=ready.session_pk, agent_id=ready.agent.pk)
         arguments = arguments_of(request.arguments)
         _check_usable(item)
         shown = ready.shown(item.name)
@@ -154,9 +154,7 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
     _name(entry, item)
     entry.implicit_load = shown is None
     _, generation, isolation, concurrency, call_timeout, slug = facts
-    target = Target(
-        item.server_id or 0, slug, generation, isolation, session.session_id, concurrency
-    )
+    target = Target(item.server_id or 0, slug, generation, isolation, ready.session_id, concurrency)
     plan = _plan(entry, item, arguments, target, request.timeout or call_timeout)
     plan.key = ready.key_id
     return plan

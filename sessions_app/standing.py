@@ -28,7 +28,7 @@ from sessions_app.scope import Scope
 from sessions_app.surfaces import Pin
 
 Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MOST, MOST_LOADED = 10_000, 200_000
+MOST, MOST_LOADED = 10_000, 50_000
 FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
@@ -72,7 +72,8 @@ class Standing:
 
     key_id: int | None
     agent: Agent
-    session: AgentSession
+    session_pk: int
+    session_id: str
     seen: Scope
     loaded: dict[str, int]  # definitions that the session was shown of what it loaded, by name
     at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
@@ -102,7 +103,7 @@ class Standing:
 
     def compare(self, cursor: Cursor, server_id: int, now: datetime) -> Verdict:
         """Say whether all of it is still so, and the agent may have one more call under way."""
-        found = _stamp(cursor, self.key_id, self.session.pk, server_id, now)
+        found = _stamp(cursor, self.key_id, self.session_pk, server_id, now)
         if found is None:
             return Verdict.CHANGED
         *facts, last_used, under_way = found
@@ -194,8 +195,8 @@ def learn(token: Token, session_id: str, tool: str) -> Standing | None:
         return None
     ready = known(token, session_id)
     if ready is None or ready.stamp != tuple(found[:MINE]):
-        ready = _read(key, session_id, found)
-        if ready is None or not _good(token, key, ready.session):
+        ready = _read(token, key, session_id, found)
+        if ready is None:
             return None
     ready.servers[item.server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
     shown = ready.shown(item.name)
@@ -211,9 +212,9 @@ def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
     return bool(session.agent.enabled) and session.state == SessionState.OPEN
 
 
-def _read(key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
+def _read(token: Token, key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
     session = opening.by_id.first(session_id)
-    if session is None:
+    if session is None or not _good(token, key, session):
         return None
     seen = scope.of_session(session)
     if seen.revision != found[0]:
@@ -222,7 +223,8 @@ def _read(key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
     return Standing(
         key_id=key.pk if key else None,
         agent=session.agent,
-        session=session,
+        session_pk=session.pk,
+        session_id=session_id,
         seen=seen,
         loaded={sys.intern(name): pin["definition"] for name, pin in pins},
         at_once=surfaces.surface_of(session.snapshot).pins,
