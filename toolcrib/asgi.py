@@ -25,7 +25,7 @@ from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
 from sessions_app import act_path, call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
-from toolcrib.collecting import collector  # noqa: E402
+from toolcrib.collecting import collector, share_heaps  # noqa: E402
 from toolcrib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
 
@@ -33,6 +33,8 @@ from toolcrib.runtime import runtime  # noqa: E402
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 logger = logging.getLogger(__name__)
+
+share_heaps()
 
 SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers

@@ -1,11 +1,15 @@
 """Garbage is looked for once a minute among what is new, and among all while nobody waits."""
 
 import asyncio
+import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
 
+from tests.installation import ROOT
 from tests.waiting import wait_for
 from toolcrib import collecting
 from toolcrib.collecting import ALL_EVERY, AT_LATEST, EVERY, QUIET, Collector
@@ -91,3 +95,39 @@ def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(
         gc.callbacks.remove(look)
     assert gc.get_threshold() == usual
     assert gc.get_freeze_count() == 0
+
+
+HEAPS = """
+import ctypes, sys, threading
+from toolcrib.collecting import share_heaps
+if sys.argv[1] == "shared":
+    assert share_heaps()
+full, told = threading.Barrier(9), threading.Event()
+def fill():
+    held = [bytes(50_000) for _ in range(20)]
+    full.wait(30)
+    told.wait(30)
+    return held
+for _ in range(8):
+    threading.Thread(target=fill, daemon=True).start()
+full.wait(30)
+libc = ctypes.CDLL(None)
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+told.set()
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc has such heaps")
+def test_threads_share_two_heaps():
+    def heaps(how):
+        done = subprocess.run(
+            [sys.executable, "-c", HEAPS, how],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.count("<heap nr=")
+
+    assert heaps("shared") <= 2 < heaps("by thread")
