@@ -277,6 +277,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             hidden=[value.reveal() for value in spec.hidden],
             max_line=settings.MAX_MESSAGE_BYTES,
             stderr_bytes=settings.STDERR_BYTES,
+            most=settings.MAX_PROCESSES,
         ) as child:
             link.stderr, link.ended = child.stderr_tail, child.ended
             yield watched(wired(child, link), link)

@@ -21,7 +21,7 @@ from typing import IO
 from servers.attempts import HEAD, TooLarge
 from servers.faults import UpstreamError, printable
 from servers.pieces import TURN, Pieces
-from servers.supervise import CANNOT_RUN
+from servers.supervise import CANNOT_RUN, CROWDED
 
 logger = logging.getLogger(__name__)
 
@@ -40,13 +40,14 @@ STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
 class Child:
     """One running program. `messages` and `send` are its wire; `exited` is set when it is gone."""
 
-    def __init__(self, max_line: int, stderr_bytes: int, hidden: Sequence[str]) -> None:
+    def __init__(self, max_line: int, stderr_bytes: int, hidden: Sequence[str], most: int) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
         self._max_line = max_line
         self._stderr = bytearray()
         self._stderr_bytes = stderr_bytes
         self._hidden = hidden
+        self._most = most
         self._stderr_ended = asyncio.Event()
         self._stdin = -1
         self._lifeline = -1
@@ -84,7 +85,9 @@ class Child:
         self._drain = asyncio.create_task(self._keep_tail(await self._reader(stderr)))
         # Python sets LC_CTYPE for itself in a C locale; the program shall not inherit that.
         unset = [] if "LC_CTYPE" in env else ["LC_CTYPE"]
-        order = json.dumps({"program": program, "argv": list(argv), "unset": unset})
+        order = json.dumps(
+            {"program": program, "argv": list(argv), "unset": unset, "most": self._most}
+        )
         with suppress(BrokenPipeError):  # it died already: the end of stdout tells
             await _write(self._lifeline, order.encode() + b"\n")
 
@@ -163,6 +166,14 @@ class Child:
                 detail=detail,
                 parked=True,
             )
+        if self.exit_code == CROWDED:
+            return UpstreamError(
+                f"The program was ended {while_what}: it ran more than {self._most:,} processes "
+                "and threads at once.",
+                code="crashed",
+                hint="If it needs that many, raise TOOLCRIB_MAX_PROCESSES.",
+                detail=detail,
+            )
         how = (
             f"was killed by signal {self.exit_code - 128}"
             if self.exit_code > 128
@@ -216,11 +227,12 @@ async def running(
     hidden: Sequence[str],
     max_line: int,
     stderr_bytes: int,
+    most: int,
 ) -> AsyncIterator[Child]:
-    """Run a program for as long as the block lasts."""
+    """Run a program for as long as the block lasts, or until it has become more than so many."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = Child(max_line, stderr_bytes, _worth_hiding(hidden))
+    child = Child(max_line, stderr_bytes, _worth_hiding(hidden), most)
     try:
         try:
             await child.start(program, argv, cwd, full_env)

@@ -3,7 +3,8 @@
 Started by stdio.py as `python -I -S supervise.py FD`; standard library only, no project import.
 FD is the read end of a lifeline. Its first line says what to run; then it stays open, and its
 end, whether by close, crash or SIGKILL of the other side, is the order to stop. Exits with the
-program's status, 128+n when signal n killed it, 126 when it could not be executed.
+program's status, 128+n when signal n killed it, 126 when it could not be executed, 125 when it was
+ended since it had become too many.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ import time
 from pathlib import Path
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-CANNOT_RUN = 126
+LOOK = 0.5  # seconds between two looks at how many it has become
+CANNOT_RUN, CROWDED = 126, 125
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,21 +60,46 @@ def execute(program: str, argv: list[str], parent: int) -> None:
     os._exit(CANNOT_RUN)
 
 
-def descendants() -> set[int]:
-    """Return every process below this one: orphans come to us, the subreaper."""
-    parents: dict[int, int] = {}
+def descendants() -> dict[int, int]:
+    """Return every process below this one and its threads: orphans come to us, the subreaper."""
+    known: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 after_name = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if after_name[0] != b"Z":
-                    parents[int(entry.name)] = int(after_name[1])
-    found: set[int] = set()
+                    known[int(entry.name)] = int(after_name[1]), int(after_name[17])
+    found: dict[int, int] = {}
     grew = {os.getpid()}
     while grew:
-        grew = {pid for pid, parent in parents.items() if parent in grew and pid not in found}
-        found |= grew
+        grew = {pid for pid, (parent, _) in known.items() if parent in grew and pid not in found}
+        found |= {pid: known[pid][1] for pid in grew}
     return found
+
+
+class Crowd:
+    """Tells when the program has become more processes and threads than it may be.
+
+    To count them takes milliseconds, so it is done only where the machine has more than before.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.before = self.on_machine()
+
+    def on_machine(self) -> int:
+        try:
+            return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def is_too_large(self) -> bool:
+        now = self.on_machine()
+        self.before = min(now, self.before)
+        if now - self.before <= self.most // 10:
+            return False
+        self.before = now
+        return sum(descendants().values()) > self.most
 
 
 def reap(pid: int) -> int | None:
@@ -110,11 +137,11 @@ def kill(pid: int) -> bool:
     return True
 
 
-def watch(pid: int, lifeline: int, wakeup: int) -> int | None:
+def watch(pid: int, lifeline: int, wakeup: int, crowd: Crowd) -> int | None:
     """Wait for the program to end, or for the order to stop it. Return its status if it ended."""
     deadline: float | None = None
     while True:
-        timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = LOOK if deadline is None else max(0.0, deadline - time.monotonic())
         sources = [wakeup] if deadline else [wakeup, lifeline]
         ready, _, _ = select.select(sources, [], [], timeout)
         stop = lifeline in ready and not os.read(lifeline, 4096)
@@ -126,6 +153,8 @@ def watch(pid: int, lifeline: int, wakeup: int) -> int | None:
             return status
         if deadline is not None and time.monotonic() >= deadline:
             return None
+        if crowd.is_too_large():
+            return CROWDED
         if stop and deadline is None:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGTERM)
@@ -148,7 +177,7 @@ def main() -> int:
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    supervisor = os.getpid()
+    supervisor, crowd = os.getpid(), Crowd(int(str(order["most"])))
     pid = os.fork()
     if pid == 0:
         execute(str(order["program"]), list(order["argv"]), supervisor)  # type: ignore[call-overload]
@@ -158,7 +187,7 @@ def main() -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    status = watch(pid, lifeline, wakeup)
+    status = watch(pid, lifeline, wakeup, crowd)
     kill_all(pid)
     return 128 + signal.SIGKILL if status is None else status
 

@@ -62,6 +62,7 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Pages of one list", "pages"),
         ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Largest list", "bytes"),
         ("TOOLCRIB_STDERR_BYTES", "STDERR_BYTES", "Kept of a program's errors", "bytes"),
+        ("TOOLCRIB_MAX_PROCESSES", "MAX_PROCESSES", "Processes and threads of one program", "all"),
     ),
     "retention": (),
 }

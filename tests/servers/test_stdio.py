@@ -23,6 +23,8 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
+OPTIONS = {"cwd": "", "hidden": [], "max_line": 1000, "stderr_bytes": 1000, "most": 200}
+
 
 def program(*argv, cwd=str(ROOT), env=None, hidden=()):
     return ServerSpec(
@@ -99,8 +101,7 @@ def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
     monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE for itself
 
     async def scenario():
-        options = {"cwd": "", "hidden": [], "max_line": 1000, "stderr_bytes": 1000}
-        async with running(["/usr/bin/env"], env={"OWN": "1"}, **options) as child:
+        async with running(["/usr/bin/env"], env={"OWN": "1"}, **OPTIONS) as child:
             return [line async for line in child.messages()]
 
     assert sorted(asyncio.run(scenario())) == [b"LANG=C", b"OWN=1"]
@@ -221,7 +222,7 @@ def test_reading_a_line_costs_time_in_proportion_to_its_length(monkeypatch):
     monkeypatch.setattr(stdio, "CHUNK", 64)
 
     async def cost(size: int) -> float:
-        child = Child(10**9, 1000, [])
+        child = Child(10**9, 1000, [], 200)
         child._stdout = asyncio.StreamReader()
         child._stdout.feed_data(b"x" * size + b"\n")
         child._stdout.feed_eof()
@@ -430,10 +431,75 @@ def test_a_program_that_multiplies_leaves_nothing_when_it_is_stopped(tmp_path):
         return [int(pid) for pid in note.read_text().split()] if note.exists() else []
 
     async def scenario():
-        options = {"cwd": "", "env": {}, "hidden": [], "max_line": 1000, "stderr_bytes": 1000}
-        async with running([sys.executable, "-c", script], **options):
+        async with running([sys.executable, "-c", script], env={}, **OPTIONS):
             await asyncio.to_thread(wait_for, lambda: len(pids()) == 60)
             return pids()
 
     started = asyncio.run(scenario())
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 15)
+
+
+MULTIPLIES = """
+import os, sys, threading, time
+for _ in range({doublings}):
+    parent = os.fork()
+    {apart}
+for _ in range({threads}):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+os.write(1, b"x\\n")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("doublings", "threads", "apart"),
+    [(7, 0, "pass"), (7, 0, "parent or os.setsid()"), (2, 40, "pass")],
+    ids=["processes", "processes apart", "threads"],
+)
+def test_a_program_that_multiplies_without_end_is_ended_with_all_of_it(doublings, threads, apart):
+    """Hostile input 26, the fork bomb: 128 processes, or 4 with 41 threads each, where 100 may."""
+    script = MULTIPLIES.format(doublings=doublings, threads=threads, apart=apart)
+
+    async def scenario():
+        options = {**OPTIONS, "most": 100}
+        async with running([sys.executable, "-c", script], env={}, **options) as child:
+            async for _ in child.messages():
+                pass
+            await child.exited.wait()
+            return await child.ended("during the test")
+
+    error = asyncio.run(scenario())
+    assert (error.code, error.parked) == ("crashed", False)
+    assert "more than 100 processes and threads at once" in error.message
+    assert "TOOLCRIB_MAX_PROCESSES" in error.hint
+
+
+COUNTS = """
+import os, sys, threading, time
+from servers.supervise import Crowd
+crowds = [Crowd(most) for most in (8, 9)]
+if os.fork() == 0:  # one with six threads
+    for _ in range(6):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    if os.fork() == 0 and os.fork() == 0:  # two below it: nine in all
+        os.write(1, b".")
+    time.sleep(600)
+def looked():
+    for crowd in crowds:
+        crowd.before = 0  # count, whatever the machine does
+    return [crowd.is_too_large() for crowd in crowds]
+while True not in (found := looked()):
+    pass
+print(found, flush=True)
+"""
+
+
+def test_a_program_within_its_number_is_left_alone():
+    """Nine processes and threads are more than eight, and not more than nine."""
+    argv = [sys.executable, "-c", COUNTS]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as made:
+        try:
+            assert made.stdout.read(1) == b"."
+            assert made.stdout.readline() == b"[True, False]\n"
+        finally:
+            os.killpg(made.pid, signal.SIGKILL)
