@@ -63,10 +63,11 @@ class CallOutcome:
     structured: Any = None  # likewise; see has_structured
     has_structured: bool = False
     is_error: bool = False  # the server's own isError
+    written: tuple[str, str] | None = None  # content and structured, as canonical JSON
     code: str = ""
     message: str = ""
     hint: str = ""
-    size: int = 0  # bytes of the result as canonical JSON
+    size: int = 0  # bytes of these
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
     """Make the call when it is its turn at the server."""
     try:
         if not request.checked:
-            results.measured(request.arguments)
+            results.written(request.arguments)
     except results.Unusable as problem:
         return _not_sent(
             "invalid_arguments",
@@ -339,6 +340,7 @@ async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> C
         structured=result.structured,
         has_structured=result.has_structured,
         is_error=result.is_error,
+        written=result.written,
         size=result.size,
     )
 

@@ -24,7 +24,8 @@ class Result:
     structured: Any
     has_structured: bool
     is_error: bool
-    size: int  # bytes as canonical JSON
+    written: tuple[str, str]  # content and structure, as canonical JSON
+    size: int  # bytes of these
 
 
 class Unusable(ValueError):
@@ -54,19 +55,23 @@ def read(answer: Mapping[str, Any], *, max_items: int, hidden: Sequence[str]) ->
         raise Unusable("has an isError that is neither true nor false")
     if is_error:
         answer = without(answer, hidden)
+    content, structured = answer["content"], answer.get("structuredContent")
+    (content_text, content_size), (text, size) = written(content), written(structured)
     return Result(
-        content=answer["content"],
-        structured=answer.get("structuredContent"),
+        content=content,
+        structured=structured,
         has_structured="structuredContent" in answer,
         is_error=is_error,
-        size=measured(answer),
+        written=(content_text, text),
+        size=content_size + size,
     )
 
 
-def measured(value: object) -> int:
-    """Return the size of a value as canonical JSON, or raise where it has no such form."""
+def written(value: object) -> tuple[str, int]:
+    """Return a value as canonical JSON, and its bytes; raise where it has no such form."""
     try:
-        return len(canonical(value).encode())
+        text = canonical(value)
+        return text, len(text.encode())
     except UnicodeEncodeError:
         raise Unusable("holds half a character (a lone surrogate)") from None
     except RecursionError:

@@ -27,6 +27,7 @@ from sessions_app.bare_http import (
     unless_gone,
     whole_body,
 )
+from sessions_app.ledger import Answer
 from sessions_app.planning import CallRequest
 from sessions_app.strict_json import parsed
 from toolcrib.errors import Failed, ToolcribError
@@ -53,7 +54,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
     token, headers = found
     body, whole = await whole_body(receive)
     request = _request(body, headers.get(b"idempotency-key")) if whole else None
-    answer: str | int = 0
+    answer: Answer | int = 0
     if request is not None:
         try:
             working = dispatch.quickly(token, session_id, request, len(body))
@@ -72,8 +73,8 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
             logger.exception("Request %s failed", mark)
             await refuse(send, Failed(mark))
             return
-    if isinstance(answer, str):
-        await answer_with(send, answer)
+    if isinstance(answer, Answer):
+        await answer_with(send, answer.body)
         return
     scope[COUNTED] = answer
     await ordinary(scope, again(body, whole, receive), send)

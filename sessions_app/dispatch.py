@@ -27,7 +27,7 @@ from servers.messages import LARGE
 from servers.spec import OnProgress
 from servers.threads import in_thread
 from sessions_app import ledger, limiting, planning, revoking, standing, writing
-from sessions_app.ledger import Ending
+from sessions_app.ledger import Answer, Ending
 from sessions_app.models import Agent, CallState
 from sessions_app.planning import CallPlan, CallRequest, Ended
 from sessions_app.standing import Token, Verdict
@@ -63,7 +63,7 @@ class Unrecorded(ToolcribError):
 class _Carried:
     """A call under way, whether or not its caller is there. It ends with Toolcrib, or its key."""
 
-    def __init__(self, plan: CallPlan, task: "asyncio.Task[str]") -> None:
+    def __init__(self, plan: CallPlan, task: "asyncio.Task[Answer]") -> None:
         self.plan, self.task = plan, task
         self.key = plan.key
 
@@ -71,7 +71,7 @@ class _Carried:
         self.plan.revoked = True
         self.cancel()
 
-    def over(self, task: "asyncio.Task[str]") -> None:
+    def over(self, task: "asyncio.Task[Answer]") -> None:
         _carried.discard(self)
         ledger.carried.discard(self.plan.entry.call_id)
         revoking.leave(self)
@@ -113,15 +113,15 @@ async def dispatch(
         plan, counted = await short_way(agent.pk, session_id, request)
         if plan is not None:
             plan.key = key
-            return await _carry_out(plan, on_progress)
+            return (await _carry_out(plan, on_progress)).body
     found = await _on_database(planning.plan_call)(agent, session_id, request, counted=counted)
     if isinstance(found, str):
         return found
     if isinstance(found, Ended):
-        return await ledger.finish(found.entry, found.ending)
+        return (await ledger.finish(found.entry, found.ending)).body
     await ledger.accept(found.entry, agent)
     found.key = key
-    return await _carry_out(found, on_progress)
+    return (await _carry_out(found, on_progress)).body
 
 
 async def short_way(
@@ -167,7 +167,7 @@ async def _count(agent: Agent) -> None:
         limiting.check_rate(agent, "calls", agent.calls_per_minute)
 
 
-async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> str | int:
+async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> Answer | int:
     """Carry out a call the short way; or return the limit it was held to, for the long one."""
     plan, counted = await short_way(token, session_id, request, size)
     return counted if plan is None else await _carry_out(plan, None)
@@ -185,14 +185,14 @@ async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> di
             answer = await _carry_out(found, None)
         finally:
             await calling.forget_session(found.target.session)
-    told: dict[str, Any] = json.loads(answer)
+    told: dict[str, Any] = json.loads(answer.body)
     return told
 
 
 # --- Send ---------------------------------------------------------------------------------------
 
 
-async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> str:
+async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
     """Send and record. Where the caller leaves, the call is cancelled and still recorded."""
     task = asyncio.create_task(_run(plan, on_progress))
     carried = _Carried(plan, task)
@@ -216,7 +216,7 @@ def give_up() -> None:
         carried.cancel()
 
 
-async def _run(plan: CallPlan, on_progress: OnProgress | None) -> str:
+async def _run(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
     plan.asking = True
     try:
         given_up = plan.left or plan.stopping or plan.revoked  # before it began
@@ -293,14 +293,14 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
 # --- Record -------------------------------------------------------------------------------------
 
 
-async def _record(plan: CallPlan, outcome: CallOutcome) -> str:
+async def _record(plan: CallPlan, outcome: CallOutcome) -> Answer:
     if outcome.state == "not_sent":
         plan.entry.idempotency_key = None  # nothing happened under it
         plan.entry.sent_at = None
     brief = outcome.size <= LARGE and _is_compiled(plan.item)
     ending = _ending(plan, outcome) if brief else await asyncio.to_thread(_ending, plan, outcome)
     try:
-        body = await ledger.finish(plan.entry, ending)
+        answer = await ledger.finish(plan.entry, ending)
     except DatabaseError:
         logger.exception("The end of call %s could not be recorded", plan.entry.call_id)
         if not plan.sent:
@@ -318,7 +318,7 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> str:
             code=outcome.code,
             details={"retry_after": 1},
         )
-    return body
+    return answer
 
 
 def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
@@ -336,6 +336,7 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
             tokens=_tokens(content, structured),
             code="tool_error" if outcome.is_error else "",
             message=f"{plan.item.name} answered with an error." if outcome.is_error else "",
+            written=outcome.written,
             large=outcome.size > LARGE,
         )
     state = outcome.state

@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
-from catalog.canonical import canonical, digest
+from catalog.canonical import canonical, digest, joined
 from servers.holder import is_dead, this_process
 from sessions_app import limiting
 from sessions_app.models import (
@@ -55,6 +55,7 @@ class Ending:
     code: str = ""
     message: str = ""
     hint: str = ""
+    written: tuple[str, str] | None = None  # content and structured as canonical JSON, if known
     raw: object = None  # what the server sent, where the caller is told something else
     large: bool = False  # not to be worked through on the event loop
 
@@ -63,6 +64,16 @@ class Ending:
         if not self.code:
             return None
         return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a caller is told of a call, as canonical JSON, and what is large in it."""
+
+    body: str
+    content: str
+    structured: str
+    is_error: bool
 
 
 def check_key(key: str | None) -> str | None:
@@ -76,8 +87,9 @@ def check_key(key: str | None) -> str | None:
     return key
 
 
-def request_digest(session_id: str, tool_name: str, arguments: object) -> str:
-    return digest(canonical([session_id, tool_name, arguments]))
+def request_digest(key: str | None, session_id: str, tool_name: str, arguments: object) -> str:
+    """Tell one request under an idempotency key from another. Without a key nobody asks."""
+    return digest(canonical([session_id, tool_name, arguments])) if key is not None else ""
 
 
 def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
@@ -97,7 +109,7 @@ def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
         raise in_progress()
     answer = CallAnswer.objects.filter(call=call).first()
     if answer is None:
-        return canonical(_answer(Entry.of(call), _forgotten(call)))
+        return _answer(Entry.of(call), _forgotten(call)).body
     return answer.body
 
 
@@ -161,7 +173,7 @@ async def accept_if(entry: Entry, ready: Standing) -> Verdict:
     return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))
 
 
-_closing: set["asyncio.Task[str]"] = set()
+_closing: set["asyncio.Task[Answer]"] = set()
 
 
 def _close(entry: Entry) -> None:
@@ -177,7 +189,7 @@ def _close(entry: Entry) -> None:
     task.add_done_callback(_closed)
 
 
-def _closed(task: "asyncio.Task[str]") -> None:
+def _closed(task: "asyncio.Task[Answer]") -> None:
     _closing.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("A call whose caller left could not be closed: %s", error)
@@ -203,32 +215,36 @@ async def mark_sent(entry: Entry) -> None:
     await committed(Job(lambda cursor: cursor.mark_sent(entry), order=entry.session_id or 0))
 
 
-async def finish(entry: Entry, ending: Ending) -> str:
-    """Write how a call ended, tell the timeline, and return the answer's JSON."""
+async def finish(entry: Entry, ending: Ending) -> Answer:
+    """Write how a call ended, tell the timeline, and return the answer."""
     if ending.large:
-        body = await asyncio.to_thread(end, entry, ending)
+        answer = await asyncio.to_thread(end, entry, ending)
     else:
-        body = end(entry, ending)
-    job = Job(lambda cursor: _finished(cursor, entry, ending, body),
+        answer = end(entry, ending)
+    job = Job(lambda cursor: _finished(cursor, entry, ending, answer.body),
               order=entry.session_id or 0, must=entry.pk is not None)  # fmt: skip
     if not await committed(job):
         raise in_progress()
-    return body
+    return answer
 
 
-def end(entry: Entry, ending: Ending) -> str:
-    """Fill in how a call ended, and return the answer's JSON."""
+def end(entry: Entry, ending: Ending) -> Answer:
+    """Fill in how a call ended, and return the answer."""
     entry.state, entry.is_error = str(ending.state), ending.is_error
     entry.finished_at = timezone.now()
     entry.tokens = ending.tokens
     entry.error_code, entry.error_message = ending.code[:40], ending.message[:2000]
-    told = {"content": ending.content, "structuredContent": ending.structured}
-    raw = told if ending.raw is None else ending.raw
-    result = canonical(raw)
+    answer = _answer(entry, ending)
+    raw = ending.raw
+    if raw is None:
+        raw = {"content": ending.content, "structuredContent": ending.structured}
+        result = joined({"content": answer.content, "structuredContent": answer.structured})
+    else:
+        result = canonical(raw)
     whole = result.encode()
     entry.result_bytes, entry.result_sha256 = len(whole), hashlib.sha256(whole).hexdigest()
     entry.result_copy = kept(raw) if len(result) < 65_536 else _head(result, len(whole))
-    return canonical(_answer(entry, ending))
+    return answer
 
 
 def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
@@ -260,19 +276,25 @@ def _head(result: str, size: int) -> str:
     return kept({"start": result[:8000], "bytes": size, "cut": True})
 
 
-def _answer(entry: Entry, ending: Ending) -> dict[str, Any]:
-    answer: dict[str, Any] = {
+def _answer(entry: Entry, ending: Ending) -> Answer:
+    content, structured = ending.written or (
+        canonical(ending.content),
+        canonical(ending.structured),
+    )
+    small: dict[str, Any] = {
         "call_id": entry.call_id,
         "tool_name": entry.tool_name,
         "state": ending.state,
         "is_error": ending.is_error,
-        "content": ending.content,
-        "structured_content": ending.structured,
         "tokens": ending.tokens,
         "duration_ms": entry.duration_ms,
         "implicit_load": entry.implicit_load,
     }
-    return answer | {"error": ending.error} if ending.error else answer
+    if ending.error:
+        small["error"] = ending.error
+    texts = {name: canonical(value) for name, value in small.items()}
+    body = joined({**texts, "content": content, "structured_content": structured})
+    return Answer(body, content, structured, ending.is_error)
 
 
 def note_late(call_pk: int, what: str) -> None:
@@ -313,7 +335,7 @@ def _give_up(call: Call) -> int:
             message=text,
             hint="Check before you call it again.",
         )
-        _finished(Cursor(connection), entry, ending, end(entry, ending))
+        _finished(Cursor(connection), entry, ending, end(entry, ending).body)
         return 1
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
+from catalog.canonical import canonical
 from servers.threads import in_thread
 from sessions_app import dispatch, mcp_tools, standing, writing
 from sessions_app.bare_http import (
@@ -27,6 +28,7 @@ from sessions_app.bare_http import (
     unless_gone,
     whole_body,
 )
+from sessions_app.ledger import Answer
 from sessions_app.mcp_refusals import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
 from sessions_app.planning import CallRequest
@@ -144,7 +146,7 @@ def _is_client(claimed: object) -> bool:
 
 async def _answered(
     digest: str, message: dict[str, Any], size: int, receive: Receive
-) -> dict[str, Any] | None:
+) -> Answer | None:
     """Carry out a call, or return None for the endpoint to do it."""
     session_id, params = _rolling.get(digest, ""), message["params"]
     ready = standing.known(digest, session_id)
@@ -160,11 +162,16 @@ async def _answered(
     except Revoked:
         raise
     except ToolcribError as error:
-        return mcp_tools.said(f"{error.message}\n\n{error.hint}".strip(), is_error=True)
+        return _said(f"{error.message}\n\n{error.hint}".strip())
     except DatabaseError:
         logger.exception("The database did not answer a call over MCP")
-        return mcp_tools.said("The database does not answer. Try again.", is_error=True)
-    return mcp_tools.called(answer) if isinstance(answer, str) else None
+        return _said("The database does not answer. Try again.")
+    return answer if isinstance(answer, Answer) else None
+
+
+def _said(text: str) -> Answer:
+    content = mcp_tools.said(text)["content"]
+    return Answer("", canonical(content), "null", is_error=True)
 
 
 def _learn(digest: str, name: str) -> None:
@@ -179,24 +186,17 @@ def _learn(digest: str, name: str) -> None:
     standing.learn(digest, session.session_id, name)
 
 
-async def _answer(send: Send, asked: int | str, told: dict[str, Any]) -> None:
-    # In the order in which the SDK writes them, so that answers are the same bytes.
-    result = {
-        "content": told["content"],
-        "isError": told["isError"],
-        "resultType": "complete",
-        "_meta": {
-            f"{META}serverInfo": {
-                "name": "toolcrib",
-                "title": "Toolcrib",
-                "version": settings.VERSION,
-            }
-        },
+async def _answer(send: Send, asked: int | str, told: Answer) -> None:
+    # As the SDK writes them and in that order, but that it escapes what is not ASCII.
+    meta = {
+        f"{META}serverInfo": {"name": "toolcrib", "title": "Toolcrib", "version": settings.VERSION}
     }
-    if "structuredContent" in told:
-        result["structuredContent"] = told["structuredContent"]
-    body = json.dumps({"jsonrpc": "2.0", "id": asked, "result": result}, separators=(",", ":"))
-    raw = body.encode()
+    structured = f',"structuredContent":{told.structured}' if told.structured != "null" else ""
+    raw = (
+        f'{{"jsonrpc":"2.0","id":{json.dumps(asked)},"result":{{"content":{told.content},'
+        f'"isError":{json.dumps(told.is_error)},"resultType":"complete",'
+        f'"_meta":{json.dumps(meta, separators=(",", ":"))}{structured}}}}}'
+    ).encode()
     headers = [
         (b"content-length", str(len(raw)).encode()),
         (b"content-type", b"application/json"),

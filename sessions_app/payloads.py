@@ -66,11 +66,11 @@ def _refused(path: str, why: str) -> Invalid:
 def kept(value: object) -> str:
     """Return a value as JSON for the ledger: redacted, and cut to a JSON text where too long."""
     text = canonical(redacted(value))
-    size = len(text.encode())
-    if size <= KEPT_BYTES:
+    whole = text.encode()
+    if len(whole) <= KEPT_BYTES:
         return text
-    head = text.encode()[:KEPT_BYTES].decode("utf-8", "ignore")
-    return canonical({"cut": True, "bytes": size, "start": head})
+    head = whole[:KEPT_BYTES].decode("utf-8", "ignore")
+    return canonical({"cut": True, "bytes": len(whole), "start": head})
 
 
 def kept_arguments(given: object) -> str:

@@ -88,7 +88,7 @@ def plan_call(
     key = ledger.check_key(request.idempotency_key)
     check(request.arguments, "/arguments")
     check(request.tool_name, "/tool_name")
-    asked = ledger.request_digest(session.session_id, request.tool_name, request.arguments)
+    asked = ledger.request_digest(key, session.session_id, request.tool_name, request.arguments)
     before = ledger.answered_before(agent, key, asked)
     if before is not None:
         return before
@@ -143,7 +143,7 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
         key = ledger.check_key(request.idempotency_key)
         check(request.arguments, "/arguments")
         check(name, "/tool_name")
-        asked = ledger.request_digest(ready.session_id, name, request.arguments)
+        asked = ledger.request_digest(key, ready.session_id, name, request.arguments)
         entry = _entry(request, key, asked, session_id=ready.session_pk, agent_id=ready.agent.pk)
         arguments = arguments_of(request.arguments)
         _check_usable(item)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.canonical import canonical, digest
+from catalog.canonical import canonical, digest, joined
 
 values = st.recursive(
     st.none()
@@ -61,3 +61,8 @@ def test_half_a_surrogate_pair_has_no_digest():
 def test_one_other_character_makes_another_digest():
     assert digest("a") != digest("b")
     assert digest("a") == "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), values, max_size=6))
+def test_an_object_joined_from_its_members_is_the_same_text(value):
+    assert joined({name: canonical(inner) for name, inner in value.items()}) == canonical(value)

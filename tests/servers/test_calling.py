@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from catalog.audit import SYSTEM
+from catalog.canonical import canonical
 from servers import calling, client, registry
 from servers.calling import Target
 from servers.models import Server
@@ -118,7 +119,8 @@ def test_results_pass_unchanged_in_both_eras_over_every_transport(how):
         assert rich.has_structured
         assert json.dumps(rich.structured) == '{"a": [1, 1.0, null]}'
         assert not rich.is_error
-        assert rich.size > 300
+        assert rich.written == (canonical(rich.content), canonical(rich.structured))
+        assert rich.size == sum(len(text.encode()) for text in rich.written)
         failed = await ask(server, "fail")
         assert (failed.state, failed.is_error, failed.has_structured) == ("succeeded", True, False)
         assert calling.in_flight(server.pk) == 0

@@ -154,6 +154,36 @@ def test_both_ways_give_the_same_bytes_and_rows(run):
     assert AgentSession.objects.get().calls == 3
 
 
+ODD = {
+    "any script": {"content": [{"type": "text", "text": 'grün 雪 🧰 \u2028 "quoted" \\ \n\t\x01'}]},
+    "a structure": {
+        "content": [{"type": "text", "text": "so"}],
+        "structuredContent": {"z": 1e16, "a": [1.5, None, True, "é"], "10": {"b": {}, "a": []}},
+    },
+    "an error": {"content": [{"type": "text", "text": "not so"}], "isError": True},
+    "no content": {"content": []},
+}
+
+
+@pytest.mark.parametrize("result", ODD)
+def test_whatever_a_server_answers_is_the_same_either_way(run, result):
+    message = request(arguments={"result": json.dumps(ODD[result])})
+
+    async def scenario(door):
+        return [await door.ask(message) for _ in range(2)]
+
+    door, answers = run(scenario)
+    assert door.ways == ["ordinary", "short" if door.short else "ordinary"]
+    assert [status for status, _ in answers] == [200, 200]
+    # Byte for byte, but that the SDK escapes what is not ASCII.
+    first, second = (json.dumps(json.loads(body)) for _, body in answers)
+    assert first == second
+    told = json.loads(answers[0][1])["result"]
+    assert told["isError"] is ODD[result].get("isError", False)
+    for part in ("content", "structuredContent"):
+        assert told.get(part) == ODD[result].get(part)
+
+
 def test_what_the_short_way_does_not_know_goes_the_ordinary_one(run):
     odd = {
         "a progress token": ({"message": request(meta={"progressToken": 1})}, 200),
