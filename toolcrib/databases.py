@@ -6,6 +6,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
+from toolcrib.sqlite.checkpoints import AT_LATEST
+
 
 def sqlite_database(data_dir: Path) -> dict[str, object]:
     return {
@@ -19,7 +21,7 @@ def sqlite_database(data_dir: Path) -> dict[str, object]:
             # A dozen connections keep pages each; the system keeps the whole file anyway.
             "init_command": (
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; "
-                "PRAGMA cache_size=-500;"
+                f"PRAGMA cache_size=-500; PRAGMA wal_autocheckpoint={AT_LATEST};"
             ),
         },
     }

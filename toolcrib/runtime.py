@@ -1,8 +1,9 @@
 """What the web process runs beside requests, started and stopped by the ASGI lifespan.
 
-Embedded: the listener, whose connections serve calls too, a Celery worker in threads and the
-schedule. Production: the connections for calls; workers, beat and the listener are processes of
-their own. Both: the watch for new revisions, and for keys that are revoked.
+Embedded: the listener, whose connections serve calls too, a Celery worker in threads, the
+schedule, and who empties SQLite's log. Production: the connections for calls; workers, beat and
+the listener are processes of their own. Both: the watch for new revisions, and for keys that are
+revoked.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 
 from celery.worker import WorkController
 from django.conf import settings
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
 
 from catalog.tasks import send_embedding
 from servers import calling, due
@@ -26,6 +27,7 @@ from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
 from toolcrib.pulse import Pulse
+from toolcrib.sqlite import checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Runtime:
             worker_thread.start()
             self.tasks.append(asyncio.create_task(self.listener.run(), name="listener"))
             self.tasks.append(asyncio.create_task(_schedule(), name="schedule"))
+            self.tasks.append(asyncio.create_task(_move_log(), name="log"))
         else:
             self.tasks.append(asyncio.create_task(calling.run(), name="calls"))
         try:
@@ -109,3 +112,12 @@ async def _schedule() -> None:
         except DatabaseError:
             logger.exception("The schedule could not be read; trying again")
         await asyncio.sleep(1)
+
+
+async def _move_log() -> None:
+    while True:
+        await asyncio.sleep(checkpoints.EVERY)
+        try:
+            await in_thread(checkpoints.move, connection)
+        except DatabaseError as error:
+            logger.warning("SQLite's log could not be emptied; trying again: %s", error)

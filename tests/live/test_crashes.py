@@ -77,3 +77,21 @@ def test_no_child_process_outlives_a_killed_installation(tmp_path):
         toolcrib.kill()
 
     wait_for(lambda: not any(alive(pid) for pid in children), 15, what="the children are gone")
+
+
+def test_what_was_written_is_soon_in_the_file_itself_and_not_only_in_its_log(tmp_path):
+    """A power cut may take the end of the log with it, which SQLite by itself leaves there."""
+    file, copy = tmp_path / "data" / "toolcrib.sqlite3", tmp_path / "toolcrib.sqlite3"
+
+    def groups():
+        copy.write_bytes(file.read_bytes())  # without the log
+        try:
+            return rows(tmp_path, "select group_id from catalog_group where group_id = 'team:new'")
+        except sqlite3.DatabaseError:  # it was just being written
+            return []
+
+    with Installation(tmp_path / "data") as toolcrib:
+        body = {"group_id": "team:new", "display_name": "New"}
+        status, told = toolcrib.api("POST", "/groups", body)
+        assert status == 201, told
+        wait_for(groups, 30)

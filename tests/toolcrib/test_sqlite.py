@@ -1,14 +1,16 @@
 """SQLite for many threads: writers take turns in order, connections are used again."""
 
 import os
+import sqlite3
 import threading
+from functools import partial
 
 import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from catalog.models import Group
 from tests.waiting import wait_for
-from toolcrib.sqlite import base
+from toolcrib.sqlite import base, checkpoints
 from toolcrib.sqlite.turns import Turns
 
 pytestmark = pytest.mark.skipif(
@@ -125,6 +127,56 @@ class TestWriting:
         assert found == [0]
 
 
+class FileAt(base.DatabaseWrapper):
+    def __init__(self, path):
+        super().__init__({**connections.settings["default"], "NAME": path})
+
+
+@pytest.mark.django_db
+class TestLog:
+    @pytest.fixture
+    def path(self, tmp_path):
+        return tmp_path / "a.sqlite3"
+
+    def fill(self, writer, rows):
+        with writer.cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS t (text)")
+            for _ in range(rows):
+                cursor.execute("INSERT INTO t VALUES (zeroblob(4000))")
+
+    def on_disk(self, path, copy):
+        """How many rows the file has without its log."""
+        copy.write_bytes(path.read_bytes())
+        found = sqlite3.connect(copy)
+        try:
+            return found.execute("SELECT COUNT(*) FROM t").fetchone()[0]
+        except sqlite3.OperationalError:  # not even the table
+            return 0
+        finally:
+            found.close()
+
+    def test_no_commit_waits_for_it_and_then_all_is_in_the_file(self, path, tmp_path):
+        writer, mover = FileAt(path), FileAt(path)
+        self.fill(writer, 1_500)  # over the 1,000 pages of old
+        assert self.on_disk(path, tmp_path / "before") == 0
+        assert checkpoints.move(mover)
+        assert self.on_disk(path, tmp_path / "after") == 1_500
+
+    def test_it_waits_for_no_writer_and_no_reader_and_says_that_something_is_left(self, path):
+        writer, reader, mover = FileAt(path), FileAt(path), FileAt(path)
+        self.fill(writer, 10)
+        with reader.cursor() as reading:
+            reading.execute("BEGIN DEFERRED")
+            assert reading.execute("SELECT COUNT(*) FROM t").fetchone() == (10,)
+            self.fill(writer, 10)
+            with writer.cursor() as writing:
+                writing.execute("BEGIN IMMEDIATE")
+                assert not checkpoints.move(mover)  # the reader still needs the file as it was
+                writing.execute("COMMIT")
+            reading.execute("COMMIT")
+        assert checkpoints.move(mover)
+
+
 @pytest.mark.django_db(transaction=True)
 class TestConnections:
     def in_thread(self, act):
@@ -177,16 +229,11 @@ class TestConnections:
         assert again == (first, True)
 
     def test_a_file_that_was_put_in_the_place_of_the_old_one_is_opened(self, tmp_path):
-        class At(base.DatabaseWrapper):
-            def __init__(self):
-                super().__init__(
-                    {**connections.settings["default"], "NAME": tmp_path / "a.sqlite3"}
-                )
-
         def names(database):
             with database.cursor() as cursor:
                 return [row[0] for row in cursor.execute("SELECT name FROM sqlite_master")]
 
+        At = partial(FileAt, tmp_path / "a.sqlite3")
         one = At()
         with one.cursor() as cursor:
             cursor.execute("CREATE TABLE old (id)")
