@@ -5,7 +5,7 @@ what runs after them. References are never fetched.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -192,17 +192,12 @@ def _check_numbers(sub: dict[str, Any], what: str) -> None:
 def _check_references(
     root: dict[str, Any], subschemas: list[tuple[Path | None, dict[str, Any]]], what: str
 ) -> None:
-    anchors = {
-        sub[key]: sub
-        for _, sub in subschemas
-        for key in ("$anchor", "$dynamicAnchor")
-        if isinstance(sub.get(key), str)
-    }
+    anchors = anchors_of(sub for _, sub in subschemas)
     targets: dict[int, list[object]] = {}
     for _, sub in subschemas:
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
             if key in sub:
-                target = _resolve(root, anchors, sub[key])
+                target = resolve(root, anchors, sub[key])
                 if target is None:
                     raise BadSchema(
                         f"{what} refers to {str(sub[key])[:80]!r}, which is not in it; "
@@ -217,7 +212,17 @@ def _check_references(
         raise BadSchema(f"{what} expands to more than {MAX_EXPANDED} schemas by its references")
 
 
-def _resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: object) -> object:
+def anchors_of(subschemas: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {
+        sub[key]: sub
+        for sub in subschemas
+        for key in ("$anchor", "$dynamicAnchor")
+        if isinstance(sub.get(key), str)
+    }
+
+
+def resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: object) -> object:
+    """Return what a reference within a schema stands for, None where it is not in it."""
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
     if ref == "#":

@@ -21,7 +21,7 @@ from typing import IO
 from servers.attempts import HEAD, TooLarge
 from servers.faults import UpstreamError, printable
 from servers.pieces import TURN, Pieces
-from servers.supervise import CANNOT_RUN, CROWDED
+from servers.supervise import CANNOT_RUN, CROWDED, MARK
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class Child:
                 detail=detail,
                 parked=True,
             )
-        if self.exit_code == CROWDED:
+        if self.exit_code == CROWDED and detail.endswith(MARK):
             return UpstreamError(
                 f"The program was ended {while_what}: it ran more than {self._most:,} processes "
                 "and threads at once.",

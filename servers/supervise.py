@@ -18,7 +18,9 @@ from pathlib import Path
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LOOK = 0.5  # seconds between two looks at how many it has become
+ALWAYS, UNTOLD = 60, 4  # looks after which they are counted whatever the machine tells
 CANNOT_RUN, CROWDED = 126, 125
+MARK = "toolcrib: ended, since it ran too many processes"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -84,7 +86,7 @@ class Crowd:
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
+        self.most, self.looks, self.over = most, 0, False
         self.before = self.on_machine()
 
     def on_machine(self) -> int:
@@ -95,11 +97,15 @@ class Crowd:
 
     def is_too_large(self) -> bool:
         now = self.on_machine()
+        self.looks += 1
         self.before = min(now, self.before)
-        if now - self.before <= self.most // 10:
+        # Now and then in any case: others may have ended meanwhile, or the machine does not tell.
+        due = self.looks % (ALWAYS if now else UNTOLD) == 0
+        if now - self.before <= self.most // 10 and not due:
             return False
         self.before = now
-        return sum(descendants().values()) > self.most
+        self.over = sum(descendants().values()) > self.most
+        return self.over
 
 
 def reap(pid: int) -> int | None:
@@ -184,11 +190,15 @@ def main() -> int:
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # whichever of the two comes first
     # The program alone holds its pipes, so that their end means what it seems to mean.
+    told = os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     status = watch(pid, lifeline, wakeup, crowd)
     kill_all(pid)
+    if crowd.over:
+        with contextlib.suppress(OSError):
+            os.write(told, f"\n{MARK}\n".encode())
     return 128 + signal.SIGKILL if status is None else status
 
 

@@ -7,11 +7,10 @@ not of the form go to the ordinary route (api.py), which does the same acts and 
 import logging
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
 
 from catalog.canonical import canonical
-from servers.threads import in_thread
 from sessions_app import (
     crowding,
     finding,
@@ -25,13 +24,16 @@ from sessions_app import (
 from sessions_app.bare_http import (
     START,
     Application,
+    Gone,
     Receive,
     Scope,
     Send,
     again,
     answer_with,
+    away,
     recognised,
     refuse,
+    unless_gone,
     whole_body,
 )
 from sessions_app.models import Agent
@@ -85,13 +87,19 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
     answer = None
     if whole:
         try:
-            async with crowding.turn():
-                answer = await in_thread(_done, found[0], session_id, what, body)
+            working = crowding.to_its_end(_done, found[0], session_id, what, body)
+            answer = await unless_gone(working, receive)
+        except Gone:
+            return
         except ToolcribError as error:
             await refuse(send, error)
             return
-        except DatabaseError as error:  # nothing was done: the ordinary route says what is wrong
-            logger.warning("The database did not answer: %s", error)
+        except (OperationalError, InterfaceError) as error:
+            logger.error("The database did not answer: %s", error)  # noqa: TRY400 - as the API does
+            await refuse(send, away())
+            return
+        except DatabaseError as error:  # of a value: the ordinary route says what is wrong with it
+            logger.warning("The database refused a value: %s", error)
     if answer is None:
         await ordinary(scope, again(body, whole, receive), send)
     else:

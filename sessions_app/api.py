@@ -14,7 +14,6 @@ from catalog.canonical import canonical, digest
 from servers import calling
 from sessions_app import (
     act_path,
-    call_path,
     crowding,
     dispatch,
     finding,
@@ -24,6 +23,7 @@ from sessions_app import (
     opening,
     surfaces,
 )
+from sessions_app.bare_http import COUNTED
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.payloads import check
 from sessions_app.shapes import (
@@ -324,7 +324,7 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
         ),
         key=request.auth.pk,  # type: ignore[attr-defined]
         token=request.auth.sha256,  # type: ignore[attr-defined]
-        counted=getattr(request, "scope", {}).get(call_path.COUNTED, 0),
+        counted=getattr(request, "scope", {}).get(COUNTED, 0),
     )
     return HttpResponse(answer, content_type="application/json")
 

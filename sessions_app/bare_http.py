@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
@@ -18,6 +18,7 @@ from sessions_app import keys
 from toolcrib.errors import ToolcribError
 
 T = TypeVar("T")
+More = TypeVarTuple("More")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -25,6 +26,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 START = "/api/v1/sessions/"
+COUNTED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
+ON_LOOP = 64 * 1024  # bytes that are read on the event loop: nobody knows yet who sends them
 
 
 class Gone(Exception):
@@ -76,6 +79,13 @@ async def whole_body(receive: Receive) -> tuple[bytes, bool]:
         message = await receive()
         chunks.append(message.get("body", b""))
     return b"".join(chunks), message["type"] == "http.request"
+
+
+async def off_loop(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
+    """Read a body, a large one where it holds nobody up."""
+    if len(body) <= ON_LOOP:
+        return read(body, *more)
+    return await asyncio.to_thread(read, body, *more)
 
 
 def again(body: bytes, whole: bool, receive: Receive) -> Receive:

@@ -13,6 +13,7 @@ from django.db import DatabaseError
 
 from sessions_app import dispatch
 from sessions_app.bare_http import (
+    COUNTED,
     START,
     Application,
     Gone,
@@ -22,6 +23,7 @@ from sessions_app.bare_http import (
     again,
     answer_with,
     away,
+    off_loop,
     recognised,
     refuse,
     unless_gone,
@@ -35,7 +37,6 @@ from toolcrib.errors import Failed, ToolcribError
 logger = logging.getLogger(__name__)
 
 END = "/call"
-COUNTED = "toolcrib.counted"  # in the scope: the limit that the call was held to already
 FIELDS = frozenset({"tool_name", "arguments", "timeout"})
 
 
@@ -53,7 +54,8 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         return
     token, headers = found
     body, whole = await whole_body(receive)
-    request = _request(body, headers.get(b"idempotency-key")) if whole else None
+    key = headers.get(b"idempotency-key")
+    request = await off_loop(_request, body, key) if whole else None
     answer: Answer | int = 0
     if request is not None:
         try:

@@ -14,6 +14,8 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 
+from servers.threads import in_thread
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -28,6 +30,20 @@ async def turn() -> AsyncIterator[None]:
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with gate:
         yield
+
+
+async def to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run work in a thread when its turn has come. Who leaves before that leaves no work behind;
+    what was begun keeps its turn until it is done."""
+    async with turn():
+        working = asyncio.ensure_future(in_thread(function, *args, **kwargs))
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait({working})
+            if not working.cancelled():
+                working.exception()  # seen
+            raise
 
 
 async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

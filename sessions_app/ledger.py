@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 ANSWERS_KEPT = timedelta(days=1)
 SLACK = timedelta(seconds=15)  # after its deadline, before a silent call is given up
+OTHERS_SLACK = timedelta(seconds=60)  # where another process may be at it, by a clock of its own
 HOLDER = this_process()
 carried: set[str] = set()  # calls that this process works on now, by id
 
@@ -251,11 +252,12 @@ def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
     """Write all that a call's end changes; False where its key was taken meanwhile."""
     now = entry.finished_at
     assert now is not None  # noqa: S101 - end() saw to it
+    is_new = True
     if entry.pk is not None:
-        cursor.finish(entry)
+        is_new = cursor.finish(entry)  # else it was told and counted when it was given up
     elif not written(cursor, entry):
         return False
-    if entry.session_id is not None:
+    if entry.session_id is not None and is_new:
         refused = ending.state == CallState.REFUSED
         cursor.tell(
             entry.session_id,
@@ -307,23 +309,25 @@ def note_late(call_pk: int, what: str) -> None:
 def recover() -> int:
     """Give up calls whose process died, or that are long past their deadline.
 
-    Not those that are worked on right here: they end by a clock that does not jump.
+    Not those that are worked on right here: they end by a clock that does not jump. What others
+    work on is judged by the database's clock, not by one that may be wrong here alone.
     """
-    now = timezone.now()
     given_up = 0
+    now = Cursor(connection).now()
     for call in Call.objects.filter(state__in=IN_FLIGHT).select_related("session")[:1000]:
-        if call.holder == HOLDER and call.call_id in carried:
+        ours = call.holder == HOLDER
+        if ours and call.call_id in carried:
             continue
-        dead = call.holder != HOLDER and is_dead(call.holder)
-        if dead or call.deadline + SLACK < now:
+        dead = not ours and is_dead(call.holder)
+        if dead or call.deadline + (SLACK if ours else OTHERS_SLACK) < now:
             given_up += _give_up(call)
     return given_up
 
 
 def _give_up(call: Call) -> int:
     with transaction.atomic():
-        row = Call.objects.select_for_update(of=("self",)).get(pk=call.pk)
-        if row.state not in IN_FLIGHT:
+        row = Call.objects.select_for_update(of=("self",)).filter(pk=call.pk).first()
+        if row is None or row.state not in IN_FLIGHT:
             return 0
         text = "Toolcrib stopped while this call was under way. Whether the tool ran is not known."
         entry = Entry.of(row)

@@ -35,6 +35,7 @@ from pydantic import ValidationError
 from catalog.naming import META_TOOLS
 from servers import calling
 from sessions_app import crowding, dispatch, mcp_acts, mcp_sessions, mcp_tools, opening, revoking
+from sessions_app.bare_http import COUNTED
 from sessions_app.mcp_refusals import REFUSED
 from sessions_app.mcp_sessions import Asking, Client
 from sessions_app.mcp_tools import Object
@@ -138,13 +139,15 @@ class Toolcrib(Server[Any]):
             path=path,
         )
         agent, key = _asking(ctx).agent, _asking(ctx).key.pk
+        counted = _request(ctx).scope.get(COUNTED, 0)
+        run = partial(
+            dispatch.dispatch, agent, session.session_id, request, key=key, counted=counted
+        )
         if "progress_token" not in (ctx.meta or {}):
-            answer = await dispatch.dispatch(agent, session.session_id, request, key=key)
+            answer = await run()
         else:
             async with _Progress(ctx) as progress:
-                answer = await dispatch.dispatch(
-                    agent, session.session_id, request, progress.heard, key=key
-                )
+                answer = await run(on_progress=progress.heard)
         return mcp_tools.called(answer)
 
     async def listen(

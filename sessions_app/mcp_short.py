@@ -17,6 +17,7 @@ from catalog.canonical import canonical
 from servers.threads import in_thread
 from sessions_app import dispatch, mcp_tools, standing, writing
 from sessions_app.bare_http import (
+    COUNTED,
     Application,
     Gone,
     Receive,
@@ -24,6 +25,7 @@ from sessions_app.bare_http import (
     Send,
     again,
     is_ours,
+    off_loop,
     single_headers,
     unless_gone,
     whole_body,
@@ -59,7 +61,7 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
         await ordinary(scope_, receive, send)
         return
     body, whole = await whole_body(receive)
-    message = _message(body, scope_) if whole else None
+    message = await off_loop(_message, body, scope_) if whole else None
     if message is not None:
         try:
             told = await _answered(digest, message, len(body), receive)
@@ -68,9 +70,10 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
         except Revoked as revoked:  # as the endpoint says it
             await refuse(send, revoked)
             return
-        if told is not None:
+        if isinstance(told, Answer):
             await _answer(send, message["id"], told)
             return
+        scope_[COUNTED] = told
     await ordinary(scope_, again(body, whole, receive), send)
     if message is not None and writing.is_running():
         try:
@@ -146,19 +149,22 @@ def _is_client(claimed: object) -> bool:
 
 async def _answered(
     digest: str, message: dict[str, Any], size: int, receive: Receive
-) -> Answer | None:
-    """Carry out a call, or return None for the endpoint to do it."""
+) -> Answer | int:
+    """Carry out a call, or return the limit it was held to, for the endpoint to do it."""
     session_id, params = _rolling.get(digest, ""), message["params"]
     ready = standing.known(digest, session_id)
     if ready is None and session_id and writing.is_running():
-        ready = await in_thread(standing.learn, digest, session_id, params["name"])
+        try:
+            ready = await in_thread(standing.learn, digest, session_id, params["name"])
+        except DatabaseError as error:  # the endpoint says so in its own words
+            logger.warning("The database did not answer: %s", error)
     item = ready.seen.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
-        return None
+        return 0
     request = CallRequest(params["name"], params.get("arguments") or {}, path=CallPath.NATIVE)
     working = dispatch.quickly(digest, session_id, request, size)
     try:
-        answer = await unless_gone(working, receive)
+        return await unless_gone(working, receive)
     except Revoked:
         raise
     except ToolcribError as error:
@@ -166,7 +172,6 @@ async def _answered(
     except DatabaseError:
         logger.exception("The database did not answer a call over MCP")
         return _said("The database does not answer. Try again.")
-    return answer if isinstance(answer, Answer) else None
 
 
 def _said(text: str) -> Answer:

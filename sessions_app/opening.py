@@ -378,8 +378,8 @@ def expire_idle() -> int:
     rows = AgentSession.objects.filter(state=SessionState.OPEN, last_used_at__lt=before)
     for pk in list(rows.values_list("pk", flat=True)[:1000]):
         with transaction.atomic():
-            row = AgentSession.objects.select_for_update(of=("self",)).get(pk=pk)
-            if row.state == SessionState.OPEN and row.last_used_at < before:
+            row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=pk).first()
+            if row and row.state == SessionState.OPEN and row.last_used_at < before:
                 end(row, SessionState.EXPIRED)
                 ended += 1
     return ended

@@ -248,7 +248,14 @@ def _validate(
     item: Item, definition: Kept, arguments: dict[str, Any], *, changed: bool = False
 ) -> None:
     schema = definition.input_schema
-    problems = validators.of(definition.sha256, "input", schema).problems(arguments)
+    validator = validators.of(definition.sha256, "input", schema)
+    if not validator.can_check(arguments):
+        raise Refused(
+            "invalid_arguments",
+            f"The arguments for {item.name} are too many to be held to a schema as wide as its.",
+            "Send fewer values in one call.",
+        )
+    problems = validator.problems(arguments)
     if not problems:
         return
     what = (

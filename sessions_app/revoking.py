@@ -74,6 +74,8 @@ async def _watch() -> None:
             await _look()
         except DatabaseError as error:
             logger.warning("The keys of what is under way could not be read: %s", error)
+        except Exception:
+            logger.exception("The keys of what is under way could not be looked after")
 
 
 async def _look() -> None:

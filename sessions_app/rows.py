@@ -119,6 +119,13 @@ class Cursor:
         read: datetime | None = found
         return read.replace(tzinfo=UTC) if read is not None and read.tzinfo is None else read
 
+    def now(self) -> datetime:
+        """The time, by the database's clock."""
+        found = self.one("SELECT CURRENT_TIMESTAMP")
+        moment = self.moment(found[0]) if found else None
+        assert moment is not None  # noqa: S101 - every database knows the time
+        return moment
+
     def lock_agents(self, agents: Sequence[int]) -> None:
         """Keep other processes from counting these agents' calls until this is committed.
 
@@ -137,10 +144,16 @@ class Cursor:
         entry.pk = found[0] if found else None
         return found is not None
 
-    def finish(self, entry: Entry) -> None:
-        """Write how a call ended. One that was given up meanwhile gets its true end after all."""
-        values = self._values(entry, FINISHED_VALUES, FINISHED_TIMES)
-        self.run(FINISH_CALL, [*values, entry.pk])
+    def finish(self, entry: Entry) -> bool:
+        """Write how a call ended, and say whether it was open until now.
+
+        One that was given up meanwhile gets its true end after all.
+        """
+        values = [*self._values(entry, FINISHED_VALUES, FINISHED_TIMES), entry.pk]
+        was_open: bool = self.run(FINISH_OPEN_CALL, values).rowcount > 0
+        if not was_open:
+            self.run(FINISH_CALL, values)
+        return was_open
 
     def mark_sent(self, entry: Entry) -> None:
         self.run(MARK_SENT, (self.time(entry.sent_at), entry.pk))
@@ -197,6 +210,7 @@ INSERT_CALL = (
     "ON CONFLICT (agent_id, idempotency_key) DO NOTHING RETURNING id"
 )
 FINISH_CALL = f"UPDATE {CALL} SET {', '.join(f'{name} = %s' for name in FINISHED)} WHERE id = %s"  # noqa: S608
+FINISH_OPEN_CALL = f"{FINISH_CALL} AND state IN ('accepted', 'sent')"
 MARK_SENT = f"UPDATE {CALL} SET state = 'sent', sent_at = %s WHERE id = %s AND state = 'accepted'"  # noqa: S608
 COUNT_IN_FLIGHT = (
     f"SELECT COUNT(*) FROM {CALL} WHERE agent_id = %s "  # noqa: S608
@@ -204,7 +218,7 @@ COUNT_IN_FLIGHT = (
 )
 KEEP_ANSWER = (
     f"INSERT INTO {ANSWER} (call_id, body, created_at) VALUES (%s, %s, %s) "  # noqa: S608
-    "ON CONFLICT (call_id) DO NOTHING"
+    "ON CONFLICT (call_id) DO UPDATE SET body = excluded.body"
 )
 TELL = (
     f"INSERT INTO {EVENT} (session_id, at, kind, tool_name, group_id, tokens, details, call_id) "  # noqa: S608

@@ -38,6 +38,7 @@ KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
 AGENT_FACTS = ("name", "enabled", "all_groups", "calls_in_flight", "calls_per_minute")
 SERVER_FACTS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
 MINE = 8 + len(AGENT_FACTS)  # columns about key, agent and session; then those of the server
+KEY_ID, REVOKED_AT, EXPIRES_AT = 1, 3, 4  # of these
 # No value is put into the text. The counts make up for what has no number of its own that rises:
 # pins are only ever added to.
 STAMP = f"""
@@ -156,8 +157,12 @@ def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
                 _drop(other)
         _known[known_as] = ready
         _held += len(ready.loaded)
-        while len(_known) > 1 and (len(_known) > MOST or _held > MOST_LOADED):
-            _drop(next(iter(_known)))
+        now = time.monotonic()
+        while len(_known) > 1:
+            oldest = next(iter(_known))
+            if _known[oldest].until > now and len(_known) <= MOST and _held <= MOST_LOADED:
+                break
+            _drop(oldest)
 
 
 _revision = 0
@@ -190,12 +195,14 @@ def learn(token: Token, session_id: str, tool: str) -> Standing | None:
     # Before what it stands for is read: what changes in between is then noticed.
     key_id = key.pk if key else None
     with connection.wrap_database_errors:
-        found = _stamp(Cursor(connection), key_id, session.pk, item.server_id, timezone.now())
-    if found is None:
+        cursor = Cursor(connection)
+        found = _stamp(cursor, key_id, session.pk, item.server_id, timezone.now())
+    # The key was read before, and whoever noted its use may have waited for its revocation.
+    if found is None or found[KEY_ID] != key_id or found[REVOKED_AT] is not None:
         return None
     ready = known(token, session_id)
     if ready is None or ready.stamp != tuple(found[:MINE]):
-        ready = _read(token, key, session_id, found)
+        ready = _read(token, key, session_id, found, cursor.moment(found[EXPIRES_AT]))
         if ready is None:
             return None
     ready.servers[item.server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
@@ -209,10 +216,14 @@ def learn(token: Token, session_id: str, tool: str) -> Standing | None:
 def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
     if isinstance(token, str) and (key is None or key.agent_id != session.agent_id):
         return False
+    if isinstance(token, int) and token != session.agent_id:
+        return False
     return bool(session.agent.enabled) and session.state == SessionState.OPEN
 
 
-def _read(token: Token, key: ApiKey | None, session_id: str, found: Row) -> Standing | None:
+def _read(
+    token: Token, key: ApiKey | None, session_id: str, found: Row, expires: datetime | None
+) -> Standing | None:
     session = opening.by_id.first(session_id)
     if session is None or not _good(token, key, session):
         return None
@@ -229,6 +240,6 @@ def _read(token: Token, key: ApiKey | None, session_id: str, found: Row) -> Stan
         loaded={sys.intern(name): pin["definition"] for name, pin in pins},
         at_once=surfaces.surface_of(session.snapshot).pins,
         stamp=tuple(found[:MINE]),
-        expires=key.expires_at if key else None,
+        expires=expires,
         until=time.monotonic() + FRESH_FOR,
     )

@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -14,6 +15,15 @@ from sessions_app import keys, limiting
 from tests import parts
 
 PASSWORD = "a long and quiet river"
+
+# How long an example takes, or to think of one, is the machine's affair.
+hypothesis.settings.register_profile(
+    "patient",
+    parent=hypothesis.settings(),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -11,18 +11,20 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from celery.worker import WorkController
 from django.conf import settings
-from django.db import DatabaseError, connection
+from django.db import connection
 
 from catalog.tasks import send_embedding
 from servers import calling, due
 from servers.listening import Listener
 from servers.threads import in_thread
-from sessions_app import revoking, warming, writing
+from sessions_app import ledger, revoking, warming, writing
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
@@ -34,6 +36,9 @@ logger = logging.getLogger(__name__)
 TIDY_EVERY = 10.0
 # Python lets a thread run for 5 ms while another waits; the event loop waits for each in turn.
 SWITCH_AFTER = 0.001
+# Of the event loop, for what asks the database: by default there are six on two processors, and a
+# lock that six wait for would keep the rest from being done, revoked keys from being seen.
+THREADS = 32
 STOP_WITHIN = 2.5  # seconds; supervised children end by themselves after we did
 
 
@@ -50,6 +55,8 @@ class Runtime:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         sys.setswitchinterval(SWITCH_AFTER)
+        threads = ThreadPoolExecutor(THREADS, thread_name_prefix="work")
+        asyncio.get_running_loop().set_default_executor(threads)
         async with self.pulse.beating(), writing.running(), revoking.watching(), self._parts():
             yield
 
@@ -69,6 +76,7 @@ class Runtime:
             self.tasks.append(asyncio.create_task(_move_log(), name="log"))
         else:
             self.tasks.append(asyncio.create_task(calling.run(), name="calls"))
+            self.tasks.append(asyncio.create_task(_recover(), name="recovery"))
         try:
             yield
         finally:
@@ -102,22 +110,30 @@ async def _schedule() -> None:
     """Stand in for beat where there is one process."""
     next_tidy = 0.0
     while True:
-        try:
-            await in_thread(due.send_due)
-            await in_thread(send_embedding)
-            await in_thread(send_golden)
-            if time.monotonic() >= next_tidy:
-                next_tidy = time.monotonic() + TIDY_EVERY
-                await in_thread(tidy)
-        except DatabaseError:
-            logger.exception("The schedule could not be read; trying again")
+        for step in (due.send_due, send_embedding, send_golden):
+            await _attempt(step)
+        if time.monotonic() >= next_tidy:
+            next_tidy = time.monotonic() + TIDY_EVERY
+            await _attempt(tidy)
         await asyncio.sleep(1)
+
+
+async def _recover() -> None:
+    """Give up calls of web processes that died here: only here can they be known to be dead."""
+    while True:
+        await _attempt(ledger.recover)
+        await asyncio.sleep(TIDY_EVERY)
+
+
+async def _attempt(step: Callable[[], object]) -> None:
+    """Do one thing; whatever goes wrong, the next one comes, and this one again."""
+    try:
+        await in_thread(step)
+    except Exception:
+        logger.exception("%s failed; it is tried again", getattr(step, "__name__", step))
 
 
 async def _move_log() -> None:
     while True:
         await asyncio.sleep(checkpoints.EVERY)
-        try:
-            await in_thread(checkpoints.move, connection)
-        except DatabaseError as error:
-            logger.warning("SQLite's log could not be emptied; trying again: %s", error)
+        await _attempt(partial(checkpoints.move, connection))

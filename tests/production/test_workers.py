@@ -2,7 +2,9 @@
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from tests.installation import READY, Process, alive, descendants, free_port
@@ -30,12 +32,18 @@ def webs(parent):
     return found
 
 
-def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_replaced(production):
+def start_two(production):
+    """Two web processes on one port, and their parent."""
     port = free_port()
     production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
     env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
     parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
     parent.line(READY, 150)
+    return parent
+
+
+def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_replaced(production):
+    parent = start_two(production)
     assert len(webs(parent)) == 2
     production.start_all("worker")
     with running_http("healthy") as weather:
@@ -74,3 +82,28 @@ def _answers(session):
         return session.ask("list_stations").status == 200
     except OSError:
         return False
+
+
+def test_a_call_of_a_web_process_that_was_killed_is_given_up_by_the_others(production, tmp_path):
+    """Only on its machine can it be known to be dead; the worker, elsewhere, waits longer."""
+
+    def call():
+        with psycopg.connect(production.env["DATABASE_URL"]) as connection:
+            query = "SELECT state, holder FROM sessions_app_call WHERE tool_name LIKE '%%wait'"
+            return connection.execute(query).fetchone() or ("", "")
+
+    parent = start_two(production)
+    production.start_all("worker")
+    with (
+        running_http("counting", "--journal", str(tmp_path / "journal")) as url,
+        ThreadPoolExecutor(1) as callers,
+    ):
+        register(production, "counting", url)
+        session = make_agent(production, "waiting").open(mode="deferred")
+        arguments = {"name": "long", "seconds": 100}
+        asked = callers.submit(session.ask, "wait", arguments, timeout=300)
+        wait_for(lambda: call()[0] == "sent", 30, what="the call is under way")
+        os.kill(int(call()[1].split(" ")[-2]), signal.SIGKILL)
+        wait_for(lambda: call()[0] == "unknown", 30, what="it is given up")
+        assert isinstance(asked.exception(60), OSError)  # the connection broke
+    parent.stop()

@@ -13,11 +13,12 @@ import pytest
 import uvloop
 from django.conf import settings
 
-from servers import stdio
+from servers import stdio, supervise
 from servers.client import UpstreamError, connect
 from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.stdio import INHERITED, Child, running
+from servers.supervise import ALWAYS, UNTOLD
 from tests.upstreams.running import ROOT, stdio_argv, stdio_spec
 from tests.waiting import wait_for
 
@@ -472,6 +473,23 @@ def test_a_program_that_multiplies_without_end_is_ended_with_all_of_it(doublings
     assert (error.code, error.parked) == ("crashed", False)
     assert "more than 100 processes and threads at once" in error.message
     assert "TOOLCRIB_MAX_PROCESSES" in error.hint
+
+
+def test_a_program_that_ends_with_the_same_status_by_itself_is_not_taken_for_one():
+    error = failure(program(sys.executable, "-c", "import sys; sys.exit(125)"))
+    assert "exited with code 125" in error.message
+    assert "TOOLCRIB_MAX_PROCESSES" not in error.hint
+
+
+@pytest.mark.parametrize(("told", "looks"), [(0, UNTOLD), (1_000, ALWAYS)])
+def test_they_are_counted_now_and_then_whatever_the_machine_tells(monkeypatch, told, looks):
+    counted = []
+    monkeypatch.setattr(supervise.Crowd, "on_machine", lambda self: told)
+    monkeypatch.setattr(supervise, "descendants", lambda: counted.append(1) or {1: 5})
+    crowd = supervise.Crowd(100)
+    for _ in range(2 * looks):
+        assert not crowd.is_too_large()
+    assert len(counted) == 2
 
 
 COUNTS = """

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from django.db import OperationalError
 
 from catalog import shelf
 from catalog.audit import SYSTEM
-from sessions_app import act_path, agents, keys, limiting, loading, opening
+from sessions_app import act_path, agents, crowding, keys, limiting, loading, opening
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
 from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
@@ -153,14 +154,41 @@ def test_searches_are_counted_once_and_held_to_their_limit(agent):
     assert answers[2].short
 
 
-def test_where_the_database_fails_nothing_is_done_and_the_ordinary_route_says_so(
-    agent, monkeypatch
-):
+def test_where_the_database_fails_nothing_is_done_and_it_says_so_at_once(agent, monkeypatch):
     def locked(*args: Any, **named: Any) -> None:
         raise OperationalError("database is locked")
 
     session = agent.open().id
     monkeypatch.setattr(loading, "_count", locked)
     answer = ask(agent, "load", ALL, session=session)
-    assert (answer.status, answer.code, answer.short) == (503, "busy", False)
+    assert (answer.status, answer.code, answer.short) == (503, "busy", True)
+    assert answer.headers["retry-after"]
     assert json.loads(json.dumps(traces(session)[1])) == []
+
+
+def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
+    def locked(*args: Any, **named: Any) -> None:
+        raise OperationalError("database is locked")
+
+    counted = []
+    monkeypatch.setattr(limiting, "check_rate", lambda *args: counted.append(args))
+    monkeypatch.setattr(act_path.finding, "find", locked)
+    answer = ask(agent, "search", FIND)
+    assert (answer.status, answer.code) == (503, "busy")
+    assert len(counted) == 1
+
+
+def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
+    web = Web(agent.key, agent.open().id)
+
+    async def scenario() -> Answer:
+        async with AsyncExitStack() as held:
+            for _ in range(crowding.AT_ONCE):
+                await held.enter_async_context(crowding.turn())
+            asking = asyncio.create_task(web.post(act_path.act, "search", FIND, None, {}))
+            web.left.set()
+            return await asyncio.wait_for(asking, 30)
+
+    assert asyncio.run(scenario()).status == 0  # and nothing is left to wait for a turn
+    kinds = Event.objects.values_list("kind", flat=True)
+    assert "searched" not in kinds

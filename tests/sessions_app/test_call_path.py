@@ -19,7 +19,17 @@ from catalog.models import Tool
 from catalog.tools import hold, set_call_policy
 from servers import calling, registry
 from servers.models import Server
-from sessions_app import agents, call_path, dispatch, keys, ledger, opening, standing, writing
+from sessions_app import (
+    agents,
+    call_path,
+    dispatch,
+    keys,
+    ledger,
+    opening,
+    standing,
+    strict_json,
+    writing,
+)
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
@@ -517,3 +527,43 @@ def test_large_arguments_are_worked_through_off_the_loop(run):
     row = Call.objects.latest("pk")
     assert row.result_bytes > 600_000
     assert json.loads(row.result_copy)["cut"] is True
+
+
+def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
+    """Before anybody knows who sends it, with a call of Python for each of its objects."""
+    where = []
+
+    def parsed(body):
+        where.append(threading.current_thread() is threading.main_thread())
+        return strict_json.parsed(body)
+
+    monkeypatch.setattr(call_path, "parsed", parsed)
+
+    async def scenario(web):
+        await web.call()
+        large = {"tool_name": "raw__say", "arguments": {"result": "x", "more": [{}] * 30_000}}
+        return await web.call(large)
+
+    run(scenario)
+    assert where == [True, False]
+
+
+def test_an_end_that_is_being_recorded_is_not_cut_short(run):
+    """Toolcrib stops, or a key is revoked, in the moment in which the answer came."""
+
+    async def scenario(web):
+        await web.call()
+        call = calling.call
+
+        async def call_then_stop(*args, **named):
+            outcome = await call(*args, **named)
+            dispatch.give_up()
+            return outcome
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(calling, "call", call_then_stop)
+            return await web.call()
+
+    answer = run(scenario)
+    assert (answer.status, answer.json["state"]) == (200, "succeeded")
+    assert set(Call.objects.values_list("state", flat=True)) == {"succeeded"}

@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.utils import timezone
 
 from catalog import groups, ingest
@@ -18,8 +19,8 @@ from catalog.masking import redacted
 from catalog.models import Group, Revision, Tool
 from catalog.tokens import count
 from catalog.tools import hold, save_custom_tool, set_call_policy
-from sessions_app import dispatch, ledger
-from sessions_app.models import Call, CallAnswer
+from sessions_app import dispatch, ledger, rows
+from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from sessions_app.payloads import kept
 from tests.factories import fold, tool_object
 from tests.sessions_app.conftest import make_agent_client, regroup
@@ -188,6 +189,56 @@ def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
     assert (row.state, row.is_error, row.error_code) == ("unknown", True, "unknown_outcome")
     assert "not known" in session.call("count", {"n": 1}, Idempotency_Key="a")["error"]["message"]
     assert ledger.recover() == 0
+
+
+OLD = timedelta(minutes=5)
+
+
+def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session):
+    session.call("count", {"n": 1}, Idempotency_Key="a")
+    was = AgentSession.objects.get()
+    Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=timezone.now() - OLD)
+    CallAnswer.objects.all().delete()
+    assert ledger.recover() == 1
+    assert json.loads(CallAnswer.objects.get().body)["state"] == "unknown"
+    events = Event.objects.count()
+
+    entry = rows.Entry.of(Call.objects.get())
+    ending = ledger.Ending("succeeded", False, [{"type": "text", "text": "late"}], tokens=5)
+    async_to_sync(ledger.finish)(entry, ending)
+
+    assert Call.objects.get().state == "succeeded"
+    again = session.call("count", {"n": 1}, Idempotency_Key="a")
+    assert (again["state"], again["content"]) == ("succeeded", ending.content)
+    assert Event.objects.count() == events
+    now = AgentSession.objects.get()
+    assert (now.calls, now.errors) == (was.calls + 1, was.errors + 1)  # of the giving up
+
+
+@pytest.mark.parametrize(("past", "given_up"), [(30, 0), (90, 1)])
+def test_a_call_of_a_process_elsewhere_gets_a_minute_more_than_one_of_ours(session, past, given_up):
+    session.call("count", {"n": 1})
+    deadline = timezone.now() - timedelta(seconds=past)
+    Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=deadline)
+    assert ledger.recover() == given_up
+    Call.objects.update(state="sent", holder=ledger.HOLDER, deadline=deadline)
+    assert ledger.recover() == 1
+
+
+def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch):
+    """R25: the database's clock decides."""
+    session.call("count", {"n": 1})
+    now = timezone.now()
+    Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=now + timedelta(seconds=60))
+    monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=1))
+    assert ledger.recover() == 0
+
+
+def test_a_call_that_is_gone_meanwhile_holds_up_nothing(session):
+    session.call("count", {"n": 1})
+    call = Call.objects.get()
+    Call.objects.all().delete()
+    assert ledger._give_up(call) == 0
 
 
 def test_a_call_under_way_in_this_process_is_left_alone(session):

@@ -6,6 +6,7 @@ import threading
 from asgiref.sync import ThreadSensitiveContext
 
 from sessions_app import crowding
+from tests.waiting import wait_for
 
 
 class Crowd:
@@ -41,6 +42,36 @@ def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answ
     crowd = Crowd(count)
     asyncio.run(crowded())
     assert crowd.most == crowding.AT_ONCE
+
+
+def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_its_turn():
+    count = 3 * crowding.AT_ONCE
+    begun = []
+
+    def search(number):
+        begun.append(number)
+        return crowd.search(number)
+
+    async def crowded():
+        tasks = [
+            asyncio.create_task(crowding.to_its_end(search, number)) for number in range(count)
+        ]
+        await asyncio.to_thread(wait_for, lambda: crowd.inside == crowding.AT_ONCE)
+        for task in tasks:
+            task.cancel()
+        after = asyncio.create_task(crowding.to_its_end(str, 5))
+        await asyncio.gather(*tasks[crowding.AT_ONCE :], return_exceptions=True)
+        assert not after.done()
+        for event in crowd.let_go:
+            event.set()
+        assert await asyncio.wait_for(after, 30) == "5"
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ended)
+
+    crowd = Crowd(count)
+    asyncio.run(crowded())
+    assert sorted(begun) == list(range(crowding.AT_ONCE))
+    assert crowd.inside == 0
 
 
 def test_a_search_that_fails_or_is_given_up_leaves_its_place():

@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
+from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools import hold
 from servers import calling
-from sessions_app import keys, mcp_short, opening, standing, writing
+from sessions_app import keys, limiting, mcp_short, opening, standing, strict_json, writing
+from sessions_app.loading import LEAST_IDLE
 from sessions_app.mcp_endpoint import Endpoint
 from sessions_app.models import AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import CONTENT, agent, in_database
@@ -238,3 +243,60 @@ def test_a_session_that_was_closed_is_followed_by_another(run):
     _, answers = run(scenario)
     assert [status for status, _ in answers] == [200, 200]
     assert list(AgentSession.objects.order_by("pk").values_list("calls", flat=True)) == [2, 2]
+
+
+def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
+    """As after a quiet minute: it is looked up anew, counted, and then not the short way's."""
+    counted = []
+    count = limiting.check_rate
+
+    def check_rate(agent, what, limit):
+        counted.append(what)
+        return count(agent, what, limit)
+
+    async def scenario(door):
+        await door.ask()
+        long_ago = timezone.now() - timedelta(seconds=LEAST_IDLE + 5)
+        await in_database(AgentSession.objects.update, last_used_at=long_ago)
+        standing.forget()
+        monkeypatch.setattr(limiting, "check_rate", check_rate)
+        return await door.ask()
+
+    door, (status, body) = run(scenario)
+    assert (status, json.loads(body)["result"]["isError"]) == (200, False)
+    assert door.ways[-1] == "ordinary"
+    assert counted == ["calls"]
+
+
+def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run, monkeypatch):
+    def locked(*args):
+        raise OperationalError("database is locked")
+
+    async def scenario(door):
+        await door.ask()
+        standing.forget()
+        monkeypatch.setattr(standing, "learn", locked)
+        return await door.ask()
+
+    door, (status, body) = run(scenario)
+    assert door.ways[-1] == "ordinary"
+    assert status == 200
+    assert "jsonrpc" in json.loads(body)
+
+
+def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
+    """Before anybody knows who sends it, with a call of Python for each of its objects."""
+    where = []
+
+    def parsed(body):
+        where.append(threading.current_thread() is threading.main_thread())
+        return strict_json.parsed(body)
+
+    monkeypatch.setattr(mcp_short, "parsed", parsed)
+
+    async def scenario(door):
+        await door.ask()
+        return await door.ask(request(arguments={"result": CONTENT, "more": [{}] * 30_000}))
+
+    run(scenario)
+    assert where == [True, False]

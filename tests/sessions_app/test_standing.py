@@ -6,7 +6,7 @@ from django.utils import timezone
 from catalog import shelf
 from catalog.audit import SYSTEM
 from servers import registry
-from sessions_app import standing
+from sessions_app import keys, standing
 from sessions_app.models import ApiKey
 from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
@@ -93,3 +93,35 @@ def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
     shelf.forget()
     learn(agent, second)
     assert [session_id for _, session_id in standing._known] == [second.id]
+
+
+@pytest.mark.parametrize("change", ["revoked", "deleted"])
+def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, monkeypatch, change):
+    """To note its use waits for whoever writes just then, and that may be its revocation."""
+    session, found = agent.open(), keys.find_by_digest
+
+    def then_it_ends(digest):
+        key = found(digest)
+        if change == "revoked":
+            keys.revoke(ApiKey.objects.get(pk=key.pk), actor=SYSTEM)
+        else:
+            ApiKey.objects.filter(pk=key.pk).delete()
+        return key
+
+    digest = ApiKey.objects.get(agent=agent.agent).sha256
+    monkeypatch.setattr(keys, "find_by_digest", then_it_ends)
+    assert standing.learn(digest, session.id, "raw__say") is None
+    assert not standing._known
+
+
+def test_a_session_is_not_learned_for_another_agent(agent):
+    session, other = agent.open(), make_agent_client("other", mode="deferred")
+    assert standing.learn(other.agent.pk, session.id, "raw__say") is None
+    assert standing.learn(agent.agent.pk, session.id, "raw__say") is not None
+
+
+def test_what_is_too_old_to_be_used_is_not_kept_either(agent):
+    old, new = agent.open(), agent.open()
+    learn(agent, old).until = 0.0
+    learn(agent, new)
+    assert [session_id for _, session_id in standing._known] == [new.id]

@@ -246,6 +246,23 @@ class TestConnections:
         other.close()
         assert len(other._spare) == 1
 
+    @pytest.mark.parametrize("how", ["closed", "looked after by Django", "by the driver"])
+    def test_one_that_had_an_error_is_not_used_again(self, how):
+        """It may be the reason, as one that was opened while the disk was read-only."""
+
+        def fail():
+            found = self.raw()
+            asked = connection.connection if how == "by the driver" else connection.cursor()
+            with pytest.raises(OperationalError), connection.wrap_database_errors:
+                asked.execute("SELECT * FROM nowhere")
+            if how == "looked after by Django":
+                connection.close_if_unusable_or_obsolete()
+                assert connection.connection is None
+            return found
+
+        failed = self.in_thread(fail)
+        assert failed not in [id(one) for _, one in connection._spare]
+
     def test_a_forked_process_takes_neither_turns_nor_connections_with_it(self):
         kept = self.in_thread(self.raw)
         connection.turns.take(1)

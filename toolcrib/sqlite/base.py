@@ -111,8 +111,13 @@ class DatabaseWrapper(base.DatabaseWrapper):
                 return spare
             spare.close()  # the file was put aside, as by a restore
         made: Connection = super().get_new_connection({**conn_params, "factory": Connection})
-        self._opened = self._file()
+        after = self._file()
+        self._opened = after if now in (None, after) else None  # else which one it is is not known
         return made
+
+    def is_usable(self) -> bool:
+        """Django asks after an error: the connection may be its cause, so none is used again."""
+        return not self.errors_occurred
 
     def create_cursor(self, name: str | None = None) -> Cursor:
         cursor: Cursor = self.connection.cursor(factory=Cursor)
@@ -122,7 +127,12 @@ class DatabaseWrapper(base.DatabaseWrapper):
     def _close(self) -> None:
         self.give_back()
         found = self.connection
-        clean = found is not None and not found.in_transaction and found.isolation_level is None
+        clean = (
+            found is not None
+            and not self.errors_occurred
+            and not found.in_transaction
+            and found.isolation_level is None
+        )
         if clean and self._opened is not None and len(self._spare) < MOST_IDLE:
             found.finish()
             self._spare.append((self._opened, found))
