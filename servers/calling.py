@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from django.conf import settings
-from django.db import DatabaseError
 
 from servers import pool, results
 from servers.attempts import Attempt, TooLarge
@@ -172,8 +171,8 @@ async def _follow(own: Pool) -> None:
         if own.owners:
             try:
                 await own.keep({}, await in_thread(generations))
-            except DatabaseError:
-                logger.exception("The list of servers could not be read; trying again")
+            except Exception:  # nobody would start this loop again
+                logger.exception("The connections could not be looked after; trying again")
 
 
 def _pool() -> Pool | None:

@@ -41,8 +41,8 @@ class Listener(Watcher):
                     await self.pool.keep(*await in_thread(_wanted))
                     if self.on_look:
                         self.on_look()
-                except DatabaseError:
-                    logger.exception("The list of servers could not be read; trying again")
+                except Exception:  # nobody would start this loop again
+                    logger.exception("The connections could not be looked after; trying again")
                 await asyncio.sleep(LOOK_EVERY)
         finally:
             for task in list(self.asking.values()):

@@ -140,12 +140,19 @@ class Owner:
         self.pause_ends = time.monotonic() + wait
         self.lost.set()
         try:
-            await self.watcher.failed(self.server_id, self.generation, error)
+            await self._tell_failed(error)
             await asyncio.wait_for(self.poke.wait(), wait)
         except TimeoutError:
             return
         finally:
             self.pause_ends = None
+
+    async def _tell_failed(self, error: ToolcribError) -> None:
+        # The pauses are kept by this task: it goes on, whatever the database says.
+        try:
+            await self.watcher.failed(self.server_id, self.generation, error)
+        except Exception:
+            logger.exception("The failure of server %s could not be noted", self.server_id)
 
     async def connection(self) -> Connection:
         """Wait for the connection, dialling at once if the owner was pausing."""
@@ -251,10 +258,9 @@ class Pool:
             if owner.task.done() or server_id not in known or owner.idle(settings.IDLE_DISCONNECT):
                 gone.append((server_id, session))
             elif owner.generation and owner.generation != known[server_id]:
-                replaced.append((server_id, session))
-        await asyncio.gather(
-            *(self.owners.pop(key).stop() for key in gone), *map(self._replace, replaced)
-        )
+                replaced.append(((server_id, session), owner))
+        stops = [self.owners.pop(key).stop() for key in gone]
+        await asyncio.gather(*stops, *(self._replace(*each) for each in replaced))
         for server_id in wanted:
             self._owner((server_id, ""), kept=True)
 
@@ -263,7 +269,7 @@ class Pool:
         key = (server_id, "")
         owner = self.owners.get(key)
         if owner and owner.generation and owner.generation != generation:
-            await self._replace(key)
+            await self._replace(key, owner)
         return await self._owner(key, kept=True).connection()
 
     async def owner_for_call(self, server_id: int, session: str, generation: int) -> Owner:
@@ -275,14 +281,14 @@ class Pool:
             spec = await self.watcher.spec(server_id)
             if spec is None:
                 raise _gone()
-            if spec.generation != owner.generation and self.owners.get(key) is owner:
-                await self._replace(key)
+            if spec.generation != owner.generation:
+                await self._replace(key, owner)
         return self._owner(key, kept=False)
 
     async def forget_session(self, session: str) -> None:
         """Close the connections that were one session's own, once their calls have ended."""
-        keys = [key for key in self.owners if session and key[1] == session]
-        await asyncio.gather(*map(self._replace, keys))
+        own = [each for each in self.owners.items() if session and each[0][1] == session]
+        await asyncio.gather(*(self._replace(*each) for each in own))
 
     def bulkhead(self, server_id: int) -> Bulkhead:
         return self.bulkheads.setdefault(server_id, Bulkhead())
@@ -299,9 +305,11 @@ class Pool:
             owner = self.owners[key] = Owner(key[0], self.watcher, kept=kept)
         return owner
 
-    async def _replace(self, key: Key) -> None:
+    async def _replace(self, key: Key, owner: Owner) -> None:
         """Let go of a connection once its calls have ended."""
-        owner = self.owners.pop(key)
+        if self.owners.get(key) is not owner:
+            return  # somebody was quicker
+        del self.owners[key]
         if not owner.calls:
             await owner.stop()
             return

@@ -3,8 +3,10 @@ import os
 import socket
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
+from django.db import OperationalError
 
 from catalog.audit import SYSTEM
 from servers import calling, pool, registry
@@ -41,9 +43,16 @@ class Specs(Watcher):
         return self.specs.get(server_id)
 
 
+class Unheard(Specs):
+    """Has a database that takes no notes."""
+
+    async def failed(self, server_id, generation, error):
+        raise OperationalError("database is locked")
+
+
 @asynccontextmanager
-async def pooled(**specs):
-    own = Pool(Specs(**specs))
+async def pooled(watcher=Specs, **specs):
+    own = Pool(watcher(**specs))
     try:
         yield own
     finally:
@@ -163,6 +172,31 @@ def test_the_listener_keeps_its_own_connections_and_lends_them_to_calls(settings
     run(scenario)
 
 
+@with_database
+def test_a_look_that_goes_wrong_is_no_end_of_the_listener(caplog):
+    looks = []
+
+    def stumble():
+        looks.append(1)
+        if len(looks) == 1:
+            raise KeyError("odd")
+
+    async def scenario():
+        listener = Listener(on_look=stumble)
+        running = asyncio.create_task(listener.run())
+        try:
+            await until(lambda: len(looks) > 1 or running.done(), "it looks again")
+            assert (await count(server))[0] == 1
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        assert running.cancelled()
+
+    server = make_program("workshop")
+    run(scenario)
+    assert "KeyError: 'odd'" in caplog.text
+
+
 # --- Edits ------------------------------------------------------------------------------------
 
 
@@ -199,6 +233,22 @@ def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
 
     server = make_program("workshop")  # of generation 1
     Server.objects.update(generation=7)
+    run(scenario)
+
+
+def test_a_call_and_a_look_that_find_the_same_edit_replace_the_connection_once():
+    async def scenario():
+        async with pooled(n1=stdio_spec("raw_calls")) as own:
+            first = await own.owner_for_call(1, "", 1)
+            await first.connection_for_call()
+            own.watcher.specs[1] = replace(first.spec, generation=2)
+            _, second = await asyncio.gather(own.keep({1: 2}), own.owner_for_call(1, "", 2))
+            assert second is not first
+            assert own.owners == {(1, ""): second}
+            await second.connection_for_call()
+            assert first.task.done()
+            assert own.watcher.dials == 3  # two, and the question which edit is newer
+
     run(scenario)
 
 
@@ -257,6 +307,18 @@ def test_after_three_failures_calls_are_answered_at_once_until_the_pause_is_over
             assert owner.pause_ends > time.monotonic() + 1
 
     run(scenario)
+
+
+def test_pauses_are_kept_also_where_a_failure_cannot_be_noted(caplog):
+    async def scenario():
+        async with pooled(Unheard, n1=refused()) as own:
+            for _ in range(3):
+                assert (await dial(own)).code == "refused"
+            assert "connect again in" in (await dial(own)).hint
+            assert own.watcher.dials == 3
+
+    run(scenario)
+    assert "database is locked" in caplog.text
 
 
 def test_calls_that_come_together_share_one_dial():
