@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -206,19 +206,22 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
     except UpstreamError as busy:
         return _not_sent(busy.code, busy.message, busy.hint)
     try:
-        return await _connected(shared, request)
+        with ExitStack() as held:
+            return await _connected(shared, request, held)
     finally:
         bulkhead.leave()
 
 
-async def _connected(shared: Pool, request: Request) -> CallOutcome:
-    """Find a live connection and make the call over it."""
+async def _connected(shared: Pool, request: Request, held: ExitStack) -> CallOutcome:
+    """Find a live connection and make the call over it. What it needs of owners is `held`."""
     target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
     while True:
         try:
             async with asyncio.timeout_at(request.deadline):
                 owner = await shared.owner_for_call(target.server_id, session, target.generation)
+                owner.began(request.deadline)
+                held.callback(owner.ended)
                 connection = await owner.connection_for_call()
         except TimeoutError:
             return _not_sent(
@@ -252,7 +255,7 @@ async def _exchanged(
         on_progress=request.on_progress,
     )
     asked = asyncio.create_task(asking)
-    owner.began()
+    owner.began(request.deadline)
     asked.add_done_callback(lambda _: owner.ended())
     try:
         await asyncio.wait({asked}, timeout=max(0.0, request.deadline - loop.time()))

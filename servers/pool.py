@@ -28,7 +28,7 @@ Key = tuple[int, str]  # server, and the agent session where the connection is i
 FIRST_WAIT, LONGEST_WAIT, PARKED_WAIT = 1.0, 60.0, 1800.0
 HEALTHY_AFTER = 60.0
 FREE_TRIES = 3  # failures in a row after which calls no longer make us dial early
-DRAIN = 60.0  # seconds that calls on a replaced connection get to end
+DRAIN = 15.0  # seconds past their deadline that calls on a replaced connection get to end
 
 _here: "Pool | None" = None
 
@@ -64,6 +64,7 @@ class Owner:
         self.kept = kept
         self.spec: ServerSpec | None = None
         self.calls = 0
+        self.until = 0.0  # the last deadline of its calls so far, by the clock of the loop
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.used = time.monotonic()
@@ -165,17 +166,13 @@ class Owner:
         The first failures may be bad luck, so a call dials at once after them. Then it is
         answered at once with what the last dial found.
         """
-        self.began()
-        try:
-            if self.ready.done() and self.ready.exception() is None:
-                connection = self.ready.result()
-                if not connection.closed.is_set():
-                    return connection
-                await self.lost.wait()
-            self._check_pause()
-            return await self.connection()
-        finally:
-            self.ended()
+        if self.ready.done() and self.ready.exception() is None:
+            connection = self.ready.result()
+            if not connection.closed.is_set():
+                return connection
+            await self.lost.wait()
+        self._check_pause()
+        return await self.connection()
 
     def _check_pause(self) -> None:
         if self.pause_ends is None or not self.is_barred or self.problem is None:
@@ -187,9 +184,10 @@ class Owner:
             hint=f"Toolcrib tries to connect again in {left} s.",
         )
 
-    def began(self) -> None:
-        """Note that a call needs the connection."""
+    def began(self, deadline: float) -> None:
+        """Note that a call needs the connection, at most so long."""
         self.calls += 1
+        self.until = max(self.until, deadline)
         self.quiet.clear()
 
     def ended(self) -> None:
@@ -316,7 +314,7 @@ class Pool:
 
         async def drain() -> None:
             try:
-                async with asyncio.timeout(DRAIN):
+                async with asyncio.timeout_at(owner.until + DRAIN):
                     await owner.quiet.wait()
             except TimeoutError:
                 pass

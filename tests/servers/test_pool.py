@@ -222,6 +222,27 @@ def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_ne
 
 
 @with_database
+@pytest.mark.parametrize("act", ["an edit", "the end of its session"])
+def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monkeypatch):
+    monkeypatch.setattr(pool, "DRAIN", 0.0)
+
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server, "ses_1")
+            slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
+            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            if act == "an edit":
+                await asyncio.to_thread(Server.objects.update, generation=2)
+            else:
+                await calling.forget_session("ses_1")
+            assert (await slow).structured == {"seconds": 2, "name": "old"}
+            await until(lambda: is_gone(one), "the old process is gone")
+
+    server = make_program("workshop", isolation="per_session")
+    run(scenario)
+
+
+@with_database
 def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
     async def scenario():
         async with calling.opened():
