@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from servers import pool, results
+from servers import pool, results, still_open
 from servers.attempts import Attempt, TooLarge
 from servers.client import Answer, Connection, ServerRefused
 from servers.faults import UpstreamError, megabytes, printable
@@ -165,14 +165,18 @@ async def run() -> None:
 
 
 async def _follow(own: Pool) -> None:
-    """Let go of connections that are idle, and of those to servers that were edited or removed."""
+    """Let go of connections that are idle, or whose server was edited or session ended."""
     while True:
         await asyncio.sleep(LOOK_EVERY)
         if own.owners:
             try:
-                await own.keep({}, await in_thread(generations))
+                await own.keep({}, *await in_thread(_look, own.sessions))
             except Exception:  # nobody would start this loop again
                 logger.exception("The connections could not be looked after; trying again")
+
+
+def _look(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
+    return generations(), still_open.ended(sessions)
 
 
 def _pool() -> Pool | None:

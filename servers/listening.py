@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from django.db import DatabaseError
 
-from servers import due
+from servers import due, still_open
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.pool import Pool, Watcher
 from servers.registry import report_state, spec_of
@@ -38,7 +38,7 @@ class Listener(Watcher):
         try:
             while True:
                 try:
-                    await self.pool.keep(*await in_thread(_wanted))
+                    await self.pool.keep(*await in_thread(_look, self.pool.sessions))
                     if self.on_look:
                         self.on_look()
                 except Exception:  # nobody would start this loop again
@@ -83,14 +83,17 @@ class Listener(Watcher):
             del self.asking[server_id]
 
 
-def _wanted() -> tuple[dict[int, int], dict[int, int]]:
-    """Return which servers to stay connected to, and which may be connected to at all."""
+def _look(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]:
+    """Return which servers to stay connected to, which may be connected to at all, and which of
+    these sessions have ended.
+    """
     fields = ("pk", "generation", "connection_policy", "isolation")
     rows = list(Server.objects.filter(enabled=True).values_list(*fields))
     kept = [ConnectionPolicy.ALWAYS, Isolation.SHARED]
     return (
         {pk: generation for pk, generation, *how in rows if how == kept},
         {pk: generation for pk, generation, *_ in rows},
+        still_open.ended(sessions),
     )
 
 

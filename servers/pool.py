@@ -11,12 +11,12 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from django.conf import settings
 
-from servers.bulkhead import Bulkhead
+from servers.bulkhead import Bulkhead, Busy
 from servers.client import Connection, UpstreamError, connect
 from servers.spec import ServerSpec
 from toolcrib.errors import ToolcribError
@@ -222,6 +222,12 @@ def _gone() -> UpstreamError:
     )
 
 
+def _patience(session: str, owner: Owner) -> float:
+    """How long a connection may be idle. What a session built up in its own is lost with it."""
+    own = session and owner.is_ready
+    return settings.SESSION_DISCONNECT if own else settings.IDLE_DISCONNECT
+
+
 class Pool:
     def __init__(self, watcher: Watcher) -> None:
         self.watcher = watcher
@@ -244,19 +250,31 @@ class Pool:
         await asyncio.gather(*(owner.stop() for owner in owners.values()))
         await asyncio.gather(*self.afterwards, return_exceptions=True)
 
-    async def keep(self, wanted: Mapping[int, int], known: Mapping[int, int] | None = None) -> None:
+    @property
+    def sessions(self) -> set[str]:
+        """The agent sessions that have connections of their own."""
+        return {session for _, session in self.owners if session}
+
+    async def keep(
+        self,
+        wanted: Mapping[int, int],
+        known: Mapping[int, int] | None = None,
+        ended: Collection[str] = (),
+    ) -> None:
         """Hold a connection to the wanted servers, at these generations.
 
-        Connections that calls opened to other `known` servers stay until they are idle.
+        Connections that calls opened to other `known` servers stay until they are idle, or until
+        the session whose own they are has `ended`.
         """
         known = wanted if known is None else known
         gone, replaced = [], []
-        for (server_id, session), owner in self.owners.items():
+        for key, owner in self.owners.items():
+            server_id, session = key
             owner.kept = not session and server_id in wanted
-            if owner.task.done() or server_id not in known or owner.idle(settings.IDLE_DISCONNECT):
-                gone.append((server_id, session))
-            elif owner.generation and owner.generation != known[server_id]:
-                replaced.append(((server_id, session), owner))
+            if owner.task.done() or server_id not in known or owner.idle(_patience(session, owner)):
+                gone.append(key)
+            elif session in ended or owner.generation not in (0, known[server_id]):
+                replaced.append((key, owner))
         stops = [self.owners.pop(key).stop() for key in gone]
         await asyncio.gather(*stops, *(self._replace(*each) for each in replaced))
         for server_id in wanted:
@@ -281,7 +299,19 @@ class Pool:
                 raise _gone()
             if spec.generation != owner.generation:
                 await self._replace(key, owner)
+        if session and key not in self.owners:
+            self._check_room(server_id)
         return self._owner(key, kept=False)
+
+    def _check_room(self, server_id: int) -> None:
+        own = sum(1 for server, session in self.owners if session and server == server_id)
+        if own >= settings.SESSION_CONNECTIONS:
+            raise Busy(
+                f"All {own} connections that sessions may have of their own to this server "
+                "are taken.",
+                hint="Close sessions that are no longer needed, then try again. "
+                "TOOLCRIB_SESSION_CONNECTIONS sets how many may.",
+            )
 
     async def forget_session(self, session: str) -> None:
         """Close the connections that were one session's own, once their calls have ended."""

@@ -98,6 +98,8 @@ CALL_TIMEOUT = env.number("TOOLCRIB_CALL_TIMEOUT", 60, low=1, high=900)
 CALLS_IN_FLIGHT = env.number("TOOLCRIB_CALLS_IN_FLIGHT", 8, low=1)
 CALLS_QUEUED = env.number("TOOLCRIB_CALLS_QUEUED", 16, low=0)
 IDLE_DISCONNECT = env.number("TOOLCRIB_IDLE_DISCONNECT", 300, low=1)
+SESSION_DISCONNECT = env.number("TOOLCRIB_SESSION_DISCONNECT", 1800, low=1)
+SESSION_CONNECTIONS = env.number("TOOLCRIB_SESSION_CONNECTIONS", 100, low=1)
 BODY_TIMEOUT = env.number("TOOLCRIB_BODY_TIMEOUT", 30, low=1)
 # Where requests of one MCP client reach several processes, no connection of the older era is kept.
 MCP_STATELESS = env.flag("TOOLCRIB_MCP_STATELESS", WEB_WORKERS > 1)

@@ -58,6 +58,18 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         ("TOOLCRIB_CONNECT_TIMEOUT", "CONNECT_TIMEOUT", "Connecting may take", "seconds"),
         ("TOOLCRIB_HANDSHAKE_TIMEOUT", "HANDSHAKE_TIMEOUT", "A handshake may take", "seconds"),
         ("TOOLCRIB_IDLE_DISCONNECT", "IDLE_DISCONNECT", "Close idle connections after", "seconds"),
+        (
+            "TOOLCRIB_SESSION_DISCONNECT",
+            "SESSION_DISCONNECT",
+            "Those of a session after",
+            "seconds",
+        ),
+        (
+            "TOOLCRIB_SESSION_CONNECTIONS",
+            "SESSION_CONNECTIONS",
+            "Sessions with their own",
+            "sessions",
+        ),
         ("TOOLCRIB_MAX_TOOLS", "MAX_TOOLS", "Tools of one server", "tools"),
         ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Pages of one list", "pages"),
         ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Largest list", "bytes"),

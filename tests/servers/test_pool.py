@@ -4,18 +4,21 @@ import socket
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError
+from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from servers import calling, pool, registry
+from servers import calling, pool, registry, still_open
 from servers.calling import Target
 from servers.faults import UpstreamError
 from servers.listening import Listener
 from servers.models import Server
 from servers.pool import Pool, Watcher
-from tests.factories import make_program
+from sessions_app import lasting, opening
+from tests.factories import make_program, make_session
 from tests.upstreams.running import http_spec, stdio_spec
 from tests.waiting import wait_for
 
@@ -78,6 +81,19 @@ async def count(server, session=""):
     return outcome.structured["count"], outcome.structured["pid"]
 
 
+@asynccontextmanager
+async def listening():
+    """Calls go over the connections of a listener."""
+    listener = Listener()
+    running = asyncio.create_task(listener.run())
+    try:
+        await until(lambda: pool.here() is listener.pool, "the listener runs")
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
 async def until(check, what):
     await asyncio.to_thread(wait_for, check, SOON, what=what, every=0.01)
 
@@ -108,6 +124,8 @@ def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them
             assert (await count(server, "ses_1"))[0] == 1
         await until(lambda: is_gone(two), "and so is the other, when all ends")
 
+    make_session(session_id="ses_1")
+    make_session(session_id="ses_2")
     server = make_program("workshop", isolation="per_session")
     run(scenario)
 
@@ -130,7 +148,7 @@ def test_sessions_of_a_shared_server_share_its_process():
 def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_call(
     session, settings
 ):
-    settings.IDLE_DISCONNECT = 0.6
+    settings.IDLE_DISCONNECT = settings.SESSION_DISCONNECT = 0.6
 
     async def scenario():
         async with calling.opened():
@@ -144,8 +162,111 @@ def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_c
             assert first == 1
             assert two != one
 
+    make_session(session_id="ses_1")
     server = make_program("workshop", connection_policy="on_demand")
     run(scenario)
+
+
+@with_database
+def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(settings):
+    settings.IDLE_DISCONNECT = 0.1
+
+    async def scenario():
+        async with calling.opened():
+            _, own = await count(server, "ses_1")
+            _, shared = await count(server)
+            await until(lambda: is_gone(shared), "the idle process is gone")
+            assert await count(server, "ses_1") == (2, own)
+
+    make_session(session_id="ses_1")
+    server = make_program("workshop")
+    run(scenario)
+
+
+@with_database
+@pytest.mark.parametrize("pooling", [calling.opened, listening])
+@pytest.mark.parametrize("end", ["expired", "deleted"])
+def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling):
+    async def scenario():
+        async with pooling():
+            _, one = await count(server, "ses_1")
+            _, other = await count(server, "ses_2")
+            await asyncio.to_thread(over)
+            await until(lambda: is_gone(one), "the process of the session that ended is gone")
+            assert await count(server, "ses_2") == (2, other)
+
+    def over():
+        if end == "expired":
+            assert opening.expire_idle() == 1
+        else:
+            ending.delete()
+
+    ending = make_session(session_id="ses_1", started=timezone.now() - timedelta(days=2))
+    make_session(session_id="ses_2")
+    server = make_program("workshop", isolation="per_session")
+    run(scenario)
+
+
+@with_database
+def test_a_call_is_not_cut_off_by_the_end_of_its_session():
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server, "ses_1")
+            slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
+            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            await asyncio.to_thread(opening.close, session)
+            await until(lambda: not calling._pool().owners, "its end was seen")
+            assert (await slow).structured == {"seconds": 2, "name": "old"}
+            await until(lambda: is_gone(one), "the process is gone")
+
+    session = make_session(session_id="ses_1")
+    server = make_program("workshop", isolation="per_session")
+    run(scenario)
+
+
+@with_database
+def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to_do(settings):
+    settings.SESSION_CONNECTIONS = 1
+
+    async def scenario():
+        async with calling.opened():
+            assert (await count(server, "ses_1"))[0] == 1
+            refused = await ask(server, "count", "ses_2")
+            assert (refused.state, refused.code) == ("not_sent", "busy")
+            assert "All 1 connections that sessions may have" in refused.message
+            assert "Close sessions" in refused.hint
+            assert (await count(other, "ses_2"))[0] == 1
+            assert (await count(server))[0] == 1  # the shared one is nobody's own
+            assert (await count(server, "ses_1"))[0] == 2
+            await calling.forget_session("ses_1")
+            assert (await count(server, "ses_2"))[0] == 1
+
+    make_session(session_id="ses_1")
+    make_session(session_id="ses_2")
+    server = make_program("workshop", isolation="per_session")
+    other = make_program("workshop", isolation="per_session")
+    run(scenario)
+
+
+@with_database
+def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
+    asked = []
+
+    def stumble(sessions):
+        asked.append(sessions)
+        raise KeyError("odd")
+
+    async def scenario():
+        async with calling.opened():
+            _, one = await count(server, "ses_1")
+            await until(lambda: len(asked) > 1, "it is asked again")
+            still_open.told_by(lasting.still_open)
+            await until(lambda: is_gone(one), "the process of no session is gone")
+
+    monkeypatch.setattr(still_open, "_knows", stumble)
+    server = make_program("workshop", isolation="per_session")
+    run(scenario)
+    assert "KeyError: 'odd'" in caplog.text
 
 
 @with_database
@@ -238,6 +359,7 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
             assert (await slow).structured == {"seconds": 2, "name": "old"}
             await until(lambda: is_gone(one), "the old process is gone")
 
+    make_session(session_id="ses_1")
     server = make_program("workshop", isolation="per_session")
     run(scenario)
 
@@ -283,6 +405,7 @@ def test_disabling_a_server_ends_its_connections():
             outcome = await ask(server, "count", "ses_1")
             assert (outcome.state, outcome.code) == ("not_sent", "disabled")
 
+    make_session(session_id="ses_1")
     server = make_program("workshop")
     run(scenario)
 

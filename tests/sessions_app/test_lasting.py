@@ -1,0 +1,18 @@
+import pytest
+from django.utils import timezone
+
+from servers import still_open
+from tests.factories import make_session
+
+pytestmark = pytest.mark.django_db
+
+
+def test_one_question_tells_which_sessions_have_ended(django_assert_num_queries):
+    make_session(session_id="ses_open")
+    make_session(session_id="ses_closed", state="closed", ended_at=timezone.now())
+    make_session(session_id="ses_expired", state="expired", ended_at=timezone.now())
+    asked = {"ses_open", "ses_closed", "ses_expired", "ses_never"}
+    with django_assert_num_queries(1):
+        assert still_open.ended(asked) == asked - {"ses_open"}
+    with django_assert_num_queries(0):
+        assert still_open.ended(set()) == set()
