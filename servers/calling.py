@@ -18,6 +18,7 @@ from django.conf import settings
 
 from servers import pool, results, still_open
 from servers.attempts import Attempt, TooLarge
+from servers.bulkhead import Turn
 from servers.client import Answer, Connection, ServerRefused
 from servers.faults import UpstreamError, megabytes, printable
 from servers.listening import LOOK_EVERY, generations, spec_now
@@ -200,7 +201,7 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
     bulkhead = shared.bulkhead(request.target.server_id)
     try:
         async with asyncio.timeout_at(request.deadline):
-            await bulkhead.enter(request.target.concurrency or settings.CALLS_IN_FLIGHT)
+            turn = await bulkhead.enter(request.target.concurrency or settings.CALLS_IN_FLIGHT)
     except TimeoutError:
         return _not_sent(
             "timeout",
@@ -211,12 +212,13 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
         return _not_sent(busy.code, busy.message, busy.hint)
     try:
         with ExitStack() as held:
-            return await _connected(shared, request, held)
+            return await _connected(shared, request, held, turn)
     finally:
-        bulkhead.leave()
+        if not turn.is_late:
+            turn.leave()
 
 
-async def _connected(shared: Pool, request: Request, held: ExitStack) -> CallOutcome:
+async def _connected(shared: Pool, request: Request, held: ExitStack, turn: Turn) -> CallOutcome:
     """Find a live connection and make the call over it. What it needs of owners is `held`."""
     target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
@@ -239,7 +241,7 @@ async def _connected(shared: Pool, request: Request, held: ExitStack) -> CallOut
             await request.on_sent()
         tries += 1
         seen = Attempt(call=True)
-        outcome = await _exchanged(shared, owner, connection, request, seen)
+        outcome = await _exchanged(shared, owner, connection, request, seen, turn)
         # A connection may turn out dead before anything was sent over it: another, then.
         if outcome.state == "not_sent" and tries < TRIES and connection.closed.is_set():
             continue
@@ -247,7 +249,7 @@ async def _connected(shared: Pool, request: Request, held: ExitStack) -> CallOut
 
 
 async def _exchanged(
-    shared: Pool, owner: Owner, connection: Connection, request: Request, seen: Attempt
+    shared: Pool, owner: Owner, connection: Connection, request: Request, seen: Attempt, turn: Turn
 ) -> CallOutcome:
     """Send the request and wait for its answer, but not longer than the deadline."""
     loop = asyncio.get_running_loop()
@@ -276,9 +278,8 @@ async def _exchanged(
             f"The call could not be sent within {request.timeout:g} s.",
             "The server takes no more messages. Try again.",
         )
-    # Where many are late already, the server has enough to do.
-    grace = LATE_GRACE if owner.calls <= 2 * settings.CALLS_IN_FLIGHT else 0.0
-    shared.later(_hear_late(asked, request, grace))
+    turn.linger()
+    shared.later(_hear_late(asked, request, turn)).add_done_callback(lambda _: turn.leave())
     return CallOutcome(
         "timed_out",
         code="timeout",
@@ -295,12 +296,18 @@ async def _cancel(asked: asyncio.Task[Answer]) -> None:
         asked.exception()  # seen
 
 
-async def _hear_late(asked: asyncio.Task[Answer], request: Request, grace: float) -> None:
-    """Wait a little for an answer that nobody waits for, then cancel the request."""
+async def _hear_late(asked: asyncio.Task[Answer], request: Request, turn: Turn) -> None:
+    """Wait a little for an answer that nobody waits for, then cancel the request.
+
+    At once where another call needs the turn: the server is to have no more than it is given.
+    """
     began = time.monotonic()
+    needed = asyncio.create_task(turn.needed.wait())
     try:
-        await asyncio.wait({asked}, timeout=grace)
+        either = {asked, needed}
+        await asyncio.wait(either, timeout=LATE_GRACE, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        needed.cancel()
         answered = asked.done() and not asked.cancelled()
         if not asked.done():
             await _cancel(asked)

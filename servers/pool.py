@@ -321,11 +321,12 @@ class Pool:
     def bulkhead(self, server_id: int) -> Bulkhead:
         return self.bulkheads.setdefault(server_id, Bulkhead())
 
-    def later(self, work: Coroutine[Any, Any, None]) -> None:
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Let something go on by itself, but not beyond the pool's end."""
         task = asyncio.create_task(work)
         self.afterwards.add(task)
         task.add_done_callback(self.afterwards.discard)
+        return task
 
     def _owner(self, key: Key, *, kept: bool) -> Owner:
         owner = self.owners.get(key)

@@ -604,6 +604,62 @@ def test_a_server_may_be_given_fewer_calls_at_once():
         run(scenario)
 
 
+# --- A late call and the next -------------------------------------------------------------------
+
+
+async def in_turn(server, tool, within=SOON, **arguments):
+    """Call a tool of a server that is given one call at once."""
+    return await calling.call(target(server, concurrency=1), tool, arguments, timeout=within)
+
+
+def test_a_late_call_is_cancelled_before_the_next_is_sent_to_a_server_that_takes_one(settings):
+    settings.CALLS_QUEUED = 0  # who gets the turn of a late call does not wait in the queue
+
+    async def scenario():
+        await in_turn(server, "seen")
+        late = await in_turn(server, "hang", within=0.3)
+        assert late.state == "timed_out"
+        seen = json.loads((await in_turn(server, "seen")).content[0]["text"])
+        came = [each["params"].get("name", each["method"]) for each in seen if "params" in each]
+        assert came[came.index("hang") :] == ["hang", "notifications/cancelled", "seen"]
+
+    with upstream("stdio legacy") as server:
+        run(scenario)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_nobody_listens_for_a_late_answer_while_another_call_needs_the_turn(how, monkeypatch):
+    monkeypatch.setattr(calling, "LATE_GRACE", 600.0)
+
+    async def scenario():
+        await in_turn(server, "count")
+        late = await in_turn(server, "wait", within=0.3, seconds=600, name="late")
+        assert late.state == "timed_out"
+        async with asyncio.timeout(SOON):
+            while (await in_turn(server, "cancelled")).structured["given_up"] != ["late"]:
+                pass
+
+    with upstream(how, "workshop") as server:
+        run(scenario)
+
+
+def test_late_calls_and_cancels_at_any_moment_leave_no_turn_taken():
+    async def scenario():
+        await ask(server, "seen")
+        ends = []
+        for number in range(20):
+            calls = [asyncio.create_task(ask(server, "hang", within=0.1)) for _ in range(12)]
+            await asyncio.sleep(0.005 * (number % 7))
+            calls[number % 12].cancel()
+            ends += await asyncio.gather(*calls, return_exceptions=True)
+        assert "timed_out" in {getattr(end, "state", "cancelled") for end in ends}
+        assert calling.in_flight(server.pk) == 0
+        assert (await in_turn(server, "say", result='{"content": []}')).state == "succeeded"
+
+    with upstream("stdio") as server:
+        run(scenario)
+
+
 # --- After it was sent ------------------------------------------------------------------------
 
 
