@@ -23,6 +23,8 @@ from servers.network import UpstreamTransport
 
 FIRST_ID = 1_000_000_000  # far from those the SDK counts up from 0 in the same session
 MAX_ASKED_BACK = 100  # requests of a server within one call
+MAX_CANCELS = 50  # calls given up that a server is being told of
+TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
 SESSION = "mcp-session-id"
 
 
@@ -48,7 +50,8 @@ class Lean:
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._background: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()  # to what a server asked back
+        self._cancels: set[asyncio.Task[None]] = set()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
@@ -70,7 +73,7 @@ class Lean:
             return await self._exchanged(asked, body, sent, seen)
         except asyncio.CancelledError:
             if seen.sent and not self.modern:  # in the newer era hanging up says it
-                self._later(self._tell("notifications/cancelled", {"requestId": asked}, headers))
+                self._cancel(asked, headers)
             raise
         except UpstreamError as fault:
             seen.fault = seen.fault or fault
@@ -175,7 +178,7 @@ class Lean:
             self.on_list_changed()
         if "id" not in message or self.modern:
             return
-        if len(self._background) >= MAX_ASKED_BACK:
+        if len(self._answers) >= MAX_ASKED_BACK:
             raise UpstreamError(
                 f"The server asked more than {MAX_ASKED_BACK} things at once and took no answer.",
                 hint="This is a fault of the server.",
@@ -185,31 +188,35 @@ class Lean:
             answer["result"] = {}
         else:  # sampling, elicitation, roots: nobody is there to answer
             answer["error"] = {"code": -32600, "message": "Toolcrib does not answer this."}
-        self._later(self._post(answer, headers))
+        self._later(answer, headers, self._answers)
 
-    async def _tell(
-        self, method: str, params: Mapping[str, Any], headers: Mapping[str, str]
+    def _cancel(self, asked: int, headers: Mapping[str, str]) -> None:
+        """Tell the server that nobody waits for a call any more, unless it heeds no such thing."""
+        if len(self._cancels) < MAX_CANCELS:
+            told = {"method": "notifications/cancelled", "params": {"requestId": asked}}
+            self._later({"jsonrpc": "2.0", **told}, headers, self._cancels)
+
+    def _later(
+        self,
+        message: Mapping[str, Any],
+        headers: Mapping[str, str],
+        among: "set[asyncio.Task[None]]",
     ) -> None:
-        await self._post({"jsonrpc": "2.0", "method": method, "params": params}, headers)
+        task = asyncio.ensure_future(self._post(message, headers))
+        among.add(task)
+        task.add_done_callback(among.discard)
+        # Seen: a courtesy that failed.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _post(self, message: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         sent = {**headers, SESSION: self.session_id} if self.session_id else headers
         body = json.dumps(message, ensure_ascii=False).encode()
-        response = await self._lines.post(body, sent, None)
+        async with asyncio.timeout(TAKEN_WITHIN):
+            response = await self._lines.post(body, sent, None)
         self._lines.release(response)
 
-    def _later(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._forgotten)
-
-    def _forgotten(self, task: "asyncio.Task[None]") -> None:
-        self._background.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen: a courtesy that failed
-
     def close(self) -> None:
-        for task in self._background:
+        for task in self._answers | self._cancels:
             task.cancel()
         self._lines.close()
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from servers import calling
+from servers import calling, lean
 from servers.calling import CallOutcome
 from tests.factories import make_server
 from tests.servers.test_calling import SOON, target, through_the_sdk, until
@@ -392,3 +392,80 @@ def test_a_server_of_the_newer_era_is_not_answered_when_it_asks_back(trial):
     )
     assert outcome.content == FIT
     assert not [asked for asked in trial.upstream.others if "result" in asked.body]
+
+
+# --- Calls that are given up ----------------------------------------------------------------------
+
+
+class Deaf:
+    """A server of the older era that answers no call, and takes no word of one given up."""
+
+    def __init__(self) -> None:
+        self.trial = Trial("lean", "legacy")
+        self.trial._scripts = [self.silent]
+        self.trial.upstream.notices = self.never
+        self.hung_up = 0
+
+    async def silent(self, asked: Asked) -> bool:
+        await asked.hung_up()
+        return False
+
+    async def never(self, asked: Asked) -> bool:
+        await asked.hung_up()
+        self.hung_up += 1
+        return False
+
+    @property
+    def told(self) -> int:
+        posted = [asked.body.get("method") for asked in self.trial.upstream.others]
+        return posted.count("notifications/cancelled")
+
+    async def give_up(self, count: int) -> None:
+        """Make so many calls at once and cancel them when the server has them."""
+        before = len(self.trial.upstream.calls)
+        calls = [asyncio.create_task(self.trial._call(SOON)) for _ in range(count)]
+        await until(lambda: len(self.trial.upstream.calls) == before + count, "all were sent")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def run(self, scenario: Any) -> None:
+        async def in_time() -> None:
+            async with asyncio.timeout(40), self.trial.upstream.serving(), calling.opened():
+                await scenario()
+
+        asyncio.run(in_time())
+
+
+def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(lean, "TAKEN_WITHIN", 0.2)
+    deaf = Deaf()
+
+    async def scenario() -> None:
+        await deaf.give_up(3)
+        await until(lambda: (deaf.told, deaf.hung_up) == (3, 3), "nothing is left of the three")
+
+    deaf.run(scenario)
+
+
+def test_calls_given_up_are_told_a_few_at_a_time_and_leave_room_for_what_a_server_asks(monkeypatch):
+    monkeypatch.setattr(lean, "MAX_CANCELS", 3)
+    monkeypatch.setattr(lean, "MAX_ASKED_BACK", 2)
+    deaf = Deaf()
+
+    async def asks(asked: Asked) -> bool:
+        await asked.write(head("200 OK", EVENTS))
+        await asked.write(b'data: {"jsonrpc": "2.0", "id": "back", "method": "ping"}\n\n')
+        await asked.write(b"data: " + asked.result() + b"\n\n")
+        return False
+
+    async def scenario() -> None:
+        await deaf.give_up(8)
+        await until(lambda: deaf.told == 3, "three are told")
+        await deaf.give_up(2)
+        deaf.trial._scripts = [asks]
+        outcome = await deaf.trial._call(SOON)
+        assert (outcome.state, outcome.content) == ("succeeded", FIT)
+        assert (deaf.told, deaf.hung_up) == (3, 0)
+
+    deaf.run(scenario)

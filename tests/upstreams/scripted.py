@@ -21,14 +21,24 @@ class Asked:
     """One request as it came in, and where its answer is written to."""
 
     def __init__(
-        self, method: str, headers: dict[str, str], body: Any, writer: asyncio.StreamWriter
+        self,
+        method: str,
+        headers: dict[str, str],
+        body: Any,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
-        self.method, self.headers, self.body, self.writer = method, headers, body, writer
+        self.method, self.headers, self.body = method, headers, body
+        self.reader, self.writer = reader, writer
         self.connection: object = writer
 
     async def write(self, raw: bytes) -> None:
         self.writer.write(raw)
         await self.writer.drain()
+
+    async def hung_up(self) -> None:
+        """Wait, without an answer, until the client is gone."""
+        await self.reader.read()
 
     def result(self, text: str = GOOD, **fields: Any) -> bytes:
         """A JSON-RPC answer to this; `id` may be another."""
@@ -62,6 +72,7 @@ class Scripted:
         self.calls: list[Asked] = []
         self.others: list[Asked] = []
         self.streams: Script | None = None  # for GET
+        self.notices: Script | None = None  # for notifications/cancelled
         self.connections = 0
 
     @asynccontextmanager
@@ -90,13 +101,15 @@ class Scripted:
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
-        asked = Asked(method, headers, json.loads(raw) if raw else {}, writer)
+        asked = Asked(method, headers, json.loads(raw) if raw else {}, reader, writer)
         if method == "POST" and asked.body.get("method") == "tools/call":
             self.calls.append(asked)
             return bool(await self.script(asked))
         self.others.append(asked)
         if method == "GET" and self.streams is not None:
             return bool(await self.streams(asked))
+        if self.notices is not None and asked.body.get("method") == "notifications/cancelled":
+            return bool(await self.notices(asked))
         if method != "POST":
             await asked.write(whole(b"", status="405 No"))
             return True
