@@ -53,6 +53,11 @@ class Attempt:
                 self.size, self.flaw = len(raw), found.flaw
 
 
+def took(status: int) -> bool:
+    """Tell whether a status says that the server did what was asked. 303 says where to see it."""
+    return status < 300 or status == 303
+
+
 attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
 
 

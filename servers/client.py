@@ -27,7 +27,7 @@ from servers.attempts import Attempt, observed_by
 from servers.explaining import explain, too_slow, unwrapped
 from servers.faults import ListingError, UpstreamError
 from servers.http1 import Lines
-from servers.lean import Elsewhere, Lean, Said
+from servers.lean import EMPTY, Elsewhere, Lean, Said, unanswered
 from servers.listing import all_pages
 from servers.spec import Listing, OnProgress, ServerSpec
 from servers.subscribing import Subscription
@@ -187,6 +187,8 @@ class Connection:
     async def _call_fault(self, error: MCPError, seen: Attempt) -> UpstreamError:
         if error.code == types.PARSE_ERROR and not seen.refused and seen.fault is None:
             seen.flaw = seen.flaw or "is not a message of the protocol"
+        elif seen.status in EMPTY and not seen.refused and error.code == types.INVALID_REQUEST:
+            return unanswered(seen.status)  # the error is the SDK's, not the server's
         elif seen.refused or (seen.fault is None and error.code != types.CONNECTION_CLOSED):
             return ServerRefused(error.message)
         return await self._explain(error, seen, "while the tool ran")

@@ -220,6 +220,7 @@ class Lines:
     """The connections to one server. Lives on one loop, within `client.connect`."""
 
     def __init__(self, upstream: Upstream, url: httpx2.URL) -> None:
+        self.url = url
         self._host = url.host
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls: ssl.SSLContext | None = upstream.tls if url.scheme == "https" else None

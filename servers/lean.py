@@ -14,18 +14,19 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.attempts import Attempt, TooLarge
+from servers.attempts import Attempt, TooLarge, took
 from servers.bodies import Decoder, Events, body_fault, decoder, unpacked
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.http1 import Lines, Response
 from servers.messages import BOM, LARGE, Found, read
-from servers.network import UpstreamTransport
+from servers.network import UpstreamTransport, judge_redirect
 
 FIRST_ID = 1_000_000_000  # far from those the SDK counts up from 0 in the same session
 MAX_ASKED_BACK = 100  # requests of a server within one call
 MAX_CANCELS = 50  # calls given up that a server is being told of
 TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
 SESSION = "mcp-session-id"
+EMPTY = frozenset({202, 204})  # statuses that say: done, or taken, and there is no more to come
 
 
 class Elsewhere(Exception):
@@ -104,9 +105,12 @@ class Lean:
 
     def _judge(self, response: Response, seen: Attempt) -> None:
         """Raise where there is no use in reading on; as network.py does for the SDK."""
-        status = response.status
-        if 300 <= status < 400 and "location" in response.headers:
+        status, location = response.status, response.headers.get("location")
+        if status in (307, 308) and location is not None:  # the only ones that say: ask again
             raise Elsewhere
+        seen.status, seen.taken = status, took(status)
+        if 300 <= status < 400 and location is not None:
+            raise judge_redirect(self._lines.url, location)
         if status in (401, 403):
             raise auth_fault(status)
         if status >= 400:
@@ -116,11 +120,10 @@ class Lean:
                 seen.fault = UpstreamError(lost, code="closed")
             else:
                 seen.fault = status_fault(status)
-        elif status == 202:
-            raise Said("server answered a request with 202 Accepted")
+        elif status in EMPTY:
+            raise unanswered(status)
         elif response.kind not in ("application/json", "text/event-stream"):
             raise not_mcp("HTML" if "html" in response.kind else "something that is not MCP")
-        seen.status, seen.taken = status, status < 300
 
     async def _messages(self, response: Response, seen: Attempt) -> AsyncIterator[bytes]:
         """Yield each message of a body: one, or those of an event stream."""
@@ -219,6 +222,13 @@ class Lean:
         for task in self._answers | self._cancels:
             task.cancel()
         self._lines.close()
+
+
+def unanswered(status: int) -> UpstreamError:
+    return UpstreamError(
+        f"The server took the call and said that no answer follows (HTTP {status}).",
+        hint="This is a fault of the server.",
+    )
 
 
 async def _undone(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:

@@ -21,7 +21,7 @@ import httpx2
 from django.conf import settings
 
 from servers.addresses import Address, Network, allowed_networks, check_address
-from servers.attempts import Attempt, attempt, note
+from servers.attempts import Attempt, attempt, note, took
 from servers.bodies import BodyFault, CappedBody, connection_fault, decoder
 from servers.checks import OTHER_PORTS
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
@@ -192,9 +192,13 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
 
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """Return the response with its body capped; raise when there is no use in reading it."""
-        status = response.status_code
+        status, seen = response.status_code, attempt.get()
+        if seen is not None:
+            seen.status = status
+            # What a stream that is taken up again says does not unmake what ran.
+            seen.taken = seen.taken or (took(status) and request.method == "POST")
         if response.has_redirect_location:
-            note(judge_redirect(request, response))
+            note(judge_redirect(request.url, response.headers["location"]))
         elif status in (401, 403):
             raise auth_fault(status)
         elif status >= 400:
@@ -203,11 +207,6 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
             judge_content(request, response)
             note(None)
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
-        seen = attempt.get()
-        if seen is not None:
-            seen.status = status
-            # What a stream that is taken up again says does not unmake what ran.
-            seen.taken = seen.taken or (status < 300 and request.method == "POST")
         body = CappedBody(
             response,
             decoder=decoder(encoding),
@@ -304,14 +303,14 @@ def origin(url: httpx2.URL) -> tuple[str, str, int | None, bytes]:
     return url.scheme, url.host, url.port, url.userinfo
 
 
-def judge_redirect(request: httpx2.Request, response: httpx2.Response) -> UpstreamError:
+def judge_redirect(url: httpx2.URL, location: str) -> UpstreamError:
     """Return the fault this redirect will be if the SDK does not follow it; raise if it must not.
 
     The SDK follows at most MAX_REDIRECTS, within the origin and without changing the method.
     """
     hint = "Enter the final URL of the MCP endpoint."
-    target = joined(request.url, response.headers["location"])
-    if origin(target) != origin(request.url):
+    target = joined(url, location)
+    if origin(target) != origin(url):
         scheme, host, port, _ = origin(target)
         named = f"{scheme}://{host[:200]}" + (f":{port}" if port else "")
         raise UpstreamError(

@@ -183,6 +183,27 @@ def test_a_reset_leaves_the_outcome_unknown(trial):
     assert len(trial.upstream.calls) == 2
 
 
+TAKEN = {
+    "a web page": whole(b"<html>secret body</html>", "Content-Type: text/html"),
+    "a kind that is not MCP": whole(b"secret body", "Content-Type: text/plain"),
+    "no content": head("204 No Content"),
+    "accepted, and no more": whole(b"", status="202 Accepted"),
+    "created": whole(b"{}", "Content-Type: text/plain", status="201 Created"),
+    "see there": whole(b"", "Location: /done", status="303 See Other"),
+    "see elsewhere": whole(b"", "Location: http://192.0.2.1/", status="303 See Other"),
+    "see, and not where": whole(b"", "Content-Type: text/plain", status="303 See Other"),
+}
+
+
+def test_what_a_server_took_and_did_not_answer_properly_is_unknown_and_nothing_is_sent_again(trial):
+    found = dict(zip(TAKEN, trial.run(*map(says, TAKEN.values())), strict=True))
+    assert {what: end.state for what, end in found.items()} == dict.fromkeys(TAKEN, "unknown")
+    told = "".join(end.message for end in found.values())
+    assert "secret body" not in told
+    assert "The server said" not in told
+    assert len(trial.upstream.calls) == len(TAKEN)
+
+
 INVALID = {
     "another id": lambda a: whole(a.result(id=a.body["id"] + 1)),
     "no id": lambda a: whole(b'{"jsonrpc": "2.0", "result": %b}' % GOOD.encode()),
@@ -285,7 +306,17 @@ def test_a_redirect_within_the_origin_is_followed_and_the_tool_runs_once(trial):
     assert 4 <= len(trial.upstream.calls) <= 5
 
 
-@pytest.mark.parametrize("status", ["301 X", "302 X", "303 X", "307 X", "308 X"])
+@pytest.mark.parametrize("status", ["301 X", "302 X"])
+def test_a_redirect_that_does_not_say_to_ask_again_is_refused_and_the_tool_not_called_twice(
+    trial, status
+):
+    refused, after = trial.run(redirect("/mcp", status), good)
+    assert (refused.state, refused.code) == ("failed", "redirect")
+    assert after.state == "succeeded"
+    assert len(trial.upstream.calls) == 2
+
+
+@pytest.mark.parametrize("status", ["301 X", "302 X", "307 X", "308 X"])
 def test_a_redirect_to_another_origin_is_refused_and_nobody_is_reached_there(trial, status):
     with socket.create_server(("127.0.0.1", 0)) as other:
         other.settimeout(0.05)
