@@ -136,6 +136,8 @@ class Connection:
         The SDK's own call_tool lists tools first, validates what they return, on the loop, and
         drops what it does not know.
         """
+        if self._link.leaving:  # the next connection is dialled when this one is gone
+            await self.closed.wait()
         if self.closed.is_set():
             raise await self._link.why("before the call was sent")
         params = {"name": name, "arguments": arguments}
@@ -292,13 +294,13 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             async with _in_time(sse.opened(upstream, url), link) as stream:
                 yield watched(wired(stream, link), link)
         else:
-            upstream.transport.on_session_lost = link.lose
+            upstream.transport.on_session_lost = link.leave
             http = streamable_http_client(
                 url,
                 http_client=upstream.http,
                 max_sse_event_size=None,  # network.py caps
             )
-            link.lean = Lean(Lines(upstream, checked), upstream.transport, link.lose)
+            link.lean = Lean(Lines(upstream, checked), upstream.transport, link.leave)
             try:
                 yield watched(http, link)
             finally:

@@ -27,6 +27,7 @@ MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
 MAX_STRAY_ANSWERS = 100
 FORGIVEN = 1000  # requests given up lately, whose answers may still come
+LEAVES_WITHIN = 30.0  # seconds for calls to end over a connection that takes no new ones
 
 Streams = tuple[Any, Any]
 Id = int | str | None
@@ -45,6 +46,7 @@ class Link:
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
+        self.leaving = False  # no new call may be made
         self.handshake_ends = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
         self.fault: UpstreamError | None = None
         self.stderr: Callable[[], str] = str
@@ -69,6 +71,14 @@ class Link:
         if not self._calls:
             self.lose(fault)
 
+    def leave(self) -> None:
+        """Let the calls under way end, and no other begin; the connection is lost after them."""
+        if not self._calls:
+            self.lose()
+        elif not self.leaving:  # others wait for the next connection, so not for ever
+            asyncio.get_running_loop().call_later(LEAVES_WITHIN, self.lose)
+        self.leaving = True
+
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Count a call for as long as the block lasts; one that succeeds ends all doubt."""
@@ -78,7 +88,7 @@ class Link:
             self._doubt = None
         finally:
             self._calls -= 1
-            if self._doubt is not None and not self._calls:
+            if (self._doubt is not None or self.leaving) and not self._calls:
                 self.lose(self._doubt)
 
     async def why(self, while_what: str) -> UpstreamError:

@@ -3,13 +3,14 @@ import json
 import os
 import signal
 import socket
+import urllib.request
 from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from catalog.audit import SYSTEM
 from catalog.canonical import canonical
-from servers import calling, client, registry
+from servers import calling, client, registry, wires
 from servers.calling import Target
 from servers.models import Server
 from servers.secret import Secret
@@ -47,6 +48,19 @@ async def waits(server, which, names):
     async with asyncio.timeout(SOON):
         while not set(names) <= set((await ask(server, "cancelled")).structured[which]):
             pass
+
+
+async def begun(server, tool):
+    """Wait until raw_calls says that it got a call of this tool, over a connection that works."""
+    async with asyncio.timeout(SOON):
+        while f'"name": "{tool}"' not in (await ask(server, "seen")).content[0]["text"]:
+            pass
+
+
+async def let_go(server):
+    """Have the calls end that raw_calls holds."""
+    asking = urllib.request.urlopen, f"{server.url}/let-go"
+    (await asyncio.to_thread(*asking, timeout=SOON)).close()
 
 
 async def until(check, what):
@@ -735,6 +749,43 @@ def test_a_session_the_server_forgot_costs_the_call_that_finds_out_and_no_other(
         assert (lost.state, lost.code) == ("unknown", "closed")
         after = await asyncio.gather(*(ask(server, "say", result='{"content": []}') for _ in "123"))
         assert {outcome.state for outcome in after} == {"succeeded"}
+
+    with upstream(how.replace("http", "http legacy")) as server:
+        run(scenario)
+
+
+@pytest.mark.parametrize("how", HTTP)
+def test_calls_under_way_end_well_when_another_finds_that_the_session_is_forgotten(how):
+    async def scenario():
+        held = asyncio.create_task(ask(server, "held"))
+        await begun(server, "held")
+        first = calling._pool().owners[server.pk, ""].ready.result()
+        lost = await ask(server, "forget")
+        assert (lost.state, lost.code) == ("unknown", "closed")
+        assert not first.closed.is_set()
+        after = asyncio.create_task(ask(server, "say", result='{"content": []}'))
+        await until(lambda: calling.in_flight(server.pk) == 2, "the next call is on its way")
+        await let_go(server)
+        assert (await held).content == [{"type": "text", "text": "held"}]
+        assert (await after).state == "succeeded"
+        assert first.closed.is_set()
+
+    with upstream(how.replace("http", "http legacy")) as server:
+        run(scenario)
+
+
+@pytest.mark.parametrize("how", HTTP)
+def test_a_call_without_end_keeps_others_from_the_next_connection_for_a_while_only(
+    how, monkeypatch
+):
+    monkeypatch.setattr(wires, "LEAVES_WITHIN", 0.3)
+
+    async def scenario():
+        held = asyncio.create_task(ask(server, "held"))
+        await begun(server, "held")
+        assert (await ask(server, "forget")).state == "unknown"
+        assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
+        assert (await held).state == "unknown"
 
     with upstream(how.replace("http", "http legacy")) as server:
         run(scenario)

@@ -9,6 +9,7 @@ big      answers with `bytes` bytes of text
 later    answers after `seconds`
 drip     begins an answer and goes on with a byte at a time, for ever
 hang     never answers
+held     answers when someone GETs /let-go
 die      exits; `cut` closes the connection in the middle of the answer
 status   answers with the HTTP status in `status`
 seen     answers with the messages that came so far
@@ -26,6 +27,7 @@ from typing import Any
 from tests.upstreams.answers import ONE_TOOL, answer
 
 Messages = list[dict[str, Any]]
+LET_GO = asyncio.Event()
 
 
 def result(message: dict[str, Any], text: str) -> str:
@@ -55,6 +57,9 @@ async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | N
         case "later":
             await asyncio.sleep(given["seconds"])
             return result(message, text_of("late"))
+        case "held":
+            await LET_GO.wait()
+            return result(message, text_of("held"))
         case "seen":
             return result(message, text_of(json.dumps(seen)))
         case "die":
@@ -105,6 +110,9 @@ async def serve_http(era: str) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
         body = await reader.readexactly(int(fields.get("content-length", 0)))
+        if "/let-go " in head:
+            LET_GO.set()
+            return reply(writer, "")
         if not head.startswith("post"):
             return reply(writer, "", status=405)
         message = json.loads(body)
