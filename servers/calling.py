@@ -16,7 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from servers import pool, results, still_open
+from servers import dialling, pool, results, still_open
 from servers.attempts import Attempt, TooLarge
 from servers.bulkhead import Turn
 from servers.client import Answer, Connection, ServerRefused
@@ -140,6 +140,12 @@ class Caller(pool.Watcher):
 
     async def spec(self, server_id: int) -> ServerSpec | None:
         return await in_thread(spec_now, server_id)
+
+    async def may_dial(self, server_id: int, apart: float) -> bool:
+        return await in_thread(dialling.claim, server_id, apart)
+
+    async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
+        await in_thread(dialling.answered, spec.server_id)
 
 
 @asynccontextmanager

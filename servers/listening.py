@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from django.db import DatabaseError
 
-from servers import due, still_open
+from servers import dialling, due, still_open
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.pool import Pool, Watcher
 from servers.registry import report_state, spec_of
@@ -52,11 +52,15 @@ class Listener(Watcher):
     async def spec(self, server_id: int) -> ServerSpec | None:
         return await in_thread(spec_now, server_id)
 
+    async def may_dial(self, server_id: int, apart: float) -> bool:
+        return await in_thread(dialling.claim, server_id, apart)
+
     async def connecting(self, spec: ServerSpec) -> None:
         await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
 
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
         await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
+        await in_thread(dialling.answered, spec.server_id)
         if kept:  # a change may have been missed while we were away
             await in_thread(_sync_if_stale, spec.server_id)
 

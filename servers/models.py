@@ -74,6 +74,8 @@ class Server(models.Model):
     state_detail = models.TextField(blank=True)  # last lines of stderr, and the like
     state_since = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveIntegerField(default=0)
+    # Last taken by any process for a try to reach it; empty while it answers (dialling.py).
+    dialled_at = models.DateTimeField(null=True, blank=True)
     protocol_version = models.CharField(max_length=20, blank=True)
     server_info = models.JSONField(default=dict, blank=True)  # the server's own claims
     instructions = models.TextField(blank=True)

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Key = tuple[int, str]  # server, and the agent session where the connection is its own
 FIRST_WAIT, LONGEST_WAIT, PARKED_WAIT = 1.0, 60.0, 1800.0
+DIALS_APART = 30.0  # of all processes together, once a server is known not to answer
 HEALTHY_AFTER = 60.0
 FREE_TRIES = 3  # failures in a row after which calls no longer make us dial early
 DRAIN = 15.0  # seconds past their deadline that calls on a replaced connection get to end
@@ -44,6 +45,10 @@ class Watcher:
     async def spec(self, server_id: int) -> ServerSpec | None:
         """Return how to reach a server now, or None if it should not be reached."""
         raise NotImplementedError
+
+    async def may_dial(self, server_id: int, apart: float) -> bool:
+        """Say whether it is for this process to try a server that did not answer, again."""
+        return True
 
     async def connecting(self, spec: ServerSpec) -> None: ...
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None: ...
@@ -142,11 +147,29 @@ class Owner:
         self.lost.set()
         try:
             await self._tell_failed(error)
-            await asyncio.wait_for(self.poke.wait(), wait)
-        except TimeoutError:
-            return
+            await self._pause(wait, PARKED_WAIT if parked else DIALS_APART)
         finally:
             self.pause_ends = None
+
+    async def _pause(self, wait: float, apart: float) -> None:
+        """Wait until somebody asks for the connection, or it is time, and our turn, to dial."""
+        while True:
+            try:
+                await asyncio.wait_for(self.poke.wait(), wait)
+                return
+            except TimeoutError:
+                if self.failures < FREE_TRIES or await self._may_dial(apart):
+                    return
+            # Another process dialled lately, for all of us. It may be back before long.
+            wait = DIALS_APART * random.uniform(0.5, 1.0)  # noqa: S311
+            self.pause_ends = time.monotonic() + wait
+
+    async def _may_dial(self, apart: float) -> bool:
+        try:
+            return await self.watcher.may_dial(self.server_id, apart)
+        except Exception:
+            logger.exception("Whether to dial server %s could not be found out", self.server_id)
+            return True
 
     async def _tell_failed(self, error: ToolcribError) -> None:
         # The pauses are kept by this task: it goes on, whatever the database says.
