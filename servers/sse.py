@@ -19,6 +19,8 @@ from servers.network import MAX_REDIRECTS, Upstream, joined, origin
 class EventStream:
     """One open stream. `messages` and `send` are its wire."""
 
+    side_by_side = True  # some servers hold a POST until the tool has run
+
     def __init__(self, upstream: Upstream, response: Any) -> None:
         self._http = upstream.http
         self._url = response.request.url
@@ -46,23 +48,27 @@ class EventStream:
             if name == "message" and data:
                 yield data
 
-    async def send(self, message: bytes) -> None:
-        """Post one message. The answer to it arrives on the stream."""
-        seen = _observe()
-        response = await self._http.post(
-            self._endpoint,
-            content=message,
-            headers={"Content-Type": "application/json"},
-            extensions={"answer": "ignored"},
-        )
+    async def send(self, message: bytes, seen: Attempt | None) -> None:
+        """Post one message, and tell `seen` how it was received. Its answer comes on the stream."""
+        posted = _observe(Attempt(call=True))
+        try:
+            response = await self._http.post(
+                self._endpoint,
+                content=message,
+                headers={"Content-Type": "application/json"},
+                extensions={"answer": "ignored"},
+            )
+        finally:
+            if seen is not None:
+                seen.sent, seen.status, seen.taken = posted.sent, posted.status, posted.taken
         if response.status_code >= 300:
-            raise seen.fault or UpstreamError("The server did not take a message.")
+            raise posted.fault or UpstreamError("The server did not take a message.")
 
 
 @asynccontextmanager
 async def opened(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
     """Keep a stream open for as long as the block lasts."""
-    seen = _observe()
+    seen = _observe(Attempt())
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
     request = upstream.http.build_request("GET", url, headers=headers)
     for _ in range(MAX_REDIRECTS + 1):
@@ -84,8 +90,7 @@ async def opened(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
         await response.aclose()
 
 
-def _observe() -> Attempt:
-    seen = Attempt()
+def _observe(seen: Attempt) -> Attempt:
     attempt.set(seen)
     return seen
 

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from servers.attempts import HEAD, TooLarge
+from servers.attempts import HEAD, Attempt, TooLarge
 from servers.faults import UpstreamError, printable
 from servers.pieces import TURN, Pieces
 from servers.supervise import CANNOT_RUN, CROWDED, MARK
@@ -39,6 +39,8 @@ STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
 
 class Child:
     """One running program. `messages` and `send` are its wire; `exited` is set when it is gone."""
+
+    side_by_side = False
 
     def __init__(self, max_line: int, stderr_bytes: int, hidden: Sequence[str], most: int) -> None:
         self.exit_code: int | None = None
@@ -89,7 +91,7 @@ class Child:
             {"program": program, "argv": list(argv), "unset": unset, "most": self._most}
         )
         with suppress(BrokenPipeError):  # it died already: the end of stdout tells
-            await _write(self._lifeline, order.encode() + b"\n")
+            await _write(self._lifeline, bytearray(order.encode() + b"\n"))
 
     async def _reader(self, pipe: IO[bytes]) -> asyncio.StreamReader:
         reader = asyncio.StreamReader(limit=CHUNK)
@@ -131,9 +133,15 @@ class Child:
         if line.size > self._max_line:
             raise TooLarge("program wrote a line", self._max_line, line.head(HEAD))
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, message: bytes, seen: Attempt | None) -> None:
         """Write one line. Callers take turns: a line must not be cut by another."""
-        await _write(self._stdin, message + b"\n")
+        left = bytearray(message + b"\n")
+        try:
+            await _write(self._stdin, left)
+        finally:
+            # A part of a message means nothing. The end of stdin may do for the end of a line.
+            if seen is not None and len(left) > 1:
+                seen.sent = False
 
     def stderr_tail(self) -> str:
         """Return the last lines of stderr, safe to show and to log: our secrets show as ***."""
@@ -319,13 +327,15 @@ def _wait_in_thread(process: subprocess.Popen[bytes], child: Child) -> None:
     threading.Thread(target=wait, name="stdio-wait", daemon=True).start()
 
 
-async def _write(fd: int, data: bytes) -> None:
-    """Write all of it without blocking the loop, however slowly the other side reads."""
+async def _write(fd: int, left: bytearray) -> None:
+    """Write all of it without blocking the loop, however slowly the other side reads.
+
+    What was written is no longer in `left`.
+    """
     loop = asyncio.get_running_loop()
-    left = memoryview(data)
     while left:
         try:
-            left = left[os.write(fd, left) :]
+            del left[: os.write(fd, left)]
         except BlockingIOError:
             writable = asyncio.Event()
             loop.add_writer(fd, writable.set)

@@ -8,11 +8,12 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Protocol, Self
 
 import anyio
 import mcp_types as types
+from anyio.abc import TaskGroup
 from django.conf import settings
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
@@ -27,6 +28,7 @@ MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
 MAX_STRAY_ANSWERS = 100
 FORGIVEN = 1000  # requests given up lately, whose answers may still come
+SENDS_WITHIN = 10.0  # seconds for a server to take a message
 LEAVES_WITHIN = 30.0  # seconds for calls to end over a connection that takes no new ones
 
 Streams = tuple[Any, Any]
@@ -34,11 +36,17 @@ Id = int | str | None
 
 
 class Wire(Protocol):
-    """What stdio.Child and sse.EventStream have in common: messages in, messages out."""
+    """What stdio.Child and sse.EventStream have in common: messages in, messages out.
+
+    `side_by_side`: requests need not wait for each other. `send` tells the attempt what it knows
+    of the message, also when it is cancelled: whether the server may have got all of it.
+    """
+
+    side_by_side: bool
 
     def messages(self) -> AsyncIterator[bytes]: ...
 
-    async def send(self, message: bytes) -> None: ...
+    async def send(self, message: bytes, seen: Attempt | None) -> None: ...
 
 
 class Link:
@@ -145,6 +153,13 @@ class Link:
         """Return who waits for an answer, for the transport to tell it something."""
         return self.waiting.get(_plain(answer_id))
 
+    def is_busy(self, *, besides: object) -> bool:
+        """Tell whether the server has anything to work on that someone waits for."""
+        return any(
+            seen.sent and asked not in self.standing and asked != _plain(besides)
+            for asked, seen in self.waiting.items()
+        )
+
     def only_asker(self) -> Attempt | None:
         asking = [seen for asked, seen in self.waiting.items() if asked not in self.standing]
         return asking[0] if len(asking) == 1 else None
@@ -238,8 +253,8 @@ async def wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
     """Present lines or events as the streams of messages that the SDK reads and writes."""
     read_end, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, write_end = anyio.create_memory_object_stream[SessionMessage](0)
-    through = _Through(wire, link, read_end, write_end)
     async with anyio.create_task_group() as tasks, read, write, read_end, write_end:
+        through = _Through(wire, link, read_end, write_end, tasks)
         tasks.start_soon(through.receive)
         tasks.start_soon(through.forward)
         yield read, write
@@ -249,8 +264,11 @@ async def wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
 class _Through:
     """Carries messages between a wire and the SDK's streams."""
 
-    def __init__(self, wire: Wire, link: Link, read_end: Any, write_end: Any) -> None:
+    def __init__(
+        self, wire: Wire, link: Link, read_end: Any, write_end: Any, tasks: TaskGroup
+    ) -> None:
         self._wire = wire
+        self._tasks = tasks
         self._link = link
         self._read_end = read_end
         self._write_end = write_end
@@ -325,29 +343,100 @@ class _Through:
             )
 
     async def forward(self) -> None:
-        async for message in self._write_end:
-            if isinstance(message.message, types.JSONRPCResponse | types.JSONRPCError):
+        async for item in self._write_end:
+            message = item.message
+            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
                 self._unanswered -= 1
-            await self._send(message.message)
+            seen = self._link.asker(_asked(message))
+            if seen is not None:
+                seen.sent = True
+            if self._goes_apart(message):
+                self._tasks.start_soon(self._send, message, seen)
+            else:
+                await self._send(message, seen)
             if self._link.closed.is_set():
                 self._read_end.close()
                 return
 
-    async def _send(self, message: types.JSONRPCMessage) -> None:
-        seen = self._link.asker(getattr(message, "id", None))
-        if seen is not None and isinstance(message, types.JSONRPCRequest):
-            seen.sent = True
+    async def _send(self, message: types.JSONRPCMessage, seen: Attempt | None) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
-            await self._wire.send(line.encode())
+            async with self._patience(message):
+                await self._wire.send(line.encode(), seen)
         except UpstreamError as fault:
-            if seen is not None:
-                seen.fault = fault
-            self._link.lose(fault)
+            await self._not_taken(message, seen, fault)
         except BodyFault as error:
-            self._link.lose(error.fault)
+            self._lose(error.fault)
+        except TimeoutError:
+            if not self._goes_apart(message):  # else nobody waits for it any more
+                self._lose(_deaf())
         except OSError:  # a pipe that nobody reads: how the program ended tells why
-            self._link.lose()
+            self._lose()
+
+    @asynccontextmanager
+    async def _patience(self, message: types.JSONRPCMessage) -> AsyncIterator[None]:
+        """Raise TimeoutError where sending takes long, and nothing excuses it."""
+        loop = asyncio.get_running_loop()
+        limit = asyncio.timeout(None)
+
+        def look() -> None:
+            if self._excused(message):
+                timers.append(loop.call_later(SENDS_WITHIN, look))
+            else:
+                limit.reschedule(loop.time())
+
+        async with limit:
+            timers = [loop.call_later(SENDS_WITHIN, look)]
+            try:
+                yield
+            finally:
+                timers[-1].cancel()
+
+    def _excused(self, message: types.JSONRPCMessage) -> bool:
+        """Tell whether a message may be slow to go out because the server is at work.
+
+        A program may read on only when it has done what it works on, and a server may answer the
+        POST of a request only then.
+        """
+        if self._wire.side_by_side:
+            return self._link.asker(_asked(message)) is not None
+        return self._link.is_busy(besides=_asked(message))
+
+    def _goes_apart(self, message: types.JSONRPCMessage) -> bool:
+        return self._wire.side_by_side and isinstance(message, types.JSONRPCRequest)
+
+    async def _not_taken(
+        self, message: types.JSONRPCMessage, seen: Attempt | None, fault: UpstreamError
+    ) -> None:
+        """Fail the one request that the server would not take; the others may be well."""
+        if seen is None:
+            return  # nobody waits for it
+        seen.fault = fault
+        if seen.opening:
+            self._lose(fault)
+            return
+        if seen.status == 404:  # it knows this stream no more
+            self._link.leave()
+        error = types.ErrorData(code=types.INTERNAL_ERROR, message="not taken")
+        failed = types.JSONRPCError(jsonrpc="2.0", id=_asked(message), error=error)
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._read_end.send(SessionMessage(failed))
+
+    def _lose(self, fault: UpstreamError | None = None) -> None:
+        self._link.lose(fault)
+        self._read_end.close()
+
+
+def _asked(message: types.JSONRPCMessage) -> types.RequestId | None:
+    return message.id if isinstance(message, types.JSONRPCRequest) else None
+
+
+def _deaf() -> UpstreamError:
+    return UpstreamError(
+        f"The server took no message for {SENDS_WITHIN:g} s.",
+        code="timeout",
+        hint="It may hang. The connection is made anew.",
+    )
 
 
 def parse_large(raw: bytes) -> list[types.JSONRPCMessage]:

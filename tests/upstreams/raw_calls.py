@@ -1,6 +1,6 @@
 """Answers to tools/call written by hand: the tool's name says how. No SDK needed.
 
-python -m tests.upstreams.raw_calls [--http] [--era modern|legacy]; stdio by default.
+python -m tests.upstreams.raw_calls [--http | --sse] [--era modern|legacy]; stdio by default.
 
 say      answers with the text in `result`, whatever it is, as the result
 line     writes the text in `line` as it is, with ID for the request's id
@@ -10,11 +10,14 @@ later    answers after `seconds`
 drip     begins an answer and goes on with a byte at a time, for ever
 hang     never answers
 held     answers when someone GETs /let-go
+deaf     over stdin, reads no more for `seconds` and then answers; for ever, and answers at once
+         over an event stream of old, takes no message any more until the next stream
 die      exits; `cut` closes the connection in the middle of the answer
-status   answers with the HTTP status in `status`
+status   answers with the HTTP status in `status`; over an event stream of old after `seconds`
 seen     answers with the messages that came so far
 
-`sse`: over HTTP, answer with an event stream.
+`sse`: over HTTP, answer with an event stream. `post`: over an event stream of old, `late` takes a
+message only when it was answered, `never` does not say so.
 """
 
 import argparse
@@ -74,12 +77,20 @@ async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | N
 async def serve_stdio(era: str) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=2**26)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     seen: Messages = []
     running = set()
 
+    async def deaf(message: dict[str, Any]) -> str:
+        pipe.pause_reading()
+        if seconds := message["params"]["arguments"].get("seconds"):
+            await asyncio.sleep(seconds)
+            pipe.resume_reading()
+        return result(message, text_of("deaf"))
+
     async def respond(message: dict[str, Any]) -> None:
-        text = await reply_to(message, seen, era)
+        is_deaf = message.get("params", {}).get("name") == "deaf"
+        text = await (deaf(message) if is_deaf else reply_to(message, seen, era))
         if text is not None:
             sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
             sys.stdout.flush()
@@ -93,8 +104,9 @@ async def serve_stdio(era: str) -> None:
 # --- Over HTTP --------------------------------------------------------------------------------
 
 
-async def serve_http(era: str) -> None:
+async def serve_http(era: str, *, sse: bool = False) -> None:
     seen: Messages = []
+    old = Stream(seen, era)
     sessions: set[str] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,9 +125,13 @@ async def serve_http(era: str) -> None:
         if "/let-go " in head:
             LET_GO.set()
             return reply(writer, "")
+        if sse and head.startswith("get /sse "):
+            return await old.open(reader, writer)
         if not head.startswith("post"):
             return reply(writer, "", status=405)
         message = json.loads(body)
+        if sse:
+            return await old.posted(message, reader, writer)
         params = message.get("params", {})
         given = params.get("arguments", {})
         if era == "legacy" and message.get("method") == "server/discover":
@@ -152,6 +168,45 @@ async def serve_http(era: str) -> None:
         await server.serve_forever()
 
 
+class Stream:
+    """The way of 2024: messages come as POSTs, and are answered on one long GET."""
+
+    def __init__(self, seen: Messages, era: str) -> None:
+        self.seen, self.era, self.deaf = seen, era, False
+        self.writer: Any = None
+        self.running: set[asyncio.Task[None]] = set()
+
+    async def open(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self.deaf, self.writer = False, writer
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        writer.write(b"event: endpoint\ndata: /messages\n\n")
+        await reader.read()
+        return False
+
+    async def posted(self, message: Any, reader: asyncio.StreamReader, writer: Any) -> bool:
+        params = message.get("params", {})
+        given = params.get("arguments", {})
+        self.deaf = self.deaf or params.get("name") == "deaf"
+        if params.get("name") == "status":
+            await asyncio.sleep(given.get("seconds", 0))
+            return reply(writer, given.get("body", ""), status=given["status"])
+        if given.get("post") == "late":
+            await self.answer(message)
+        else:
+            task = asyncio.create_task(self.answer(message))
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+        if self.deaf or given.get("post") == "never":
+            await reader.read()
+            return False
+        return reply(writer, "", status=202)
+
+    async def answer(self, message: dict[str, Any]) -> None:
+        text = None if self.deaf else await reply_to(message, self.seen, self.era)
+        if text is not None:
+            self.writer.write(f"data: {text}\n\n".encode())
+
+
 def reply(writer: Any, text: str, *, status: int = 200, sse: bool = False, extra: str = "") -> bool:
     kind = "text/event-stream" if sse else "application/json"
     body = (f"data: {text}\n\n" if sse else text).encode("utf-8", "surrogatepass")
@@ -166,6 +221,8 @@ def reply(writer: Any, text: str, *, status: int = 200, sse: bool = False, extra
 if __name__ == "__main__":
     options = argparse.ArgumentParser()
     options.add_argument("--http", action="store_true")
+    options.add_argument("--sse", action="store_true")
     options.add_argument("--era", choices=("legacy", "modern"), default="modern")
     given = options.parse_args()
-    asyncio.run(serve_http(given.era) if given.http else serve_stdio(given.era))
+    over_http = given.http or given.sse
+    asyncio.run(serve_http(given.era, sse=given.sse) if over_http else serve_stdio(given.era))
