@@ -3,7 +3,7 @@
 Both protocol eras, over stdio, streamable HTTP, SSE, or in memory. Every failure leaves here as
 an UpstreamError with a code and a sentence; nothing a server sent is quoted in it. Definitions
 and results are passed on raw: whether they are acceptable is decided elsewhere. With wires.py,
-subscribing.py and explaining.py the only importer of `mcp`.
+link.py, subscribing.py and explaining.py the only importer of `mcp`.
 """
 
 import asyncio
@@ -28,10 +28,11 @@ from servers.explaining import explain, too_slow, unwrapped
 from servers.faults import ListingError, UpstreamError
 from servers.http1 import Lines
 from servers.lean import EMPTY, Elsewhere, Lean, Said, unanswered
+from servers.link import Link
 from servers.listing import all_pages
 from servers.spec import Listing, OnProgress, ServerSpec
 from servers.subscribing import Subscription
-from servers.wires import Link, Streams, watched, wired
+from servers.wires import Streams, watched, wired
 
 __all__ = ["Connection", "ListingError", "UpstreamError", "connect", "over"]
 

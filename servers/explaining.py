@@ -7,7 +7,8 @@ from mcp.shared.exceptions import MCPError
 from servers.attempts import Attempt
 from servers.bodies import BodyFault
 from servers.faults import UpstreamError, not_mcp
-from servers.wires import Link, unreadable
+from servers.link import Link
+from servers.wires import unreadable
 
 
 def too_slow(detail: str = "") -> UpstreamError:

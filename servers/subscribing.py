@@ -11,7 +11,7 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 
 from servers.attempts import Attempt, observed_by
-from servers.wires import Link
+from servers.link import Link
 
 LISTEN_TRIES = 3  # to open a subscription, before the connection counts as lost
 LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the first loss

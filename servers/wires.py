@@ -6,33 +6,27 @@ are dropped and counted, and the answer to a call is examined as it arrived.
 
 import asyncio
 import json
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any, Protocol, Self
 
 import anyio
 import mcp_types as types
 from anyio.abc import TaskGroup
-from django.conf import settings
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from servers.attempts import Attempt, attempt
 from servers.bodies import BodyFault
 from servers.faults import UpstreamError
-from servers.lean import Lean
+from servers.link import Id, Link, plain
 from servers.messages import BOM, LARGE, id_at_head, read, several
 
 MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
-MAX_STRAY_ANSWERS = 100
-FORGIVEN = 1000  # requests given up lately, whose answers may still come
 SENDS_WITHIN = 10.0  # seconds for a server to take a message
-LEAVES_WITHIN = 30.0  # seconds for calls to end over a connection that takes no new ones
 
 Streams = tuple[Any, Any]
-Id = int | str | None
 
 
 class Wire(Protocol):
@@ -47,131 +41,6 @@ class Wire(Protocol):
     def messages(self) -> AsyncIterator[bytes]: ...
 
     async def send(self, message: bytes, seen: Attempt | None) -> None: ...
-
-
-class Link:
-    """What is known about the state of a connection, from whichever layer saw it first."""
-
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        self.leaving = False  # no new call may be made
-        self.handshake_ends = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
-        self.fault: UpstreamError | None = None
-        self.stderr: Callable[[], str] = str
-        # How a program ended takes a moment to learn, so it is asked for, not told.
-        self.ended: Callable[[str], Awaitable[UpstreamError]] | None = None
-        self.waiting: dict[Id, Attempt] = {}  # what was asked and not answered yet
-        self.standing: set[Id] = set()  # of these, what is answered only at the end
-        self.forgiven: OrderedDict[Id, None] = OrderedDict()
-        self.stray_answers = 0
-        self.lean: Lean | None = None  # the short way for calls, where there is one
-        self._calls = 0
-        self._doubt: UpstreamError | None = None
-
-    def lose(self, fault: UpstreamError | None = None) -> None:
-        """Mark the connection dead. The first reason is the one that counts."""
-        self.fault = self.fault or fault
-        self.closed.set()
-
-    def doubt(self, fault: UpstreamError) -> None:
-        """Mark the connection dead, but let the calls on it end, since they may be well."""
-        self._doubt = fault
-        if not self._calls:
-            self.lose(fault)
-
-    def leave(self) -> None:
-        """Let the calls under way end, and no other begin; the connection is lost after them."""
-        if not self._calls:
-            self.lose()
-        elif not self.leaving:  # others wait for the next connection, so not for ever
-            asyncio.get_running_loop().call_later(LEAVES_WITHIN, self.lose)
-        self.leaving = True
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Count a call for as long as the block lasts; one that succeeds ends all doubt."""
-        self._calls += 1
-        try:
-            yield
-            self._doubt = None
-        finally:
-            self._calls -= 1
-            if (self._doubt is not None or self.leaving) and not self._calls:
-                self.lose(self._doubt)
-
-    async def why(self, while_what: str) -> UpstreamError:
-        """Say why the connection is dead."""
-        if self.fault is None and self.ended is not None:
-            self.fault = await self.ended(while_what)
-        return self.fault or UpstreamError(
-            f"The connection to the server was lost {while_what}.", code="closed"
-        )
-
-    def note_sent(self, message: types.JSONRPCMessage) -> None:
-        """Remember a request until its answer comes, or until it is given up."""
-        if isinstance(message, types.JSONRPCRequest):
-            seen = attempt.get() or Attempt()
-            seen.request_id = message.id
-            self.waiting[_plain(message.id)] = seen
-            if message.method == "subscriptions/listen":
-                self.standing.add(_plain(message.id))
-        elif isinstance(message, types.JSONRPCNotification):
-            given_up = _plain((message.params or {}).get("requestId"))
-            if message.method == "notifications/cancelled" and given_up in self.waiting:
-                del self.waiting[given_up]
-                self.forgiven[given_up] = None
-                if len(self.forgiven) > FORGIVEN:
-                    self.forgiven.popitem(last=False)
-
-    def awaits(self, message: types.JSONRPCMessage) -> bool:
-        """Tell whether a message may be passed on; an answer may, once, to what was asked."""
-        if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-            return True
-        asked = _plain(message.id)
-        self.standing.discard(asked)
-        if self.waiting.pop(asked, None) is not None:
-            return True
-        if asked in self.forgiven:
-            del self.forgiven[asked]
-        else:
-            self.note_stray()
-        return False
-
-    def note_stray(self) -> None:
-        """Count an answer that nobody asked for."""
-        self.stray_answers += 1
-        if self.stray_answers > MAX_STRAY_ANSWERS:
-            self.lose(
-                UpstreamError(
-                    f"The server sent more than {MAX_STRAY_ANSWERS} answers to nothing that was "
-                    "asked.",
-                    hint="This is a fault of the server.",
-                )
-            )
-
-    def asker(self, answer_id: object) -> Attempt | None:
-        """Return who waits for an answer, for the transport to tell it something."""
-        return self.waiting.get(_plain(answer_id))
-
-    def is_busy(self, *, besides: object) -> bool:
-        """Tell whether the server has anything to work on that someone waits for."""
-        return any(
-            seen.sent and asked not in self.standing and asked != _plain(besides)
-            for asked, seen in self.waiting.items()
-        )
-
-    def only_asker(self) -> Attempt | None:
-        asking = [seen for asked, seen in self.waiting.items() if asked not in self.standing]
-        return asking[0] if len(asking) == 1 else None
-
-
-def _plain(answer_id: object) -> Id:
-    """Return an id as we sent it: some servers turn numbers into texts, and the SDK lets them."""
-    if isinstance(answer_id, str) and answer_id.isascii() and answer_id.isdecimal():
-        return int(answer_id) if len(answer_id) < 16 else answer_id
-    if isinstance(answer_id, bool) or not isinstance(answer_id, int | str):
-        return None
-    return answer_id
 
 
 def unreadable() -> UpstreamError:
@@ -227,7 +96,7 @@ class _Incoming(_Stream):
             if (
                 seen is not None
                 and seen.call
-                and self._link.waiting.pop(_plain(seen.request_id), None)
+                and self._link.waiting.pop(plain(seen.request_id), None)
             ):
                 seen.flaw = "answers something else than what was asked"
                 return SessionMessage(_parse_error(seen.request_id))
@@ -475,7 +344,7 @@ def parse(raw: bytes) -> list[types.JSONRPCMessage]:
                 raise ValueError
             found.append(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
         except ValueError:
-            answered = _plain(value.get("id")) if isinstance(value, dict) else None
+            answered = plain(value.get("id")) if isinstance(value, dict) else None
             if answered is not None:
                 found.append(_parse_error(answered))
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.canonical import canonical
-from servers import calling, client, registry, wires
+from servers import calling, client, link, registry, wires
 from servers.calling import Target
 from servers.models import Server
 from servers.secret import Secret
@@ -782,7 +782,7 @@ def test_calls_under_way_end_well_when_another_finds_that_the_session_is_forgott
 def test_a_call_without_end_keeps_others_from_the_next_connection_for_a_while_only(
     how, monkeypatch
 ):
-    monkeypatch.setattr(wires, "LEAVES_WITHIN", 0.3)
+    monkeypatch.setattr(link, "LEAVES_WITHIN", 0.3)
 
     async def scenario():
         held = asyncio.create_task(ask(server, "held"))
