@@ -4,6 +4,7 @@ Playwright's loop would disturb tests that run one of their own, hence the scope
 """
 
 import pytest
+from playwright.sync_api import PageAssertions  # type: ignore[attr-defined]
 
 from tests.browser import driving
 from tests.installation import Installation
@@ -12,8 +13,18 @@ from tests.upstreams.running import running_http
 
 @pytest.fixture(scope="package")
 def browser():
-    with driving.chromium() as browser:
+    with driving.chromium() as browser, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PageAssertions, "to_have_url", _to_have_url_and_scripts)
         yield browser
+
+
+_to_have_url = PageAssertions.to_have_url
+
+
+def _to_have_url_and_scripts(self, *args, **named):
+    """A page has its address before it has its scripts, which what follows is about to use."""
+    _to_have_url(self, *args, **named)
+    self._sync(self._impl_obj._actual_page.wait_for_load_state("load", None))
 
 
 @pytest.fixture(scope="package")

@@ -50,6 +50,7 @@ def set_up(page: Page, toolcrib: Installation, leads_to: str = "Connect your fir
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Create admin").click()
     expect(page.get_by_role("heading", name=leads_to).first).to_be_visible()
+    page.wait_for_load_state()  # its scripts too
 
 
 def signed_in(browser: Browser, toolcrib: Installation, *leads_to: str) -> Any:

@@ -35,7 +35,6 @@ def test_filters_change_the_address_and_the_tables(used, open_page):
     page.keyboard.press("g")
     page.keyboard.press("u")
     expect(page).to_have_url("/usage")
-    page.wait_for_load_state()  # before its scripts are there, a choice is for the button to send
     page.locator("select[name=agent]").select_option("runner")
     expect(page).to_have_url("/usage?range=30d&agent=runner")
     tools = page.get_by_role("region", name="Tools that were called").last
