@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 TIDY_EVERY = 10.0
 # Python lets a thread run for 5 ms while another waits; the event loop waits for each in turn.
 SWITCH_AFTER = 0.001
-# Of the event loop, for what asks the database: by default there are six on two processors, and a
-# lock that six wait for would keep the rest from being done, revoked keys from being seen.
-THREADS = 32
+# Of the event loop, for what asks the database. By default there are six on two processors: where
+# all of them wait for a lock, revoked keys would not be seen. Each costs memory.
+THREADS = 10
 STOP_WITHIN = 2.5  # seconds; supervised children end by themselves after we did
 
 
