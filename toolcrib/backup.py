@@ -9,6 +9,8 @@ over; what sessions did is.
 import gzip
 import json
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +25,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.core import serializers
+from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.core.management.color import no_style
 from django.core.serializers.base import DeserializationError
 from django.core.serializers.json import DjangoJSONEncoder
@@ -44,6 +47,18 @@ from toolcrib.errors import Conflict, Invalid
 FORMAT = 1
 OUR_APPS = ("catalog", "servers", "sessions_app")
 BATCH = 500
+HEADER = {"format", "version", "key", "migrations", "rows"}
+# What Django and the database say of rows that no backup of ours holds.
+UNFIT = (
+    DatabaseError,
+    DeserializationError,
+    FieldDoesNotExist,
+    ValidationError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+)
 Row = dict[str, Any]
 
 
@@ -224,9 +239,9 @@ def install_keys(files: dict[str, str]) -> list[str]:
 
 def read_header(stream: IO[bytes]) -> tuple[Row, Iterator[Row]]:
     """Return a backup's header and its rows, or say why it is none that can be read here."""
-    lines = _lines(stream)
+    lines = _lines(_whole(stream))
     header = next(lines, {})
-    if header.get("format") != FORMAT:
+    if header.get("format") != FORMAT or not set(header) >= HEADER:
         raise Invalid("This is not a backup of Toolcrib, or of a later format.")
     theirs, ours = header["migrations"], _migrations()
     if theirs != ours:
@@ -239,18 +254,36 @@ def read_header(stream: IO[bytes]) -> tuple[Row, Iterator[Row]]:
     return header, lines
 
 
-def _lines(stream: IO[bytes]) -> Iterator[Row]:
+def _whole(stream: IO[bytes]) -> IO[bytes]:
+    """Read a backup to its checksum, which stands at its end, before a row of it is believed."""
+    if not stream.seekable():
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the last use of it)
+        shutil.copyfileobj(stream, copy)
+        copy.seek(0)
+        stream = copy
+    start = stream.tell()
     try:
         with gzip.GzipFile(fileobj=stream, mode="rb") as packed:
-            for line in packed:
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise Invalid("This is not a backup of Toolcrib.")
-                yield row
-    except (OSError, EOFError, zlib.error, ValueError) as error:
+            while packed.read(1 << 20):
+                pass
+    except (OSError, EOFError, zlib.error) as error:
         raise Invalid(
             "The backup is damaged or cut short; nothing was changed.", hint="Use another copy."
         ) from error
+    stream.seek(start)
+    return stream
+
+
+def _lines(stream: IO[bytes]) -> Iterator[Row]:
+    with gzip.GzipFile(fileobj=stream, mode="rb") as packed:
+        for line in packed:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise Invalid("This is not a backup of Toolcrib; nothing was changed.")
+            yield row
 
 
 def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str]) -> Restored:
@@ -268,7 +301,7 @@ def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str])
             _raise_revision(revision)
             done = Restored(sum(counts.values()), header["key"])
             _check_credentials(done, keys)
-    except (DatabaseError, DeserializationError, KeyError, TypeError, AttributeError) as error:
+    except UNFIT as error:
         raise Invalid(
             "The backup holds rows that do not fit together; nothing was changed."
         ) from error

@@ -203,18 +203,28 @@ def test_data_that_is_here_is_not_replaced_unless_told(source, backup):
     assert story(source) == before
 
 
+DAMAGED = ("cut", "flipped", "flipped in its rows", "text")
+
+
 def damaged(backup, how, target):
     whole = backup.read_bytes()
     lines = gzip.decompress(whole).splitlines(keepends=True)
+    misnamed = gzip.compress(b"".join(lines).replace(b'"call_policy"', b'"cbers4olicy"'))
     target.write_bytes(
         {
             "cut": whole[: len(whole) // 2],
             "cut at a line": gzip.compress(b"".join(lines[: len(lines) // 2])),
             "flipped": whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:],
+            "flipped in its rows": misnamed[:-8] + whole[-8:],
             "empty": b"",
             "text": b"this is not a backup\n",
             "other json": gzip.compress(b"[1, 2]\n"),
             "stranger": gzip.compress(b"".join(lines) + b'{"model": "auth.group", "pk": 1}\n'),
+            "misnamed": misnamed,
+            "mistyped": gzip.compress(
+                b"".join(lines).replace(b'"calls_per_minute": 7', b'"calls_per_minute": "x"')
+            ),
+            "beheaded": gzip.compress(b"".join([b'{"format": 1}\n', *lines[1:]])),
             "orphan": gzip.compress(
                 b"".join(line for line in lines if b'"servers.server"' not in line).replace(
                     b'"servers.Server": 1', b'"servers.Server": 0'
@@ -234,10 +244,14 @@ def damaged(backup, how, target):
         "cut",
         "cut at a line",
         "flipped",
+        "flipped in its rows",
         "empty",
         "text",
         "other json",
         "stranger",
+        "misnamed",
+        "mistyped",
+        "beheaded",
         "orphan",
         "newer",
     ],
@@ -258,6 +272,7 @@ def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
     done = target.command("restore", str(damaged(backup, how, tmp_path / "bad")), "--replace")
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert ("damaged" in done.stderr) == (how in DAMAGED), done.stderr
     assert rows() == before
 
 
