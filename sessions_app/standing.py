@@ -6,9 +6,10 @@ is found out anew, once, or the call goes the long way. So a revoked key or a cl
 refused by every process at the next request, and what is remembered only saves work.
 """
 
-import sys
 import threading
 import time
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -28,7 +29,8 @@ from sessions_app.scope import Scope
 from sessions_app.surfaces import Pin
 
 Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MOST, MOST_LOADED = 10_000, 50_000
+MOST, MOST_LOADED = 10_000, 500_000
+HEAVY = 20  # times what a tool takes in `loaded`, it takes in `older`
 FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
@@ -76,7 +78,8 @@ class Standing:
     session_pk: int
     session_id: str
     seen: Scope
-    loaded: dict[str, int]  # definitions that the session was shown of what it loaded, by name
+    loaded: "array[int]"  # tools it loaded and was shown as they are today, by id, in order
+    older: dict[str, int]  # definitions that it was shown of the others it loaded, by name
     at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
     stamp: Row
     expires: datetime | None
@@ -86,12 +89,21 @@ class Standing:
 
     def shown(self, name: str) -> int | None:
         """Return the definition that the session was shown of a tool, if it was."""
+        if (found := self.older.get(name)) is not None:
+            return found
+        item = self.seen.items.get(name)
+        if item is not None and item.approved is not None and _holds(self.loaded, item.tool_id):
+            return item.approved.pk
         pin = self.at_once.get(name)
-        return self.loaded.get(name) or (pin["definition"] if pin else None)
+        return pin["definition"] if pin else None
 
     def definition(self, pk: int) -> Kept:
         """Raises KeyError where it is not at hand."""
         return shelf.at_hand(pk) or self.definitions[pk]
+
+    @property
+    def held(self) -> int:
+        return len(self.loaded) + HEAVY * len(self.older)
 
     def knows(self, tool: str) -> bool:
         """Tell whether all is at hand that a call of the tool needs, if it may be called."""
@@ -144,7 +156,7 @@ def forget() -> None:
 def _drop(known_as: tuple[Token, str]) -> None:
     global _held
     found = _known.pop(known_as, None)
-    _held -= len(found.loaded) if found else 0
+    _held -= found.held if found else 0
 
 
 def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
@@ -156,7 +168,7 @@ def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
             if one.seen.revision != ready.seen.revision:  # else old catalogs would be held for ever
                 _drop(other)
         _known[known_as] = ready
-        _held += len(ready.loaded)
+        _held += ready.held
         now = time.monotonic()
         while len(_known) > 1:
             oldest = next(iter(_known))
@@ -230,16 +242,39 @@ def _read(
     seen = scope.of_session(session)
     if seen.revision != found[0]:
         return None
-    pins = surfaces.pins_of(session).items()
+    loaded, older = _loaded(seen, surfaces.pins_of(session))
     return Standing(
         key_id=key.pk if key else None,
         agent=session.agent,
         session_pk=session.pk,
         session_id=session_id,
         seen=seen,
-        loaded={sys.intern(name): pin["definition"] for name, pin in pins},
+        loaded=loaded,
+        older=older,
         at_once=surfaces.surface_of(session.snapshot).pins,
         stamp=tuple(found[:MINE]),
         expires=expires,
         until=time.monotonic() + FRESH_FOR,
     )
+
+
+def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple["array[int]", dict[str, int]]:
+    """Tell what is as the catalog has it, which takes next to nothing to remember, from the rest.
+
+    Thousands of sessions may have loaded hundreds of tools each, and each time one loads more, it
+    is all written anew.
+    """
+    same: list[int] = []
+    older: dict[str, int] = {}
+    for name, pin in pins.items():
+        item = seen.items.get(name)
+        if item is not None and item.approved and item.approved.pk == pin["definition"]:
+            same.append(item.tool_id)
+        elif pin["definition"] is not None:
+            older[name] = pin["definition"]
+    return array("Q", sorted(same)), older
+
+
+def _holds(ordered: "array[int]", wanted: int) -> bool:
+    at = bisect_left(ordered, wanted)
+    return at < len(ordered) and ordered[at] == wanted

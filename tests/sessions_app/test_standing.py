@@ -36,7 +36,8 @@ def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
     assert not ready.knows("other__say")
     assert learn(agent, session, "other__say") is ready
     assert ready.knows("other__say")
-    assert (ready.shown("raw__say"), ready.shown("other__say")) == (ready.loaded["raw__say"], None)
+    approved = ready.seen.items["raw__say"].approved
+    assert (ready.shown("raw__say"), ready.shown("other__say")) == (approved.pk, None)
 
 
 def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
@@ -49,9 +50,11 @@ def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
     shelf.forget()
     ready = learn(agent, session, "third__say")
     shown = ready.shown("third__say")
+    assert shown == ready.older["third__say"]
     assert shown not in shelf.current().definitions
     assert ready.definition(shown).description == "Old words"
     assert ready.knows("third__say")
+    assert ready.held == standing.HEAVY
 
 
 def test_learning_notes_that_the_key_was_used(agent):
