@@ -4,6 +4,8 @@ Catalog, search, details, load and call all go through `of`. A tool that is out 
 not exist for a session: it is not counted, ranked, suggested or named in an error.
 """
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,6 +68,14 @@ class Scope:
     @cached_property
     def offered(self) -> list[Item]:
         return [item for item in self.items.values() if item.offered]
+
+    @cached_property
+    def _ids(self) -> "array[int]":
+        return array("Q", sorted(item.tool_id for item in self.items.values()))
+
+    def number_of(self, item: Item) -> int:
+        """Return a small number that stands for this tool in this scope."""
+        return bisect_left(self._ids, item.tool_id)
 
     @cached_property
     def tokens_all(self) -> int:

@@ -8,8 +8,6 @@ refused by every process at the next request, and what is remembered only saves 
 
 import threading
 import time
-from array import array
-from bisect import bisect_left
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -29,8 +27,8 @@ from sessions_app.scope import Scope
 from sessions_app.surfaces import Pin
 
 Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MOST, MOST_LOADED = 10_000, 500_000
-HEAVY = 20  # times what a tool takes in `loaded`, it takes in `older`
+MOST, MOST_HELD = 10_000, 8_000_000  # sessions, and bytes of what they loaded
+NAMED = 100  # bytes for one by name
 FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
@@ -78,7 +76,7 @@ class Standing:
     session_pk: int
     session_id: str
     seen: Scope
-    loaded: "array[int]"  # tools it loaded and was shown as they are today, by id, in order
+    loaded: int  # a bit for each tool in scope: it was loaded, and shown as it is today
     older: dict[str, int]  # definitions that it was shown of the others it loaded, by name
     at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
     stamp: Row
@@ -92,7 +90,7 @@ class Standing:
         if (found := self.older.get(name)) is not None:
             return found
         item = self.seen.items.get(name)
-        if item is not None and item.approved is not None and _holds(self.loaded, item.tool_id):
+        if item is not None and item.approved and self.loaded >> self.seen.number_of(item) & 1:
             return item.approved.pk
         pin = self.at_once.get(name)
         return pin["definition"] if pin else None
@@ -103,7 +101,8 @@ class Standing:
 
     @property
     def held(self) -> int:
-        return len(self.loaded) + HEAVY * len(self.older)
+        """About how many bytes it takes to know what was loaded."""
+        return self.loaded.bit_length() // 8 + NAMED * len(self.older)
 
     def knows(self, tool: str) -> bool:
         """Tell whether all is at hand that a call of the tool needs, if it may be called."""
@@ -133,7 +132,7 @@ class Standing:
 
 
 _known: dict[tuple[Token, str], Standing] = {}  # the newest last
-_held = 0  # tools loaded, of all of them
+_held = 0  # bytes, of all of them
 _lock = threading.Lock()
 
 
@@ -172,7 +171,7 @@ def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
         now = time.monotonic()
         while len(_known) > 1:
             oldest = next(iter(_known))
-            if _known[oldest].until > now and len(_known) <= MOST and _held <= MOST_LOADED:
+            if _known[oldest].until > now and len(_known) <= MOST and _held <= MOST_HELD:
                 break
             _drop(oldest)
 
@@ -258,23 +257,19 @@ def _read(
     )
 
 
-def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple["array[int]", dict[str, int]]:
-    """Tell what is as the catalog has it, which takes next to nothing to remember, from the rest.
+def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
+    """Tell what is as the catalog has it, which takes a bit to remember, from the rest.
 
     Thousands of sessions may have loaded hundreds of tools each, and each time one loads more, it
     is all written anew.
     """
-    same: list[int] = []
+    same = bytearray(1 + len(seen.items) // 8)
     older: dict[str, int] = {}
     for name, pin in pins.items():
         item = seen.items.get(name)
         if item is not None and item.approved and item.approved.pk == pin["definition"]:
-            same.append(item.tool_id)
+            at = seen.number_of(item)
+            same[at // 8] |= 1 << at % 8
         elif pin["definition"] is not None:
             older[name] = pin["definition"]
-    return array("Q", sorted(same)), older
-
-
-def _holds(ordered: "array[int]", wanted: int) -> bool:
-    at = bisect_left(ordered, wanted)
-    return at < len(ordered) and ordered[at] == wanted
+    return int.from_bytes(same, "little"), older

@@ -6,6 +6,7 @@ from django.utils import timezone
 from catalog import shelf
 from catalog.audit import SYSTEM
 from servers import registry
+from servers.models import Server
 from sessions_app import keys, standing
 from sessions_app.models import ApiKey
 from tests.factories import fold, make_program, tool_object
@@ -54,7 +55,7 @@ def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
     assert shown not in shelf.current().definitions
     assert ready.definition(shown).description == "Old words"
     assert ready.knows("third__say")
-    assert ready.held == standing.HEAVY
+    assert ready.held == standing.NAMED
 
 
 def test_learning_notes_that_the_key_was_used(agent):
@@ -72,21 +73,38 @@ def test_nothing_is_learned_of_what_is_not_there(agent, session_id):
     assert not standing._known
 
 
-@pytest.mark.parametrize("bound", ["sessions", "tools"])
+@pytest.mark.parametrize("bound", ["sessions", "bytes"])
 def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, bound):
     sessions = [agent.open() for _ in range(4)]
     for session in sessions:
         session.load("mcp:raw")
+    server = Server.objects.get(slug="raw")
+    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    fold(server, *(tool_object(name, description="New") for name in ("say", "later", "seen")))
+    shelf.forget()
     if bound == "sessions":
         monkeypatch.setattr(standing, "MOST", 2)
     else:
-        monkeypatch.setattr(standing, "MOST_LOADED", 6)
+        monkeypatch.setattr(standing, "MOST_HELD", 6 * standing.NAMED)
     for session in sessions:
         learn(agent, session)
     assert [session_id for _, session_id in standing._known] == [one.id for one in sessions[2:]]
-    assert standing._held == 6
+    assert standing._held == 6 * standing.NAMED
     standing.forget()
     assert (standing._known, standing._held) == ({}, 0)
+
+
+def test_hundreds_of_tools_take_bytes(agent):
+    """And each is told from the others, loaded or not."""
+    names = [f"tool_{number}" for number in range(300)]
+    fold(make_program("raw_calls", slug="wide"), *map(tool_object, names))
+    shelf.forget()
+    session = agent.open()
+    assert session.load("mcp:wide", *(f"wide__{name}" for name in names[::3]))
+    ready = learn(agent, session, "wide__tool_0")
+    shown = [name for name in names if ready.shown(f"wide__{name}") is not None]
+    assert shown == names[::3]
+    assert (ready.older, ready.held < 50) == ({}, True)
 
 
 def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
