@@ -95,7 +95,7 @@ class Held:
 def many_sessions(bed: Bed, size: str) -> Row:
     """R21: all of them open at once, loading, searching and calling in turn."""
     number, seconds, groups, tools = {
-        "tiny": (40, 0.0, 3, 24), "short": (200, 15.0, 12, 200), "full": (1000, 300.0, 33, 600),
+        "tiny": (40, 0.0, 3, 24), "short": (200, 15.0, 12, 200), "full": (1000, 600.0, 33, 600),
     }[size]  # fmt: skip
     row = Row("R21", f"{number:,} open sessions that load, search and call")
     options = argparse.Namespace(folder=None, groups=groups, tools=tools, most=None)
