@@ -14,8 +14,10 @@ from typing import Any
 
 from django.conf import settings
 
+from servers import errands
 from servers.attempts import Attempt, TooLarge, took
 from servers.bodies import Decoder, Events, body_fault, decoder, unpacked
+from servers.errands import Errands
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.http1 import Lines, Response
 from servers.messages import BOM, LARGE, Found, read
@@ -23,8 +25,6 @@ from servers.network import UpstreamTransport, judge_redirect
 
 FIRST_ID = 1_000_000_000  # far from those the SDK counts up from 0 in the same session
 MAX_ASKED_BACK = 100  # requests of a server within one call
-MAX_CANCELS = 50  # calls given up that a server is being told of
-TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
 SESSION = "mcp-session-id"
 EMPTY = frozenset({202, 204})  # statuses that say: done, or taken, and there is no more to come
 
@@ -51,8 +51,8 @@ class Lean:
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._answers: set[asyncio.Task[None]] = set()  # to what a server asked back
-        self._cancels: set[asyncio.Task[None]] = set()
+        self._answers = Errands()  # to what a server asked back
+        self._cancels = Errands()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
@@ -191,36 +191,23 @@ class Lean:
             answer["result"] = {}
         else:  # sampling, elicitation, roots: nobody is there to answer
             answer["error"] = {"code": -32600, "message": "Toolcrib does not answer this."}
-        self._later(answer, headers, self._answers)
+        self._answers.send(self._post(answer, headers))
 
     def _cancel(self, asked: int, headers: Mapping[str, str]) -> None:
         """Tell the server that nobody waits for a call any more, unless it heeds no such thing."""
-        if len(self._cancels) < MAX_CANCELS:
+        if len(self._cancels) < errands.MAX_CANCELS:
             told = {"method": "notifications/cancelled", "params": {"requestId": asked}}
-            self._later({"jsonrpc": "2.0", **told}, headers, self._cancels)
-
-    def _later(
-        self,
-        message: Mapping[str, Any],
-        headers: Mapping[str, str],
-        among: "set[asyncio.Task[None]]",
-    ) -> None:
-        task = asyncio.ensure_future(self._post(message, headers))
-        among.add(task)
-        task.add_done_callback(among.discard)
-        # Seen: a courtesy that failed.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._cancels.send(self._post({"jsonrpc": "2.0", **told}, headers))
 
     async def _post(self, message: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         sent = {**headers, SESSION: self.session_id} if self.session_id else headers
         body = json.dumps(message, ensure_ascii=False).encode()
-        async with asyncio.timeout(TAKEN_WITHIN):
-            response = await self._lines.post(body, sent, None)
+        response = await self._lines.post(body, sent, None)
         self._lines.release(response)
 
     def close(self) -> None:
-        for task in self._answers | self._cancels:
-            task.cancel()
+        self._answers.close()
+        self._cancels.close()
         self._lines.close()
 
 

@@ -9,6 +9,7 @@ SDK: it is noted on the current `Attempt`, and the SDK is handed an error respon
 import asyncio
 import contextlib
 import functools
+import json
 import logging
 import os
 import socket
@@ -20,10 +21,12 @@ import httpcore2
 import httpx2
 from django.conf import settings
 
+from servers import errands
 from servers.addresses import Address, Network, allowed_networks, check_address
 from servers.attempts import Attempt, attempt, note, took
 from servers.bodies import BodyFault, CappedBody, connection_fault, decoder
 from servers.checks import OTHER_PORTS
+from servers.errands import Errands
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.messages import LARGE
 
@@ -35,6 +38,8 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_REDIRECTS = 3
+CANCELLED = b"notifications/cancelled"
+SMALL = 4096  # bytes; a message that gives up a call has less
 # A stream that is silent for hours must still find out that the other side is gone.
 KEEPALIVE: list[httpcore2.SOCKET_OPTION] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 if hasattr(socket, "TCP_KEEPIDLE"):
@@ -151,8 +156,22 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self.session_id = ""  # as the server gave it in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
+        self._cancels = Errands()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if not _gives_up(request):
+            return await self._answered(request)
+        # The SDK would post nothing more until the server takes it.
+        if len(self._cancels) < errands.MAX_CANCELS:
+            self._cancels.send(self._told(request))
+        return httpx2.Response(202)
+
+    async def _told(self, request: httpx2.Request) -> None:
+        attempt.set(None)  # what becomes of this says nothing about the call
+        response = await self._answered(request)
+        await response.aclose()
+
+    async def _answered(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET" and {"mcp-session-id", "last-event-id"} & set(request.headers):
             await self._pace()
         for name in set(request.headers) - self._headers:
@@ -225,7 +244,21 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         return status_fault(status)
 
     async def aclose(self) -> None:
+        self._cancels.close()
         await self._inner.aclose()
+
+
+def _gives_up(request: httpx2.Request) -> bool:
+    """Tell whether the SDK tells a server that nobody waits for a call any more."""
+    ours = request.extensions.get("answer") == "ignored"  # sse.py, which takes care by itself
+    try:
+        body = request.content if request.method == "POST" and not ours else b""
+    except httpx2.RequestNotRead:  # one that follows a redirect
+        return False
+    if len(body) > SMALL or CANCELLED not in body:
+        return False
+    message = json.loads(body)
+    return isinstance(message, dict) and message.get("method") == CANCELLED.decode()
 
 
 def _listens(request: httpx2.Request, seen: Attempt | None) -> bool:

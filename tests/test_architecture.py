@@ -53,6 +53,7 @@ ASYNC = {
     "servers/bulkhead.py",
     "servers/calling.py",
     "servers/client.py",
+    "servers/errands.py",
     "servers/explaining.py",
     "servers/link.py",
     "servers/subscribing.py",

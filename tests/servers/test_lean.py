@@ -9,11 +9,12 @@ import gzip
 import json
 import socket
 import zlib
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 
-from servers import calling, lean
+from servers import calling, errands, lean
 from servers.calling import CallOutcome
 from tests.factories import make_server
 from tests.servers.test_calling import SOON, target, through_the_sdk, until
@@ -45,10 +46,11 @@ class Trial:
             async with asyncio.timeout(40), self.upstream.serving(), calling.opened():
                 return [await self._call(within) for _ in scripts]
 
-        if self.client == "sdk":
-            with through_the_sdk():
-                return asyncio.run(scenario())
-        return asyncio.run(scenario())
+        with self.way():
+            return asyncio.run(scenario())
+
+    def way(self) -> AbstractContextManager[None]:
+        return through_the_sdk() if self.client == "sdk" else nullcontext()
 
     async def _call(self, within: float) -> CallOutcome:
         return await calling.call(target(self.server), "ping", {}, timeout=within)
@@ -431,8 +433,8 @@ def test_a_server_of_the_newer_era_is_not_answered_when_it_asks_back(trial):
 class Deaf:
     """A server of the older era that answers no call, and takes no word of one given up."""
 
-    def __init__(self) -> None:
-        self.trial = Trial("lean", "legacy")
+    def __init__(self, client: str = "lean") -> None:
+        self.trial = Trial(client, "legacy")
         self.trial._scripts = [self.silent]
         self.trial.upstream.notices = self.never
         self.hung_up = 0
@@ -468,9 +470,10 @@ class Deaf:
         asyncio.run(in_time())
 
 
-def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(lean, "TAKEN_WITHIN", 0.2)
-    deaf = Deaf()
+@pytest.mark.parametrize("client", ["lean", "sdk"])
+def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatch, client):
+    monkeypatch.setattr(errands, "TAKEN_WITHIN", 0.2)
+    deaf = Deaf(client)
 
     async def scenario() -> None:
         await deaf.give_up(3)
@@ -479,8 +482,24 @@ def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatc
     deaf.run(scenario)
 
 
+@pytest.mark.parametrize("client", ["lean", "sdk"])
+def test_a_server_that_takes_no_word_of_calls_given_up_still_gets_the_next(monkeypatch, client):
+    monkeypatch.setattr(errands, "MAX_CANCELS", 2)
+    deaf = Deaf(client)
+
+    async def scenario() -> None:
+        await deaf.give_up(3)
+        await until(lambda: deaf.told == 2, "two are told")
+        deaf.trial._scripts = [good]
+        outcome = await deaf.trial._call(SOON)
+        assert (outcome.state, outcome.content) == ("succeeded", FIT)
+        assert (deaf.told, deaf.hung_up) == (2, 0)
+
+    deaf.run(scenario)
+
+
 def test_calls_given_up_are_told_a_few_at_a_time_and_leave_room_for_what_a_server_asks(monkeypatch):
-    monkeypatch.setattr(lean, "MAX_CANCELS", 3)
+    monkeypatch.setattr(errands, "MAX_CANCELS", 3)
     monkeypatch.setattr(lean, "MAX_ASKED_BACK", 2)
     deaf = Deaf()
 
