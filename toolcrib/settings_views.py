@@ -61,20 +61,25 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
         (
             "TOOLCRIB_SESSION_DISCONNECT",
             "SESSION_DISCONNECT",
-            "Those of a session after",
+            "Close a session's own after",
             "seconds",
         ),
         (
             "TOOLCRIB_SESSION_CONNECTIONS",
             "SESSION_CONNECTIONS",
-            "Sessions with their own",
+            "Sessions that have their own connections",
             "sessions",
         ),
         ("TOOLCRIB_MAX_TOOLS", "MAX_TOOLS", "Tools of one server", "tools"),
         ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Pages of one list", "pages"),
         ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Largest list", "bytes"),
         ("TOOLCRIB_STDERR_BYTES", "STDERR_BYTES", "Kept of a program's errors", "bytes"),
-        ("TOOLCRIB_MAX_PROCESSES", "MAX_PROCESSES", "Processes and threads of one program", "all"),
+        (
+            "TOOLCRIB_MAX_PROCESSES",
+            "MAX_PROCESSES",
+            "Processes and threads of one program",
+            "at most",
+        ),
     ),
     "retention": (),
 }
