@@ -7,7 +7,7 @@ import pytest
 
 from servers import calling, gauges
 from tests.factories import make_program, make_server
-from tests.servers.test_calling import ask, run, target, until
+from tests.servers.call_bed import ask, run, target, until
 from toolcrib.about import facts
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -17,7 +17,7 @@ import pytest
 from servers import calling, errands, lean
 from servers.calling import CallOutcome
 from tests.factories import make_server
-from tests.servers.test_calling import SOON, target, through_the_sdk, until
+from tests.servers.call_bed import SOON, target, through_the_sdk, until
 from tests.upstreams.scripted import EVENTS, GOOD, JSON, Asked, Script, Scripted, head, whole
 
 pytestmark = pytest.mark.django_db(transaction=True)

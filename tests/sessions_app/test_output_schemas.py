@@ -13,7 +13,7 @@ from servers import calling
 from sessions_app import standing, writing
 from sessions_app.models import Call
 from tests.factories import fold, make_server, tool_object
-from tests.servers.test_calling import through_the_sdk
+from tests.servers.call_bed import through_the_sdk
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.test_call_path import Web
 from tests.upstreams.scripted import Asked, Scripted, whole
