@@ -22,7 +22,7 @@ from catalog.tokens import count
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
-from sessions_app.surfaces import Pin, expansions, pin_of, pins_of, rendered, surface_of
+from sessions_app.surfaces import Pin, expansions, first_pins, pin_of, pins_of, rendered, surface_of
 from toolcrib.errors import Conflict, Invalid, ToolcribError
 from toolcrib.prepared import Prepared
 
@@ -153,11 +153,10 @@ class _Load:
         self.row = next((row for row in rows if row.group_id == group_id), None) or Expansion(
             session=session, group_id=group_id, names=[], sequence=len(rows) + 1
         )
-        self.pins: dict[str, Pin] = json.loads(self.row.pins)
-        self.elsewhere = {
-            name for row in rows if row.group_id != group_id for name in json.loads(row.pins)
-        }
-        self.next_seq = 1 + sum(len(json.loads(row.pins)) for row in rows)
+        pins: dict[str, dict[str, Pin]] = {row.group_id: json.loads(row.pins) for row in rows}
+        self.next_seq = 1 + sum(map(len, pins.values()))
+        self.pins = pins.pop(group_id, {})
+        self.elsewhere = first_pins(pins.values())
         self.offered = {place.item.name: place for place in group.places if place.item.offered}
         self.fresh: list[str] = []
         self.cost = 0  # tokens of what is loaded anew
@@ -246,10 +245,12 @@ class _Load:
         name = place.item.name
         if name in self.pins:
             return
+        if before := self.elsewhere.get(name):  # what it was shown, and after what, stays
+            self.pins[name] = {**before, "position": place.position}
+            return
         self.pins[name] = pin_of(place.item, place.position, self.next_seq)
         self.next_seq += 1
-        if name not in self.elsewhere:
-            self.fresh.append(name)
+        self.fresh.append(name)
 
     def _ordered(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=lambda name: (self.pins[name]["position"], name))

@@ -6,6 +6,7 @@ gives the same bytes.
 
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,11 +105,17 @@ def tools_array(session: AgentSession) -> list[dict[str, Any]]:
 
 
 def pins_of(session: AgentSession) -> dict[str, Pin]:
-    """Everything loaded, by name; of a tool loaded through two groups the first pin."""
+    """Everything loaded, by name."""
+    return first_pins(json.loads(row.pins) for row in expansions.all(session.pk))
+
+
+def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
+    """Of a tool that was loaded through several groups, what was shown first."""
     found: dict[str, Pin] = {}
-    for row in expansions.all(session.pk):
-        for name, pin in json.loads(row.pins).items():
-            found.setdefault(name, pin)
+    for pins in groups:
+        for name, pin in pins.items():
+            if name not in found or pin["seq"] < found[name]["seq"]:
+                found[name] = pin
     return found
 
 

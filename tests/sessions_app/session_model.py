@@ -160,7 +160,8 @@ class ModelSession:
 
     def _pin(self, row: Row, names: list[str]) -> None:
         for name in names:
-            row.pins.setdefault(name, self.world.version[name])
+            elsewhere = [other.pins[name] for other in self.rows.values() if name in other.pins]
+            row.pins.setdefault(name, [*elsewhere, self.world.version[name]][0])
 
     def load_anywhere(self, names: list[str]) -> tuple[set[str], list[str], set[str]]:
         """Load by name: each where it is first found. All of it happens, or nothing does."""

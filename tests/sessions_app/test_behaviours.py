@@ -6,12 +6,13 @@ import threading
 import pytest
 from django.db import connection
 
-from catalog import ingest, shelf
+from catalog import groups, ingest, shelf
 from catalog.audit import SYSTEM
 from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools import hold, save_custom_tool
+from servers import registry
 from sessions_app.models import AgentSession, Call, Expansion
-from tests.factories import fold, tool_object
+from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 
 OBJECT = {"type": "object"}
@@ -159,6 +160,26 @@ def test_unknown_names_of_a_load_are_listed(session):
     answer = session.load("mcp:github", "get_file", "Get_File", "slack__post_message")
     assert answer["tool_names"] == ["github__get_file"]
     assert answer["unknown"] == ["Get_File", "slack__post_message"]
+
+
+def test_a_tool_loaded_through_a_second_group_stays_as_it_was_shown_and_where_it_stood(db):
+    server = make_program("raw_calls", slug="north")
+    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    fold(server, *(tool_object(name, description="Old words") for name in ("kilo", "lima", "mike")))
+    mixed = groups.create("mixed", "Mixed", actor=SYSTEM).group
+    inside = Tool.objects.filter(name__in=["kilo", "lima"])
+    groups.assign(mixed, list(inside), actor=SYSTEM)
+    session = make_agent_client("scout", mode="deferred").open(strategy="inject")
+    session.load("mixed", "north__kilo")
+    session.load("mcp:north", "north__lima")
+    session.load("mcp:north", "north__mike")
+    before = session.get("/tools").json
+    fold(server, *(tool_object(name, description="New words") for name in ("kilo", "lima", "mike")))
+    assert session.load("mixed", "north__lima")["tool_names"] == ["north__lima"]
+    assert session.get("/tools").json == before
+    assert [tool["name"] for tool in before][-3:] == ["north__kilo", "north__lima", "north__mike"]
+    pins = [json.loads(row.pins)["north__lima"] for row in Expansion.objects.all()]
+    assert pins[0]["definition"] == pins[1]["definition"]
 
 
 # --- Call -----------------------------------------------------------------------------------------
