@@ -19,15 +19,13 @@ class Errands:
         return len(self._under_way)
 
     def send(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(self._in_time(errand))
+        task = asyncio.create_task(errand)
+        late = task.get_loop().call_later(TAKEN_WITHIN, task.cancel)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda done: late.cancel())
         # Seen: a courtesy that failed.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-
-    async def _in_time(self, errand: Coroutine[Any, Any, None]) -> None:
-        async with asyncio.timeout(TAKEN_WITHIN):
-            await errand
 
     def close(self) -> None:
         for task in self._under_way:

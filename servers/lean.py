@@ -17,7 +17,6 @@ from django.conf import settings
 from servers import errands
 from servers.attempts import Attempt, TooLarge, took
 from servers.bodies import Decoder, Events, body_fault, decoder, unpacked
-from servers.errands import Errands
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.http1 import Lines, Response
 from servers.messages import BOM, LARGE, Found, read
@@ -51,8 +50,8 @@ class Lean:
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._answers = Errands()  # to what a server asked back
-        self._cancels = Errands()
+        self._answers = errands.Errands()  # to what a server asked back
+        self._cancels = errands.Errands()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 

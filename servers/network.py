@@ -26,7 +26,6 @@ from servers.addresses import Address, Network, allowed_networks, check_address
 from servers.attempts import Attempt, attempt, note, took
 from servers.bodies import BodyFault, CappedBody, connection_fault, decoder
 from servers.checks import OTHER_PORTS
-from servers.errands import Errands
 from servers.faults import UpstreamError, auth_fault, not_mcp, status_fault
 from servers.messages import LARGE
 
@@ -156,7 +155,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self.session_id = ""  # as the server gave it in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
-        self._cancels = Errands()
+        self._cancels = errands.Errands()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if not _gives_up(request):
