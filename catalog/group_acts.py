@@ -134,7 +134,7 @@ def _done(
     if "HX-Request" not in request.headers:
         group_offers.offer(request, f"{words}.", *done)
         group_offers.say(request, told.sentences)
-        stays = len(picked.names) == 1 and picked.word != "remove" and not leaves
+        stays = len(picked.names) == 1 and picked.word != "remove_tool" and not leaves
         tool = Tool.objects.filter(public_name=picked.names[0]).first() if stays else None
         return redirect(_back(request, group.group_id, f"row-{tool.pk}" if tool else ""))
     said = f"{words}, now about {_paid(leaves or group.group_id):,} tokens."
@@ -194,7 +194,7 @@ def move(request: HttpRequest, group_id: str) -> HttpResponse:
 @require_POST
 @admin_required
 def remove(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = Picked.read(request, ["remove"])
+    picked = Picked.read(request, ["remove_tool"])
     return _perform(
         request,
         group_id,

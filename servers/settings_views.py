@@ -104,7 +104,7 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
 def credentials(request: HttpRequest, slug: str) -> HttpResponse:
     """Set or remove one credential."""
     server = find(slug)
-    removing = "remove" in request.POST
+    removing = "remove_credential" in request.POST
     form = forms.CredentialForm(request.POST, server=server)
     if not form.is_valid() and not removing:
         return settings_page(request, server, credential_form=form)

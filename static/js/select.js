@@ -1,5 +1,8 @@
 // [data-select]: checkboxes [data-select-row] with shift ranges, a [data-select-all], the number in
 // [data-select-count], and a [data-select-bar] that shows only while something is selected.
+// When htmx replaces a [data-select] with an id, the selection survives: boxes in the new list are
+// checked again, and the others are added to its [data-select-elsewhere] from the template
+// [data-select-elsewhere-row].
 let lastPicked = null;
 
 function rowsOf(scope) {
@@ -35,6 +38,37 @@ document.addEventListener("click", (event) => {
     for (const box of rowsOf(scope)) box.checked = false;
   } else return;
   showSelection(scope);
+});
+
+// The values that were checked in the [data-select] that is being replaced.
+let selected = [];
+
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const scope = event.detail.target;
+  if (!scope.id || !scope.matches("[data-select]")) return;
+  selected = rowsOf(scope).filter((box) => box.checked).map((box) => box.value);
+});
+
+function restoreSelection(scope) {
+  const values = selected;
+  selected = [];
+  const boxes = new Map(rowsOf(scope).map((box) => [box.value, box]));
+  const list = scope.querySelector("[data-select-elsewhere]");
+  const row = scope.querySelector("[data-select-elsewhere-row]");
+  for (const value of values) {
+    if (boxes.has(value)) boxes.get(value).checked = true;
+    else if (list && row) {
+      const copy = row.content.cloneNode(true);
+      copy.querySelector("input").value = value;
+      copy.querySelector("span").textContent = value;
+      list.append(copy);
+    }
+  }
+}
+
+document.addEventListener("htmx:afterSwap", (event) => {
+  const scope = event.detail.target.id && document.getElementById(event.detail.target.id);
+  if (scope && scope.matches("[data-select]")) restoreSelection(scope);
 });
 
 function showAll() {

@@ -103,6 +103,33 @@ def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page
     expect_told(page, "Undone.")
 
 
+def test_tools_that_two_searches_list_are_selected_and_added_together(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/bare")
+    for words, name in (("base64", "demo__encode_base64"), ("uuid", "demo__make_uuid")):
+        page.get_by_label("Search tools").press_sequentially(words)
+        expect(page.get_by_label(f"Select {name}", exact=True)).to_be_visible()
+        page.get_by_label(f"Select {name}", exact=True).check()
+        page.get_by_label("Search tools").fill("")
+        expect(page).to_have_url(re.compile("/groups/bare$"))
+    assert page.locator("#board-list").count() == 1
+    page.locator("#board-server").select_option("weather")
+    expect(page.locator("[data-pick]").first).to_have_attribute(
+        "data-pick", re.compile("weather__")
+    )
+    assert page.locator("#board-list").count() == 1
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+    expect(page.locator("[data-select-elsewhere]")).to_contain_text("demo__make_uuid")
+
+    page.get_by_role("button", name="Add to group").click()
+
+    expect_told(page, "Added 2 tools to bare")
+    assert given(page, "demand") == ["demo__encode_base64", "demo__make_uuid"]
+    expect(page.locator("[data-select-bar]")).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect_told(page, "Undone.")
+
+
 def test_x_on_a_member_selects_it_in_the_list_and_leaves_how_it_is_given(grouped, open_page):
     page = open_page()
     page.goto("/groups/research?in=yes")

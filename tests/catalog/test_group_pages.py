@@ -200,7 +200,7 @@ def test_a_member_is_preloaded_moved_and_removed_by_its_buttons(signed_in, resea
     post(signed_in, "group-order", "research", up="weather__c")
     assert [name for name, _ in held(research)] == ["weather__b", "weather__c", "weather__a"]
 
-    post(signed_in, "group-remove", "research", remove="weather__c")
+    post(signed_in, "group-remove", "research", remove_tool="weather__c")
     assert [name for name, _ in held(research)] == ["weather__b", "weather__a"]
     press_undo(signed_in, "/groups/research")
     assert [name for name, _ in held(research)] == ["weather__b", "weather__c", "weather__a"]
@@ -212,7 +212,7 @@ def test_several_members_are_set_at_once(signed_in, research, weather):
 
     post(signed_in, "group-preload", "research", always="", tool=chosen)
     assert [preload for _, preload in held(research)] == [True, None, True]
-    post(signed_in, "group-remove", "research", remove="", tool=chosen)
+    post(signed_in, "group-remove", "research", remove_tool="", tool=chosen)
 
     assert held(research) == [("weather__b", None)]
 
@@ -230,7 +230,7 @@ def test_a_tool_of_the_followed_server_has_no_button_to_remove_it(signed_in, wea
     assert "Remove weather__a" not in page
 
     refused = signed_in.post(
-        reverse("group-remove", args=["mcp:weather"]), {"remove": "weather__a"}, follow=True
+        reverse("group-remove", args=["mcp:weather"]), {"remove_tool": "weather__a"}, follow=True
     )
 
     assert "Let the group stop following weather, or hold the tool." in text_of(refused)
@@ -408,7 +408,7 @@ def test_a_row_moves_among_those_of_its_section(signed_in, full):
 
 
 def test_a_refused_act_snaps_back_with_its_sentence_at_the_row(signed_in, weather):
-    response = act(signed_in, "group-remove", "mcp:weather", remove="weather__a")
+    response = act(signed_in, "group-remove", "mcp:weather", remove_tool="weather__a")
 
     assert response.status_code == 422
     row = response.content.decode().split('data-row="weather__a"')[1].split("</li>")[0]
@@ -509,7 +509,7 @@ def test_an_empty_group_shows_the_real_empty_json(signed_in, research):
 def test_the_change_tab_compares_with_what_agents_had_before_the_edit(signed_in, full):
     AuditEntry.objects.filter(target_id=full.pk)._raw_delete("default")
     act(signed_in, "group-preload", "research", set="weather__b", on="1")
-    act(signed_in, "group-remove", "research", remove="weather__c")
+    act(signed_in, "group-remove", "research", remove_tool="weather__c")
 
     page = signed_in.get("/groups/research?tab=change")
 
@@ -574,7 +574,7 @@ def test_a_stale_act_on_the_same_tool_is_refused_with_what_stands(signed_in, sec
 
 def test_a_stale_act_on_a_tool_that_another_took_out_is_refused(signed_in, second, full):
     theirs = seen_in(second.get("/groups/research"))
-    act(signed_in, "group-remove", "research", remove="weather__a")
+    act(signed_in, "group-remove", "research", remove_tool="weather__a")
 
     late = second.post(
         reverse("group-order", args=["research"]),

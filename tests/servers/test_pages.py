@@ -603,7 +603,7 @@ def test_a_new_address_voids_credentials_and_says_to_enter_them_again(weather, a
     assert "must be entered again" in text_of(admins_client.get("/servers/weather"))
     admins_client.post(
         "/servers/weather/credentials",
-        {"kind": "header", "name": "Authorization", "remove": "1"},
+        {"kind": "header", "name": "Authorization", "remove_credential": "1"},
     )
     assert not Credential.objects.exists()
 
