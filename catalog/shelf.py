@@ -293,14 +293,9 @@ def preloaded(group: Group, tool: Item | Tool, own: bool | None) -> bool:
 
 def definition(pk: int) -> Kept:
     """Return a definition by id: kept, or read for a session that pinned it long ago."""
-    kept = at_hand(pk)
+    shelf = _current
+    kept = shelf.definitions.get(pk) if shelf is not None else None
     if kept is not None:
         return kept
     row = Definition.objects.values_list("pk", "sha256", "body", "tokens").get(pk=pk)
     return Kept(*row)
-
-
-def at_hand(pk: int) -> Kept | None:
-    """Return a definition of the catalog as it stands, without asking the database."""
-    shelf = _current
-    return shelf.definitions.get(pk) if shelf is not None else None

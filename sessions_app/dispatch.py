@@ -358,14 +358,14 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
 
 
 def _is_compiled(item: Item) -> bool:
-    definition = item.latest or item.approved
+    definition = item.approved
     if definition is None or definition.output_schema is None:
         return True
     return validators.has(definition.sha256, "output")
 
 
 def _output_problems(item: Item, outcome: CallOutcome) -> list[str]:
-    definition = item.latest or item.approved
+    definition = item.approved
     schema = definition.output_schema if definition else None
     if definition is None or schema is None:
         return []

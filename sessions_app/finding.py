@@ -56,7 +56,7 @@ def find(session: AgentSession, asked: Query) -> dict[str, Any]:
     found, missing = look(seen, asked)
     with transaction.atomic():
         newly = _load(session, seen, found) if asked.load and found.hits else []
-        pins = surfaces.pins_of(session)
+        pins = surfaces.shown_pins(session)
         at_once = surfaces.surface_of(session.snapshot).pins
         told = answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
         _record(session, asked, found, newly, count(canonical(told)))

@@ -123,7 +123,8 @@ def old_definitions(wanted: UsageFilter, most: int | None = PAGE) -> list[Holdin
     rows = AgentSession.objects.open().select_related("agent").defer("metadata")
     if wanted.agent:
         rows = rows.filter(agent__name=wanted.agent)
-    live = list(rows.order_by("-last_used_at").prefetch_related("expansions")[:LIVE])
+    rows = rows.order_by("-last_used_at")
+    live = list(rows.prefetch_related("expansions", "shown_definitions__tool")[:LIVE])
     snapshots = CatalogSnapshot.objects.filter(pk__in={one.snapshot_id for one in live})
     given = {
         pk: _definitions(read_object(body).get("pins"))
@@ -134,6 +135,8 @@ def old_definitions(wanted: UsageFilter, most: int | None = PAGE) -> list[Holdin
         shown[session] = dict(given[session.snapshot_id])
         for expansion in session.expansions.all():
             shown[session] |= _definitions(read_object(expansion.pins))
+        for row in session.shown_definitions.all():
+            shown[session][row.tool.public_name] = row.definition_id
     names = {name for pins in shown.values() for name in pins}
     tools = Tool.objects.servable().filter(public_name__in=names)
     if wanted.group:

@@ -59,6 +59,7 @@ class Ending:
     written: tuple[str, str] | None = None  # content and structured as canonical JSON, if known
     raw: object = None  # what the server sent, where the caller is told something else
     large: bool = False  # not to be worked through on the event loop
+    shows: tuple[int, str] | None = None  # a newer definition that the answer quotes, and override
 
     @property
     def error(self) -> dict[str, str] | None:
@@ -269,6 +270,8 @@ def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
             details=canonical({"code": ending.code}) if refused else "{}",
         )
         cursor.use(entry.session_id, now, ending.tokens, 1, int(ending.is_error))
+        if ending.shows is not None and entry.tool_id is not None:
+            cursor.show_definition(entry.session_id, entry.tool_id, *ending.shows)
     if entry.idempotency_key is not None and entry.pk is not None:
         cursor.keep_answer(entry.pk, body, now)
     return True

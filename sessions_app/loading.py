@@ -22,7 +22,16 @@ from catalog.tokens import count
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
-from sessions_app.surfaces import Pin, expansions, first_pins, pin_of, pins_of, rendered, surface_of
+from sessions_app.surfaces import (
+    Pin,
+    as_last_shown,
+    expansions,
+    first_pins,
+    pin_of,
+    pins_of,
+    rendered,
+    surface_of,
+)
 from toolcrib.errors import Conflict, Invalid, ToolcribError
 from toolcrib.prepared import Prepared
 
@@ -271,12 +280,13 @@ class _Load:
         return len(set(self._base()) - set(self.row.names))
 
     def _answer(self, names: list[str]) -> Loaded:
+        pins = as_last_shown(self.session, self.pins)
         return Loaded(
             self.row.group_id,
             expanded=True,
             tool_names=names,
             remaining=self._remaining(),
-            schemas=[rendered(name, self.pins[name]) for name in names],
+            schemas=[rendered(name, pins[name]) for name in names],
             fresh=self.fresh,
         )
 

@@ -84,7 +84,7 @@ def misfit(name: str, problems: Sequence[str], schema: object) -> Object:
     """Arguments that a meta-tool does not take, with what it takes."""
     listed = "\n".join(f"- {problem}" for problem in problems)
     return said(
-        f"The arguments for {name} do not fit its schema:\n{listed}\n\n"
+        f"The arguments for {name} do not match its schema:\n{listed}\n\n"
         f"Input schema of {name}:\n{json.dumps(schema, ensure_ascii=False, sort_keys=True)}\n\n"
         "Correct the arguments and call again.",
         is_error=True,

@@ -229,6 +229,31 @@ class Expansion(models.Model):
         return f"{self.session_id}/{self.group_id}"
 
 
+class ShownDefinition(models.Model):
+    """The newer definition of a tool that a `definition_changed` answer gave to a session.
+
+    From then on it replaces the pinned one when the tool is loaded or described in this session.
+    """
+
+    session = models.ForeignKey(
+        AgentSession, on_delete=models.CASCADE, related_name="shown_definitions"
+    )
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="+")
+    definition = models.ForeignKey(Definition, on_delete=models.PROTECT, related_name="+")
+    override = models.TextField(blank=True)  # the admin's description at that time
+    version = models.PositiveIntegerField(default=1)  # increases whenever the row changes
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "tool"], name="one_shown_definition_per_tool"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.session_id}/{self.tool_id}"
+
+
 class CallState(models.TextChoices):
     ACCEPTED = "accepted"
     SENT = "sent"

@@ -23,6 +23,7 @@ from sessions_app.models import (
     Expansion,
     Mode,
     SessionState,
+    ShownDefinition,
     Strategy,
 )
 from sessions_app.scope import Scope, Wish
@@ -334,6 +335,15 @@ def fork(session: AgentSession) -> AgentSession:
             sequence=row.sequence,
         )
         for row in session.expansions.all()
+    )
+    ShownDefinition.objects.bulk_create(
+        ShownDefinition(
+            session=child,
+            tool_id=row.tool_id,
+            definition_id=row.definition_id,
+            override=row.override,
+        )
+        for row in session.shown_definitions.all()
     )
     journal.note(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
     journal.note(

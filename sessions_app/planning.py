@@ -1,11 +1,11 @@
-"""Decide on a call: find the real tool, hold arguments to its schemas, refuse what may not be.
+"""Decide on a call: find the real tool, validate arguments, refuse what may not be.
 
 Nothing is written here. The long way asks the database for everything; the short way (`at_hand`)
 takes what is remembered of an earlier call, and leaves whatever is unusual to the long one.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ from catalog.audit import Actor
 from catalog.canonical import canonical
 from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
 from catalog.naming import META_TOOLS
-from catalog.shelf import Item, Kept
+from catalog.shelf import Item
 from catalog.tokens import count
 from catalog.validation import validators
 from servers.calling import Target
@@ -28,8 +28,6 @@ from sessions_app.payloads import arguments_of, check, kept_arguments
 from sessions_app.rows import Entry, new_call_id
 from sessions_app.standing import Standing
 from toolcrib.errors import Invalid
-
-Definitions = Callable[[int], Kept]
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,17 @@ class Ended:
 class Refused(Exception):
     """The call is refused with words for the model."""
 
-    def __init__(self, code: str, message: str, hint: str = "", schema: str = "") -> None:
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        hint: str = "",
+        schema: str = "",
+        shows: tuple[int, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.schema = code, message, hint, schema
+        self.shows = shows
 
 
 def plan_call(
@@ -148,8 +154,8 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
         arguments = arguments_of(request.arguments)
         _check_usable(item)
         shown = ready.shown(item.name)
-        entry.definition_id = _checked(item, shown, arguments, ready.definition)
-    except (Refused, Invalid, KeyError):
+        entry.definition_id = _checked(item, shown, arguments)
+    except (Refused, Invalid):
         return None
     _name(entry, item)
     entry.implicit_load = shown is None
@@ -161,19 +167,11 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
 
 
 def is_brief(ready: Standing, request: CallRequest) -> bool:
-    """Tell whether planning this takes no time to speak of: its schemas are compiled."""
+    """Tell whether planning this takes no time to speak of: its schema is compiled."""
     item = ready.seen.lookup(request.tool_name)
     if item is None or item.approved is None:
         return True
-    needed = [item.approved]
-    if item.state == ToolState.WAITING and item.latest is not None:
-        needed.append(item.latest)
-    try:
-        if (shown := ready.shown(item.name)) is not None:
-            needed.append(ready.definition(shown))
-    except KeyError:  # at_hand will find so too
-        return True
-    return all(validators.has(kept_.sha256, "input") for kept_ in needed)
+    return validators.has(item.approved.sha256, "input")
 
 
 def _find(session: AgentSession, name: str) -> Item:
@@ -196,14 +194,14 @@ def _planned(
         _check_usable(item)
         pin = surfaces.pinned(session, item.name) if session else None
         shown = pin["definition"] if pin else None
-        entry.definition_id = _checked(item, shown, arguments, shelf.definition)
+        entry.definition_id = _checked(item, shown, arguments)
         entry.implicit_load = session is not None and pin is None
         if not item.server_id:
             return Ended(entry, _for_client(item, arguments))
         return _to_server(entry, item, arguments, request, session)
     except Refused as refusal:
         ending = _refusal(refusal.code, refusal.message, refusal.hint, refusal.schema)
-        return Ended(entry, ending)
+        return Ended(entry, replace(ending, shows=refusal.shows))
     except (scope.NotAvailable, scope.Ambiguous, Invalid) as error:
         return Ended(entry, _refusal(error.code, error.message, error.hint))
 
@@ -227,48 +225,39 @@ def _check_usable(item: Item) -> None:
         )
 
 
-def _checked(
-    item: Item, known: int | None, arguments: dict[str, Any], definition: Definitions
-) -> int:
-    """Hold arguments to what the session was shown, and to what is newer. Return the former."""
+def _checked(item: Item, shown: int | None, arguments: dict[str, Any]) -> int:
+    """Validate arguments by the approved definition, and return its key.
+
+    Nothing of a definition that is pending review is used or quoted. `shown` is the definition
+    that the session was last shown: where it is an older one, the refusal says that the tool
+    changed and quotes the approved schema, so that one correction suffices.
+    """
     approved = item.approved
     assert approved is not None  # noqa: S101 - _check_usable saw to it
-    shown = approved if known is None else definition(known)
-    _validate(item, shown, arguments)
-    newer = [approved]
-    if item.state == ToolState.WAITING and item.latest is not None:
-        newer.append(item.latest)
-    for kept_ in newer:
-        if kept_.pk != shown.pk:
-            _validate(item, kept_, arguments, changed=True)
-    return shown.pk
-
-
-def _validate(
-    item: Item, definition: Kept, arguments: dict[str, Any], *, changed: bool = False
-) -> None:
-    schema = definition.input_schema
-    validator = validators.of(definition.sha256, "input", schema)
+    validator = validators.of(approved.sha256, "input", approved.input_schema)
     if not validator.can_check(arguments):
         raise Refused(
             "invalid_arguments",
-            f"The arguments for {item.name} are too many to be held to a schema as wide as its.",
+            f"The arguments for {item.name} have too many values to be validated by its schema.",
             "Send fewer values in one call.",
         )
     problems = validator.problems(arguments)
     if not problems:
-        return
+        return approved.pk
+    changed = shown is not None and shown != approved.pk
     what = (
-        f"{item.name} changed since you loaded it, and the arguments do not fit what it takes now"
+        f"The definition of {item.name} has changed since this session received it, and the "
+        "arguments do not match the new schema"
         if changed
-        else f"The arguments for {item.name} do not fit its schema"
+        else f"The arguments for {item.name} do not match its schema"
     )
     listed = "\n".join(f"- {problem}" for problem in problems)
     raise Refused(
         "definition_changed" if changed else "invalid_arguments",
         f"{what}:\n{listed}",
         "Correct the arguments and call again.",
-        schema=f"Input schema of {item.name}:\n{canonical(schema)}",
+        schema=f"Input schema of {item.name}:\n{canonical(approved.input_schema)}",
+        shows=(approved.pk, item.override) if changed else None,
     )
 
 
@@ -295,8 +284,8 @@ def _plan(
     entry: Entry, item: Item, arguments: dict[str, Any], target: Target, timeout: float
 ) -> CallPlan:
     entry.deadline = entry.accepted_at + timedelta(seconds=timeout)
-    schema = (item.latest or item.approved).input_schema  # type: ignore[union-attr]
-    return CallPlan(entry, item, arguments, target, timeout, schema)
+    assert item.approved is not None  # noqa: S101 - _check_usable saw to it
+    return CallPlan(entry, item, arguments, target, timeout, item.approved.input_schema)
 
 
 def _refusal(code: str, message: str, hint: str, schema: str = "") -> Ending:

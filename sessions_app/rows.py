@@ -14,7 +14,15 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from sessions_app.models import Agent, AgentSession, Call, CallAnswer, CallState, Event
+from sessions_app.models import (
+    Agent,
+    AgentSession,
+    Call,
+    CallAnswer,
+    CallState,
+    Event,
+    ShownDefinition,
+)
 
 Row = tuple[Any, ...]
 
@@ -76,8 +84,9 @@ COLUMN_VALUES, FINISHED_VALUES = attrgetter(*COLUMNS), attrgetter(*FINISHED)
 COLUMN_TIMES, FINISHED_TIMES = (
     [at for at, name in enumerate(names) if name in TIMES] for names in (COLUMNS, FINISHED)
 )
-AGENT, SESSION, CALL, ANSWER, EVENT = (
-    model._meta.db_table for model in (Agent, AgentSession, Call, CallAnswer, Event)
+AGENT, SESSION, CALL, ANSWER, EVENT, SHOWN = (
+    model._meta.db_table
+    for model in (Agent, AgentSession, Call, CallAnswer, Event, ShownDefinition)
 )
 
 
@@ -165,6 +174,10 @@ class Cursor:
     def keep_answer(self, call: int, body: str, now: datetime) -> None:
         self.run(KEEP_ANSWER, (call, body, self.time(now)))
 
+    def show_definition(self, session: int, tool: int, definition: int, override: str) -> None:
+        """Record the definition of a tool that the session was last shown."""
+        self.run(SHOW_DEFINITION, (session, tool, definition, override))
+
     def tell(
         self,
         session: int,
@@ -219,6 +232,12 @@ COUNT_IN_FLIGHT = (
 KEEP_ANSWER = (
     f"INSERT INTO {ANSWER} (call_id, body, created_at) VALUES (%s, %s, %s) "  # noqa: S608
     "ON CONFLICT (call_id) DO UPDATE SET body = excluded.body"
+)
+SHOW_DEFINITION = (
+    f"INSERT INTO {SHOWN} (session_id, tool_id, definition_id, override, version) "  # noqa: S608
+    "VALUES (%s, %s, %s, %s, 1) ON CONFLICT (session_id, tool_id) DO UPDATE SET "
+    f"definition_id = excluded.definition_id, override = excluded.override, "
+    f"version = {SHOWN}.version + 1"
 )
 TELL = (
     f"INSERT INTO {EVENT} (session_id, at, kind, tool_name, group_id, tokens, details, call_id) "  # noqa: S608

@@ -15,13 +15,19 @@ from enum import Enum
 from django.db import connection
 from django.utils import timezone
 
-from catalog import shelf
 from catalog.models import Revision
-from catalog.shelf import Kept
 from servers.models import Server
 from sessions_app import keys, opening, scope, surfaces
 from sessions_app.loading import LEAST_IDLE
-from sessions_app.models import Agent, AgentSession, ApiKey, Call, Expansion, SessionState
+from sessions_app.models import (
+    Agent,
+    AgentSession,
+    ApiKey,
+    Call,
+    Expansion,
+    SessionState,
+    ShownDefinition,
+)
 from sessions_app.rows import Cursor, Row
 from sessions_app.scope import Scope
 from sessions_app.surfaces import Pin
@@ -31,13 +37,15 @@ MOST, MOST_HELD = 10_000, 8_000_000  # sessions, and bytes of what they loaded
 NAMED = 100  # bytes for one by name
 FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
 
-KEY, AGENT, SESSION, CALL, EXPANSION, SERVER, REVISION = (
+KEY, AGENT, SESSION, CALL, EXPANSION, SHOWN, SERVER, REVISION = (
     model._meta.db_table
-    for model in (ApiKey, Agent, AgentSession, Call, Expansion, Server, Revision)
+    for model in (
+        *(ApiKey, Agent, AgentSession, Call, Expansion, ShownDefinition, Server, Revision),
+    )
 )
 AGENT_FACTS = ("name", "enabled", "all_groups", "calls_in_flight", "calls_per_minute")
 SERVER_FACTS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
-MINE = 8 + len(AGENT_FACTS)  # columns about key, agent and session; then those of the server
+MINE = 9 + len(AGENT_FACTS)  # columns about key, agent and session; then those of the server
 KEY_ID, REVOKED_AT, EXPIRES_AT = 1, 3, 4  # of these
 # No value is put into the text. The counts make up for what has no number of its own that rises:
 # pins are only ever added to.
@@ -45,6 +53,7 @@ STAMP = f"""
 SELECT r.number, k.id, k.rolling_session_id, k.revoked_at, k.expires_at, s.state,
   (SELECT COUNT(*) FROM {EXPANSION} e WHERE e.session_id = s.id),
   (SELECT COALESCE(SUM(LENGTH(e.pins)), 0) FROM {EXPANSION} e WHERE e.session_id = s.id),
+  (SELECT COALESCE(SUM(d.version), 0) FROM {SHOWN} d WHERE d.session_id = s.id),
   {", ".join(f"a.{name}" for name in AGENT_FACTS)},
   {", ".join(f"v.{name}" for name in SERVER_FACTS)},
   s.last_used_at,
@@ -83,7 +92,6 @@ class Standing:
     expires: datetime | None
     until: float  # by the monotonic clock
     servers: dict[int, Row] = field(default_factory=dict)
-    definitions: dict[int, Kept] = field(default_factory=dict)  # of the past
 
     def shown(self, name: str) -> int | None:
         """Return the definition that the session was shown of a tool, if it was."""
@@ -95,10 +103,6 @@ class Standing:
         pin = self.at_once.get(name)
         return pin["definition"] if pin else None
 
-    def definition(self, pk: int) -> Kept:
-        """Raises KeyError where it is not at hand."""
-        return shelf.at_hand(pk) or self.definitions[pk]
-
     @property
     def held(self) -> int:
         """About how many bytes it takes to know what was loaded."""
@@ -107,11 +111,7 @@ class Standing:
     def knows(self, tool: str) -> bool:
         """Tell whether all is at hand that a call of the tool needs, if it may be called."""
         item = self.seen.lookup(tool)
-        if item is None or not item.server_id:
-            return True
-        shown = self.shown(item.name)
-        has_shown = shown is None or shown in self.definitions or bool(shelf.at_hand(shown))
-        return item.server_id in self.servers and has_shown
+        return item is None or not item.server_id or item.server_id in self.servers
 
     def compare(self, cursor: Cursor, server_id: int, now: datetime) -> Verdict:
         """Say whether all of it is still so, and the agent may have one more call under way."""
@@ -217,9 +217,6 @@ def learn(token: Token, session_id: str, tool: str) -> Standing | None:
         if ready is None:
             return None
     ready.servers[item.server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
-    shown = ready.shown(item.name)
-    if shown is not None and not shelf.at_hand(shown):
-        ready.definitions[shown] = shelf.definition(shown)
     _keep((token, session_id), ready)
     return ready
 
@@ -241,7 +238,7 @@ def _read(
     seen = scope.of_session(session)
     if seen.revision != found[0]:
         return None
-    loaded, older = _loaded(seen, surfaces.pins_of(session))
+    loaded, older = _loaded(seen, surfaces.shown_pins(session))
     return Standing(
         key_id=key.pk if key else None,
         agent=session.agent,
@@ -250,7 +247,7 @@ def _read(
         seen=seen,
         loaded=loaded,
         older=older,
-        at_once=surfaces.surface_of(session.snapshot).pins,
+        at_once=surfaces.as_last_shown(session, surfaces.surface_of(session.snapshot).pins),
         stamp=tuple(found[:MINE]),
         expires=expires,
         until=time.monotonic() + FRESH_FOR,

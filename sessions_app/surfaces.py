@@ -16,7 +16,7 @@ from catalog.models import CatalogSnapshot
 from catalog.render import GroupLine
 from catalog.shelf import Item
 from catalog.tokens import count
-from sessions_app.models import AgentSession, Expansion, Strategy
+from sessions_app.models import AgentSession, Expansion, ShownDefinition, Strategy
 from toolcrib.prepared import Prepared
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
@@ -109,6 +109,20 @@ def pins_of(session: AgentSession) -> dict[str, Pin]:
     return first_pins(json.loads(row.pins) for row in expansions.all(session.pk))
 
 
+def shown_pins(session: AgentSession) -> dict[str, Pin]:
+    """Everything loaded, by name, as the session was last shown it."""
+    return as_last_shown(session, pins_of(session))
+
+
+def as_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
+    """Replace the definitions for which a `definition_changed` answer gave a newer one."""
+    rows = ShownDefinition.objects.filter(session=session).values_list(
+        "tool__public_name", "definition_id", "override"
+    )
+    newer = {name: {"definition": pk, "override": override} for name, pk, override in rows}
+    return {name: {**pin, **newer.get(name, {})} for name, pin in pins.items()} if newer else pins
+
+
 def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
     """Of a tool that was loaded through several groups, what was shown first."""
     found: dict[str, Pin] = {}
@@ -120,8 +134,9 @@ def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
 
 
 def pinned(session: AgentSession, name: str) -> Pin | None:
-    """What the session was shown of a tool, if anything."""
-    return pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
+    """What the session was last shown of a tool, if anything."""
+    pin = pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
+    return as_last_shown(session, {name: pin})[name] if pin else None
 
 
 def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:

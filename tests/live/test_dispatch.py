@@ -346,29 +346,26 @@ def changing(toolcrib, agent):
     toolcrib.api("DELETE", "/servers/changing")
 
 
-def test_while_a_change_waits_only_calls_that_fit_both_definitions_run(toolcrib, agent, changing):
+def test_while_a_change_waits_calls_go_by_the_approved_definition(toolcrib, agent, changing):
     both = {"length": 1, "unit": "ft"}
     for session in (changing, agent.open(groups=["mcp:changing"])):
+        # The server wants a unit now, but nobody has approved that yet.
+        sent = session.call("measure", {"length": 1})
+        assert sent["state"] == "succeeded"
         fits = session.call("measure", both)
         assert (fits["state"], fits["structured_content"]) == ("succeeded", {"given": both})
-        refused = session.call("measure", {"length": 1})
-        assert (refused["state"], refused["is_error"]) == ("refused", True)
-        assert refused["error"]["code"] == "definition_changed"
-        text = refused["content"][0]["text"]
-        assert "unit" in text
-        assert '"enum":["m","ft"]' in text, "the newer schema is in the error"
-        neither = session.call("measure", {"unit": "ft"})
-        assert neither["error"]["code"] == "invalid_arguments"
-    assert [row["state"] for row in ledger(toolcrib.data_dir, changing)] == [
-        "succeeded",
-        "succeeded",
-        "refused",
-        "refused",
-    ]
+        refused = session.call("measure", {"unit": "ft"})
+        assert (refused["state"], refused["error"]["code"]) == ("refused", "invalid_arguments")
+        assert "enum" not in refused["content"][0]["text"]
     toolcrib.api("POST", "/tools/changing__measure/approve")
     refused = changing.call("measure", {"length": 1})
     assert refused["error"]["code"] == "definition_changed"
+    assert '"enum":["m","ft"]' in refused["content"][0]["text"], "the newer schema is in the error"
     assert changing.call("measure", both)["state"] == "succeeded"
+    assert [row["state"] for row in ledger(toolcrib.data_dir, changing)] == [
+        *("succeeded", "succeeded", "succeeded", "refused"),
+        *("refused", "succeeded"),
+    ]
 
 
 def test_with_strict_trust_a_waiting_tool_is_refused_and_its_siblings_run(toolcrib, changing):

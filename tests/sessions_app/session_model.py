@@ -60,12 +60,13 @@ class ModelSession:
         self.base = {group: set(world.offered_in(group)) for group in scope}
         self.at_once = {name: world.version[name] for name in at_once}
         self.rows: dict[str, Row] = {}
+        self.changed: dict[str, int] = {}  # versions that `definition_changed` answers gave
         self.spent = 0
         self.memory: dict[Any, Any] = {}  # answers that must stay as they were
 
     def fork(self) -> "ModelSession":
         child = ModelSession(self.world, list(self.scope), self.strategy, set(), self.budget)
-        for name in ("base", "at_once", "rows", "spent", "memory"):
+        for name in ("base", "at_once", "rows", "changed", "spent", "memory"):
             setattr(child, name, deepcopy(getattr(self, name)))
         return child
 
@@ -92,7 +93,9 @@ class ModelSession:
         return next(group for group in self.scope if name in self.world.groups[group])
 
     def pinned(self, name: str) -> int | None:
-        """The version the session was shown first."""
+        """The version the session was last shown."""
+        if name in self.changed:
+            return self.changed[name]
         for row in self.rows.values():
             if name in row.pins:
                 return row.pins[name]

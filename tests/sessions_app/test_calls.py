@@ -19,11 +19,11 @@ from catalog.masking import redacted
 from catalog.models import Group, Revision, Tool
 from catalog.tokens import count
 from catalog.tools import hold, save_custom_tool, set_call_policy
-from sessions_app import dispatch, ledger, rows
+from sessions_app import dispatch, ledger, planning, rows
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from sessions_app.payloads import kept
 from tests.factories import fold, tool_object
-from tests.sessions_app.conftest import make_agent_client, regroup
+from tests.sessions_app.conftest import Session, make_agent_client, regroup
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TEXT = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}
@@ -75,16 +75,48 @@ def test_a_custom_tool_answers_client_with_the_validated_arguments(session):
     assert session.get("/stats")["tokens"]["by"]["call"] == answer["tokens"] > 0
 
 
-def test_arguments_are_held_to_what_the_session_was_shown_and_to_what_is_newer(session, counting):
+def test_one_correction_suffices_after_an_approved_change(session, counting):
     assert session.call("count", {"n": 5})["state"] == "client"  # preloaded: pinned when opened
+    tools = session.get("/tools").bytes
     custom(TEXT, tool=counting)
     old_way = session.call("count", {"n": 5})
     assert old_way["error"]["code"] == "definition_changed"
     assert '"type":"string"' in old_way["content"][0]["text"]
     assert "changed since" in old_way["content"][0]["text"]
-    assert session.call("count", {"n": "5"})["error"]["code"] == "invalid_arguments"
+    assert session.call("count", {"n": "5"})["state"] == "client"
+    # From now on the newer one counts: a mistake is no longer called a change.
+    assert session.call("count", {"n": 5})["error"]["code"] == "invalid_arguments"
+    assert '"type":"string"' in session.call("count", {"n": 5})["content"][0]["text"]
+    assert session.get("/tools/count")["parameters"]["properties"]["n"] == {"type": "string"}
+    assert session.get("/tools").bytes == tools
     custom(EITHER, tool=counting)
     assert session.call("count", {"n": 5})["state"] == "client"
+
+
+def test_arguments_that_match_neither_definition_need_one_correction_too(session, counting):
+    custom(TEXT, tool=counting)
+    neither = session.call("count", {"n": [5]})
+    assert neither["error"]["code"] == "definition_changed"
+    assert '"type":"string"' in neither["content"][0]["text"]
+    assert session.call("count", {"n": "5"})["state"] == "client"
+
+
+def test_a_load_gives_the_newer_definition_once_a_call_was_answered_with_it(counting):
+    groups.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
+    group_id = Group.objects.get().group_id
+    session = make_agent_client("late", mode="deferred").open()
+    first = session.load(group_id, "count").bytes
+    custom(TEXT, tool=counting)
+    assert session.load(group_id, "count").bytes == first
+    assert session.call("count", {"n": 5})["error"]["code"] == "definition_changed"
+    newer = session.load(group_id, "count")
+    assert newer["schemas"][0]["parameters"]["properties"]["n"] == {"type": "string"}
+    custom(EITHER, tool=counting)
+    assert session.load(group_id, "count").bytes == newer.bytes
+    found = session.search(name="count")
+    assert found["tools"][0]["schema"] == newer["schemas"][0]["parameters"]
+    child = Session(session.client, session.post("/fork"))
+    assert child.load(group_id, "count").bytes == newer.bytes
 
 
 def test_a_session_that_loaded_nothing_is_held_to_the_newest(counting):
@@ -103,7 +135,7 @@ def test_held_and_denied_tools_are_refused_with_the_reason(session, counting):
     assert "under review" in answer["content"][0]["text"]
 
 
-def test_a_change_that_waits_is_heeded_by_calls_and_strict_stops_them(github):
+def test_nothing_of_a_waiting_change_is_used_or_quoted_and_strict_stops_calls(github):
     schema = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
     newer = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
     server = github.follows
@@ -111,9 +143,14 @@ def test_a_change_that_waits_is_heeded_by_calls_and_strict_stops_them(github):
     names = ["create_issue", "list_issues", "search_code", "merge_pull"]
     fold(server, *(tool_object(name, inputSchema=schema) for name in names),
          tool_object("get_file", inputSchema=newer))  # fmt: skip
-    answer = session.call("github__get_file", {"what": "x"})
-    assert answer["error"]["code"] == "definition_changed"
-    assert '"who"' in answer["content"][0]["text"]
+    for one in (session, session.client.open()):
+        # Valid by the approved definition: sent, to a server that nobody runs in this test.
+        assert one.call("github__get_file", {"what": "x"}).status == 503
+        refused = one.call("github__get_file", {"who": 7})
+        assert refused["error"]["code"] == "invalid_arguments"
+        text = refused["content"][0]["text"].partition("(sent:")[0]
+        assert '"what"' in refused["content"][0]["text"]
+        assert "who" not in text.partition("Input schema")[2]
     server.trust = "strict"
     server.save()
     Revision.bump()
@@ -121,6 +158,25 @@ def test_a_change_that_waits_is_heeded_by_calls_and_strict_stops_them(github):
     ingest.keep_old(Tool.objects.get(public_name="github__get_file"), actor=SYSTEM)
     # Sent now, to a server that nobody runs in this test.
     assert session.call("github__get_file", {"what": "x"}).status == 503
+
+
+def test_header_mappings_are_those_of_the_approved_definition(github):
+    region = {"type": "string", "x-mcp-header": "Region"}
+    names = ["create_issue", "list_issues", "search_code", "merge_pull", "get_file"]
+    changed = {"type": "object", "properties": {"what": region}}
+    agent = make_agent_client("scout", mode="deferred")
+    session = agent.open()
+    tools = [tool_object(name, inputSchema=changed) for name in names]
+    fold(github.follows, *tools)
+    tool = Tool.objects.get(public_name="github__get_file")
+    assert (tool.state, "x-mcp-header" in tool.latest.body) == ("waiting", True)
+    request = planning.CallRequest("github__get_file", {"what": "x"})
+
+    plan = planning.plan_call(agent.agent, session.id, request)
+    assert "x-mcp-header" not in str(plan.schema)
+    ingest.approve(tool, actor=SYSTEM)
+    plan = planning.plan_call(agent.agent, session.id, request)
+    assert plan.schema["properties"]["what"] == region
 
 
 # --- Idempotency --------------------------------------------------------------------------------

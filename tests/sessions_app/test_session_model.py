@@ -26,7 +26,7 @@ from tests.sessions_app.conftest import Session
 from tests.sessions_app.session_model import Loaded, ModelSession, OverBudget
 from tests.sessions_app.session_world import BARE, SHAPES, Changing, seen
 
-STEPS = int(os.environ.get("MODEL_STEPS") or 200)
+STEPS = int(os.environ.get("MODEL_STEPS") or 300)
 IN_A_RUN = 25  # steps with one world
 VALUES = {"number": 1, "text": "one"}
 names = st.lists(st.sampled_from([*BARE, "nobody"]), max_size=4)
@@ -116,9 +116,10 @@ class Sessions(Changing):
         assert set(told["tool_names"]) == wanted.names
         assert (told["unknown"], told["remaining"]) == (wanted.unknown, wanted.remaining)
         if model.strategy == "dispatch":
-            self._check_versions(told["schemas"], model.rows[group].pins)
+            self._check_versions(told["schemas"], {**model.rows[group].pins, **model.changed})
         if not wanted.unknown:
-            key = (group, None if some is None else tuple(some))
+            newer = tuple(model.changed.items())
+            key = (group, None if some is None else tuple(some), newer)
             same = (told["tool_names"], told["schemas"])
             seen["again"] += key in model.memory
             assert model.memory.setdefault(key, same) == same
@@ -173,8 +174,17 @@ class Sessions(Changing):
     @rule(pair=sessions, name=st.sampled_from([*BARE, "nobody"]), value=st.sampled_from([*VALUES]))
     def call(self, pair: Any, name: str, value: str) -> None:
         seen["step"] += 1
+        self._call(pair, self._asked([name], public=True)[0], value)
+
+    @rule(pair=sessions, at=st.integers(0, 9), value=st.sampled_from([*VALUES]))
+    def call_what_is_loaded(self, pair: Any, at: int, value: str) -> None:
+        seen["step"] += 1
+        loaded = sorted(pair[1].loaded())
+        if loaded:
+            self._call(pair, loaded[at % len(loaded)], value)
+
+    def _call(self, pair: Any, asked: str, value: str) -> None:
         session, model = pair
-        (asked,) = self._asked([name], public=True)
         before = model.pinned(asked)
         answer = session.call(asked, {"n": VALUES[value]})
         code = answer.json.get("error", {}).get("code", "")
@@ -184,10 +194,11 @@ class Sessions(Changing):
             assert code == "unknown_tool"
         elif not self.world.is_offered(asked):
             assert code in ("held", "missing")
-        elif not fits(self.world.version[asked] if before is None else before, value):
-            assert code == "invalid_arguments"
         elif not fits(self.world.version[asked], value):
-            assert code == "definition_changed"
+            changed = before not in (None, self.world.version[asked])
+            assert code == ("definition_changed" if changed else "invalid_arguments")
+            if changed:  # from now on this version is the one that counts
+                model.changed[asked] = self.world.version[asked]
         elif self.world.own[asked] == "tango":  # the agent runs it
             assert (answer["state"], answer["implicit_load"]) == ("client", before is None)
         else:  # accepted, and no connection is there in a test

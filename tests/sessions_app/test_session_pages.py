@@ -523,7 +523,7 @@ def test_bad_arguments_come_back_with_the_reason(as_admin, ticket):
     page = text_of(press(as_admin, "open_ticket", {"title": ""}))
 
     assert "Answer refused" in page
-    assert "do not fit its schema" in page
+    assert "do not match its schema" in page
     assert "invalid_arguments" in page
 
 

@@ -41,7 +41,7 @@ def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
     assert (ready.shown("raw__say"), ready.shown("other__say")) == (approved.pk, None)
 
 
-def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
+def test_an_older_definition_that_a_session_loaded_is_remembered(agent):
     server = make_program("raw_calls", slug="third")
     registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, tool_object("say", description="Old words"))
@@ -53,7 +53,6 @@ def test_a_definition_of_the_past_is_kept_with_who_was_shown_it(agent):
     shown = ready.shown("third__say")
     assert shown == ready.older["third__say"]
     assert shown not in shelf.current().definitions
-    assert ready.definition(shown).description == "Old words"
     assert ready.knows("third__say")
     assert ready.held == standing.NAMED
 
