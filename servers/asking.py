@@ -12,8 +12,6 @@ from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_m
 
 from servers.spec import OnProgress
 
-MAX_SAID = 500  # characters of a message that tells of progress
-
 
 def stamped(
     session: ClientSession,
@@ -44,7 +42,7 @@ async def raw_request(
     """
     sent, options = stamped(session, method, params, headers)
     if on_progress is not None:
-        options["on_progress"] = _told(on_progress)
+        options["on_progress"] = _awaitable(on_progress)
     if resume is not None:
         options["resumption_token"] = resume
     return await session._dispatcher.send_raw_request(method, sent, options)
@@ -57,10 +55,8 @@ def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> di
     return mcp_param_headers(x_mcp_header_map(schema), arguments)
 
 
-def _told(on_progress: OnProgress) -> Callable[..., Coroutine[Any, Any, None]]:
-    """Pass progress on; what a server says of it is cut to a line."""
+def _awaitable(on_progress: OnProgress) -> Callable[..., Coroutine[Any, Any, None]]:
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        on_progress(progress, total, message)
 
-    async def told(progress: float, total: float | None, message: str | None) -> None:
-        on_progress(progress, total, None if message is None else message[:MAX_SAID])
-
-    return told
+    return report

@@ -20,9 +20,9 @@ from servers import dialling, pool, results, still_open
 from servers.attempts import Attempt, TooLarge
 from servers.bulkhead import Turn
 from servers.client import Answer, Connection, ServerRefused
+from servers.credential_filter import CredentialFilter
 from servers.faults import UpstreamError, megabytes, printable
 from servers.listening import LOOK_EVERY, generations, spec_now
-from servers.messages import LARGE
 from servers.pool import Owner, Pool
 from servers.spec import OnProgress, ServerSpec
 from servers.threads import in_thread
@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3  # connections that a call is offered to while nothing was sent
 LATE_GRACE = 10.0  # seconds to hear an answer after its deadline
+ON_LOOP = 64 * 1024  # bytes of a result that are read and redacted on the event loop
 MAX_QUOTED = 500  # characters of a server's own words
 TURNED_DOWN = frozenset({"auth", "http_status", "redirect", "not_mcp"})
 
@@ -264,7 +265,7 @@ async def _exchanged(
         request.arguments,
         seen,
         schema=request.schema,
-        on_progress=request.on_progress,
+        on_progress=_redacted(request.on_progress, owner),
     )
     asked = asyncio.create_task(asking)
     owner.began(request.deadline)
@@ -330,19 +331,24 @@ async def _hear_late(asked: asyncio.Task[Answer], request: Request, turn: Turn) 
 
 
 async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> CallOutcome:
-    hidden = results.credentials(owner.spec) if owner.spec else []
+    credentials = owner.spec.credential_filter if owner.spec else CredentialFilter(())
     try:
         answer = asked.result()
     except ServerRefused as refusal:
-        said = results.without(refusal.said, hidden)
-        return _failed("server_error", f"The server said: {_quoted(said)}")
+        message = credentials.redact_text(refusal.said)
+        return _failed("server_error", f"The server said: {_quoted(message)}")
     except UpstreamError as fault:
         return _lost(fault, seen)
-    read = partial(results.read, answer.result, max_items=settings.MAX_CONTENT_ITEMS, hidden=hidden)
+    read = partial(
+        results.read,
+        answer.result,
+        max_items=settings.MAX_CONTENT_ITEMS,
+        credentials=credentials,
+    )
     try:
         if seen.flaw:
             raise results.Unusable(seen.flaw)
-        result = await asyncio.to_thread(read) if answer.size > LARGE else read()
+        result = await asyncio.to_thread(read) if answer.size > ON_LOOP else read()
     except results.InputRequired:
         return _failed(
             "input_required",
@@ -362,6 +368,18 @@ async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> C
         written=result.written,
         size=result.size,
     )
+
+
+def _redacted(on_progress: OnProgress | None, owner: Owner) -> OnProgress | None:
+    """Pass progress on, its message without credentials and cut to a line."""
+    if on_progress is None or owner.spec is None:
+        return on_progress
+    redact = owner.spec.credential_filter.redact_text
+
+    def report(progress: float, total: float | None, message: str | None) -> None:
+        on_progress(progress, total, None if message is None else redact(message)[:MAX_QUOTED])
+
+    return report
 
 
 def _lost(fault: UpstreamError, seen: Attempt) -> CallOutcome:

@@ -279,7 +279,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             [argument.reveal() for argument in spec.argv],
             cwd=spec.cwd,
             env={name: value.reveal() for name, value in spec.env.items()},
-            hidden=[value.reveal() for value in spec.hidden],
+            redact=spec.credential_filter.redact_text,
             max_line=settings.MAX_MESSAGE_BYTES,
             stderr_bytes=settings.STDERR_BYTES,
             most=settings.MAX_PROCESSES,

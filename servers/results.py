@@ -1,19 +1,14 @@
 """What a server answered to a call: whether it is a result at all, how large, and what to hide.
 
-Pure. A result passes as it is or not at all; only where it reports an error are the server's own
-credentials taken out of it, since error texts are where they leak.
+Pure. A result passes unchanged or not at all; only the server's own credentials are replaced.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from catalog.canonical import canonical
-from servers.secret import Secret
-from servers.spec import ServerSpec
-
-SECRET_LENGTH = 6  # shorter words are no secrets
-SCHEMES = frozenset({"bearer", "basic", "token", "digest", "apikey"})
+from servers.credential_filter import CredentialFilter
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class InputRequired(Unusable):
     """The server asks something back instead of answering."""
 
 
-def read(answer: Mapping[str, Any], *, max_items: int, hidden: Sequence[str]) -> Result:
+def read(answer: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter) -> Result:
     """Return the result in an answer to tools/call, or raise Unusable."""
     kind = answer.get("resultType", "complete")
     if kind == "input_required":
@@ -53,10 +48,14 @@ def read(answer: Mapping[str, Any], *, max_items: int, hidden: Sequence[str]) ->
     is_error = answer.get("isError", False)
     if not isinstance(is_error, bool):
         raise Unusable("has an isError that is neither true nor false")
-    if is_error:
-        answer = without(answer, hidden)
-    content, structured = answer["content"], answer.get("structuredContent")
+    structured = answer.get("structuredContent")
     (content_text, content_size), (text, size) = written(content), written(structured)
+    if credentials.occurs_in(content_text):
+        content = credentials.redact(content)
+        content_text, content_size = written(content)
+    if credentials.occurs_in(text):
+        structured = credentials.redact(structured)
+        text, size = written(structured)
     return Result(
         content=content,
         structured=structured,
@@ -78,30 +77,3 @@ def written(value: object) -> tuple[str, int]:
         raise Unusable("is nested too deep") from None
     except (ValueError, TypeError):
         raise Unusable("holds a number that JSON cannot carry") from None
-
-
-def credentials(spec: ServerSpec) -> list[str]:
-    """Return the texts of a server's credentials, longest first."""
-    found = {secret.reveal() for secret in (*spec.hidden, *spec.env.values())}
-    for header in spec.headers.values():
-        found |= _parts(header)
-    return sorted((text for text in found if len(text) >= SECRET_LENGTH), key=len, reverse=True)
-
-
-def _parts(header: Secret) -> set[str]:
-    """Return a header's value, and the token in one such as `Bearer …`."""
-    text = header.reveal()
-    return {text, *(part for part in text.split() if part.lower() not in SCHEMES)}
-
-
-def without(value: Any, hidden: Iterable[str]) -> Any:
-    """Return a JSON value with each hidden text replaced by ***."""
-    if isinstance(value, str):
-        for text in hidden:
-            value = value.replace(text, "***")
-        return value
-    if isinstance(value, list):
-        return [without(item, hidden) for item in value]
-    if isinstance(value, Mapping):
-        return {without(key, hidden): without(item, hidden) for key, item in value.items()}
-    return value

@@ -5,7 +5,9 @@ Pure: no Django, no network.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from servers.credential_filter import CredentialFilter
 from servers.secret import Secret
 
 EMPTY = Secret("")
@@ -25,7 +27,11 @@ class ServerSpec:
     env: Mapping[str, Secret] = field(default_factory=dict)
     url: Secret = EMPTY  # may carry a key in its query
     headers: Mapping[str, Secret] = field(default_factory=dict)
-    hidden: tuple[Secret, ...] = ()  # what a program may repeat and nobody shall read
+    hidden: tuple[Secret, ...] = ()  # variables and environment, which a program may repeat
+
+    @cached_property
+    def credential_filter(self) -> CredentialFilter:
+        return CredentialFilter.of(self.headers, (*self.hidden, *self.env.values()))
 
 
 @dataclass(frozen=True)

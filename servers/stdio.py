@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -31,7 +31,6 @@ INHERITED = (
     "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR",
 )  # fmt: skip
 CHUNK = 64 * 1024
-SECRET_LENGTH = 6
 STDERR_LINES = 20
 EOF_GRACE = 0.7  # seconds a program gets to leave by itself once stdin ends
 STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
@@ -42,13 +41,15 @@ class Child:
 
     side_by_side = False
 
-    def __init__(self, max_line: int, stderr_bytes: int, hidden: Sequence[str], most: int) -> None:
+    def __init__(
+        self, max_line: int, stderr_bytes: int, redact: Callable[[str], str], most: int
+    ) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
         self._max_line = max_line
         self._stderr = bytearray()
         self._stderr_bytes = stderr_bytes
-        self._hidden = hidden
+        self._redact = redact
         self._most = most
         self._stderr_ended = asyncio.Event()
         self._stdin = -1
@@ -146,8 +147,7 @@ class Child:
     def stderr_tail(self) -> str:
         """Return the last lines of stderr, safe to show and to log: our secrets show as ***."""
         text = bytes(self._stderr[-self._stderr_bytes :]).decode("utf-8", "replace")
-        for secret in self._hidden:
-            text = text.replace(secret, "***")
+        text = self._redact(text)
         lines = text.replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
         return printable("\n".join(line[:2000] for line in lines))
 
@@ -232,7 +232,7 @@ async def running(
     *,
     cwd: str,
     env: Mapping[str, str],
-    hidden: Sequence[str],
+    redact: Callable[[str], str],
     max_line: int,
     stderr_bytes: int,
     most: int,
@@ -240,7 +240,7 @@ async def running(
     """Run a program for as long as the block lasts, or until it has become more than so many."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = Child(max_line, stderr_bytes, _worth_hiding(hidden), most)
+    child = Child(max_line, stderr_bytes, redact, most)
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -249,11 +249,6 @@ async def running(
             await child.stop()
     finally:
         child.release()
-
-
-def _worth_hiding(secrets: Sequence[str]) -> list[str]:
-    """Return what a program was given and may repeat, longest first. A short word is no secret."""
-    return sorted((text for text in secrets if len(text) >= SECRET_LENGTH), key=len, reverse=True)
 
 
 def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:

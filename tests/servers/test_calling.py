@@ -271,7 +271,7 @@ def test_a_server_may_be_given_fewer_calls_at_once():
 
 
 @pytest.mark.parametrize("how", HTTP)
-def test_credentials_in_an_error_are_hidden_and_other_results_are_left_alone(how):
+def test_credentials_are_replaced_in_errors_and_in_other_results(how):
     async def scenario():
         for tool in ("say", "error"):
             text = "denied: s3cret-token-1"
@@ -281,7 +281,7 @@ def test_credentials_in_an_error_are_hidden_and_other_results_are_left_alone(how
             assert shown.endswith("denied: ***")
             assert "s3cret" not in repr(outcome)
         fine = json.dumps({"content": [{"type": "text", "text": "s3cret-token-1"}]})
-        assert (await ask(server, "say", result=fine)).content[0]["text"] == "s3cret-token-1"
+        assert (await ask(server, "say", result=fine)).content[0]["text"] == "***"
 
     with upstream(how) as server:
         given = {"Authorization": Secret("Bearer s3cret-token-1")}

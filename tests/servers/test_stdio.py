@@ -24,7 +24,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-OPTIONS = {"cwd": "", "hidden": [], "max_line": 1000, "stderr_bytes": 1000, "most": 200}
+OPTIONS = {"cwd": "", "redact": str, "max_line": 1000, "stderr_bytes": 1000, "most": 200}
 
 
 def program(*argv, cwd=str(ROOT), env=None, hidden=()):
@@ -223,7 +223,7 @@ def test_reading_a_line_costs_time_in_proportion_to_its_length(monkeypatch):
     monkeypatch.setattr(stdio, "CHUNK", 64)
 
     async def cost(size: int) -> float:
-        child = Child(10**9, 1000, [], 200)
+        child = Child(10**9, 1000, str, 200)
         child._stdout = asyncio.StreamReader()
         child._stdout.feed_data(b"x" * size + b"\n")
         child._stdout.feed_eof()

@@ -15,8 +15,8 @@ from servers.spec import ServerSpec
 ROOT = Path(__file__).resolve().parent.parent.parent
 ENDPOINTS = dict.fromkeys(
     (
-        *("conformance", "counting", "healthy", "many", "noisy", "rich", "rug_pull", "versions"),
-        *("workshop", "zoo"),
+        *("conformance", "counting", "echoing", "healthy", "many", "noisy", "rich", "rug_pull"),
+        *("versions", "workshop", "zoo"),
     ),
     "/mcp",
 )
