@@ -186,9 +186,9 @@ PARTS = {
 
 def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
-    import tests.environment  # noqa: F401 - a data folder of its own
-
     import django
+
+    import tests.environment  # noqa: F401 - a data folder of its own
 
     django.setup()
     GOLDEN.mkdir(parents=True, exist_ok=True)
