@@ -18,7 +18,7 @@ demo: $(VENV)/run.stamp
 	@exec env -u DATABASE_URL -u REDIS_URL TOOLCRIB_DATA="$(DEMO)" $(BIN)/python manage.py demo
 
 test: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.parts
+	@$(BIN)/python -m tests.support.parts
 	@$(MAKE) --no-print-directory lint types
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
@@ -33,7 +33,7 @@ fast: $(VENV)/test.stamp
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not needs_chromium"
 
 screenshots: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.screenshots
+	@$(BIN)/python -m tests.support.screenshots
 
 bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/sync.py

@@ -24,10 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mcp import Client
 from mcp.types import ToolListChangedNotification
 
-from tests.installation import Installation
-from tests.live.conftest import ask, register, runs
-from tests.upstreams.running import running_http
-from tests.waiting import wait_for
+from tests.e2e.live.conftest import ask, register, runs
+from tests.support.installation import Installation
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
 
 ERAS = {"2026-07-28": (), "handshake": ("--legacy",)}
 

@@ -35,9 +35,9 @@ sys.path.insert(0, str(ROOT))
 import dispatch_told  # noqa: E402
 import load  # noqa: E402
 
-from tests import parts  # noqa: E402
-from tests.installation import Installation, descendants, free_port  # noqa: E402
-from tests.waiting import wait_for  # noqa: E402
+from tests.support import parts  # noqa: E402
+from tests.support.installation import Installation, descendants, free_port  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
 
 ECHO = [sys.executable, str(ROOT / "bench" / "echo.py")]
 PATHS = ("direct", "REST", "MCP", "FastMCP", "mcp-proxy")

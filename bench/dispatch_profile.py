@@ -18,8 +18,8 @@ import dispatch
 import inside
 import load
 
-from tests.installation import free_port
-from tests.waiting import wait_for
+from tests.support.installation import free_port
+from tests.support.waiting import wait_for
 
 PATHS = ("direct", "REST", "MCP")
 CALLS = 300

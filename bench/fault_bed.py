@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.installation import Api, Installation, Process, clean_environment  # noqa: E402
-from tests.live.agents import Agent, Session, make_agent  # noqa: E402
-from tests.upstreams.running import ENDPOINTS, stdio_argv  # noqa: E402
-from tests.waiting import wait_for  # noqa: E402
+from tests.support.agents import Agent, Session, make_agent  # noqa: E402
+from tests.support.installation import Api, Installation, Process, clean_environment  # noqa: E402
+from tests.support.upstreams.running import ENDPOINTS, stdio_argv  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
 
 SIZES = ("tiny", "short", "full")  # for the tests, for a look, for `make soak`
 UNLIMITED = 1_000_000_000
@@ -149,7 +149,7 @@ def zombies(parents: set[int]) -> list[int]:
 
 
 class Upstream:
-    """A server of tests/upstreams in a process of its own."""
+    """A server of tests/support/upstreams in a process of its own."""
 
     def __init__(self, process: Process, url: str) -> None:
         self.process, self.url, self.pid = process, url, process.pid
@@ -183,7 +183,7 @@ def _synced(toolcrib: Api, slug: str) -> Any:
 
 
 def register_program(toolcrib: Api, slug: str, module: str, *args: str, **fields: Any) -> None:
-    """Register a program of tests/upstreams."""
+    """Register a program of tests/support/upstreams."""
     command, *rest = stdio_argv(module, *args)
     program: dict[str, Any] = {
         "transport": "stdio",

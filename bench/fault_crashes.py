@@ -27,8 +27,8 @@ from bench.fault_bed import (
     zombies,
 )
 from bench.fault_starter import Starter
-from tests.live.agents import Session
-from tests.waiting import wait_for
+from tests.support.agents import Session
+from tests.support.waiting import wait_for
 
 IN_FLIGHT = "select call_id from sessions_app_call where state in ('accepted', 'sent')"
 CALLERS = 8

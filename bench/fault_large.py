@@ -17,7 +17,7 @@ from bench.fault_bed import (
     upstream,
     waited,
 )
-from tests.live.agents import Session
+from tests.support.agents import Session
 
 KINDS = {  # tool: where, and in words
     "json": ("heavy-http", "JSON"),

@@ -29,7 +29,9 @@ from bench.fault_bed import (
     until,
     upstream,
 )
-from tests.installation import (
+from tests.e2e.production.conftest import SERVICES, Production
+from tests.support.agents import Agent, Session
+from tests.support.installation import (
     PostgresServer,
     Process,
     RedisServer,
@@ -39,9 +41,7 @@ from tests.installation import (
     postgres_server,
     redis_server,
 )
-from tests.live.agents import Agent, Session
-from tests.production.conftest import SERVICES, Production
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 CALLERS = 4
 DEADLINE = 5.0

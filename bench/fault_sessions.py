@@ -28,8 +28,8 @@ from bench.fault_bed import (
     until,
     upstream,
 )
-from tests.installation import clean_environment
-from tests.live.agents import Agent
+from tests.support.agents import Agent
+from tests.support.installation import clean_environment
 
 QUERIES = (
     "create an issue", "list pull requests by label", "send a message to a channel",

@@ -24,9 +24,9 @@ from bench.fault_bed import (
     until,
     upstream,
 )
-from tests.live.agents import Session
-from tests.live.conftest import ask
-from tests.waiting import wait_for
+from tests.e2e.live.conftest import ask
+from tests.support.agents import Session
+from tests.support.waiting import wait_for
 
 LEFT = {"succeeded", "unknown", "cancelled"}  # how a call may end whose caller may leave
 A_RATE, B_RATE = 50, 100

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.installation import READY, Installation, alive, descendants  # noqa: E402
-from tests.waiting import wait_for  # noqa: E402
+from tests.support.installation import READY, Installation, alive, descendants  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
 
 
 class Forked:

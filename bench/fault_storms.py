@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from bench.fault_bed import Bed, Callers, Row, percentile, register, remove, upstream
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 APART = 0.3  # seconds between requests that belong to two tries
 

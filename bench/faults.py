@@ -34,7 +34,7 @@ from bench import (  # noqa: E402
     fault_storms,
 )
 from bench.fault_bed import SIZES, Bed, Check, Row  # noqa: E402
-from tests import parts  # noqa: E402
+from tests.support import parts  # noqa: E402
 
 EMBEDDED: dict[str, Callable[[Bed, str], Row]] = {
     "R1": fault_crashes.killed_during_calls,
@@ -68,7 +68,7 @@ def rows(wanted: list[str], size: str) -> Iterator[tuple[Row, float]]:
             yield from _embedded(names, size)
     names = [name for name in PRODUCTION if name in wanted]
     if names and not (parts.postgres_bin() and parts.redis_server()):
-        sys.stderr.write(f"left out: {', '.join(names)}; `python -m tests.parts` says why\n")
+        sys.stderr.write(f"left out: {', '.join(names)}; python -m tests.support.parts says why\n")
     elif names:
         with fault_services.services() as found:
             for name in names:

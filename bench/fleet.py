@@ -297,7 +297,7 @@ def serve(servers: dict[str, list[Definition]]) -> None:
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Run the fleet and give it as an mcp.json."""
-    from tests.installation import Process, clean_environment
+    from tests.support.installation import Process, clean_environment
 
     servers = fleet(options)
     argv = [sys.executable, str(Path(__file__)), *_flags(options)]

@@ -47,7 +47,7 @@ def start(folder):
 
 def fill(folder, sizes):
     """Fill the database, or find it filled; return the example ids of its pages."""
-    from tests.seeding import seed
+    from tests.support.seeding import seed
 
     kept = Path(folder) / "examples.json"
     if kept.exists():
@@ -96,8 +96,8 @@ def time_all(asks, client, rounds):
 def run(options, folder, sizes):
     from django.test import Client
 
-    from tests import every_page
-    from tests.seeding import admin
+    from tests.support import every_page
+    from tests.support.seeding import admin
 
     began = time.perf_counter()
     examples = fill(folder, sizes)

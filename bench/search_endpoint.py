@@ -61,7 +61,7 @@ def fill(path, agents):
     from catalog.audit import Actor
     from catalog.models import Vector
     from sessions_app.agents import create_with_key
-    from tests.factories import fold, make_server
+    from tests.support.factories import fold, make_server
 
     call_command("migrate", verbosity=0, interactive=False)
     by_server = {}

@@ -26,8 +26,8 @@ sys.path.insert(0, str(ROOT))
 
 import fleet  # noqa: E402
 
-from tests import parts  # noqa: E402
-from tests.installation import Installation, postgres_server, redis_server  # noqa: E402
+from tests.support import parts  # noqa: E402
+from tests.support.installation import Installation, postgres_server, redis_server  # noqa: E402
 
 UNLIMITED = 1_000_000_000
 LIMITS = ("calls_in_flight", "calls_per_minute", "searches_per_minute", "max_sessions")
@@ -161,7 +161,7 @@ class Backend:
 
 def postgres_backend(stack, folder, mcp_json):
     """Production by the commands of docker-compose.yml: one web process, PostgreSQL, Redis."""
-    from tests.production.conftest import SERVICES, Production
+    from tests.e2e.production.conftest import SERVICES, Production
 
     database = stack.enter_context(postgres_server()).create("bench")
     redis = stack.enter_context(redis_server())
@@ -182,7 +182,7 @@ def backends(stack, folder, mcp_json):
         found.append(postgres_backend(stack, folder / "postgres", mcp_json))
     else:
         sys.stderr.write(
-            "left out: PostgreSQL or redis-server is not installed; python -m tests.parts "
+            "left out: PostgreSQL or redis-server is not installed; python -m tests.support.parts "
             "installs them\n"
         )
     return found

@@ -23,9 +23,9 @@ import jsonschema_rs  # noqa: E402
 
 from catalog.canonical import canonical  # noqa: E402
 from catalog.tokens import count, estimator  # noqa: E402
-from tests import parts  # noqa: E402
-from tests.installation import Installation  # noqa: E402
-from tests.live.test_real_servers import real_servers  # noqa: E402
+from tests.e2e.live.test_real_servers import real_servers  # noqa: E402
+from tests.support import parts  # noqa: E402
+from tests.support.installation import Installation  # noqa: E402
 
 NAMES_AT_MOST = 7  # tokens a tool
 META_AT_MOST = 700
@@ -236,7 +236,7 @@ def main():
             rows.append(real_row(folder / "real"))
         else:
             sys.stderr.write(
-                "left out: the five real servers are not installed; python -m tests.parts "
+                "left out: the five real servers are not installed; python -m tests.support.parts "
                 "installs them\n"
             )
         if options.only != "real":

@@ -12,7 +12,7 @@ from catalog import shelf
 from catalog.audit import SYSTEM
 from catalog.people import Role, give_role
 from sessions_app import keys, limiting
-from tests import parts
+from tests.support import parts
 
 PASSWORD = "a long and quiet river"
 
@@ -47,11 +47,10 @@ class _Grouping(LoadScopeScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
         together = (
-            "tests/browser/",
-            "tests/faults/",
-            "tests/live/",
-            "tests/mcp/",
-            "tests/production/",
+            "tests/e2e/browser/",
+            "tests/e2e/live/",
+            "tests/e2e/mcp/",
+            "tests/e2e/production/",
             "tests/toolcrib/test_serve",
         )
         return next((start for start in together if path.startswith(start)), nodeid)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bench import dispatch_told, fleet, inside
-from tests.installation import ROOT, clean_environment
+from tests.support.installation import ROOT, clean_environment
 
 # Real processes: one at a time, so that two cores suffice.
 SMALL = ("--groups", "3", "--tools", "24")

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from tests import contract
+from tests.support import contract
 
 
 @pytest.mark.parametrize("part", contract.PARTS)
 def test_the_contract_is_unchanged(part):
     golden = json.loads((contract.GOLDEN / f"{part}.json").read_text())
     now = json.loads(json.dumps(contract.PARTS[part]()))
-    assert now == golden, "if this is meant: python -m tests.contract, and read the difference"
+    assert now == golden, "if intended: python -m tests.support.contract"

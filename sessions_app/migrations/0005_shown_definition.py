@@ -5,25 +5,54 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     dependencies = [
-        ('catalog', '0005_golden_queries'),
-        ('sessions_app', '0004_call_use'),
+        ("catalog", "0005_golden_queries"),
+        ("sessions_app", "0004_call_use"),
     ]
 
     operations = [
         migrations.CreateModel(
-            name='ShownDefinition',
+            name="ShownDefinition",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('override', models.TextField(blank=True)),
-                ('version', models.PositiveIntegerField(default=1)),
-                ('definition', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='catalog.definition')),
-                ('session', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='shown_definitions', to='sessions_app.agentsession')),
-                ('tool', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='catalog.tool')),
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("override", models.TextField(blank=True)),
+                ("version", models.PositiveIntegerField(default=1)),
+                (
+                    "definition",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="catalog.definition",
+                    ),
+                ),
+                (
+                    "session",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="shown_definitions",
+                        to="sessions_app.agentsession",
+                    ),
+                ),
+                (
+                    "tool",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="catalog.tool",
+                    ),
+                ),
             ],
             options={
-                'constraints': [models.UniqueConstraint(fields=('session', 'tool'), name='one_shown_definition_per_tool')],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("session", "tool"), name="one_shown_definition_per_tool"
+                    )
+                ],
             },
         ),
     ]

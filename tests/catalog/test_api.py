@@ -7,7 +7,7 @@ import pytest
 from catalog import tools
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Tool
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 
 @pytest.fixture

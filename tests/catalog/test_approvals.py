@@ -8,7 +8,7 @@ from django.test import Client
 from catalog import approvals, ingest
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Group, Membership, Tool
-from tests.factories import fold, make_agent, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
 from toolcrib.errors import Conflict
 
 pytestmark = pytest.mark.django_db

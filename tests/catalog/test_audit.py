@@ -4,7 +4,7 @@ from django.contrib.auth.models import User
 from catalog import audit
 from catalog.audit import SENTENCES, SYSTEM, Actor, record, sentence
 from catalog.models import AuditEntry
-from tests.factories import make_server
+from tests.support.factories import make_server
 
 pytestmark = pytest.mark.django_db
 

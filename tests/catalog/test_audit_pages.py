@@ -11,7 +11,7 @@ from django.db import connection
 from catalog import audit, audit_reads, tools
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
-from tests.factories import make_server, make_tool
+from tests.support.factories import make_server, make_tool
 
 pytestmark = pytest.mark.django_db
 ADA = Actor("user", "ada@example.org")

@@ -9,7 +9,7 @@ from catalog import browsing, group_board, group_views, groups, shelf, tools
 from catalog.audit import SYSTEM
 from catalog.browsing import ToolFilter
 from catalog.models import Group, Revision
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 pytestmark = pytest.mark.django_db
 BACKEND = "django.contrib.auth.backends.ModelBackend"

@@ -9,7 +9,7 @@ from catalog import calls_seen, groups
 from catalog.audit import SYSTEM
 from catalog.models import Group, Tool
 from sessions_app import figures
-from tests.factories import make_call, make_server, make_session, make_tool
+from tests.support.factories import make_call, make_server, make_session, make_tool
 
 pytestmark = pytest.mark.django_db
 BACKEND = "django.contrib.auth.backends.ModelBackend"

@@ -7,7 +7,7 @@ from django.core.management import call_command
 from django.urls import reverse
 
 from catalog.models import AuditEntry, Tool
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.definitions import MAX_NAME, Rejection, printable, read_tools, search_text
-from tests.factories import CAPS, make_remote_tool, tool_object
+from tests.support.factories import CAPS, make_remote_tool, tool_object
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -3,7 +3,7 @@ import time
 import pytest
 
 from catalog.findings import Neighbours, change_findings, findings_of
-from tests.factories import tool_object
+from tests.support.factories import tool_object
 
 
 def codes(tool, siblings=(), foreign=()):

@@ -6,7 +6,7 @@ from catalog import golden
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry, GoldenQuery, GoldenResult
 from catalog.search import Index, Searchable
-from tests.factories import make_server, make_tool
+from tests.support.factories import make_server, make_tool
 from toolcrib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db

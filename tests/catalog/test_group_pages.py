@@ -12,8 +12,15 @@ from django.utils import timezone
 from catalog import groups, tools
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Group, Membership, Tool
-from tests.factories import fold, make_agent, make_server, make_session, make_tool, tool_object
 from tests.sessions_app.conftest import make_agent_client
+from tests.support.factories import (
+    fold,
+    make_agent,
+    make_server,
+    make_session,
+    make_tool,
+    tool_object,
+)
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 TEXT = "Return the forecast of a town."

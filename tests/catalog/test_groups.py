@@ -10,7 +10,7 @@ from catalog.audit import SYSTEM, sentence
 from catalog.group_reads import Drift
 from catalog.models import AuditEntry, Group, Membership, Revision, Tool
 from sessions_app.models import Agent
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 from toolcrib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,7 @@ import pytest
 from catalog import shelf, tools
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Group, Revision
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 TEXT = "Return the forecast of a town."
 

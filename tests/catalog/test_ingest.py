@@ -8,7 +8,7 @@ from catalog.audit import SYSTEM, Actor
 from catalog.definitions import read_tools
 from catalog.models import AuditEntry, Definition, DefinitionChange, Group, Revision, Tool
 from servers.models import Server
-from tests.factories import CAPS, fold, make_server, make_tool, tool_object
+from tests.support.factories import CAPS, fold, make_server, make_tool, tool_object
 from toolcrib.errors import Conflict
 
 pytestmark = pytest.mark.django_db

@@ -6,7 +6,7 @@ import pytest
 
 from catalog import lints
 from catalog.lints import GroupFacts
-from tests.installation import ROOT
+from tests.support.installation import ROOT
 
 GOOD = GroupFacts("research", "Find things out.", 3, {"weather": 2}, {"weather": ["get_it", "go"]})
 

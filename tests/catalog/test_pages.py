@@ -10,7 +10,7 @@ from catalog import tools, urls
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Tool
 from catalog.people import Role
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 PEOPLE = {

@@ -13,7 +13,7 @@ from servers.drafts import ServerDraft
 from sessions_app import agents, ledger, loading
 from sessions_app.models import Agent, AgentSession
 from sessions_app.opening import expire_idle
-from tests.factories import make_agent, make_call, make_session
+from tests.support.factories import make_agent, make_call, make_session
 from toolcrib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,7 @@ from catalog.audit import SYSTEM
 from catalog.models import Revision
 from catalog.search import near_names, search
 from sessions_app import scope
-from tests.factories import make_agent, make_server, make_tool
+from tests.support.factories import make_agent, make_server, make_tool
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,7 @@ from django.urls import reverse
 from catalog import ingest, tools
 from catalog.audit import Actor
 from catalog.models import Tool
-from tests.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_server, make_tool, tool_object
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e{{ 7|add:7 }}"

@@ -7,7 +7,7 @@ from catalog.models import Revision, Vector
 from catalog.search import Searchable
 from catalog.tasks import embed
 from sessions_app import scope
-from tests.factories import fold, make_agent, make_server, make_tool, tool_object
+from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
 
 pytestmark = pytest.mark.django_db
 

@@ -7,15 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from servers import calling, link, wires
-from tests.servers.call_bed import (
-    HTTP,
-    ask,
-    begun,
-    let_go,
-    run,
-    until,
-    upstream,
-)
+from tests.support.upstream_calls import HTTP, ask, begun, let_go, run, until, upstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -5,14 +5,7 @@ import asyncio
 import pytest
 
 from servers import calling
-from tests.servers.call_bed import (
-    HTTP,
-    TWO_WAYS,
-    ask,
-    run,
-    until,
-    upstream,
-)
+from tests.support.upstream_calls import HTTP, TWO_WAYS, ask, run, until, upstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from servers import calling
-from tests.factories import make_program
-from tests.servers.call_bed import (
+from tests.support.factories import make_program
+from tests.support.upstream_calls import (
     HTTP,
     SOON,
     TWO_WAYS,

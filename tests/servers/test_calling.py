@@ -13,8 +13,8 @@ from catalog.canonical import canonical
 from servers import calling, registry
 from servers.models import Server
 from servers.secret import Secret
-from tests.factories import make_program, make_server
-from tests.servers.call_bed import (
+from tests.support.factories import make_program, make_server
+from tests.support.upstream_calls import (
     HTTP,
     SOON,
     TWO_WAYS,
@@ -25,7 +25,7 @@ from tests.servers.call_bed import (
     until,
     upstream,
 )
-from tests.upstreams.running import running_http
+from tests.support.upstreams.running import running_http
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,9 +17,9 @@ from servers.client import (
     connect,
     over,
 )
-from tests.upstreams.healthy import weather
-from tests.upstreams.many import paginating
-from tests.upstreams.running import http_spec, running_http, seen_by, stdio_spec
+from tests.support.upstreams.healthy import weather
+from tests.support.upstreams.many import paginating
+from tests.support.upstreams.running import http_spec, running_http, seen_by, stdio_spec
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 TOOLS = {"get_forecast", "get_temperature", "list_stations", "report_weather"} | {

@@ -9,8 +9,8 @@ from django.utils import timezone
 from servers import dialling, pool
 from servers.models import Server
 from servers.pool import FREE_TRIES
-from tests.factories import make_server
 from tests.servers.test_pool import Specs, pooled, refused, run, until
+from tests.support.factories import make_server
 
 SHORT = 0.01
 

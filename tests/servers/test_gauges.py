@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from servers import calling, gauges
-from tests.factories import make_program, make_server
-from tests.servers.call_bed import ask, run, target, until
+from tests.support.factories import make_program, make_server
+from tests.support.upstream_calls import ask, run, target, until
 from toolcrib.about import facts
 
 pytestmark = pytest.mark.django_db(transaction=True)

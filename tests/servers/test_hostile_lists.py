@@ -11,8 +11,8 @@ from catalog.ingest import approve
 from catalog.models import DefinitionChange, Tool
 from servers import due, sync
 from servers.models import Server, Trigger
-from tests.factories import fold, make_program, make_server, tool_object
-from tests.upstreams.running import running_http
+from tests.support.factories import fold, make_program, make_server, tool_object
+from tests.support.upstreams.running import running_http
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

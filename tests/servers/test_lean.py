@@ -16,9 +16,18 @@ import pytest
 
 from servers import calling, errands, lean
 from servers.calling import CallOutcome
-from tests.factories import make_server
-from tests.servers.call_bed import SOON, target, through_the_sdk, until
-from tests.upstreams.scripted import EVENTS, GOOD, JSON, Asked, Script, Scripted, head, whole
+from tests.support.factories import make_server
+from tests.support.upstream_calls import SOON, target, through_the_sdk, until
+from tests.support.upstreams.scripted import (
+    EVENTS,
+    GOOD,
+    JSON,
+    Asked,
+    Script,
+    Scripted,
+    head,
+    whole,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIT = [{"type": "text", "text": "done"}]

@@ -16,7 +16,7 @@ from servers import bodies, network
 from servers.addresses import check_address
 from servers.client import UpstreamError, connect, over
 from servers.network import Attempt, check_url
-from tests.upstreams.running import http_spec, running_http, seen_by
+from tests.support.upstreams.running import http_spec, running_http, seen_by
 
 
 class Listener:

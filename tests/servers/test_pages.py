@@ -18,8 +18,8 @@ from servers import sync
 from servers.credentials import decrypt
 from servers.models import Credential, Server, SyncRun
 from servers.urls import urlpatterns
-from tests.factories import fold, make_program, make_server, tool_object
-from tests.upstreams.running import ROOT, running_http
+from tests.support.factories import fold, make_program, make_server, tool_object
+from tests.support.upstreams.running import ROOT, running_http
 
 CANARY = "sk-canary0123456789abcdef"
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -325,7 +325,7 @@ def test_three_servers_are_added_without_javascript_and_the_bad_one_keeps_its_re
                     "weather": {"url": url, "headers": {"Authorization": f"Bearer {CANARY}"}},
                     "local": {
                         "command": sys.executable,
-                        "args": ["-m", "tests.upstreams.healthy"],
+                        "args": ["-m", "tests.support.upstreams.healthy"],
                         "cwd": str(ROOT),
                     },
                     "nobody": {"url": "http://127.0.0.1:1/mcp"},
@@ -337,7 +337,7 @@ def test_three_servers_are_added_without_javascript_and_the_bad_one_keeps_its_re
         page = text_of(checked)
         assert checked.redirect_chain == [("/servers/add/check", 302)]
         assert "Runs a program on this machine:" in page
-        assert "-m tests.upstreams.healthy" in page
+        assert "-m tests.support.upstreams.healthy" in page
         assert "It has both a command and a url." in page
         assert Server.objects.count() == 0
 

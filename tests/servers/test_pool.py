@@ -18,9 +18,9 @@ from servers.listening import Listener
 from servers.models import Server
 from servers.pool import Pool, Watcher
 from sessions_app import lasting, opening
-from tests.factories import make_program, make_session
-from tests.upstreams.running import http_spec, stdio_spec
-from tests.waiting import wait_for
+from tests.support.factories import make_program, make_session
+from tests.support.upstreams.running import http_spec, stdio_spec
+from tests.support.waiting import wait_for
 
 SOON = 20  # seconds, for what should take none
 with_database = pytest.mark.django_db(transaction=True)

@@ -19,8 +19,8 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.stdio import INHERITED, Child, running
 from servers.supervise import ALWAYS, UNTOLD
-from tests.upstreams.running import ROOT, stdio_argv, stdio_spec
-from tests.waiting import wait_for
+from tests.support.upstreams.running import ROOT, stdio_argv, stdio_spec
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -269,7 +269,7 @@ def test_a_program_that_ends_takes_its_descendants_with_it(tmp_path):
 OWNER = """
 import asyncio, sys
 from servers.client import connect
-from tests.upstreams.running import stdio_spec
+from tests.support.upstreams.running import stdio_spec
 
 async def main():
     async with connect(stdio_spec(*sys.argv[1:])) as connection:

@@ -15,9 +15,9 @@ from servers import checking, checks, due, imports, registry, sync
 from servers.drafts import ServerDraft
 from servers.models import Server, SyncRun, Trigger
 from servers.secret import Secret
-from tests.factories import fold, make_program, make_server, tool_object
-from tests.upstreams.answers import LEGACY, MODERN
-from tests.upstreams.running import ROOT, running_http, seen_by
+from tests.support.factories import fold, make_program, make_server, tool_object
+from tests.support.upstreams.answers import LEGACY, MODERN
+from tests.support.upstreams.running import ROOT, running_http, seen_by
 from toolcrib.errors import ToolcribError
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # and waits at `go` with the answer it would have given then.
 GATED = """
 import json, os, sys
-from tests.upstreams.answers import answer, listing
+from tests.support.upstreams.answers import answer, listing
 came, go, tools = sys.argv[1:]
 for line in sys.stdin:
     message = json.loads(line)

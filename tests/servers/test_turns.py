@@ -17,8 +17,8 @@ from servers.attempts import Attempt
 from servers.client import UpstreamError, connect
 from servers.pieces import PIECE, Pieces
 from servers.wires import parse, parse_large
-from tests.upstreams.answers import large_notice
-from tests.upstreams.running import http_spec, running_http, stdio_spec
+from tests.support.upstreams.answers import large_notice
+from tests.support.upstreams.running import http_spec, running_http, stdio_spec
 
 NOTICE = json.dumps(large_notice()).encode()
 

@@ -11,7 +11,7 @@ from catalog.audit import SYSTEM
 from catalog.models import Group
 from sessions_app import keys
 from sessions_app.models import Agent, AgentGroup
-from tests.factories import fold, make_server, tool_object
+from tests.support.factories import fold, make_server, tool_object
 
 
 class Answer:

@@ -20,8 +20,8 @@ from catalog.models import Group, Tool
 from catalog.tools import hold, save_custom_tool
 from sessions_app import limiting
 from sessions_app.models import Agent, AgentGroup
-from tests.factories import fold, make_server, tool_object
 from tests.sessions_app.conftest import AgentClient, make_agent_client, regroup, shelve
+from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")

@@ -12,9 +12,9 @@ from catalog import shelf
 from catalog.audit import SYSTEM
 from sessions_app import act_path, agents, crowding, keys, limiting, loading, opening
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
-from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.test_call_path import Answer, Web
+from tests.support.factories import fold, make_program, tool_object
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

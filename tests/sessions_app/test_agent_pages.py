@@ -20,7 +20,7 @@ from catalog.models import AuditEntry, CatalogSnapshot
 from sessions_app import agents, keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey
 from sessions_app.urls import agent_pages
-from tests.factories import make_server, make_tool
+from tests.support.factories import make_server, make_tool
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 # route: (method, status for operators, status for admins). Outsiders always get 403 and

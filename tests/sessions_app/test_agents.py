@@ -7,7 +7,7 @@ from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Group, Revision
 from sessions_app import agents, keys
 from sessions_app.models import Agent, ApiKey
-from tests.factories import make_server
+from tests.support.factories import make_server
 from toolcrib.errors import Conflict, Invalid, NotFound
 
 ADA = Actor("user", "ada@example.org", 1)

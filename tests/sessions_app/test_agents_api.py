@@ -10,7 +10,7 @@ from catalog.audit import SYSTEM
 from catalog.models import AuditEntry
 from sessions_app import agents, keys
 from sessions_app.models import Agent, ApiKey
-from tests.factories import make_server
+from tests.support.factories import make_server
 
 
 @pytest.fixture

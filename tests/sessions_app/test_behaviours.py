@@ -12,8 +12,8 @@ from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools import hold, save_custom_tool
 from servers import registry
 from sessions_app.models import AgentSession, Call, Expansion
-from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.factories import fold, make_program, tool_object
 
 OBJECT = {"type": "object"}
 

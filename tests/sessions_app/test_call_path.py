@@ -31,9 +31,9 @@ from sessions_app import (
     writing,
 )
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
-from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
-from tests.waiting import wait_for
+from tests.support.factories import fold, make_program, tool_object
+from tests.support.waiting import wait_for
 from toolcrib.asgi import ApiHandler
 
 SAY = {"type": "object", "properties": {"result": {"type": "string"}}, "required": ["result"]}

@@ -1,7 +1,7 @@
 """Deciding on a call: what the session was shown, what is newer, what stands against it.
 
 Custom tools answer without a server, so what is decided before one is touched shows here; what
-comes after is in tests/live.
+comes after is in tests/e2e/live.
 """
 
 import json
@@ -22,8 +22,8 @@ from catalog.tools import hold, save_custom_tool, set_call_policy
 from sessions_app import dispatch, ledger, planning, rows
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from sessions_app.payloads import kept
-from tests.factories import fold, tool_object
 from tests.sessions_app.conftest import Session, make_agent_client, regroup
+from tests.support.factories import fold, tool_object
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TEXT = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}

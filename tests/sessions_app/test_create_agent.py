@@ -8,8 +8,8 @@ from django.core.management import CommandError, call_command
 from catalog.models import AuditEntry
 from sessions_app import agents, keys
 from sessions_app.models import Agent, ApiKey
-from tests.factories import make_server
-from tests.installation import Installation
+from tests.support.factories import make_server
+from tests.support.installation import Installation
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 from asgiref.sync import ThreadSensitiveContext
 
 from sessions_app import crowding
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 
 class Crowd:

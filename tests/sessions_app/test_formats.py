@@ -33,10 +33,10 @@ from catalog.models import Group, Tool
 from catalog.tools import save_custom_tool
 from sessions_app import formats, formats_native
 from sessions_app.formats_native import Offer
-from tests.factories import fold, make_server, tool_object
-from tests.scripted_models import scripted
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
-from tests.upstreams.zoo import STRANGE, definitions
+from tests.support.factories import fold, make_server, tool_object
+from tests.support.scripted_models import scripted
+from tests.support.upstreams.zoo import STRANGE, definitions
 from toolcrib.errors import Invalid
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -24,9 +24,9 @@ from servers import calling
 from servers.models import Server
 from sessions_app import opening
 from sessions_app.models import AgentSession, Call, Event, Expansion
-from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
-from tests.waiting import wait_for
+from tests.support.factories import fold, make_program, tool_object
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

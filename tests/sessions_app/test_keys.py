@@ -12,7 +12,7 @@ from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry
 from sessions_app import agents, keys
 from sessions_app.models import ApiKey
-from tests.installation import ROOT, Installation
+from tests.support.installation import ROOT, Installation
 from toolcrib.errors import Conflict, Invalid, NotFound
 
 ADA = Actor("user", "ada@example.org", 1)

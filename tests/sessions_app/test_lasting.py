@@ -2,7 +2,7 @@ import pytest
 from django.utils import timezone
 
 from servers import still_open
-from tests.factories import make_session
+from tests.support.factories import make_session
 
 pytestmark = pytest.mark.django_db
 

@@ -11,8 +11,8 @@ from catalog.audit import SYSTEM
 from sessions_app import keys, mcp_acts, mcp_sessions, mcp_tools, revoking
 from sessions_app.mcp_sessions import Client
 from sessions_app.models import AgentSession, ApiKey
-from tests.factories import fold, make_server, tool_object
 from tests.sessions_app.conftest import make_agent_client
+from tests.support.factories import fold, make_server, tool_object
 from toolcrib.errors import Forbidden, Invalid, NotFound
 
 INSPECTOR = Client("inspector", "2.12", "2026-07-28")

@@ -9,8 +9,8 @@ from django.utils import timezone
 from sessions_app import missed, opening
 from sessions_app.models import AgentSession
 from sessions_app.usage_filter import UsageFilter
-from tests.factories import make_agent, make_call, make_event, make_session
 from tests.sessions_app.test_playground import text_of
+from tests.support.factories import make_agent, make_call, make_event, make_session
 
 pytestmark = pytest.mark.django_db
 

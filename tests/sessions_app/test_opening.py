@@ -10,8 +10,8 @@ from catalog.audit import SYSTEM
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
 from sessions_app.opening import decide, expire_idle
-from tests.factories import fold, tool_object
 from tests.sessions_app.conftest import make_agent_client, shelve
+from tests.support.factories import fold, tool_object
 
 
 @pytest.mark.parametrize(

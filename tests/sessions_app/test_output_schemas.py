@@ -12,11 +12,11 @@ from catalog import shelf, validation
 from servers import calling
 from sessions_app import standing, writing
 from sessions_app.models import Call
-from tests.factories import fold, make_server, tool_object
-from tests.servers.call_bed import through_the_sdk
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.test_call_path import Web
-from tests.upstreams.scripted import Asked, Scripted, whole
+from tests.support.factories import fold, make_server, tool_object
+from tests.support.upstream_calls import through_the_sdk
+from tests.support.upstreams.scripted import Asked, Scripted, whole
 
 # Python's own engine takes some 2^60 steps for this; the SDK's client would use it, on the loop.
 PATTERN = "^(a+)+$"

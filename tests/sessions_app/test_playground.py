@@ -14,8 +14,8 @@ from catalog.models import AuditEntry, Revision, Tool
 from sessions_app import marking, playground
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import Asked
-from tests.factories import fold, tool_object
 from tests.sessions_app.conftest import make_agent_client
+from tests.support.factories import fold, tool_object
 
 pytestmark = pytest.mark.django_db
 

@@ -11,9 +11,9 @@ from catalog import tools as tool_writes
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, GoldenQuery, GoldenRun, Revision, Tool
 from sessions_app import golden_runs, playground, tasks
-from tests.factories import fold, tool_object
-from tests.installation import ROOT
 from tests.sessions_app.test_playground import text_of
+from tests.support.factories import fold, tool_object
+from tests.support.installation import ROOT
 from toolcrib import attention
 from toolcrib.celery import app
 from toolcrib.errors import Conflict

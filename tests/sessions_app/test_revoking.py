@@ -14,7 +14,7 @@ from sessions_app import agents, dispatch, keys, mcp_server, revoking, standing,
 from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import Web, agent, in_database
 from tests.sessions_app.test_mcp_short import Door, request
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 from toolcrib.errors import ToolcribError
 
 __all__ = ["agent"]

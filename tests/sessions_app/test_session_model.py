@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from sessions_app import loading, opening, surfaces
 from tests.sessions_app.conftest import Session
-from tests.sessions_app.session_model import Loaded, ModelSession, OverBudget
-from tests.sessions_app.session_world import BARE, SHAPES, Changing, seen
+from tests.support.session_model import Loaded, ModelSession, OverBudget
+from tests.support.session_world import BARE, SHAPES, Changing, seen
 
 STEPS = int(os.environ.get("MODEL_STEPS") or 300)
 IN_A_RUN = 25  # steps with one world

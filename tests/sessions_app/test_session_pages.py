@@ -12,7 +12,7 @@ from catalog import tools
 from catalog.audit import Actor
 from sessions_app.models import Call, Expansion
 from sessions_app.urls import session_pages
-from tests.factories import (
+from tests.support.factories import (
     make_agent,
     make_call,
     make_event,

@@ -9,8 +9,8 @@ from servers import registry
 from servers.models import Server
 from sessions_app import keys, standing
 from sessions_app.models import ApiKey
-from tests.factories import fold, make_program, tool_object
 from tests.sessions_app.conftest import make_agent_client
+from tests.support.factories import fold, make_program, tool_object
 
 pytestmark = pytest.mark.django_db
 

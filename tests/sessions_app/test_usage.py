@@ -12,7 +12,7 @@ from django.utils import timezone
 from sessions_app import figures, usage
 from sessions_app.models import Expansion
 from sessions_app.usage import SessionFilter
-from tests.factories import (
+from tests.support.factories import (
     make_agent,
     make_call,
     make_event,

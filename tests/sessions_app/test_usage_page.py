@@ -18,7 +18,7 @@ from sessions_app import earning, following, usage_views
 from sessions_app.earning import Day
 from sessions_app.models import AgentSession, Expansion
 from sessions_app.usage_filter import UsageFilter
-from tests.factories import (
+from tests.support.factories import (
     fold,
     make_agent,
     make_call,

@@ -8,8 +8,8 @@ from django.db import DatabaseError
 from catalog import indexing, shelf
 from servers.models import Server
 from sessions_app import scope, warming
-from tests.factories import fold, tool_object
-from tests.waiting import wait_for
+from tests.support.factories import fold, tool_object
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

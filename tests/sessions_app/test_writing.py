@@ -9,7 +9,7 @@ from django.db import OperationalError
 
 from sessions_app import writing
 from sessions_app.writing import Job, committed
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

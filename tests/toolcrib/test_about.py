@@ -9,7 +9,7 @@ from catalog.audit import SYSTEM
 from catalog.models import Vector
 from servers.models import Server
 from sessions_app import keys
-from tests.factories import make_agent, make_server, make_tool
+from tests.support.factories import make_agent, make_server, make_tool
 from toolcrib import about
 from toolcrib.people import password_path, setup_code
 

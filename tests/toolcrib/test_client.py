@@ -19,10 +19,10 @@ from openai.types.responses import Response
 from catalog.audit import SYSTEM
 from catalog.tools import save_custom_tool
 from sessions_app.models import Call, Event
-from tests.factories import tool_object
-from tests.scripted_models import ScriptedProvider
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
-from tests.upstreams.running import ROOT
+from tests.support.factories import tool_object
+from tests.support.scripted_models import ScriptedProvider
+from tests.support.upstreams.running import ROOT
 from toolcrib import client_asks as asks
 from toolcrib.client import (
     AgentLoop,

@@ -9,8 +9,8 @@ import weakref
 
 import pytest
 
-from tests.installation import ROOT
-from tests.waiting import wait_for
+from tests.support.installation import ROOT
+from tests.support.waiting import wait_for
 from toolcrib import collecting
 from toolcrib.collecting import ALL_EVERY, AT_LATEST, EVERY, QUIET, Collector
 

@@ -8,7 +8,7 @@ import pytest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
-from tests.installation import READY, Installation, Process
+from tests.support.installation import READY, Installation, Process
 from toolcrib.management.commands import demo
 
 # Real processes: one at a time, so that two cores suffice.

@@ -13,7 +13,7 @@ from catalog.models import Group, Tool
 from servers.models import Server
 from sessions_app import keys
 from sessions_app.models import ApiKey
-from tests.factories import (
+from tests.support.factories import (
     fold,
     make_agent,
     make_call,

@@ -8,9 +8,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from catalog import shelf
-from tests.every_page import asks
-from tests.growing import grow
-from tests.seeding import admin, seed
+from tests.support.every_page import asks
+from tests.support.growing import grow
+from tests.support.seeding import admin, seed
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(400)]
 MOST = 40  # queries of one page, those of the frame and of the person's session included

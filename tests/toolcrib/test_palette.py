@@ -8,7 +8,7 @@ from django.urls import resolve
 
 from catalog.models import Group
 from catalog.people import Role
-from tests.factories import make_agent, make_server, make_session, make_tool
+from tests.support.factories import make_agent, make_server, make_session, make_tool
 from toolcrib import palette
 from toolcrib.shell import context
 

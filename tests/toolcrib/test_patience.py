@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import uvicorn
 
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 from toolcrib.patience import PatientHttp
 
 SIZE = 32 * 1024 * 1024  # more than any socket holds by itself

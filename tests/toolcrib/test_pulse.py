@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 from toolcrib.pulse import Pulse
 from toolcrib.runtime import runtime
 

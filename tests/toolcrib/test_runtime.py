@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 from toolcrib import runtime
 
 

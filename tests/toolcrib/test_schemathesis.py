@@ -27,8 +27,8 @@ from catalog.models import Tool
 from catalog.tools import save_custom_tool
 from sessions_app import keys
 from sessions_app.models import Agent
-from tests.factories import fold, make_server, tool_object
 from tests.sessions_app.conftest import AgentClient, regroup
+from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api
 
 CHECKS = [

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from tests.installation import READY, ROOT, Installation, Process, alive
-from tests.upstreams.running import stdio_argv
-from tests.waiting import wait_for
+from tests.support.installation import READY, ROOT, Installation, Process, alive
+from tests.support.upstreams.running import stdio_argv
+from tests.support.waiting import wait_for
 
 # Real processes: one at a time, so that two cores suffice.
 pytestmark = pytest.mark.xdist_group("serve")

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from catalog.models import Group
-from tests.waiting import wait_for
+from tests.support.waiting import wait_for
 from toolcrib.sqlite import base, checkpoints
 from toolcrib.sqlite.turns import Turns
 

@@ -1,0 +1,163 @@
+"""The agents' pages in a real Chromium, against a real installation."""
+
+import re
+
+import pytest
+from playwright.sync_api import Error, expect
+
+from tests.support import browser as driving
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+
+PAGES = [
+    "/agents",
+    "/agents/new/add",
+    "/agents/scout",
+    "/agents/scout/keys",
+    "/agents/scout/connect",
+    "/agents/scout/settings",
+    "/agents/everything",
+    "/agents/drifter",
+    "/agents/drifter/settings",
+    "/agents/drifter/keys",
+    "/agents/nobody-of-this-name",
+]
+
+
+@pytest.fixture(scope="module")
+def peopled(filled):
+    """The shared installation with three agents: some groups, all groups, none and disabled."""
+    groups = ["mcp:weather", "mcp:demo"]
+    for body in (
+        {"name": "scout", "groups": groups, "description": "Looks things up for the desk."},
+        {"name": "everything", "all_groups": True},
+        {"name": "drifter"},
+    ):
+        assert filled.api("POST", "/agents", body)[0] == 201
+    for name in ("laptop", "server"):
+        key = filled.api("POST", "/agents/scout/keys", {"name": name})[1]
+    filled.api("POST", f"/keys/{key['id']}/revoke")
+    filled.api("POST", "/agents/scout/keys", {"name": "a month", "days": 30})
+    filled.api("PATCH", "/agents/drifter", {"enabled": False})
+    yield filled
+    for name in ("scout", "everything", "drifter"):
+        filled.api("DELETE", f"/agents/{name}")
+
+
+def test_an_agent_is_made_its_key_copied_once_and_its_groups_ordered(filled, open_page):
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    page.goto("/groups")
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.get_by_label("Name", exact=True).fill("ranger")
+    page.get_by_label("mcp:weather").check()
+    page.get_by_role("button", name="Add agent and show its key").click()
+
+    expect(page.get_by_role("heading", name="ranger is ready.")).to_be_focused()
+    key = page.locator(".new-key code").inner_text()
+    assert re.fullmatch(r"tcb_[\w-]{43}", key)
+    page.locator(".new-key").get_by_role("button", name="Copy").click()
+    expect(page.locator("#live")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == key
+    assert key not in page.url
+    assert key not in page.evaluate("JSON.stringify([localStorage, sessionStorage])")
+    assert key not in str(page.context.cookies())
+    expect(page.locator("main")).to_contain_text(f"export TOOLCRIB_KEY={key}")
+
+    page.get_by_role("link", name="I have stored it").click()
+    expect(page).to_have_url(f"{filled.url}/agents/ranger")
+    with pytest.raises(Error, match="ERR_CACHE_MISS"):  # nothing of that answer was kept
+        page.go_back()
+    page = page.context.new_page()
+    page.goto("/agents/ranger")
+    page.get_by_label("Another group").select_option("mcp:demo")
+    page.get_by_role("button", name="Add group").click()
+    expect(page.get_by_text("ranger now has mcp:demo.")).to_be_visible()
+    page.get_by_role("button", name="Up mcp:demo").click()
+    expect(page.locator("tbody th a")).to_have_text(["mcp:demo", "mcp:weather"])
+    expect(page.get_by_role("button", name="Up mcp:demo")).to_be_disabled()
+
+    page.goto("/agents/ranger/keys")
+    page.get_by_role("group").filter(has_text="Revoke").locator("summary").click()
+    expect(page.get_by_text("ranger has no open sessions.")).to_be_visible()
+    page.get_by_role("button", name="Revoke key").click()
+    expect(page.get_by_text("is revoked. Requests with it are refused.")).to_be_visible()
+    page.goto("/agents/ranger/settings")
+    page.get_by_label("to confirm").fill("ranger")
+    page.get_by_role("button", name="Delete agent").click()
+    expect(page.get_by_text("ranger is deleted")).to_be_visible()
+
+
+def test_a_refused_form_takes_the_focus_to_what_is_wrong(peopled, open_page):
+    page = open_page()
+    page.goto("/agents/new/add")
+    page.get_by_label("Name", exact=True).fill("scout")
+    page.get_by_role("button", name="Add agent").click()
+
+    expect(page.locator(".error-summary")).to_be_focused()
+    expect(page.locator(".error-summary")).to_contain_text("There is an agent called scout already")
+    expect(page.get_by_label("Name", exact=True)).to_have_value("scout")
+
+
+@pytest.mark.needs_npm
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+def test_axe_finds_nothing_on_any_page(theme, peopled, open_page):
+    page = open_page(color_scheme=theme, bypass_csp=True)
+    found = []
+    for path in PAGES:
+        page.goto(path)
+        for details in page.locator("main details").all():
+            details.locator("summary").click()
+        found += driving.axe(page)
+    page.goto("/agents/scout/keys")
+    page.get_by_role("button", name="Make key and show it").click()
+    page.locator(".new-key").wait_for()
+    found += driving.axe(page)
+
+    assert found == []
+
+
+def test_no_page_scrolls_sideways_at_320_pixels(peopled, open_page):
+    page = open_page(width=320, height=640)
+    wide = []
+    for path in PAGES:
+        page.goto(path)
+        for details in page.locator("main details").all():
+            details.locator("summary").click()
+        if driving.scrolls_sideways(page):
+            wide.append(path)
+    page.goto("/agents/scout/keys")
+    page.get_by_role("button", name="Make key and show it").click()
+    page.locator(".new-key").wait_for()
+    if driving.scrolls_sideways(page):
+        wide.append("the new key")
+
+    assert wide == []
+
+
+def test_everything_works_without_javascript(filled, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto("/agents/new/add")
+    page.get_by_label("Name", exact=True).fill("plain")
+    page.get_by_role("button", name="Add agent").click()
+    first = page.locator(".new-key code").inner_text()
+    page.get_by_role("link", name="I have stored it").click()
+    page.get_by_label("Another group").select_option("mcp:demo")
+    page.get_by_role("button", name="Add group").click()
+    expect(page.get_by_text("plain now has mcp:demo.")).to_be_visible()
+
+    page.goto("/agents/plain/keys")
+    page.get_by_role("group").filter(has_text="Rotate").locator("summary").click()
+    page.get_by_role("button", name="Rotate key").click()
+    assert page.locator(".new-key code").inner_text() != first
+    page.goto("/agents/plain/settings")
+    page.get_by_role("button", name="Disable agent").click()
+    expect(page.get_by_text("plain is disabled.")).to_be_visible()
+    page.get_by_label("to confirm").fill("plain")
+    page.get_by_role("button", name="Delete agent").click()
+    expect(page.get_by_text("plain is deleted")).to_be_visible()

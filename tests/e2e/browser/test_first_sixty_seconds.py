@@ -1,0 +1,169 @@
+"""The first sixty seconds in a real Chromium: from the setup link to an agent's first catalog."""
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support import browser as driving
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+
+
+def fits(page):
+    """Nothing of the page lies below the window's edge."""
+    return page.evaluate("document.documentElement.scrollHeight <= innerHeight")
+
+
+def run(command):
+    """Do what a person does with a command that was shown: paste it into a shell."""
+    return subprocess.run(
+        ["bash", "-eu"], input=command, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+
+@pytest.fixture
+def page(fresh, browser):
+    context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
+    complaints = driving.watch(context)
+    yield context.new_page()
+    context.close()
+    assert complaints == []
+
+
+def connect_demo(page):
+    page.get_by_role("button", name="Use the demo server").click()
+    expect(page.get_by_role("heading", name="before its first word")).to_be_visible(
+        timeout=driving.PATIENCE
+    )
+
+
+def test_from_the_setup_link_to_the_first_catalog_in_three_decisions(fresh, page, capsys):
+    started = time.monotonic()
+    driving.set_up(page, fresh)
+    expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
+    assert fits(page)
+
+    connect_demo(page)  # the first decision
+    said = page.get_by_role("heading", name="before its first word").inner_text()
+    every, paid = (int(number.replace(",", "")) for number in re.findall(r"≈([\d,]+)", said))
+    assert paid < every / 3
+    assert fits(page)
+
+    page.get_by_role("button", name="Make it so").click()  # the second
+    expect(page).to_have_url(f"{fresh.url}/groups/mcp:demo")
+
+    page.get_by_role("button", name="Connect an agent").click()  # the third
+    expect(page.get_by_role("heading", name="scout is ready.")).to_be_focused()
+    expect(page.get_by_text("Waiting for the first request…")).to_be_visible()
+    assert fits(page)
+    command = page.get_by_label("Open a session and read the catalog").inner_text()
+
+    answer = run(command)
+    line = page.locator(".first-request")
+    expect(line).to_contain_text(re.compile(r"scout fetched its catalog (just now|\d+ s ago)"))
+    took = time.monotonic() - started
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\nFrom the setup link to the first catalog: {took:.1f} s, 3 decisions.\n"
+        )
+
+    session = re.search(r"ses_[0-9a-f]{32}", answer).group()
+    expect(page.locator("#live")).to_contain_text("scout fetched its catalog.")
+    opened = fresh.api("GET", f"/sessions/{session}")[1]
+    assert opened["mode"] == "deferred"
+    assert fresh.api("GET", "/agents/scout")[1]["all_groups"] is True
+    row = next(one for one in fresh.api("GET", "/sessions")[1]["items"] if one["id"] == session)
+    assert row["tokens"]["by"]["catalog"] == paid  # what was promised is what the agent was given
+    line.get_by_role("link", name="Open its timeline").click()
+    expect(page).to_have_url(f"{fresh.url}/sessions/{session}")
+
+    page.goto("/")
+    expect(page.get_by_text("4 of 5 done")).to_be_visible()
+    page.get_by_role("button", name="Dismiss").click()
+    expect(page.get_by_role("heading", name="Recent sessions")).to_be_visible()
+    expect(page.get_by_text("First steps")).to_have_count(0)
+
+
+def test_every_step_can_be_reloaded_and_skipped(fresh, page):
+    driving.set_up(page, fresh)
+    page.reload()
+    expect(page.get_by_role("heading", name="Connect your first server")).to_be_visible()
+    connect_demo(page)
+    page.reload()
+    expect(page.get_by_role("button", name="Make it so")).to_be_visible()
+    page.get_by_role("button", name="Make it so").click()
+    page.reload()
+    next_step = page.locator(".next-step")
+    expect(next_step).to_contain_text("Connect an agent")
+    next_step.get_by_role("button", name="Skip").click()
+    expect(page.get_by_text("2 of 5 done")).to_be_visible()
+    page.goto("/groups/mcp:demo")
+    expect(page.locator(".next-step")).to_have_count(0)
+
+    page.goto("/")
+    page.get_by_role("link", name="Connect an agent").first.click()
+    page.get_by_role("button", name="Connect an agent").click()
+    key = page.locator(".new-key code").inner_text()
+    page.goto("/welcome/agent")  # the key is not shown again, and the line goes on waiting
+    expect(page.locator("main")).not_to_contain_text(key)
+    expect(page.get_by_text("Waiting for the first request…")).to_be_visible()
+    assert fresh.api("POST", "/sessions", {}, key)[0] == 201
+    expect(page.locator(".first-request")).to_contain_text("scout fetched its catalog")
+    page.reload()
+    expect(page.locator(".first-request")).to_contain_text("scout fetched its catalog")
+
+
+def test_the_whole_way_works_without_javascript(fresh, browser):
+    context = browser.new_context(base_url=fresh.url, java_script_enabled=False)
+    page = context.new_page()
+    driving.set_up(page, fresh)
+    page.get_by_role("button", name="Use the demo server").click()
+    done = page.get_by_role("button", name="Make it so")
+    while not done.is_visible():
+        page.get_by_role("link", name="Refresh").click()
+    done.click()
+    page.get_by_role("button", name="Connect an agent").click()
+    key = page.locator(".new-key code").inner_text()
+    assert fresh.api("POST", "/sessions", {}, key)[0] == 201
+    page.get_by_role("link", name="Look again").click()
+    expect(page.locator(".first-request")).to_contain_text("scout fetched its catalog")
+    context.close()
+
+
+@pytest.mark.parametrize("theme", driving.THEMES)
+def test_axe_finds_nothing_on_any_step_and_nothing_scrolls_sideways(fresh, browser, theme):
+    context = browser.new_context(
+        base_url=fresh.url, color_scheme=theme, viewport={"width": 320, "height": 800}
+    )
+    page = context.new_page()
+    found = []
+
+    def look():
+        found.extend(driving.axe(page))
+        if driving.scrolls_sideways(page):
+            found.append(f"{page.url} scrolls sideways")
+
+    driving.set_up(page, fresh)
+    look()
+    connect_demo(page)
+    look()
+    page.get_by_role("button", name="Make it so").click()
+    expect(page.locator(".next-step")).to_be_visible()
+    page.goto("/welcome/agent")
+    look()
+    page.get_by_role("button", name="Connect an agent").click()
+    look()
+    page.goto("/welcome/agent")
+    look()
+    page.goto("/")
+    look()
+    context.close()
+    assert found == []

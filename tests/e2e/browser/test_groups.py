@@ -1,0 +1,301 @@
+"""The pages of groups in a real Chromium: by mouse, by keyboard and without JavaScript."""
+
+import json
+import re
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support import browser as driving
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
+PAGES = [
+    "/groups",
+    "/groups/mcp:demo",
+    "/groups/research",
+    "/groups/research/edit",
+    "/groups/research?q=nothing-like-it",
+    "/groups/research?tab=json",
+    "/groups/research?tab=curl",
+    "/groups/research?tab=change",
+    "/groups/all/compare?group=research&group=mcp:demo",
+    "/groups/bare",
+]
+LONG = "A-group-with-a-very-long-name-that-nobody-would-break-" + "x" * 60
+
+
+@pytest.fixture(scope="package")
+def grouped(browser, filled, cookies):
+    """The shared installation with a mixed group made on its pages, and an empty one."""
+    context = browser.new_context(base_url=filled.url, storage_state=cookies)
+    page = context.new_page()
+    for group_id, name in (("research", "Research"), ("bare", LONG)):
+        page.goto("/groups")
+        page.get_by_text("Create group").first.click()
+        page.get_by_label("Display name").fill(name)
+        page.get_by_label("Id", exact=True).fill(group_id)
+        page.get_by_role("button", name="Create group").click()
+        expect(page.get_by_text(f"Made {group_id}.")).to_be_visible()
+    page.goto("/groups/research?q=e")
+    for box in page.locator("#board-list [data-select-row]").all()[:12]:
+        box.check()
+    page.get_by_role("button", name="Add to group").click()
+    expect(page.get_by_text("Added 12 tools to research.")).to_be_visible()
+    context.close()
+    return filled
+
+
+def given(page, kind):
+    return page.locator(f"[data-given={kind}]").evaluate_all("all => all.map(r => r.dataset.row)")
+
+
+def row(page, name):
+    return page.locator(f'[data-row="{name}"]')
+
+
+def expect_told(page, text):
+    expect(page.locator("#live")).to_have_text(re.compile(text))
+
+
+def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_by_a_key(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    name = given(page, "demand")[1]
+    box = page.get_by_role("checkbox", name=f"Preload {name}")
+
+    box.focus()
+    page.keyboard.press("Space")
+
+    expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
+    expect_told(page, f"{name} is preloaded in research, now about [0-9,]+ tokens.")
+    expect(page.get_by_role("checkbox", name=f"Preload {name}")).to_be_focused()
+    page.keyboard.press("u")
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+    assert given(page, "preload") == []
+
+
+def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research?q=a&in=no")
+    expect(page.locator("[data-select-bar]")).to_be_hidden()
+    picks = page.locator("[data-pick]").evaluate_all("all => all.map(r => r.dataset.pick)")[:2]
+    for key in "jxjx":
+        page.keyboard.press(key)
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+
+    page.keyboard.press("m")
+    expect(page.get_by_label("Add to group", exact=False).first).to_be_focused()
+    page.keyboard.type("bare")
+    page.keyboard.press("Enter")
+
+    expect_told(page, "Added 2 tools to bare, now about [0-9,]+ tokens.")
+    assert page.url.endswith("/groups/research?q=a&in=no")
+    other = open_page()
+    other.goto("/groups/bare")
+    assert given(other, "demand") == sorted(picks)
+    page.keyboard.press("u")
+    expect_told(page, "Undone.")
+
+
+def test_tools_that_two_searches_list_are_selected_and_added_together(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/bare")
+    for words, name in (("base64", "demo__encode_base64"), ("uuid", "demo__make_uuid")):
+        page.get_by_label("Search tools").press_sequentially(words)
+        expect(page.get_by_label(f"Select {name}", exact=True)).to_be_visible()
+        page.get_by_label(f"Select {name}", exact=True).check()
+        page.get_by_label("Search tools").fill("")
+        expect(page).to_have_url(re.compile("/groups/bare$"))
+    assert page.locator("#board-list").count() == 1
+    page.locator("#board-server").select_option("weather")
+    expect(page.locator("[data-pick]").first).to_have_attribute(
+        "data-pick", re.compile("weather__")
+    )
+    assert page.locator("#board-list").count() == 1
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+    expect(page.locator("[data-select-elsewhere]")).to_contain_text("demo__make_uuid")
+
+    page.get_by_role("button", name="Add to group").click()
+
+    expect_told(page, "Added 2 tools to bare")
+    assert given(page, "demand") == ["demo__encode_base64", "demo__make_uuid"]
+    expect(page.locator("[data-select-bar]")).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    expect_told(page, "Undone.")
+
+
+def test_x_on_a_member_selects_it_in_the_list_and_leaves_how_it_is_given(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research?in=yes")
+    before = given(page, "demand")
+    row(page, before[0]).locator("[data-open]").focus()
+    page.keyboard.press("x")
+    expect(page.get_by_label(f"Select {before[0]}", exact=True)).to_be_checked()
+    expect(page.locator("[data-select-count]")).to_have_text("1 selected")
+    page.keyboard.press("j")
+    page.keyboard.press("Shift+X")
+    expect(page.locator("[data-select-count]")).to_have_text("2 selected")
+    page.keyboard.press("x")
+    expect(page.locator("[data-select-count]")).to_have_text("1 selected")
+    assert (given(page, "preload"), given(page, "demand")) == ([], before)
+
+
+def test_a_row_is_ordered_moved_and_removed_by_its_menu(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    before = given(page, "demand")
+    second = before[1]
+
+    row(page, second).locator("summary").click()
+    page.get_by_role("button", name=f"Move up {second}").click()
+    expect_told(page, f"Moved {second} up")
+    assert given(page, "demand")[:2] == [second, before[0]]
+    assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == second
+
+    page.keyboard.press("m")
+    page.keyboard.type("bare")
+    page.keyboard.press("Enter")
+    expect_told(page, f"Moved {second} to bare, now about")
+    assert second not in given(page, "demand")
+    assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == before[0]
+    page.keyboard.press("u")
+    expect(row(page, second)).to_be_visible()
+
+
+def test_a_row_is_dragged_from_one_section_to_the_other(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    name = given(page, "demand")[0]
+
+    row(page, name).drag_to(page.locator("[data-drop=preload]"))
+
+    expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def test_the_preview_follows_and_its_views_are_in_the_address(grouped, open_page):
+    page = open_page()
+    page.goto("/groups/research")
+    name = given(page, "demand")[0]
+    page.get_by_role("link", name="JSON", exact=True).click()
+    expect(page).to_have_url(re.compile("tab=json"))
+    expect(page.locator("#board-preview")).to_contain_text('"etag"')
+
+    page.get_by_role("checkbox", name=f"Preload {name}").check()
+
+    expect(page.locator("#board-preview")).to_contain_text(f'"name": "{name}"')
+    page.get_by_role("link", name="Change", exact=True).click()
+    expect(page.locator("#board-preview ins").first).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def test_two_admins_on_one_board_see_each_others_change(grouped, open_page, browser):
+    mine, theirs = open_page(), open_page(storage_state=second_admin(browser, grouped))
+    mine.goto("/groups/research")
+    theirs.goto("/groups/research")
+    first, second = given(mine, "demand")[:2]
+
+    theirs.get_by_role("checkbox", name=f"Preload {first}").check()
+    expect_told(theirs, "is preloaded")
+    mine.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(mine.locator(".told")).to_contain_text(f"changed which tools research preloads: {first}")
+    mine.get_by_role("checkbox", name=f"Preload {first}").check()
+    expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} meanwhile.")
+    mine.get_by_role("checkbox", name=f"Preload {second}").check()
+    expect(mine.locator(f'[data-given=preload][data-row="{second}"]')).to_be_visible()
+    assert sorted(given(mine, "preload")) == sorted([first, second])
+    for name in (first, second):
+        mine.get_by_role("checkbox", name=f"Preload {name}").uncheck()
+        expect(mine.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
+
+
+def second_admin(browser, toolcrib):
+    """Let another admin join by a link, and return its cookies."""
+    invited = toolcrib.command("invite", "bea@example.org", "--role", "admin", "--json")
+    link = urlsplit(json.loads(invited.stdout)["link"])
+    context = browser.new_context(base_url=toolcrib.url)
+    page = context.new_page()
+    page.goto(link.path)
+    for field in page.locator("input[type=password]").all():
+        field.fill(driving.PASSWORD)
+    page.get_by_role("button", name="Set password").click()
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    state = context.storage_state()
+    context.close()
+    return state
+
+
+def test_everything_works_without_javascript(grouped, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto("/groups/bare")
+    page.get_by_label("Search tools").fill("base64")
+    page.get_by_role("button", name="Find tools").click()
+    page.get_by_label("Select demo__encode_base64").check()
+    page.get_by_role("button", name="Add to group").click()
+    assert given(page, "demand") == ["demo__encode_base64"]
+
+    page.goto("/groups/bare")
+    page.get_by_role("checkbox", name="Preload demo__encode_base64").check()
+    page.get_by_role("button", name="Save").click()
+    assert given(page, "preload") == ["demo__encode_base64"]
+    page.get_by_role("button", name="Undo").click()
+    assert given(page, "preload") == []
+
+    page.get_by_role("link", name="Settings").last.click()
+    page.get_by_label("Preload its tools").check()
+    page.get_by_role("button", name="Save settings").click()
+    page.goto("/groups/bare")
+    expect(page.get_by_text("By default preloaded.")).to_be_visible()
+    page.goto("/groups/bare/edit")
+    page.get_by_label("Preload its tools").uncheck()
+    page.get_by_role("button", name="Save settings").click()
+
+    page.get_by_label("to confirm").fill("bare")
+    page.get_by_role("button", name="Delete group").click()
+    expect(page.get_by_text("Deleted bare.")).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(page.get_by_role("heading", name="bare", exact=True)).to_be_visible()
+    row(page, "demo__encode_base64").locator("summary").click()
+    page.get_by_role("button", name="Remove demo__encode_base64").click()
+    expect(page.get_by_text("This group is empty")).to_be_visible()
+
+
+@pytest.mark.needs_npm
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+def test_axe_finds_nothing_on_any_page(theme, grouped, open_page):
+    page = open_page(color_scheme=theme, bypass_csp=True)
+    found = []
+    for path in PAGES:
+        page.goto(path)
+        page.evaluate(OPEN_ALL)
+        found += driving.axe(page)
+    page.goto("/groups/research")
+    page.locator("[data-pick] input").first.check()
+    page.locator("[data-given=demand] input[name=on]").first.check()
+    expect(page.locator(".toast")).to_be_visible()
+    found += driving.axe(page)
+    page.get_by_role("button", name="Undo").click()
+
+    assert "\n".join(found) == ""
+
+
+def test_no_page_scrolls_sideways_at_320_pixels(grouped, open_page):
+    page = open_page(width=320, height=640)
+    wide = []
+    for path in PAGES:
+        page.goto(path)
+        page.evaluate(OPEN_ALL)
+        name = re.sub(r"\W+", "-", path).strip("-")
+        page.screenshot(path=driving.PICTURES / f"{name}-320.png", full_page=True)
+        if driving.scrolls_sideways(page):
+            wide.append(path)
+
+    assert wide == []

@@ -1,0 +1,51 @@
+"""The overview in a real Chromium, with something that needs a person."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support import browser as driving
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.mark.parametrize("theme", driving.THEMES)
+def test_axe_finds_nothing_with_everything_open(filled, open_page, theme):
+    page = open_page(color_scheme=theme)
+    page.goto("/")
+    page.get_by_text("By the hour, and how it is counted").click()
+    expect(page.get_by_role("region", name="The last 24 hours")).to_be_visible()
+    assert driving.axe(page) == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_nothing_scrolls_sideways(filled, open_page, width):
+    page = open_page(width=width)
+    page.goto("/")
+    assert not driving.scrolls_sideways(page)
+
+
+def test_what_fails_is_reached_by_keyboard_alone(filled, open_page):
+    page = open_page()
+    page.goto("/servers")
+    page.keyboard.press("g")
+    page.keyboard.press("o")
+    expect(page).to_have_url(f"{filled.url}/")
+    expect(page).to_have_title("(1) Overview · Toolcrib")
+    page.get_by_role("link", name="Skip to the content").focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Look at server")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(f"{filled.url}/servers/nobody")
+
+
+def test_without_javascript_the_checklist_is_dismissed(filled, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto("/")
+    page.get_by_role("button", name="Dismiss first steps").click()
+    expect(page.get_by_role("heading", name="Last 24 hours")).to_be_visible()
+    expect(page.get_by_role("heading", name="First steps")).to_have_count(0)

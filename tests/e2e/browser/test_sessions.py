@@ -1,0 +1,257 @@
+"""The sessions' pages in a real Chromium: a real agent's run, its timeline, and a tool tried."""
+
+import json
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support import browser as driving
+
+pytestmark = [
+    pytest.mark.needs_chromium,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.timeout(240),
+]
+
+OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
+# Lets two hours pass between the opening and the rest.
+LATER = """
+from datetime import timedelta
+from django.db.models import F
+from sessions_app.models import AgentSession, Event
+session = AgentSession.objects.get(session_id="{}")
+passed = timedelta(hours=2)
+first = session.events.first()
+Event.objects.filter(pk=first.pk).update(at=F("at") - passed)
+AgentSession.objects.filter(pk=session.pk).update(created_at=F("created_at") - passed)
+"""
+
+
+class Run:
+    """One session of an agent, over REST."""
+
+    def __init__(self, toolcrib, key):
+        self.toolcrib, self.key, self.id = toolcrib, key, ""
+        self.id = self.send("/sessions", {"mode": "deferred", "metadata": {"task": "rain"}})["id"]
+
+    def send(self, path, body):
+        address = f"/sessions/{self.id}{path}" if self.id else path
+        status, answer = self.toolcrib.api("POST", address, body, self.key)
+        assert status < 300, answer
+        return answer
+
+    def call(self, tool, **arguments):
+        return self.send("/call", {"tool_name": tool, "arguments": arguments})
+
+
+@pytest.fixture(scope="module")
+def run(filled):
+    """A run that searches, loads, calls, errs and is forked, after which two hours passed."""
+    done = filled.command("create_agent", "walker", "--all-groups", "--json")
+    assert done.returncode == 0, done.stderr
+    run = Run(filled, json.loads(done.stdout)["key"])
+    run.send("/search", {"query": "weather forecast", "limit": 2})
+    run.send("/search", {"query": "zzzzqqqq"})
+    run.send("/load", {"group_id": "mcp:weather", "tool_names": ["get_forecast", "no_such"]})
+    run.call("weather__get_forecast", city="Oslo")
+    run.call("weather__get_forecast", town="Oslo")
+    run.call("weather__list_stations", country="Norway")
+    run.call("nowhere__tool", a=1)
+    Run(filled, run.key).send("/close", {})
+    run.send("/fork", {})
+    moved = filled.command("shell", "-c", LATER.format(run.id))
+    assert moved.returncode == 0, moved.stderr
+    yield run
+    filled.api("DELETE", "/agents/walker")
+
+
+@pytest.fixture
+def pages(run):
+    return [
+        "/sessions",
+        "/sessions?state=closed",
+        "/sessions?agent=nobody",
+        f"/sessions/{run.id}",
+        "/sessions/ses_nowhere",
+        "/tools/weather__get_forecast/try",
+        "/tools/weather__report_weather/try",
+    ]
+
+
+def test_an_operator_finds_a_run_and_reads_what_happened(run, open_page):
+    page = open_page()
+    page.goto("/sessions?agent=walker")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_label("has errors").check()
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page).to_have_url(re.compile("errors="))
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+
+    expect(page).to_have_url(re.compile(run.id))
+    story = page.locator(".timeline")
+    for said in (
+        "opened in deferred mode",
+        "searched “weather forecast”: 2 of",
+        "searched “zzzzqqqq”: nothing found",
+        "loaded weather__get_forecast (≈",
+        "called weather__get_forecast ·",
+        "refused weather__get_forecast: The arguments",
+        "used weather__list_stations without loading it first",
+        "refused nowhere__tool:",
+        "forked to ses_",
+    ):
+        expect(story).to_contain_text(said)
+    expect(story.locator(".gap")).to_contain_text("Idle for 2 h")
+
+
+def test_steps_are_walked_by_keyboard_to_arguments_result_and_reason(run, open_page):
+    page = open_page()
+    page.goto(f"/sessions/{run.id}")
+    chosen = page.locator("#step")
+    expect(chosen).to_contain_text("refused weather__get_forecast: The arguments")
+    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
+
+    page.keyboard.press("k")
+    expect(chosen).to_contain_text("called weather__get_forecast")
+    expect(chosen).to_contain_text('"city": "Oslo"')
+    expect(chosen.get_by_role("region", name="From the server").first).to_contain_text("sunny")
+    expect(page).to_have_url(re.compile(r"step=5"))
+    expect(page.locator(".timeline [aria-current]")).to_have_attribute("data-step", "5")
+    page.keyboard.press("o")
+    expect(chosen.get_by_role("region", name="Arguments of step 5")).to_be_focused()
+    page.keyboard.press("o")
+    expect(chosen.get_by_role("region", name="From the server").first).to_be_focused()
+
+    page.keyboard.press("e")
+    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
+    page.keyboard.press("e")
+    expect(chosen).to_contain_text("refused nowhere__tool")
+    page.reload()
+    expect(chosen).to_contain_text("refused nowhere__tool")
+
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Export JSON").click()
+    exported = json.loads(download.value.path().read_text())
+    assert exported["id"] == run.id
+    assert exported["metadata"] == {"task": "rain"}
+
+
+def test_a_step_is_chosen_without_javascript_and_the_fork_is_in_the_tree(run, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto(f"/sessions/{run.id}")
+    page.locator(".timeline a", has_text="searched “weather forecast”").click()
+    expect(page).to_have_url(re.compile(r"\?step=2#step"))
+    expect(page.locator("#step .hits li")).to_have_count(2)
+    forks = page.get_by_role("region", name="Forks")
+    expect(forks).to_contain_text("this session")
+    forks.get_by_role("link").click()
+    expect(page.get_by_role("region", name="Forks").locator("li li")).to_contain_text(
+        "this session"
+    )
+
+
+def test_earlier_and_later_sessions_are_one_key_away(run, open_page):
+    page = open_page()
+    page.goto(f"/sessions/{run.id}")
+    page.keyboard.press("]")
+    expect(page).not_to_have_url(re.compile(run.id))
+    page.keyboard.press("[")
+    expect(page).to_have_url(re.compile(run.id))
+
+
+def test_new_sessions_wait_behind_a_link_and_shift_nothing(run, open_page):
+    page = open_page()
+    page.goto("/sessions?agent=walker")
+    rows = page.locator("tbody tr")
+    before = rows.count()
+    place = rows.first.bounding_box()
+    Run(run.toolcrib, run.key).send("/close", {})
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    link = page.get_by_role("link", name="1 new")
+    expect(link).to_be_visible()
+    expect(rows).to_have_count(before)
+    assert rows.first.bounding_box() == place
+    link.click()
+    expect(rows).to_have_count(before + 1)
+
+
+def test_a_tools_page_shows_its_use_and_leads_to_the_sessions(run, open_page):
+    page = open_page()
+    page.goto("/tools/weather__get_forecast")
+    calls = page.get_by_role("region", name="Calls")
+    expect(calls).to_contain_text("2, 1 with errors")
+    calls.get_by_role("link", name="Sessions that called it").click()
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_a_reading_tool_is_tried_and_answers(run, open_page):
+    page = open_page()
+    page.goto("/tools/weather__get_forecast")
+    page.keyboard.press("t")
+    expect(page.get_by_label("Arguments")).to_have_value('{\n  "city": ""\n}')
+    page.get_by_label("Arguments").fill('{"city": "Bergen", "days": 2}')
+    page.get_by_role("button", name="Call tool").click()
+
+    answer = page.get_by_role("region", name="Answer", exact=False).first
+    expect(answer).to_contain_text("sunny")
+    expect(answer).to_contain_text("Bergen")
+    expect(answer.locator(".status")).to_have_text("ok")
+
+
+def test_fields_write_into_the_json_and_follow_it(run, open_page):
+    page = open_page()
+    page.goto("/tools/weather__report_weather/try")
+    area = page.get_by_label("Arguments")
+    page.get_by_label("city").fill("Oslo")
+    assert json.loads(area.input_value()) == {"city": "Oslo", "text": ""}
+    area.fill('{"city": "Bergen"}')
+    expect(page.get_by_label("city")).to_have_value("Bergen")
+    expect(page.get_by_label("text", exact=True)).to_have_value("")
+    page.get_by_label("city").fill("")
+    assert json.loads(area.input_value()) == {}
+    area.fill("{")
+    expect(page.get_by_label("city")).to_be_disabled()
+
+
+def test_a_tool_that_may_change_things_asks_twice_also_without_javascript(run, open_page):
+    page = open_page(java_script_enabled=False)
+    page.goto("/tools/weather__report_weather/try")
+    page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
+    page.get_by_role("button", name="Call tool").click()
+    expect(page.get_by_text("does not say that this tool changes nothing")).to_be_visible()
+    page.get_by_role("button", name="Call it now").click()
+    expect(page.get_by_text("Noted for Oslo.").first).to_be_visible()
+
+
+@pytest.mark.needs_npm
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+def test_axe_finds_nothing_on_any_page(theme, run, pages, open_page):
+    page = open_page(color_scheme=theme, bypass_csp=True)
+    found = []
+    for path in pages:
+        page.goto(path)
+        page.evaluate(OPEN_ALL)
+        found += driving.axe(page)
+    page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
+    page.get_by_role("button", name="Call tool").click()
+    found += driving.axe(page)
+    page.get_by_role("button", name="Call it now").click()
+    expect(page.get_by_text("Noted for Oslo.").first).to_be_visible()
+    found += driving.axe(page)
+
+    assert "\n".join(found) == ""
+
+
+def test_no_page_scrolls_sideways_at_320_pixels(run, pages, open_page):
+    page = open_page(width=320, height=640)
+    wide = []
+    for path in pages:
+        page.goto(path)
+        page.evaluate(OPEN_ALL)
+        if driving.scrolls_sideways(page):
+            wide.append(path)
+
+    assert wide == []

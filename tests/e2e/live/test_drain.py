@@ -1,0 +1,56 @@
+"""SIGTERM during calls: they end within the drain, or their callers are told that nobody knows.
+
+Other requests that take longer are told that Toolcrib stopped, in the one shape of errors.
+"""
+
+import signal
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.e2e.live.conftest import register
+from tests.support.agents import ledger, make_agent
+from tests.support.installation import Installation
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.xdist_group("live")
+
+
+def seen(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/_seen", timeout=5) as answer:  # noqa: S310 - our own
+        return str(answer.read().decode())
+
+
+@pytest.mark.timeout(240)
+def test_calls_end_within_the_drain_or_are_answered_as_unknown(tmp_path):
+    journal = tmp_path / "journal"
+    with (
+        running_http("counting", "--journal", str(journal)) as url,
+        running_http("raw_http") as hanging,
+        Installation(tmp_path / "data", env={"TOOLCRIB_DRAIN": "8"}) as toolcrib,
+        ThreadPoolExecutor(4) as callers,
+    ):
+        register(toolcrib, "office", url)
+        session = make_agent(toolcrib, "clerk").open()
+        assert session.ask("count").status == 200
+        brief = callers.submit(session.ask, "wait", {"name": "brief", "seconds": 3})
+        long = callers.submit(session.ask, "wait", {"name": "long", "seconds": 60}, timeout=90)
+        keyed = callers.submit(session.ask, "wait", {"name": "keyed", "seconds": 60}, key="k")
+        names = ("wait brief", "wait long", "wait keyed")
+        wait_for(lambda: all(name in journal.read_text() for name in names), 30)
+        draft = {"name": "hangs", "transport": "http", "url": f"{hanging}/hang"}
+        tested = callers.submit(toolcrib.api, "POST", "/servers/test", draft)
+        wait_for(lambda: "/hang" in seen(hanging), 30, what="the test of a server hangs")
+        toolcrib.stop(signal.SIGTERM)
+        assert toolcrib.process.code == 0, toolcrib.log
+        status, body = tested.result(30)
+        assert (status, body["error"]["code"]) == (503, "stopping")
+        answers = [caller.result(30) for caller in (brief, long, keyed)]
+    assert [answer.status for answer in answers] == [200, 200, 200], answers
+    assert [answer.json["state"] for answer in answers] == ["succeeded", "unknown", "unknown"]
+    assert {answer.code for answer in answers[1:]} == {"stopping"}
+    assert "Whether the tool ran is not known" in answers[1].json["content"][0]["text"]
+    rows = {row["call_id"]: row["state"] for row in ledger(tmp_path / "data", session)}
+    assert all(rows[answer.json["call_id"]] == answer.json["state"] for answer in answers)

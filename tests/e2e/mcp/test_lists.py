@@ -1,0 +1,171 @@
+"""What tools/list shows, to whom, and when it may change."""
+
+import asyncio
+
+import pytest
+
+from tests.e2e.mcp.conftest import LEGACY, MODERN, Heard, another, connected, names, told
+from tests.support import raw_mcp as raw
+from tests.support.agents import Session
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.timeout(240)
+META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
+
+
+def listed(agent, mode, **how):
+    async def look():
+        async with connected(agent, mode=mode, **how) as client:
+            return await client.list_tools()
+
+    return asyncio.run(look())
+
+
+@BOTH
+def test_meta_tools_are_annotated_and_the_search_says_what_is_behind_it(agent, mode):
+    tools = {tool.name: tool for tool in listed(agent, mode).tools}
+    assert list(tools) == META
+    assert all(tool.annotations and tool.title for tool in tools.values())
+    assert tools["search_tools"].annotations.read_only_hint is True
+    assert tools["deferred_tool_call"].annotations.destructive_hint is True
+    behind = tools["search_tools"].description
+    assert len(behind.encode()) <= 2000
+    assert "- `mcp:weather` — weather (7 tools, weather__…)" in behind
+    assert "get_forecast" not in behind
+
+
+def test_the_list_is_private_fresh_for_a_while_and_the_same_bytes_each_time(agent):
+    first, second = raw.modern(agent, "tools/list"), raw.modern(agent, "tools/list")
+    assert first.body == second.body
+    result = first.json["result"]
+    assert (result["cacheScope"], result["ttlMs"] > 0) == ("private", True)
+    instructions = raw.modern(agent, "server/discover").json["result"]["instructions"]
+    assert instructions.count(". ") == 1
+    refused = raw.modern(agent, "tools/list", {"cursor": "2"})
+    assert refused.json["error"]["code"] == -32602
+
+
+def test_the_newer_era_never_sees_the_list_change_during_a_session(toolcrib):
+    agent = another(toolcrib, mode="deferred", strategy="inject")
+
+    async def work():
+        async with connected(agent, mode=MODERN) as client:
+            before = await client.list_tools()
+            await told(client, "load_tools", group_id="mcp:weather")
+            await told(client, "tool_search_regex", pattern="simple_text")
+            return before, await client.list_tools()
+
+    before, after = asyncio.run(work())
+    assert names(before) == META  # dispatch, whatever the agent's own strategy
+    assert before == after
+    # Nor where the session was opened to inject, over REST.
+    session = agent.open()
+    first = raw.modern(agent, "tools/list", path=f"/{session.id}")
+    session.load("mcp:weather")
+    assert raw.modern(agent, "tools/list", path=f"/{session.id}").body == first.body
+
+
+@pytest.mark.parametrize("asked", ["by the agent's settings", "in the URL"])
+def test_an_older_client_that_injects_is_told_and_nobody_else_is(toolcrib, asked):
+    by_agent = asked == "by the agent's settings"
+    agent = another(toolcrib, mode="deferred", strategy="inject" if by_agent else "dispatch")
+    path = "" if by_agent else "?strategy=inject"
+    mine, theirs = Heard(), Heard()
+
+    async def work():
+        async with (
+            connected(agent, mode="legacy", path=path, heard=mine) as client,
+            connected(agent, mode="legacy", path=path, heard=theirs) as other,
+        ):
+            before, untouched = await client.list_tools(), await other.list_tools()
+            assert names(before) == META[:3]
+            await told(client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"])
+            assert mine.changes == 1
+            await told(client, "search_tools", name="weather__get_forecast")
+            assert mine.changes == 2
+            after = await client.list_tools()
+            added = ["weather__get_temperature", "weather__get_forecast"]  # as loaded
+            assert names(after) == [*names(before), *added]
+            assert after.tools[: len(before.tools)] == before.tools
+            assert after.tools[-1].output_schema
+            answer = await client.call_tool(added[0], {"city": "Oslo"})
+            assert answer.structured_content == {"result": 21.5}
+            # The same again loads nothing, and says nothing.
+            await told(client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"])
+            assert mine.changes == 2
+            assert await other.list_tools() == untouched
+            assert theirs.changes == 0
+
+    asyncio.run(work())
+
+
+def test_two_connections_of_one_session_are_both_told(toolcrib):
+    agent = another(toolcrib, mode="deferred", strategy="inject")
+    session = agent.open()
+    mine, theirs = Heard(), Heard()
+
+    async def work():
+        path = f"/{session.id}"
+        async with (
+            connected(agent, mode="legacy", path=path, heard=mine) as client,
+            connected(agent, mode="legacy", path=path, heard=theirs) as other,
+        ):
+            await other.list_tools()
+            # It hears of it on a stream that its client opens by itself, sooner or later.
+            for tool in ("get_temperature", "get_forecast", "list_stations", "report_weather"):
+                await told(client, "load_tools", group_id="mcp:weather", tool_names=[tool])
+            await asyncio.to_thread(wait_for, lambda: theirs.changes, what="the other is told")
+            assert len((await other.list_tools()).tools) == 7
+
+    asyncio.run(work())
+
+
+@BOTH
+def test_full_mode_lists_every_tool_and_no_meta_tool(toolcrib, mode):
+    agent = another(toolcrib, mode="full", groups=["mcp:weather"])
+    found = listed(agent, mode)
+    assert names(found) == sorted(f"weather__{name}" for name in toolcrib.tool_names("weather"))
+    (forecast,) = [tool for tool in found.tools if tool.name == "weather__get_forecast"]
+    assert forecast.annotations.read_only_hint is True
+    assert forecast.input_schema["required"] == ["city"]
+    assert forecast.output_schema["type"] == "object"
+
+
+@BOTH
+def test_an_agent_without_tools_is_shown_nothing(toolcrib, mode):
+    assert names(listed(another(toolcrib, groups=[], all_groups=False), mode)) == []
+
+
+def test_preloaded_tools_stand_behind_the_meta_tools(agent):
+    session = agent.open(preload=["weather__get_temperature"])
+    for mode in (MODERN, "legacy"):
+        found = names(listed(agent, mode, path=f"/{session.id}"))
+        assert found == [*META, "weather__get_temperature"]
+
+
+def test_a_session_is_the_urls_or_the_connections_own_or_the_keys(agent):
+    def sessions():
+        return [row["id"] for row in agent.send("GET", "/sessions").json["items"]]
+
+    listed(agent, MODERN)
+    (rolling,) = sessions()
+    listed(agent, MODERN)
+    assert sessions() == [rolling]
+    listed(agent, "legacy")
+    own, _ = sessions()
+
+    def closed():
+        return agent.send("GET", f"/sessions/{own}").json["state"] == "closed"
+
+    wait_for(closed, 10, what="the session ends with its connection")
+    session = agent.open()
+    listed(agent, MODERN, path=f"/{session.id}")
+    listed(agent, "legacy", path=f"/{session.id}")
+    assert sessions() == [session.id, own, rolling]
+    told_ = session.get()
+    assert told_["state"] == "open"
+    assert told_["metadata"]["client"]["protocol"] == MODERN  # who came first
+    kinds = [event["kind"] for event in Session(agent, rolling, {}).events()]
+    assert kinds == ["opened", "catalog", "catalog"]
+    assert LEGACY in agent.send("GET", f"/sessions/{own}").body.decode()

@@ -1,0 +1,75 @@
+"""A scripted agent does the same work over REST and over both eras of MCP."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.e2e.mcp.conftest import LEGACY, MODERN, another, connected, names, told
+from tests.support.agents import Session
+
+pytestmark = pytest.mark.timeout(240)
+META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
+WORDS, GROUP, TOOL = "weather forecast for a city", "mcp:weather", "weather__get_forecast"
+ARGUMENTS = {"city": "Oslo", "days": 2}
+
+
+def over_rest(agent):
+    session = agent.open()
+    found = session.search(query=WORDS, limit=3)
+    loaded = json.loads(session.load(GROUP, [TOOL]))
+    wrong = session.call(TOOL, {"town": "Oslo"})
+    answer = session.call(TOOL, ARGUMENTS)
+    said = [found, loaded, wrong["content"], answer["content"], answer["structured_content"]]
+    return session, said
+
+
+def over_mcp(agent, mode):
+    async def work():
+        async with connected(agent, mode=mode) as client:
+            assert names(await client.list_tools()) == META
+            found = await told(client, "search_tools", query=WORDS, limit=3)
+            loaded = await told(client, "load_tools", group_id=GROUP, tool_names=[TOOL])
+            call = {"tool_name": TOOL, "arguments": {"town": "Oslo"}}
+            wrong = await client.call_tool("deferred_tool_call", call)
+            assert wrong.is_error
+            call["arguments"] = ARGUMENTS
+            answer = await client.call_tool("deferred_tool_call", call)
+            assert not answer.is_error
+            shown = [
+                [part.model_dump(by_alias=True, exclude_none=True) for part in result.content]
+                for result in (wrong, answer)
+            ]
+            return client.protocol_version, [found, loaded, *shown, answer.structured_content]
+
+    version, said = asyncio.run(work())
+    (row,) = agent.send("GET", "/sessions").json["items"]
+    session = Session(agent, row["id"], {})
+    return version, session, said
+
+
+def story(session):
+    """A timeline without what differs from run to run."""
+    told_ = [event for event in session.events() if event["kind"] not in ("catalog", "closed")]
+    for event in told_:
+        for key in ("id", "at", "call_id"):
+            del event[key]
+    return told_
+
+
+@pytest.mark.parametrize(("mode", "version"), [(MODERN, MODERN), ("legacy", LEGACY)])
+def test_the_same_work_gives_the_same_answers_and_the_same_timeline(toolcrib, mode, version):
+    rest, wanted = over_rest(another(toolcrib, mode="deferred"))
+    spoken, session, said = over_mcp(another(toolcrib, mode="deferred"), mode)
+    assert spoken == version
+    assert said == wanted
+    assert said[-1] == {"city": "Oslo", "days": 2, "summary": "sunny"}
+    assert story(session) == story(rest)
+    kinds = [event["kind"] for event in story(session)]
+    assert kinds == ["opened", "searched", "loaded", "refused", "called"]
+    client = session.get()["metadata"]["client"]
+    assert client == {"name": "scripted", "version": "3.1", "protocol": version}
+
+
+def test_an_auto_client_finds_the_newer_era(agent):
+    assert over_mcp(agent, "auto")[0] == MODERN

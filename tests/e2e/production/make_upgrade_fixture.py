@@ -1,0 +1,142 @@
+"""Fill an installation of this version and keep it for later versions to upgrade.
+
+python -m tests.e2e.production.make_upgrade_fixture NAME writes upgrades/NAME.json.gz: every row of
+the database, its encryption key, and what the API answered about its open sessions. Run it at a
+release; test_upgrade.py loads every such file and upgrades it.
+"""
+
+import gzip
+import json
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.live.conftest import ask, register, synced
+from tests.support.agents import Session, edit, make_agent
+from tests.support.installation import Installation
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+FOLDER = Path(__file__).resolve().parent / "upgrades"
+CREDENTIAL = "credential-of-the-fixture"
+# The program is found on the path and runs in Toolcrib's own folder, on any machine.
+PROGRAM = ["python3", "-m", "servers.demo"]
+LEFT_OUT = ("django_", "axes_", "sqlite_", "auth_permission", "auth_group")
+
+
+def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
+    command, *args = PROGRAM
+    body = {
+        "name": "Demo",
+        "slug": "demo",
+        "transport": "stdio",
+        "command": command,
+        "args": args,
+        "env": {"DEMO_TOKEN": CREDENTIAL},
+        "confirm_argv": PROGRAM,
+    }
+    status, answer = toolcrib.api("POST", "/servers", body)
+    assert status == 201, answer
+    wait_for(lambda: synced(toolcrib, "demo"), 60, what="demo is synced")
+    headers = {"Authorization": f"Bearer {CREDENTIAL}"}
+    register(toolcrib, "rich", upstream, headers=headers)
+    edit(toolcrib, "rich", trust="auto")
+    custom = {
+        "name": "ask_person",
+        "description": "Ask the person at the keyboard.",
+        "inputSchema": {"type": "object", "properties": {"question": {"type": "string"}}},
+    }
+    assert toolcrib.api("POST", "/tools", custom)[0] == 201
+    group = {"group_id": "mixed", "display_name": "Mixed", "description": "A bit of everything."}
+    assert toolcrib.api("POST", "/groups", group)[0] == 201
+    names = ["demo__count_words", "demo__roll_dice", "rich__measure", "ask_person"]
+    status, answer = toolcrib.api("POST", "/groups/mixed/members", {"tools": names})
+    assert status in (200, 201), answer
+    toolcrib.api("PATCH", "/groups/mixed/members", {"tools": names[:1], "preload": True})
+
+    agent = make_agent(toolcrib, "scout", mode="deferred")
+    dispatch = agent.open(metadata={"fixture": True})
+    dispatch.load("mixed", ["rich__measure", "demo__roll_dice"])
+    dispatch.load("mcp:demo")
+    injected = agent.open(strategy="inject")
+    injected.load("mcp:rich", ["show_all", "measure"])
+    full = agent.open(mode="full", groups=["mcp:rich"])
+    dispatch.search(query="count the words of a text")
+    asked = dispatch.ask("demo__count_words", {"text": "one two three"}, key="fixture-1")
+    assert asked.json["state"] == "succeeded", asked.body
+    # From here on the sessions above are pinned to a definition that is no longer the newest.
+    ask(upstream, "change")
+    assert toolcrib.api("POST", "/servers/rich/sync")[0] == 202
+    wait_for(
+        lambda: "unit" in json.dumps(toolcrib.api("GET", "/tools/rich__measure")[1]["definition"]),
+        30,
+        what="the change is approved",
+    )
+    child = dispatch.fork()
+    ended = agent.open()
+    ended.close()
+    sessions = {"dispatch": dispatch, "inject": injected, "full": full, "fork": child}
+    return {
+        "key": agent.key,
+        "sessions": {name: described(session) for name, session in sessions.items()},
+        "ended": ended.id,
+        "idempotent": {
+            "session": dispatch.id,
+            "body": asked.body.decode(),
+            "tool_name": "demo__count_words",
+            "arguments": {"text": "one two three"},
+            "key": "fixture-1",
+        },
+        "program": PROGRAM,
+        "credential": CREDENTIAL,
+    }
+
+
+def described(session: Session) -> dict[str, Any]:
+    """The session's bytes: what its model was shown, and what a repeated load gives."""
+    surface = {name: body.decode() for name, (body, _) in session.surface().items()}
+    etags = {name: etag for name, (_, etag) in session.surface().items()}
+    state = session.get("/state")
+    loads = [
+        {"group_id": group, "tool_names": names, "body": session.load(group, names).decode()}
+        for group, names in state["expanded_groups"].items()
+    ]
+    return {"id": session.id, "surface": surface, "etags": etags, "state": state, "loads": loads}
+
+
+def rows(database: Path) -> dict[str, Any]:
+    """Every table as column names and rows, and the migrations that made them."""
+    found: dict[str, Any] = {}
+    with sqlite3.connect(database) as connection:
+        migrations = connection.execute("SELECT app, name FROM django_migrations ORDER BY id")
+        found["migrations"] = [list(row) for row in migrations]
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        found["tables"] = {}
+        for (name,) in sorted(tables):
+            if not name.startswith(LEFT_OUT):
+                cursor = connection.execute(f'SELECT * FROM "{name}"')  # noqa: S608
+                columns = [column[0] for column in cursor.description]
+                found["tables"][name] = {"columns": columns, "rows": [list(row) for row in cursor]}
+    return found
+
+
+def main(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder, running_http("rich") as upstream:
+        data_dir = Path(folder) / "data"
+        with Installation(data_dir) as toolcrib:
+            answers = fill(toolcrib, upstream)
+        document = {
+            "answers": answers,
+            "encryption_key": (data_dir / "encryption.key").read_text().strip(),
+            **rows(data_dir / "toolcrib.sqlite3"),
+        }
+    text = json.dumps(document, indent=0, ensure_ascii=False, sort_keys=True)
+    target = FOLDER / f"{name}.json.gz"
+    target.write_bytes(gzip.compress(text.encode(), mtime=0))
+    sys.stdout.write(f"{target.name}: {len(text):,} characters, {target.stat().st_size:,} bytes\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,359 @@
+"""backup and restore: SQLite and PostgreSQL, good files and bad ones, with and without the key."""
+
+import gzip
+import json
+import sqlite3
+import subprocess
+
+import pytest
+
+from tests.e2e.production.conftest import Production
+from tests.support.installation import Installation, free_port
+from tests.support.waiting import wait_for
+
+pytestmark = [pytest.mark.xdist_group("production"), pytest.mark.timeout(240)]
+
+CANARY = "canary-7f3d-in-a-header"
+PASSWORD = "a long and quiet river"
+
+
+CALL_IN_FLIGHT = """
+from django.utils import timezone
+from catalog.models import *
+from sessions_app.models import *
+now = timezone.now()
+session = AgentSession.objects.create(
+    agent=Agent.objects.get(), strategy="dispatch", mode="deferred", decided_by="forced",
+    snapshot=CatalogSnapshot.objects.create(sha256="0" * 64, text="", body="{}", tokens=0),
+    revision=1, last_used_at=now)
+call = Call.objects.create(
+    session=session, agent=session.agent, tool=Tool.objects.first(), tool_name="x", state="sent",
+    accepted_at=now, deadline=now, arguments='{"city": "Oslo"}')
+Event.objects.create(session=session, at=now, kind="called", call=call)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """An installation with a person, a token, a server, an agent and its work; stopped."""
+    from tests.support.upstreams.running import running_http
+
+    toolcrib = Installation(tmp_path_factory.mktemp("source") / "data")
+    with running_http("healthy") as url, toolcrib:
+        toolcrib.token("admin")
+        join = "from toolcrib import people; people.set_up('ada@example.org', 'a long quiet river')"
+        assert toolcrib.command("shell", "-c", join).returncode == 0
+        body = {"name": "weather", "transport": "http", "url": url}
+        status, answer = toolcrib.api("POST", "/servers", body | {"headers": {"X-Key": CANARY}})
+        assert status == 201, answer
+        wait_for(lambda: toolcrib.tool_names("weather"), 30)
+        wait_for(lambda: toolcrib.api("GET", "/servers/weather")[1]["state"] == "connected", 30)
+        body = {"name": "scout", "groups": ["mcp:weather"], "calls_per_minute": 7}
+        assert toolcrib.api("POST", "/agents", body)[0] == 201
+        assert toolcrib.api("POST", "/agents/scout/keys", {"days": 9})[0] == 201
+    shell(toolcrib, CALL_IN_FLIGHT)
+    return toolcrib
+
+
+@pytest.fixture(scope="module")
+def backup(source, tmp_path_factory):
+    file = tmp_path_factory.mktemp("backup") / "toolcrib.backup"
+    done = source.command("backup", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "Keep them apart" in done.stdout
+    return file
+
+
+def key_of(backup):
+    return backup.with_name(backup.name + ".key")
+
+
+def header_of(path):
+    with gzip.open(path, "rt") as file:
+        return json.loads(file.readline())
+
+
+READ_CREDENTIAL = (
+    "from servers.models import Credential; from servers.credentials import decrypt; "
+    "print(decrypt(Credential.objects.get().ciphertext).reveal())"
+)
+STORY = """
+import json
+from django.contrib.auth.models import User
+from catalog.models import *
+from servers.models import *
+from sessions_app.models import *
+print(json.dumps({
+    "people": list(User.objects.values_list("username", "is_superuser")),
+    "tools": list(Tool.objects.values_list("pk", "public_name", "approved__sha256", "state")),
+    "bodies": sorted(Definition.objects.values_list("sha256", "body", "tokens")),
+    "made": [str(at) for at in Tool.objects.order_by("pk").values_list("created_at", flat=True)],
+    "groups": list(Membership.objects.values_list("group__group_id", "tool__name", "position")),
+    "keys": list(ApiKey.objects.values_list("sha256", "scope", "agent__name", "created_by")),
+    "agents": list(Agent.objects.values_list("name", "calls_per_minute", "all_groups")),
+    "its groups": list(AgentGroup.objects.values_list("agent__name", "group__group_id")),
+    "sessions": list(AgentSession.objects.values_list("session_id", "agent__name", "state")),
+    "calls": list(Call.objects.values_list("call_id", "session__session_id", "arguments")),
+    "events": list(Event.objects.values_list("session__session_id", "kind", "call__call_id")),
+    "runs": list(SyncRun.objects.values_list("outcome", "added", "trigger")),
+    "audit": list(AuditEntry.objects.exclude(verb="installation.restore")
+                  .values_list("verb", "target_label", "actor_label")),
+}))
+"""
+
+
+def shell(toolcrib, code):
+    done = toolcrib.command("shell", "--no-imports", "-c", code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def story(toolcrib):
+    return json.loads(shell(toolcrib, STORY))
+
+
+def test_the_two_files_are_private_and_hold_no_secret_in_clear(source, backup):
+    assert backup.stat().st_mode & 0o777 == 0o600
+    assert key_of(backup).stat().st_mode & 0o777 == 0o600
+    clear = gzip.decompress(backup.read_bytes()).decode()
+    assert "get_forecast" in clear
+    assert CANARY not in clear
+    keys = json.loads(key_of(backup).read_text())["files"]
+    assert keys["encryption.key"] == (source.data_dir / "encryption.key").read_text().strip()
+    for secret in (*keys.values(), source.token("admin")):
+        assert secret not in clear
+    assert CANARY not in key_of(backup).read_text()
+    header = header_of(backup)
+    assert header["rows"]["servers.Credential"] == 1
+    assert "catalog.0001_initial" in header["migrations"]
+    assert not list(backup.parent.glob(".*.new"))
+
+
+def test_it_overwrites_nothing_unless_told(source, backup):
+    before = backup.read_bytes()
+    done = source.command("backup", str(backup))
+    assert done.returncode == 1
+    assert "exists" in done.stderr
+    assert backup.read_bytes() == before
+
+
+def test_everything_comes_back_on_an_empty_folder(source, backup, tmp_path):
+    empty = Installation(tmp_path / "new")
+    done = empty.command("restore", str(backup), "--key", str(key_of(backup)))
+    assert done.returncode == 0, done.stderr
+    assert story(empty) == story(source)
+    assert [len(story(empty)[what]) for what in ("agents", "its groups", "calls")] == [1, 1, 1]
+    state = "from sessions_app.models import Call; print(Call.objects.get().state)"
+    assert (shell(source, state), shell(empty, state)) == ("sent", "unknown")
+    assert shell(empty, READ_CREDENTIAL) == CANARY
+    for name in ("secret.key", "encryption.key"):
+        kept = empty.data_dir / name
+        assert kept.read_text() == (source.data_dir / name).read_text()
+        assert kept.stat().st_mode & 0o777 == 0o600
+        assert kept.with_name(name + ".old").exists()
+    # It serves: the old token opens it, ids go on after the restored ones, nobody is asked
+    # to set up, and no lease of the old life holds back a sync.
+    with empty:
+        token = source.token("admin")
+        assert empty.setup_url == ""
+        status, server = empty.api("GET", "/servers/weather", token=token)
+        assert (status, server["tools"]) == (200, 7)
+        body = {"name": "second", "transport": "http", "url": f"http://127.0.0.1:{free_port()}/mcp"}
+        assert empty.api("POST", "/servers", body, token=token)[0] == 201
+        wait_for(
+            lambda: (
+                empty.api("GET", "/servers/weather/sync-runs", token=token)[1]["items"][0]["code"]
+                == "refused"
+            ),
+            30,
+            what="a new sync of a server that is gone by now",
+        )
+
+
+def test_without_the_key_only_the_credentials_are_lost_and_it_says_so(backup, tmp_path):
+    empty = Installation(tmp_path / "new")
+    done = empty.command("restore", str(backup))
+    assert done.returncode == 3
+    assert header_of(backup)["key"] in done.stderr
+    assert "1 credentials of weather cannot be read" in done.stderr
+    assert "enter those credentials again" in done.stderr
+    assert len(story(empty)["tools"]) == 7
+
+    again = empty.command("restore", str(backup), "--replace", "--key", str(key_of(backup)))
+    assert again.returncode == 0, again.stderr
+    assert shell(empty, READ_CREDENTIAL) == CANARY
+
+
+def test_a_key_of_another_backup_is_refused(backup, tmp_path):
+    other = Installation(tmp_path / "other")
+    assert other.command("migrate", "--skip-checks", "-v", "0").returncode == 0
+    other_file = tmp_path / "other.backup"
+    assert other.command("backup", str(other_file)).returncode == 0
+    done = other.command("restore", str(backup), "--key", str(key_of(other_file)))
+    assert done.returncode == 1
+    assert "another key" in done.stderr
+    assert story(other)["tools"] == []
+
+
+def test_data_that_is_here_is_not_replaced_unless_told(source, backup):
+    before = story(source)
+    done = source.command("restore", str(backup))
+    assert done.returncode == 1
+    assert "holds data already" in done.stderr
+    assert story(source) == before
+
+
+DAMAGED = ("cut", "flipped", "flipped in its rows", "text")
+
+
+def damaged(backup, how, target):
+    whole = backup.read_bytes()
+    lines = gzip.decompress(whole).splitlines(keepends=True)
+    misnamed = gzip.compress(b"".join(lines).replace(b'"call_policy"', b'"cbers4olicy"'))
+    target.write_bytes(
+        {
+            "cut": whole[: len(whole) // 2],
+            "cut at a line": gzip.compress(b"".join(lines[: len(lines) // 2])),
+            "flipped": whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:],
+            "flipped in its rows": misnamed[:-8] + whole[-8:],
+            "empty": b"",
+            "text": b"this is not a backup\n",
+            "other json": gzip.compress(b"[1, 2]\n"),
+            "stranger": gzip.compress(b"".join(lines) + b'{"model": "auth.group", "pk": 1}\n'),
+            "misnamed": misnamed,
+            "mistyped": gzip.compress(
+                b"".join(lines).replace(b'"calls_per_minute": 7', b'"calls_per_minute": "x"')
+            ),
+            "beheaded": gzip.compress(b"".join([b'{"format": 1}\n', *lines[1:]])),
+            "orphan": gzip.compress(
+                b"".join(line for line in lines if b'"servers.server"' not in line).replace(
+                    b'"servers.Server": 1', b'"servers.Server": 0'
+                )
+            ),
+            "newer": gzip.compress(
+                lines[0].replace(b'"catalog.0001_initial"', b'"catalog.0099_later"')
+            ),
+        }[how]
+    )
+    return target
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "cut",
+        "cut at a line",
+        "flipped",
+        "flipped in its rows",
+        "empty",
+        "text",
+        "other json",
+        "stranger",
+        "misnamed",
+        "mistyped",
+        "beheaded",
+        "orphan",
+        "newer",
+    ],
+)
+def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
+    folder = tmp_path_factory.getbasetemp() / "bad-target"
+    target = Installation(folder / "data")
+    if not folder.exists():
+        assert target.command("migrate", "--skip-checks", "-v", "0").returncode == 0
+        target.token("admin")
+    database = folder / "data" / "toolcrib.sqlite3"
+
+    def rows():
+        with sqlite3.connect(database) as connection:
+            return "\n".join(connection.iterdump())
+
+    before = rows()
+    done = target.command("restore", str(damaged(backup, how, tmp_path / "bad")), "--replace")
+    assert done.returncode == 1, done.stdout
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert ("damaged" in done.stderr) == (how in DAMAGED), done.stderr
+    assert rows() == before
+
+
+def test_it_goes_through_pipes(source, tmp_path):
+    empty = Installation(tmp_path / "new")
+    written = subprocess.run(
+        source._argv("backup", "-"), env=source.env, capture_output=True, check=True, timeout=60
+    )
+    assert b"encryption.key" in written.stderr
+    subprocess.run(
+        empty._argv("restore", "-"),
+        env=empty.env,
+        input=written.stdout,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert len(story(empty)["tools"]) == 7
+
+
+def test_a_missing_file_is_said_in_a_sentence(tmp_path):
+    done = Installation(tmp_path / "new").command("restore", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert "cannot be read" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.needs_redis
+def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_redis, tmp_path):
+    keys = json.loads(key_of(backup).read_text())["files"]
+    url = postgres.create("moved")  # not even migrated
+    target = Production(
+        url,
+        shared_redis.url,
+        tmp_path,
+        {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]},
+    )
+    refused = target.command("restore", str(backup), "--key", str(key_of(backup)))
+    assert refused.returncode == 1
+    assert "TOOLCRIB_ENCRYPTION_KEYS" in refused.stderr
+
+    done = target.command("restore", str(backup))
+    assert done.returncode == 0, done.stderr
+    assert story(target) == story(source)
+    assert shell(target, READ_CREDENTIAL) == CANARY
+    try:
+        # New rows get ids after the restored ones.
+        target.start("web")
+        body = {"name": "second", "transport": "http", "url": f"http://127.0.0.1:{free_port()}/mcp"}
+        status, answer = target.api("POST", "/servers", body, token=source.token("admin"))
+        assert status == 201, answer
+    finally:
+        target.stop()
+
+    file = tmp_path / "from-postgres.backup"
+    written = target.command("backup", str(file))
+    assert written.returncode == 0, written.stderr
+    assert "TOOLCRIB_ENCRYPTION_KEYS" in written.stdout
+    assert not key_of(file).exists()
+    back = Installation(tmp_path / "back", {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]})
+    returned = back.command("restore", str(file))
+    assert returned.returncode == 0, returned.stderr
+    assert story(back)["bodies"] == story(source)["bodies"]
+    assert shell(back, READ_CREDENTIAL) == CANARY
+
+
+def test_a_new_key_takes_over_from_the_old(source, backup, tmp_path):
+    home = Installation(tmp_path / "new")
+    keys = json.loads(key_of(backup).read_text())["files"]
+    done = home.command("restore", str(backup), "--key", str(key_of(backup)))
+    assert done.returncode == 0, done.stderr
+    new = "n" * 48
+    both = {"TOOLCRIB_ENCRYPTION_KEYS": f"{new},{keys['encryption.key']}"}
+    rotated = home.command("rotate_key", "--json", env=both)
+    assert rotated.returncode == 0, rotated.stderr
+    assert json.loads(rotated.stdout)["rotated"] == 1
+
+    only_new = {"TOOLCRIB_ENCRYPTION_KEYS": new}
+    read = home.command("shell", "--no-imports", "-c", READ_CREDENTIAL, env=only_new)
+    assert read.stdout.strip() == CANARY
+    lost = home.command("rotate_key", env={"TOOLCRIB_ENCRYPTION_KEYS": "x" * 48})
+    assert lost.returncode == 3
+    assert "weather: header X-Key" in lost.stderr

@@ -1,0 +1,139 @@
+"""docker-compose.yml: what it says, and each of its commands run by hand as a real process."""
+
+import asyncio
+import time
+
+import pytest
+from mcp import Client
+
+from tests.e2e.production.conftest import COMPOSE, NEEDED, SERVICES, filled, make_secrets
+from tests.support.installation import ROOT, free_port
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+pytestmark = pytest.mark.xdist_group("production")
+
+OURS = ("migrate", "web", "worker", "beat", "listener")
+real_parts = [pytest.mark.needs_redis, pytest.mark.needs_postgres, pytest.mark.timeout(240)]
+
+
+def test_it_has_every_part():
+    assert set(SERVICES) == {*OURS, "postgres", "redis"}
+    assert set(COMPOSE["volumes"]) == {"postgres", "redis"}
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - {"migrate"}))
+def test_every_part_that_stays_has_a_health_check_and_restarts(name):
+    check = SERVICES[name]["healthcheck"]
+    assert check["test"][0] in {"CMD", "CMD-SHELL"}
+    assert {"interval", "timeout", "retries"} <= check.keys()
+    assert SERVICES[name]["restart"] == "unless-stopped"
+
+
+@pytest.mark.parametrize("name", ["web", "worker", "beat", "listener"])
+def test_every_part_waits_for_what_it_needs(name):
+    waits = {part: how["condition"] for part, how in SERVICES[name]["depends_on"].items()}
+    assert waits == {
+        "postgres": "service_healthy",
+        "redis": "service_healthy",
+        "migrate": "service_completed_successfully",
+    }
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_nothing_starts_without_a_secret_of_your_own(missing):
+    variables = make_secrets()
+    del variables[missing]
+    texts = [
+        str(text)
+        for service in SERVICES.values()
+        for text in service.get("environment", {}).values()
+    ]
+    with pytest.raises(KeyError, match=f"{missing} is not set"):
+        [filled(text, variables) for text in texts]
+
+
+def test_no_secret_is_written_in_it_or_in_the_image():
+    image = (ROOT / "Dockerfile").read_text()
+    assert "KEY" not in image
+    assert "PASSWORD" not in image
+    assert "\nUSER toolcrib\n" in image
+    assert "--require-hashes" in image
+    assert image.index("USER toolcrib") < image.index("\nCMD ")
+    assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
+
+
+def test_only_this_machine_can_reach_it_as_it_stands():
+    (port,) = SERVICES["web"]["ports"]
+    assert filled(port, {}) == "127.0.0.1:8000:8000"
+    assert not any("ports" in SERVICES[name] for name in SERVICES if name != "web")
+
+
+def ask(url, tool, **arguments):
+    async def call():
+        async with Client(url, read_timeout_seconds=60) as client:
+            result = await client.call_tool(tool, arguments)
+            assert not result.is_error, result
+
+    asyncio.run(call())
+
+
+def add(production, url, slug="weather"):
+    body = {"name": slug, "slug": slug, "transport": "http", "url": url}
+    status, answer = production.api("POST", "/servers", body)
+    assert status == 201, answer
+
+
+class TestByHand:
+    pytestmark = real_parts
+
+    def test_a_change_travels_from_a_server_through_every_part(self, everything):
+        with running_http("healthy") as url:
+            add(everything, url)
+            wait_for(
+                lambda: "get_forecast" in everything.tool_names("weather"), 60, what="first sync"
+            )
+            wait_for(
+                lambda: everything.api("GET", "/servers/weather")[1]["state"] == "connected", 60
+            )
+            # The worker's sync may come before the listener's connection, whose own first look
+            # then finds the first addition; from the second on it is the notification.
+            for name in ("came_first", "came_later"):
+                ask(url, "add_tool", name=name)
+                wait_for(
+                    lambda name=name: name in everything.tool_names("weather"),
+                    60,
+                    what="the change, by listener, Redis and worker",
+                )
+            runs = everything.api("GET", "/servers/weather/sync-runs")[1]["items"]
+            assert "list_changed" in {run["trigger"] for run in runs}
+
+    def test_a_change_in_one_web_process_is_known_to_the_other(self, everything):
+        first, second = everything.at(0), everything.at(1)
+        token = everything.token("admin")
+        before = second.ready()["revision"]
+        body = {
+            "name": "Nowhere",
+            "transport": "http",
+            "url": f"http://127.0.0.1:{free_port()}/mcp",
+        }
+        assert first.api("POST", "/servers", body, token=token)[0] == 201
+        began = time.monotonic()
+        wait_for(lambda: second.ready()["revision"] > before, 20, every=0.01)
+        print(f"invalidation took {time.monotonic() - began:.3f} s")  # noqa: T201
+
+    def test_every_health_check_is_content_and_only_while_the_part_works(self, everything):
+        for name, process in everything.processes.items():
+            service = name.partition("-")[0]
+            wait_for(
+                lambda service=service, process=process: not everything.healthy(service, process),
+                60,
+                what=f"{name} is healthy",
+            )
+        done = everything.run(
+            *("python", "-m", "toolcrib.health", "beat"), TOOLCRIB_HEARTBEAT="/nowhere"
+        )
+        assert (done.returncode, done.stdout) == (1, "no heartbeat yet\n")
+        done = everything.run(*("python", "-m", "toolcrib.health", "web"), PORT="1")
+        assert done.returncode == 1
+        assert "/livez does not answer" in done.stdout

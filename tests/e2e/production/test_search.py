@@ -1,0 +1,58 @@
+"""Search in production: a worker makes the vectors, beat has the golden queries run again."""
+
+import pytest
+
+from tests.e2e.production.conftest import Production
+from tests.e2e.production.test_compose import add
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.xdist_group("production"),
+    pytest.mark.needs_redis,
+    pytest.mark.needs_postgres,
+    pytest.mark.timeout(240),
+]
+
+
+@pytest.fixture
+def embedding(database_url, shared_redis, tmp_path):
+    """Web, worker and beat, with the model."""
+    redis_url = shared_redis.url.removesuffix("/0") + "/2"
+    running = Production(database_url, redis_url, tmp_path, {"TOOLCRIB_EMBEDDINGS": "1"})
+    try:
+        running.start_all("web", "worker", "beat")
+        yield running
+    finally:
+        running.stop()
+        print(running.log)  # noqa: T201 (pytest shows it when the test failed)
+
+
+def strategy(production, query):
+    status, answer = production.api("GET", f"/search?query={query.replace(' ', '+')}")
+    assert status == 200, answer
+    return answer["answer"]["strategy"]
+
+
+def runs(production):
+    status, answer = production.api("GET", "/search/golden/standing")
+    assert status == 200, answer
+    return {run["revision"]: run["scores"] for run in answer["runs"]}
+
+
+def test_a_worker_makes_the_vectors_and_beat_has_golden_queries_run_at_each_revision(embedding):
+    with running_http("healthy") as url:
+        add(embedding, url)
+        wait_for(lambda: "get_forecast" in embedding.tool_names("weather"), 60)
+        wait_for(lambda: strategy(embedding, "rain tomorrow") == "hybrid", 90, what="vectors")
+        marked = {"query": "will it rain", "tools": ["weather__get_forecast"]}
+        status, answer = embedding.api("POST", "/search/golden", marked)
+        assert status == 201, answer
+        before = set(runs(embedding))
+
+        add(embedding, url, "other")
+        wait_for(lambda: embedding.tool_names("other"), 60)
+        wait_for(lambda: set(runs(embedding)) - before, 90, what="a run at the new revision")
+
+    newest = runs(embedding)[max(runs(embedding))]
+    assert newest["hybrid"]["queries"] == newest["bm25"]["queries"] == 1

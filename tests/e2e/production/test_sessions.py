@@ -1,0 +1,156 @@
+"""One session in two web processes, on one PostgreSQL and one Redis."""
+
+import json
+from collections import Counter
+
+import psycopg
+import pytest
+
+from tests.e2e.live.conftest import ask, register
+from tests.e2e.production.conftest import Production
+from tests.support.agents import make_agent, sync
+from tests.support.installation import redis_server
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.xdist_group("production"),
+    pytest.mark.needs_redis,
+    pytest.mark.needs_postgres,
+    pytest.mark.timeout(240),
+]
+GROUP = "mcp:weather"
+
+
+@pytest.fixture(scope="module")
+def two(postgres, migrated, tmp_path_factory):
+    """Two web processes and a worker, with a Redis that may be stopped."""
+    url = postgres.create("two_webs", template=migrated)
+    with redis_server() as redis, running_http("healthy") as weather:
+        running = Production(url, redis.url, tmp_path_factory.mktemp("two"))
+        running.redis, running.weather = redis, weather
+        try:
+            running.start_all("web", "web", "worker")
+            register(running, "weather", weather)
+            yield running
+        finally:
+            running.stop()
+
+
+def both(two, session):
+    """The session as each of the two processes serves it, starting with the second."""
+    return [session.at(url) for url in reversed(two.urls)]
+
+
+def test_a_session_is_the_same_bytes_in_two_processes(two):
+    first = make_agent(two, "alternating").open(mode="deferred", preload=["list_stations"])
+    sides = both(two, first)
+    shown = [side.surface() for side in sides]
+    assert shown[0] == shown[1]
+    loads = [side.load(GROUP, ["get_forecast"]) for side in sides]
+    assert loads[0] == loads[1]
+    # What one process loaded the other knows, and the next load goes on from there.
+    assert sides[1].load(GROUP, ["get_temperature"]) == sides[0].load(GROUP, ["get_temperature"])
+    loaded = sides[0].load(GROUP, ["get_forecast"])
+    assert json.loads(loaded)["schemas"] == json.loads(loads[0])["schemas"]
+    assert sides[0].get("/state") == sides[1].get("/state")
+    assert len(sides[0].get("/state")["expanded_groups"][GROUP]) == 2
+
+    ask(two.weather, "rename_description", name="get_forecast", text="Tell what comes.")
+    ask(two.weather, "add_tool", name="warn_sailors", description="Warn sailors of a storm.")
+    assert sync(two, "weather")["changed"] == 1
+    assert two.api("POST", "/tools/weather__get_forecast/approve")[0] == 200
+    for side in sides:
+        assert side.surface() == shown[0]
+        assert side.load(GROUP, ["get_forecast"]) == loaded
+        assert side.found(query="storm warning for sailors")[0] == "weather__warn_sailors"
+        assert side.call("warn_sailors", {"text": "storm"})["state"] == "succeeded"
+    fresh = [side.agent.open(mode="deferred").load(GROUP, ["get_forecast"]) for side in sides]
+    assert fresh[0] == fresh[1]
+    assert b"Tell what comes." in fresh[0]
+
+
+def test_calls_from_both_processes_stand_in_one_ledger_and_one_timeline(two):
+    first = make_agent(two, "ledger").open(mode="deferred")
+    sides = both(two, first)
+    for number in range(6):
+        answer = sides[number % 2].call("get_forecast", {"city": f"city-{number}"})
+        assert answer["structured_content"]["city"] == f"city-{number}"
+    # A key used through one is known to the other.
+    answers = [side.ask("get_temperature", {"city": "Oslo"}, key="once") for side in sides]
+    assert answers[0].body == answers[1].body
+    query = (
+        "select c.arguments, c.state, c.holder from sessions_app_call c "
+        "join sessions_app_agentsession s on s.id = c.session_id where s.session_id = %s "
+        "order by c.id"
+    )
+    with psycopg.connect(two.env["DATABASE_URL"]) as connection:
+        rows = connection.execute(query, (first.id,)).fetchall()
+    cities = [json.loads(arguments)["city"] for arguments, _, _ in rows]
+    assert cities == [*(f"city-{number}" for number in range(6)), "Oslo"]
+    assert {state for _, state, _ in rows} == {"succeeded"}
+    assert len({holder for _, _, holder in rows}) == 2
+    for side in sides:
+        assert Counter(event["kind"] for event in side.events())["called"] == 7
+        assert side.get("/stats") == first.get("/stats")
+
+
+def test_a_key_revoked_through_one_process_is_refused_by_the_other_at_once(two):
+    for number in range(2):
+        agent = make_agent(two, f"revoked-{number}")
+        here, there = agent.at(two.urls[number]), agent.at(two.urls[1 - number])
+        session = there.open()
+        assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
+        _, listed = two.api("GET", f"/agents/{agent.name}/keys")
+        admin, token = two.at(number), two.token("admin")
+        status, _ = admin.api("POST", f"/keys/{listed['items'][0]['id']}/revoke", token=token)
+        assert status == 200
+        for side in (there, here):
+            assert side.send("GET", session.path).status == 401
+            assert side.send("POST", "/sessions", {}).status == 401
+        assert session.ask("get_forecast", {"city": "Oslo"}).status == 401
+
+
+def test_a_group_taken_from_an_agent_in_one_process_is_gone_in_the_other_at_once(two):
+    agent = make_agent(two, "shrinking", groups=[GROUP])
+    for number in range(2):
+        session = agent.at(two.urls[1 - number]).open(mode="deferred")
+        shown = session.surface()
+        assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
+        admin, token = two.at(number), two.token("admin")
+        assert admin.api("PATCH", "/agents/shrinking", {"groups": []}, token=token)[0] == 200
+        refused = session.call("get_forecast", {"city": "Oslo"})
+        assert (refused["state"], refused["error"]["code"]) == ("refused", "unknown_tool")
+        assert session.search(query="forecast")["total_matches"] == 0
+        loaded = session.post("/load", {"group_id": GROUP}).json
+        assert loaded["error"]["code"] == "unknown_group"
+        assert "weather__" not in json.dumps([loaded, refused])
+        assert session.surface() == shown, "what the model was shown cannot be taken back"
+        assert session.agent.open().opened["tools"] == []
+        assert admin.api("PATCH", "/agents/shrinking", {"groups": [GROUP]}, token=token)[0] == 200
+        assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
+
+
+def hits(answers):
+    """How many calls ran, all others being refused for the rate."""
+    refused = [answer for answer in answers if answer.status != 200]
+    assert {(answer.status, answer.code) for answer in refused} == {(429, "rate_limited")}
+    assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in refused)
+    return len(answers) - len(refused)
+
+
+def test_the_rate_limit_counts_both_processes_and_without_redis_calls_are_still_answered(two):
+    sides = both(two, make_agent(two, "limited", calls_per_minute=6).open())
+    answers = [sides[number % 2].ask("get_forecast", {"city": "Oslo"}) for number in range(12)]
+    # One more fits where a minute ends meanwhile: the window slides.
+    assert hits(answers) in (6, 7)
+
+    two.redis.stop()
+    sides = both(two, make_agent(two, "without-redis", calls_per_minute=4).open())
+    for side in sides:
+        # Each process counts for itself now.
+        assert hits([side.ask("get_forecast", {"city": "Oslo"}) for _ in range(8)]) in (4, 5)
+        assert side.found(query="forecast")
+        assert json.loads(side.load(GROUP, ["get_forecast"]))["expanded"]
+    two.redis.start()
+    wait_for(lambda: two.ready()["status"] == "ok", 30)

@@ -1,0 +1,156 @@
+"""A database of an earlier version is upgraded, and its open sessions keep their bytes.
+
+Each file in upgrades/ was made by make_upgrade_fixture.py with the version it is named after.
+"""
+
+import gzip
+import json
+import re
+import sqlite3
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.e2e.production.conftest import SERVICES, Production
+from tests.e2e.production.make_upgrade_fixture import FOLDER
+from tests.support.agents import Agent, Session
+from tests.support.installation import Installation
+
+pytestmark = [pytest.mark.needs_postgres, pytest.mark.needs_redis, pytest.mark.timeout(300)]
+DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+def fixture(path: Path) -> dict[str, Any]:
+    """Read a fixture, its dates moved so that it was made a minute ago."""
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    sessions = document["tables"]["sessions_app_agentsession"]
+    used = sessions["columns"].index("last_used_at")
+    made = max(datetime.fromisoformat(row[used]) for row in sessions["rows"])
+    later = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=1) - made
+    for table in document["tables"].values():
+        dates = [
+            at
+            for at, name in enumerate(table["columns"])
+            if name.endswith(("_at", "deadline", "_since")) or name == "at"
+        ]
+        for row in table["rows"]:
+            for at in dates:
+                if isinstance(row[at], str) and DATE.match(row[at]):
+                    row[at] = (datetime.fromisoformat(row[at]) + later).isoformat(" ")
+    return document
+
+
+def last_migrations(document: dict[str, Any]) -> dict[str, str]:
+    ours = ("catalog", "servers", "sessions_app")
+    return {app: name for app, name in document["migrations"] if app in ours}
+
+
+def load_sqlite(path: Path, document: dict[str, Any]) -> None:
+    with sqlite3.connect(path) as connection:
+        for name, table in document["tables"].items():
+            connection.execute(f'DELETE FROM "{name}"')  # noqa: S608
+            columns = ", ".join(f'"{column}"' for column in table["columns"])
+            marks = ", ".join("?" * len(table["columns"]))
+            insert = f'INSERT INTO "{name}" ({columns}) VALUES ({marks})'  # noqa: S608
+            connection.executemany(insert, table["rows"])
+
+
+def load_postgres(url: str, document: dict[str, Any]) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("SET session_replication_role = replica")  # rows in any order
+        for name, table in document["tables"].items():
+            connection.execute(f'DELETE FROM "{name}"')  # noqa: S608
+            types: dict[str, str] = dict(
+                connection.execute(
+                    "SELECT column_name, udt_name FROM information_schema.columns "
+                    "WHERE table_name = %s",
+                    (name,),
+                )
+            )
+            columns = ", ".join(f'"{column}"' for column in table["columns"])
+            values = ", ".join(f"CAST(%s AS {types[column]})" for column in table["columns"])
+            insert = f'INSERT INTO "{name}" ({columns}) VALUES ({values})'  # noqa: S608
+            with connection.cursor() as cursor:
+                rows = [
+                    [None if value is None else str(value) for value in row]
+                    for row in table["rows"]
+                ]
+                cursor.executemany(insert, rows)
+            if "id" in table["columns"]:
+                connection.execute(
+                    f"SELECT setval(pg_get_serial_sequence('{name}', 'id'), "  # noqa: S608
+                    f'COALESCE((SELECT MAX(id) FROM "{name}"), 1))'
+                )
+
+
+def check_sessions(url: str, answers: dict[str, Any]) -> None:
+    """What the earlier version answered about its sessions is answered again, byte for byte."""
+    agent = Agent(url, answers["key"])
+    for name, before in answers["sessions"].items():
+        session = Session(agent, before["id"], {})
+        for shape, (body, etag) in session.surface().items():
+            assert body.decode() == before["surface"][shape], (name, shape)
+            assert etag == before["etags"][shape], (name, shape)
+        assert session.get("/state") == before["state"], name
+        for load in before["loads"]:
+            again = session.load(load["group_id"], load["tool_names"])
+            assert again.decode() == load["body"], (name, load["group_id"])
+    replay = answers["idempotent"]
+    replayed = Session(agent, replay["session"], {}).ask(
+        replay["tool_name"], replay["arguments"], key=replay["key"]
+    )
+    assert replayed.body.decode() == replay["body"]
+    closed = Session(agent, answers["ended"], {}).ask("demo__roll_dice")
+    assert (closed.status, closed.code) == (409, "session_closed")
+
+
+def check_program(url: str, answers: dict[str, Any]) -> None:
+    """The stored program still counts as confirmed, and its credential can be decrypted."""
+    session = Session(Agent(url, answers["key"]), answers["sessions"]["dispatch"]["id"], {})
+    called = session.call("demo__count_words", {"text": "one two"}, timeout=60)
+    assert called["state"] == "succeeded", called
+
+
+@pytest.fixture(params=sorted(FOLDER.glob("*.json.gz")), ids=lambda path: path.name.split(".")[0])
+def document(request):
+    return fixture(request.param)
+
+
+def test_a_database_of_an_earlier_version_is_upgraded_on_sqlite(document, tmp_path):
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (data_dir / "encryption.key").write_text(document["encryption_key"])
+    toolcrib = Installation(data_dir)
+    for app, name in last_migrations(document).items():
+        done = toolcrib.command("migrate", app, name)
+        assert done.returncode == 0, done.stderr
+    load_sqlite(data_dir / "toolcrib.sqlite3", document)
+    with toolcrib:
+        check_sessions(toolcrib.url, document["answers"])
+        check_program(toolcrib.url, document["answers"])
+
+
+def test_a_database_of_an_earlier_version_is_upgraded_on_postgresql(
+    document, postgres, shared_redis, tmp_path
+):
+    url = postgres.create("upgraded")
+    env = {
+        "TOOLCRIB_ENCRYPTION_KEYS": document["encryption_key"],
+        "TOOLCRIB_ALLOW_STDIO": "1",
+    }
+    running = Production(url, shared_redis.url.removesuffix("/0") + "/2", tmp_path, env)
+    try:
+        for app, name in last_migrations(document).items():
+            done = running.command("migrate", app, name)
+            assert done.returncode == 0, done.stderr
+        load_postgres(url, document)
+        done = running.run(*SERVICES["migrate"]["command"])
+        assert done.returncode == 0, done.stderr
+        running.start_all("web", "listener")
+        check_sessions(running.url, document["answers"])
+        check_program(running.url, document["answers"])
+    finally:
+        running.stop()

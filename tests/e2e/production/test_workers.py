@@ -1,0 +1,109 @@
+"""WEB_WORKERS: several web processes on one port, and a session at home in all of them."""
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from tests.e2e.live.conftest import register
+from tests.e2e.production.conftest import SERVICES
+from tests.support.agents import make_agent
+from tests.support.installation import READY, Process, alive, descendants, free_port
+from tests.support.upstreams.running import running_http
+from tests.support.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.xdist_group("production"),
+    pytest.mark.needs_redis,
+    pytest.mark.needs_postgres,
+    pytest.mark.timeout(240),
+]
+
+
+def webs(parent):
+    """The web processes below their parent, whichever helpers they have themselves."""
+    found = []
+    for pid in descendants(parent.pid):
+        with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123 - of another process
+            if b"--fd" in words.read().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def start_two(production):
+    """Two web processes on one port, and their parent."""
+    port = free_port()
+    production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
+    env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
+    parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
+    parent.line(READY, 150)
+    return parent
+
+
+def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_replaced(production):
+    parent = start_two(production)
+    assert len(webs(parent)) == 2
+    production.start_all("worker")
+    with running_http("healthy") as weather:
+        register(production, "weather", weather)
+        agent = make_agent(production, "roaming")
+        session = agent.open(mode="deferred")
+        # Each call over a connection of its own: the kernel hands them to either process.
+        for number in range(20):
+            told = session.call("get_forecast", {"city": f"city-{number}"})
+            assert told["structured_content"]["city"] == f"city-{number}"
+        holders = production.command("shell", "-c", HOLDERS)
+        assert holders.stdout.split()[-1] == "2", (holders.stdout, holders.stderr)
+
+        victim = webs(parent)[0]
+        os.kill(victim, signal.SIGKILL)
+        wait_for(lambda: len(set(webs(parent)) - {victim}) == 2, 30, what="another took its place")
+        wait_for(lambda: _answers(session), 30, what="calls go on")
+
+        key = production.api("GET", "/agents/roaming/keys")[1]["items"][0]["id"]
+        assert production.api("POST", f"/keys/{key}/revoke")[0] == 200
+        assert {session.ask("list_stations").status for _ in range(20)} == {401}
+    children = webs(parent)
+    parent.stop()
+    assert parent.code == 0, parent.log
+    assert not any(alive(pid) for pid in children)
+
+
+HOLDERS = """
+from sessions_app.models import Call
+print(Call.objects.values("holder").distinct().count())
+"""
+
+
+def _answers(session):
+    try:
+        return session.ask("list_stations").status == 200
+    except OSError:
+        return False
+
+
+def test_a_call_of_a_web_process_that_was_killed_is_given_up_by_the_others(production, tmp_path):
+    """Only on its machine can it be known to be dead; the worker, elsewhere, waits longer."""
+
+    def call():
+        with psycopg.connect(production.env["DATABASE_URL"]) as connection:
+            query = "SELECT state, holder FROM sessions_app_call WHERE tool_name LIKE '%%wait'"
+            return connection.execute(query).fetchone() or ("", "")
+
+    parent = start_two(production)
+    production.start_all("worker")
+    with (
+        running_http("counting", "--journal", str(tmp_path / "journal")) as url,
+        ThreadPoolExecutor(1) as callers,
+    ):
+        register(production, "counting", url)
+        session = make_agent(production, "waiting").open(mode="deferred")
+        arguments = {"name": "long", "seconds": 100}
+        asked = callers.submit(session.ask, "wait", arguments, timeout=300)
+        wait_for(lambda: call()[0] == "sent", 30, what="the call is under way")
+        os.kill(int(call()[1].split(" ")[-2]), signal.SIGKILL)
+        wait_for(lambda: call()[0] == "unknown", 30, what="it is given up")
+        assert isinstance(asked.exception(60), OSError)  # the connection broke
+    parent.stop()

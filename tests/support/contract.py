@@ -1,0 +1,200 @@
+"""The contract with everybody outside the code, as plain values: what a release must not change
+by accident.
+
+`python -m tests.support.contract` writes tests/golden/contract/; test_contract.py compares with it.
+"""
+
+import ast
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "contract"
+APPS = ("catalog", "servers", "sessions_app", "toolcrib")
+# Codes that are passed by position.
+OTHER_CODES = frozenset(
+    {"definition_changed", "denied", "held", "input_required", "meta_tool", "missing"}
+    | {"rejected", "result_invalid", "result_too_large", "server_disabled", "waiting"}
+)
+# Names for people and for generated code, which may change without breaking a caller.
+WORDS = frozenset({"title", "description", "summary", "operationId", "tags", "examples", "example"})
+
+
+def openapi() -> dict[str, Any]:
+    """Every operation by path and method: parameters, bodies, responses by status."""
+    from toolcrib.api import api
+
+    document = json.loads(json.dumps(api.get_openapi_schema()))
+    components = document["components"]["schemas"]
+    found: dict[str, Any] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            kept = _plain(operation, components, ())
+            kept["parameters"] = sorted(
+                kept.get("parameters", []), key=lambda one: (one["in"], one["name"])
+            )
+            found[f"{method.upper()} {path}"] = kept
+    return found
+
+
+def _plain(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> Any:
+    """Put schemas in place of the references to them, and leave out words for people."""
+    if isinstance(value, list):
+        return [_plain(item, components, inside) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        if name in inside:
+            return {"recursive": True}
+        return _plain(components[name], components, (*inside, name))
+    names_properties = "properties" in inside[-1:]
+    return {
+        key: _plain(item, components, (*inside, "properties") if key == "properties" else inside)
+        for key, item in value.items()
+        if names_properties or key not in WORDS or not isinstance(item, str | list)
+    }
+
+
+def url_names() -> dict[str, str]:
+    """Every named URL of the pages and the API, with its pattern."""
+    from django.urls import get_resolver
+
+    def walk(patterns: Any, before: str) -> Iterator[tuple[str, str]]:
+        for pattern in patterns:
+            route = before + str(pattern.pattern)
+            if hasattr(pattern, "url_patterns"):
+                yield from walk(pattern.url_patterns, route)
+            elif pattern.name and not route.startswith("api/"):
+                yield pattern.name, route
+
+    return dict(sorted(walk(get_resolver().url_patterns, "")))
+
+
+def celery_tasks() -> dict[str, Any]:
+    """Task names with their queues, and what the schedule runs how often."""
+    from toolcrib.celery import app
+
+    app.loader.import_default_modules()
+    tasks = sorted(name for name in app.tasks if name.partition(".")[0] in APPS)
+    schedule = {
+        name: {key: str(one[key]) for key in ("task", "schedule")}
+        for name, one in sorted(app.conf.beat_schedule.items())
+    }
+    routes = app.conf.task_routes
+    return {"tasks": tasks, "schedule": schedule, "routes": json.loads(json.dumps(routes))}
+
+
+def commands() -> dict[str, list[str]]:
+    """Our management commands with their arguments."""
+    from django.core.management import get_commands, load_command_class
+
+    found = {}
+    for name, app in sorted(get_commands().items()):
+        if app in APPS:
+            parser = load_command_class(app, name).create_parser("manage.py", name)
+            found[name] = sorted(
+                "/".join(one.option_strings) or one.dest
+                for one in parser._actions
+                if "help" not in one.dest
+            )
+    return found
+
+
+def audit_verbs() -> list[str]:
+    from catalog.audit import SENTENCES
+
+    return sorted(SENTENCES)
+
+
+def trees() -> Iterator[ast.Module]:
+    for app in APPS:
+        for path in sorted((ROOT / app).rglob("*.py")):
+            if "migrations" not in path.parts:
+                yield ast.parse(path.read_text())
+
+
+def settings() -> dict[str, str]:
+    """Every environment variable with the kind of value it takes and its default, as written."""
+    found: dict[str, str] = {}
+    for tree in trees():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            reads = isinstance(node.func.value, ast.Name) and node.func.value.id == "env"
+            if reads and node.args and isinstance(node.args[0], ast.Constant):
+                given = [ast.unparse(one) for one in (*node.args[1:], *node.keywords)]
+                found[str(node.args[0].value)] = f"{node.func.attr}({', '.join(given)})"
+    return dict(sorted(found.items()))
+
+
+def error_codes() -> list[str]:
+    """Codes of errors: the class attribute, the keyword and the key called `code`; and others."""
+    found: set[str] = set()
+    for tree in trees():
+        for node in ast.walk(tree):
+            values: list[ast.expr | None] = []
+            if isinstance(node, ast.Constant) and node.value in OTHER_CODES:
+                found.add(str(node.value))
+            elif isinstance(node, ast.ClassDef):
+                values = [
+                    one.value
+                    for one in node.body
+                    if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "code"
+                ]
+            elif isinstance(node, ast.keyword) and node.arg == "code":
+                values = [node.value]
+            elif isinstance(node, ast.Dict):
+                pairs = zip(node.keys, node.values, strict=True)
+                values = [
+                    value
+                    for key, value in pairs
+                    if isinstance(key, ast.Constant) and key.value == "code"
+                ]
+            for value in values:
+                found |= {
+                    one.value
+                    for one in ast.walk(value or ast.Constant(None))
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value
+                }
+    return sorted(found)
+
+
+def event_kinds() -> list[str]:
+    from sessions_app.models import EventKind
+
+    return sorted(EventKind.values)
+
+
+PARTS = {
+    "openapi": openapi,
+    "url_names": url_names,
+    "celery": celery_tasks,
+    "commands": commands,
+    "audit_verbs": audit_verbs,
+    "settings": settings,
+    "error_codes": error_codes,
+    "event_kinds": event_kinds,
+}
+
+
+def main() -> None:
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
+    import django
+
+    import tests.support.environment  # noqa: F401 - a data folder of its own
+
+    django.setup()
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    for name, part in PARTS.items():
+        text = json.dumps(part(), indent=1, sort_keys=True, ensure_ascii=False)
+        (GOLDEN / f"{name}.json").write_text(text + "\n")
+        sys.stdout.write(f"{name}: {len(text):,} characters\n")
+
+
+if __name__ == "__main__":
+    main()

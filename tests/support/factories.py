@@ -1,0 +1,143 @@
+"""Small makers of what the tests are about. Every one takes only what the test says."""
+
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from catalog import ingest
+from catalog.canonical import canonical, digest
+from catalog.definitions import RemoteTool, read_tool, read_tools
+from catalog.ingest import Ingested
+from catalog.models import CatalogSnapshot, Group, Tool
+from servers.checks import argv_digest
+from servers.models import Server
+from sessions_app.models import Agent, AgentSession, Call, Event
+from tests.support.upstreams.running import ROOT, stdio_argv
+
+CAPS: dict[str, Any] = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
+_numbers = count(1)
+
+
+def make_server(**fields: Any) -> Server:
+    """An HTTP server that nothing listens for, unless told otherwise, with its group."""
+    slug = fields.setdefault("slug", f"server-{next(_numbers)}")
+    fields.setdefault("name", slug.title())
+    if not fields.get("command"):
+        fields.setdefault("transport", "http")
+        fields.setdefault("url", "http://127.0.0.1:9/mcp")
+    server = Server.objects.create(**fields)
+    Group.objects.create(group_id=f"mcp:{slug}", display_name=server.name, follows=server)
+    return server
+
+
+def make_program(module: str, *args: str, **fields: Any) -> Server:
+    """A stdio server of tests/support/upstreams, its argv confirmed."""
+    command, *rest = stdio_argv(module, *args)
+    digest = argv_digest([command, *rest], str(ROOT))
+    return make_server(
+        transport="stdio",
+        command=command,
+        args=rest,
+        cwd=str(ROOT),
+        **{"confirmed_argv": digest, **fields},
+    )
+
+
+def tool_object(name: str = "search", **fields: Any) -> dict[str, Any]:
+    """A tool as a server would send it."""
+    return {"name": name, "inputSchema": {"type": "object"}, **fields}
+
+
+def make_remote_tool(name: str = "search", **fields: Any) -> RemoteTool:
+    return read_tool(tool_object(name, **fields), **CAPS)
+
+
+def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingested:
+    """Do to the catalog what a sync does with this list."""
+    server.refresh_from_db()
+    tools, rejections = read_tools(items, **CAPS)
+    ids = ingest.prepare(tools)
+    findings = ingest.judge(server, tools)
+    with transaction.atomic():
+        return ingest.apply(
+            server, tools, rejections, ids, findings=findings, allow_removals=allow_removals
+        )
+
+
+def make_tool(server: Server | None = None, name: str = "search", **fields: Any) -> Tool:
+    """A tool of a server, approved unless the server's trust says otherwise."""
+    server = server or make_server()
+    present = Tool.objects.filter(server=server, missing_since=None).select_related("latest")
+    others = [tool.latest.tool for tool in present if tool.latest and tool.name != name]
+    fold(server, *others, tool_object(name, **fields))
+    return Tool.objects.get(server=server, name=name)
+
+
+def make_agent(name: str = "", **fields: Any) -> Agent:
+    """An agent with all groups, unless told otherwise."""
+    return Agent.objects.create(
+        name=name or f"agent-{next(_numbers)}", **{"all_groups": True, **fields}
+    )
+
+
+def make_session(agent: Agent | None = None, *, started: Any = None, **fields: Any) -> AgentSession:
+    """A session that was opened a minute ago, or when told, and has the same catalog as others."""
+    text = fields.pop("catalog", "Tools are in groups.")
+    snapshot, _ = CatalogSnapshot.objects.get_or_create(
+        sha256=digest(text), defaults={"text": text, "body": "{}", "tokens": len(text) // 4}
+    )
+    started = started or timezone.now() - timedelta(minutes=1)
+    defaults = {
+        "strategy": "dispatch",
+        "mode": "deferred",
+        "auto_deferred": True,
+        "decided_by": "count",
+        "revision": 1,
+        "last_used_at": started,
+    }
+    session = AgentSession.objects.create(
+        agent=agent or make_agent(), snapshot=snapshot, **{**defaults, **fields}
+    )
+    AgentSession.objects.filter(pk=session.pk).update(created_at=started)
+    session.refresh_from_db()
+    return session
+
+
+def make_call(session: AgentSession | None = None, tool: Tool | None = None, **fields: Any) -> Call:
+    """A call that went well in 420 ms, when the session was last used."""
+    accepted = fields.pop("at", None) or (session.last_used_at if session else timezone.now())
+    took = timedelta(milliseconds=fields.pop("ms", 420))
+    for name in ("arguments", "result_copy"):
+        if name in fields and not isinstance(fields[name], str):
+            fields[name] = canonical(fields[name])
+    defaults: dict[str, Any] = {
+        "agent": session.agent if session else None,
+        "tool": tool,
+        "tool_name": tool.public_name if tool else "nowhere__tool",
+        "server": tool.server if tool else None,
+        "server_slug": tool.server.slug if tool and tool.server else "",
+        "definition": tool.approved if tool else None,
+        "state": "succeeded",
+        "accepted_at": accepted,
+        "sent_at": accepted,
+        "finished_at": accepted + took,
+        "deadline": accepted + timedelta(minutes=1),
+    }
+    return Call.objects.create(session=session, **{**defaults, **fields})
+
+
+def make_event(session: AgentSession, kind: str, **fields: Any) -> Event:
+    """One line of a timeline; what is no column of it goes into its details."""
+    columns = {field.attname for field in Event._meta.fields} | {"call"}
+    given = {name: fields.pop(name) for name in list(fields) if name in columns}
+    call = given.get("call")
+    if call is not None:
+        given.setdefault("tool_name", call.tool_name)
+        given.setdefault("at", call.accepted_at)
+        given.setdefault("tokens", call.tokens)
+    given.setdefault("at", session.last_used_at)
+    given.setdefault("details", canonical(fields))
+    return Event.objects.create(session=session, kind=kind, **given)

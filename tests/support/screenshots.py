@@ -1,0 +1,330 @@
+"""Take every page at two widths in both themes: python -m tests.support.screenshots [folder].
+
+Most are of what `make demo` shows; an installation of its own gives the first minute, the empty
+pages and the ways in which servers fail.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect
+
+from tests.support import browser as driving
+from tests.support.installation import READY, ROOT, Installation, Process
+from tests.support.upstreams.running import running_http, stdio_argv
+
+WIDTHS = {1280: 800, 390: 844}
+BAD_TEXT = '{\n  "mcpServers": {\n    "weather": {"url": "https://example.com/mcp",}\n    "x"\n'
+
+
+def many_kinds(stack: ExitStack, weather: str) -> str:
+    """A text with healthy servers, failures of several kinds, and things to ask about."""
+    raw = stack.enter_context(running_http("raw_http"))
+    crash = {"command": sys.executable, "args": ["-c", "raise SystemExit('no licence found')"]}
+    return driving.mcp_json(
+        {
+            "weather": {"url": weather, "headers": {"Authorization": "Bearer not-shown"}},
+            "toolcrib-demo": driving.demo_entry(),
+            "many": {"command": sys.executable, "args": stdio_argv("many")[1:], "cwd": str(ROOT)},
+            "crm": {"url": f"{raw}/html", "headers": {"X-Api-Key": "not-shown"}},
+            "tickets": {"url": f"{raw}/401"},
+            "ledger": crash,
+            "reports": {"url": f"{raw}/500?api_key=sk-1234567890abcdef1234"},
+            "wiki": {"url": f"{raw}/${{WIKI_SPACE}}/mcp", "retries": 3},
+            "both": {"url": "https://example.com/mcp", "command": "npx"},
+        }
+    )
+
+
+@contextmanager
+def theme_and_width(
+    browser: Browser, toolcrib: Installation, cookies: object
+) -> Iterator[Callable[[str, int], Page]]:
+    contexts = []
+
+    def open_one(theme: str, width: int) -> Page:
+        context = browser.new_context(
+            base_url=toolcrib.url,
+            storage_state=cookies,  # type: ignore[arg-type]
+            color_scheme=theme,  # type: ignore[arg-type]
+            viewport={"width": width, "height": WIDTHS[width]},
+        )
+        contexts.append(context)
+        return context.new_page()
+
+    yield open_one
+    for context in contexts:
+        context.close()
+
+
+class Camera:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.taken = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def take(self, page: Page, name: str, theme: str, width: int, *, whole: bool = True) -> None:
+        page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=whole)
+        self.taken += 1
+
+
+# Of the demo installation, by the names of the pictures.
+PAGES = {
+    "overview": "/",
+    "servers": "/servers",
+    "servers-filtered": "/servers?state=failing&sort=-tokens",
+    "servers-none": "/servers?q=nothing-like-it",
+    "server": "/servers/tickets",
+    "server-tools": "/servers/toolbox/tools",
+    "server-syncs": "/servers/analytics/syncs",
+    "server-settings": "/servers/analytics/settings",
+    "server-crashed": "/servers/crm",
+    "tools": "/tools",
+    "tools-by-cost": "/tools?sort=-tokens",
+    "tools-waiting": "/tools?state=waiting",
+    "tools-none": "/tools?q=nothing-like-it",
+    "tool": "/tools/tickets__create_ticket",
+    "tool-waiting": "/tools/analytics__compare_periods",
+    "tool-held": "/tools/tickets__delete_ticket",
+    "tool-custom-add": "/tools/custom/add",
+    "try": "/tools/calendar__create_event/try",
+    "groups": "/groups",
+    "group": "/groups/mcp:tickets",
+    "group-mixed": "/groups/daily:support",
+    "group-over": "/groups/trial:everything",
+    "group-json": "/groups/daily:support?tab=json",
+    "group-curl": "/groups/daily:support?tab=curl",
+    "group-change": "/groups/mcp:tickets?tab=change",
+    "group-filtered": "/groups/daily:support?q=nothing-like-it",
+    "group-empty": "/groups/empty",
+    "group-settings": "/groups/daily:support/edit",
+    "groups-compare": "/groups/all/compare?group=daily:support&group=mcp:tickets",
+    "search": "/search",
+    "search-found": "/search?q=open+a+ticket+for+a+customer&agent=support-desk",
+    "search-none": "/search?q=delete_ticket&agent=support-desk",
+    "search-regex": "/search?q=^tickets__.*ticket$&mode=regex",
+    "golden": "/search/golden",
+    "missed": "/search/missed",
+    "agents": "/agents",
+    "agent-add": "/agents/new/add",
+    "agent": "/agents/support-desk",
+    "agent-keys": "/agents/archivist/keys",
+    "agent-connect": "/agents/support-desk/connect",
+    "agent-settings": "/agents/analyst/settings",
+    "approvals": "/approvals",
+    "sessions": "/sessions",
+    "sessions-errors": "/sessions?errors=1&agent=handyman",
+    "sessions-none": "/sessions?agent=nobody",
+    "usage": "/usage",
+    "usage-narrowed": "/usage?range=24h&agent=support-desk&sort=-errors",
+    "usage-nothing": "/usage?agent=nobody",
+    "audit": "/audit",
+    "audit-local": "/audit?target=server&times=local",
+    "audit-none": "/audit?q=nothing-like-it",
+    "settings": "/settings/general",
+    "settings-tokens": "/settings/tokens",
+    "settings-sync": "/settings/sync",
+    "settings-retention": "/settings/retention",
+    "people": "/settings/people",
+    "about": "/settings/about",
+    "profile": "/settings/profile",
+    "palette": "/palette?q=ticket",
+    "patterns": "/patterns/",
+    "not-found": "/servers/no-such-server",
+}
+# Of an installation with servers of all kinds, most of which fail.
+KINDS = {
+    "servers-failing": "/servers",
+    "add-url": "/servers/add?source=url",
+    "add-command": "/servers/add?source=command",
+    "add-demo": "/servers/add?source=demo",
+    "progress": "/servers/add/progress",
+    "server-http": "/servers/weather/settings",
+    "failing-auth": "/servers/tickets",
+    "failing-html": "/servers/crm/syncs",
+    "attention": "/",
+}
+# And before it has anything.
+EMPTY_PAGES = (
+    ("first-run", "/"),
+    ("servers-empty", "/servers"),
+    ("agents-empty", "/agents"),
+    ("groups-empty", "/groups"),
+    ("search-empty", "/search"),
+    ("golden-empty", "/search/golden"),
+    ("approvals-empty", "/approvals"),
+    ("tools-empty", "/tools"),
+    ("sessions-empty", "/sessions"),
+    ("usage-empty", "/usage"),
+    ("audit-empty", "/audit"),
+)
+
+
+def empty_pages(camera: Camera, open_one: Callable[[str, int], Page]) -> None:
+    for page, theme, width in each_way(open_one):
+        walk(camera, page, dict(EMPTY_PAGES), theme, width)
+        page.goto("/servers/add")
+        camera.take(page, "add", theme, width)
+        page.get_by_label("Paste your mcp.json").fill(BAD_TEXT)
+        page.get_by_role("button", name="Check servers").click()
+        page.locator("#source-problem .notice").wait_for()
+        camera.take(page, "add-bad-json", theme, width)
+
+
+def check_pages(camera: Camera, open_one: Callable[[str, int], Page], text: str) -> None:
+    for page, theme, width in each_way(open_one):
+        page.goto("/servers/add")
+        page.get_by_label("Paste your mcp.json").fill(text)
+        page.get_by_role("button", name="Check servers").click()
+        page.wait_for_url("**/check")
+        camera.take(page, "check", theme, width)
+
+
+def first_minute(camera: Camera, browser: Browser) -> None:
+    """The end of the wizard and the first agent, on an installation of its own."""
+    with tempfile.TemporaryDirectory() as folder, Installation(Path(folder) / "data") as toolcrib:
+        context = browser.new_context(base_url=toolcrib.url)
+        page = context.new_page()
+        driving.set_up(page, toolcrib)
+
+        def take(name: str) -> None:
+            for theme in driving.THEMES:
+                for width, height in WIDTHS.items():
+                    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+                    page.set_viewport_size({"width": width, "height": height})
+                    camera.take(page, name, theme, width)
+
+        page.get_by_role("button", name="Use the demo server").click()
+        page.get_by_role("button", name="Make it so").wait_for(timeout=90_000)
+        take("first-saving")
+        page.get_by_role("button", name="Make it so").click()
+        take("first-group")
+        page.get_by_role("button", name="Connect an agent").click()
+        key = page.locator(".new-key code").inner_text()
+        take("first-agent")
+        toolcrib.api("POST", "/sessions", {}, key)
+        page.locator(".first-request.ok").wait_for()
+        take("first-request")
+        page.goto("/")
+        take("first-overview")
+        context.close()
+
+
+def fill(page: Page, text: str) -> None:
+    page.goto("/servers/add")
+    page.get_by_label("Paste your mcp.json").fill(text)
+    page.get_by_role("button", name="Check servers").click()
+    page.wait_for_url("**/check")
+    for box in page.locator("input[name=confirm]").all():
+        box.check()
+    page.get_by_role("button", name="Connect servers").click()
+
+
+def new_key(camera: Camera, page: Page, theme: str, width: int) -> None:
+    page.goto("/agents/archivist/keys")
+    page.get_by_role("button", name="Make key and show it").click()
+    page.locator(".new-key").wait_for()
+    camera.take(page, "agent-new-key", theme, width)
+
+
+def on_top(camera: Camera, page: Page, theme: str, width: int) -> None:
+    """What lies over a page: the palette, the keys, a selection and an offer to undo."""
+    page.goto("/")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("ticket")
+    page.locator("#palette-found [role=option]", has_text="tickets__").first.wait_for()
+    camera.take(page, "palette-open", theme, width, whole=False)
+    page.goto("/servers")
+    page.keyboard.press("?")
+    page.locator("dialog[open]").wait_for()
+    camera.take(page, "keys", theme, width, whole=False)
+    page.goto("/groups/daily:support?in=no")
+    for box in page.locator("[data-pick] input").all()[:2]:
+        box.check()
+    page.locator("[data-given=demand] input[name=on]").first.check()
+    page.locator(".toast").wait_for()
+    camera.take(page, "group-undo", theme, width, whole=False)
+    page.get_by_role("button", name="Undo").click()
+    page.locator("#live", has_text="Undone.").wait_for(state="attached")
+
+
+def chosen_sessions(toolcrib: Installation) -> dict[str, str]:
+    """The newest run with an error, and the newest with a fork."""
+    rows = toolcrib.api("GET", "/sessions?limit=100")[1]["items"]
+    failed = next(row for row in rows if row["errors"] and row["agent"] == "handyman")
+    forked = next(row for row in rows if row["agent"] == "analyst" and not row["parent"])
+    return {"session": f"/sessions/{failed['id']}", "session-forked": f"/sessions/{forked['id']}"}
+
+
+def demo_pages(camera: Camera, browser: Browser, folder: Path) -> None:
+    toolcrib = Installation(folder)
+    with Process(toolcrib._argv("demo"), toolcrib.env) as process:
+        toolcrib.process = process
+        setup = process.line(READY, 300).rpartition("/setup/")[2]
+        toolcrib.setup_url = f"{toolcrib.url}/setup/{setup}"
+        cookies = driving.signed_in(browser, toolcrib, "Overview")
+        toolcrib.api("POST", "/groups", {"group_id": "empty", "display_name": "Nothing yet"})
+        pages = {**PAGES, **chosen_sessions(toolcrib)}
+        with theme_and_width(browser, toolcrib, cookies) as open_one:
+            for page, theme, width in each_way(open_one):
+                new_key(camera, page, theme, width)
+                on_top(camera, page, theme, width)
+                walk(camera, page, pages, theme, width)
+
+
+def kinds_pages(camera: Camera, browser: Browser, folder: Path) -> None:
+    """From the first form to servers that fail in many ways."""
+    with ExitStack() as stack:
+        toolcrib = stack.enter_context(Installation(folder, {"TOOLCRIB_CONNECT_TIMEOUT": "3"}))
+        with theme_and_width(browser, toolcrib, None) as open_one:
+            for page, theme, width in each_way(open_one):
+                walk(
+                    camera, page, {"setup": toolcrib.setup_url, "sign-in": "/sign-in"}, theme, width
+                )
+        cookies = driving.signed_in(browser, toolcrib)
+        open_one = stack.enter_context(theme_and_width(browser, toolcrib, cookies))
+        weather = stack.enter_context(running_http("healthy"))
+        text = many_kinds(stack, weather)
+        empty_pages(camera, open_one)
+        check_pages(camera, open_one, text)
+        page = open_one("light", 1280)
+        fill(page, text)
+        camera.take(page, "connecting", "light", 1280)
+        expect(page.get_by_text("before its first word")).to_be_visible(timeout=90_000)
+        for page, theme, width in each_way(open_one):
+            walk(camera, page, KINDS, theme, width)
+
+
+def each_way(open_one: Callable[[str, int], Page]) -> Iterator[tuple[Page, str, int]]:
+    for theme in driving.THEMES:
+        for width in WIDTHS:
+            yield open_one(theme, width), theme, width
+
+
+def walk(camera: Camera, page: Page, pages: dict[str, str], theme: str, width: int) -> None:
+    for name, path in pages.items():
+        page.goto(path)
+        for details in page.locator(".runs details").all()[:1]:
+            details.locator("summary").click()
+        camera.take(page, name, theme, width)
+
+
+def main(folder: Path) -> None:
+    camera = Camera(folder)
+    with (
+        tempfile.TemporaryDirectory(prefix="toolcrib-shots-") as data,
+        driving.chromium() as browser,
+    ):
+        demo_pages(camera, browser, Path(data) / "demo")
+        first_minute(camera, browser)
+        kinds_pages(camera, browser, Path(data) / "kinds")
+    sys.stdout.write(f"{camera.taken} pictures are in {folder}.\n")
+
+
+if __name__ == "__main__":
+    os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "screenshots")

@@ -1,0 +1,229 @@
+"""Answers to tools/call written by hand: the tool's name says how. No SDK needed.
+
+python -m tests.support.upstreams.raw_calls [--http | --sse] [--era modern|legacy]; stdio by
+default.
+
+say      answers with the text in `result`, whatever it is, as the result
+line     writes the text in `line` as it is, with ID for the request's id
+error    answers with an error of the protocol: `code`, `message`
+big      answers with `bytes` bytes of text
+later    answers after `seconds`
+drip     begins an answer and goes on with a byte at a time, for ever
+hang     never answers
+held     answers when someone GETs /let-go
+deaf     over stdin, reads no more for `seconds` and then answers; for ever, and answers at once
+         over an event stream of old, takes no message any more until the next stream
+die      exits; `cut` closes the connection in the middle of the answer
+status   answers with the HTTP status in `status`; over an event stream of old after `seconds`
+seen     answers with the messages that came so far
+
+`sse`: over HTTP, answer with an event stream. `post`: over an event stream of old, `late` takes a
+message only when it was answered, `never` does not say so.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+from tests.support.upstreams.answers import ONE_TOOL, answer
+
+Messages = list[dict[str, Any]]
+LET_GO = asyncio.Event()
+
+
+def result(message: dict[str, Any], text: str) -> str:
+    return f'{{"jsonrpc": "2.0", "id": {json.dumps(message["id"])}, "result": {text}}}'
+
+
+def text_of(value: object) -> str:
+    return json.dumps({"content": [{"type": "text", "text": str(value)}], "resultType": "complete"})
+
+
+async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | None:
+    """Return what to send back, None for nothing."""
+    seen.append(message)
+    if message.get("method") != "tools/call":
+        return answer(message, ONE_TOOL, era)
+    how, given = message["params"]["name"], message["params"].get("arguments", {})
+    match how:
+        case "say":
+            return result(message, given["result"])
+        case "line":
+            return str(given["line"]).replace("ID", json.dumps(message["id"]))
+        case "error":
+            error = {"code": given.get("code", -32602), "message": given["message"]}
+            return json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        case "big":
+            return result(message, text_of("x" * given["bytes"]))
+        case "later":
+            await asyncio.sleep(given["seconds"])
+            return result(message, text_of("late"))
+        case "held":
+            await LET_GO.wait()
+            return result(message, text_of("held"))
+        case "seen":
+            return result(message, text_of(json.dumps(seen)))
+        case "die":
+            os._exit(3)
+    await asyncio.sleep(600)
+    return None
+
+
+# --- Over stdin and stdout --------------------------------------------------------------------
+
+
+async def serve_stdio(era: str) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=2**26)
+    pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    seen: Messages = []
+    running = set()
+
+    async def deaf(message: dict[str, Any]) -> str:
+        pipe.pause_reading()
+        if seconds := message["params"]["arguments"].get("seconds"):
+            await asyncio.sleep(seconds)
+            pipe.resume_reading()
+        return result(message, text_of("deaf"))
+
+    async def respond(message: dict[str, Any]) -> None:
+        is_deaf = message.get("params", {}).get("name") == "deaf"
+        text = await (deaf(message) if is_deaf else reply_to(message, seen, era))
+        if text is not None:
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
+            sys.stdout.flush()
+
+    while line := await reader.readline():
+        task = asyncio.create_task(respond(json.loads(line)))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+
+# --- Over HTTP --------------------------------------------------------------------------------
+
+
+async def serve_http(era: str, *, sse: bool = False) -> None:
+    seen: Messages = []
+    old = Stream(seen, era)
+    sessions: set[str] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await request(reader, writer):
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        body = await reader.readexactly(int(fields.get("content-length", 0)))
+        if "/let-go " in head:
+            LET_GO.set()
+            return reply(writer, "")
+        if sse and head.startswith("get /sse "):
+            return await old.open(reader, writer)
+        if not head.startswith("post"):
+            return reply(writer, "", status=405)
+        message = json.loads(body)
+        if sse:
+            return await old.posted(message, reader, writer)
+        params = message.get("params", {})
+        given = params.get("arguments", {})
+        if era == "legacy" and message.get("method") == "server/discover":
+            return reply(writer, "", status=400)
+        if message.get("method") == "initialize":
+            sessions.add("one")
+            opened = await reply_to(message, seen, era) or ""
+            return reply(writer, opened, extra="Mcp-Session-Id: one\r\n")
+        if params.get("name") == "forget":
+            sessions.clear()
+        if era == "legacy" and fields.get("mcp-session-id") not in sessions:
+            return reply(writer, "", status=404)
+        if params.get("name") == "status":
+            seen.append(message)
+            return reply(writer, given.get("body", ""), status=given["status"])
+        if params.get("name") in ("cut", "drip"):
+            seen.append(message)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+            writer.write(b"Content-Length: 10000\r\n\r\n{")
+            while params["name"] == "drip" and not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            return False
+        text = await reply_to(message, seen, era)
+        if text is None:
+            return reply(writer, "", status=202)
+        return reply(writer, text, sse=bool(given.get("sse")))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    async with server:
+        await server.serve_forever()
+
+
+class Stream:
+    """The way of 2024: messages come as POSTs, and are answered on one long GET."""
+
+    def __init__(self, seen: Messages, era: str) -> None:
+        self.seen, self.era, self.deaf = seen, era, False
+        self.writer: Any = None
+        self.running: set[asyncio.Task[None]] = set()
+
+    async def open(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self.deaf, self.writer = False, writer
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        writer.write(b"event: endpoint\ndata: /messages\n\n")
+        await reader.read()
+        return False
+
+    async def posted(self, message: Any, reader: asyncio.StreamReader, writer: Any) -> bool:
+        params = message.get("params", {})
+        given = params.get("arguments", {})
+        self.deaf = self.deaf or params.get("name") == "deaf"
+        if params.get("name") == "status":
+            await asyncio.sleep(given.get("seconds", 0))
+            return reply(writer, given.get("body", ""), status=given["status"])
+        if given.get("post") == "late":
+            await self.answer(message)
+        else:
+            task = asyncio.create_task(self.answer(message))
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+        if self.deaf or given.get("post") == "never":
+            await reader.read()
+            return False
+        return reply(writer, "", status=202)
+
+    async def answer(self, message: dict[str, Any]) -> None:
+        text = None if self.deaf else await reply_to(message, self.seen, self.era)
+        if text is not None:
+            self.writer.write(f"data: {text}\n\n".encode())
+
+
+def reply(writer: Any, text: str, *, status: int = 200, sse: bool = False, extra: str = "") -> bool:
+    kind = "text/event-stream" if sse else "application/json"
+    body = (f"data: {text}\n\n" if sse else text).encode("utf-8", "surrogatepass")
+    writer.write(
+        f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\n{extra}"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return True
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser()
+    options.add_argument("--http", action="store_true")
+    options.add_argument("--sse", action="store_true")
+    options.add_argument("--era", choices=("legacy", "modern"), default="modern")
+    given = options.parse_args()
+    over_http = given.http or given.sse
+    asyncio.run(serve_http(given.era, sse=given.sse) if over_http else serve_stdio(given.era))

@@ -1,0 +1,252 @@
+"""HTTP by hand: behaviour by URL path. Counts requests and keeps the headers it received.
+
+python -m tests.support.upstreams.raw_http [--tools-file FILE] [--tls CERT KEY]
+
+GET  /_seen         the requests so far, as JSON
+     /tools         a proper MCP server with the tools of the file; /tools?era=legacy
+     /list/WHAT     a proper server that does WHAT when it is asked for its tools
+     /WHAT          does WHAT at once: see `misbehave`
+"""
+
+import argparse
+import asyncio
+import gzip
+import json
+import ssl
+import struct
+import sys
+from socket import SO_LINGER, SOL_SOCKET
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.upstreams.answers import answer, large_notice, listing
+
+FIFTY_MB = 50 * 1024 * 1024
+BLOCK = b"x" * 65536
+BOMB = gzip.compress(b"0" * FIFTY_MB, 1)
+
+
+class Raw:
+    def __init__(self, tools: str) -> None:
+        self.tools = tools
+        self.seen: list[dict[str, object]] = []
+        self.connections = 0
+        self.listens = 0
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await self.request(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+            pass
+        finally:
+            writer.close()
+
+    async def request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = {}
+        for line in head[1:-2]:
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        url = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        if url.path == "/_seen":
+            seen = {"connections": self.connections - 1, "requests": self.seen}
+            return reply(writer, json.dumps(seen).encode())
+        self.seen.append({"method": method, "path": target, "headers": headers})
+        message = json.loads(body) if body else {}
+        path = unquote(url.path)
+        if path.startswith("/list/"):
+            if message.get("method") != "tools/list":
+                return self.mcp(writer, method, message, query)
+            path = path.removeprefix("/list")
+        if path == "/tools":
+            return self.mcp(writer, method, message, query)
+        await misbehave(path.strip("/"), writer, message, query, self)
+        return False
+
+    def mcp(self, writer, method, message, query, extra: str = "") -> bool:
+        era = query.get("era", "modern")
+        if method == "DELETE" and "session" in query:
+            return False  # and no answer, ever
+        if method == "GET" and query.get("session") == "eager":
+            start(writer, "text/event-stream")
+            writer.write(b"retry: 0\nid: 1\ndata:\n\n")
+            return False
+        if method != "POST":
+            return reply(writer, b"", 404 if "session" in query else 405)
+        if query.get("session") and message.get("method") == "initialize":
+            extra = "Mcp-Session-Id: 1\r\n"
+        if query.get("session") == "forgotten" and message.get("method") == "tools/list":
+            return reply(writer, b"who?", 404, "text/plain")
+        if era == "legacy" and message.get("method") == "server/discover":
+            return reply(writer, b"unknown", 400, "text/plain")
+        text = answer(message, self.tools, era)
+        if text is None:
+            return reply(writer, b"", 202)
+        return reply(writer, text.encode(), extra=extra)
+
+
+def reply(writer, body: bytes, status=200, kind="application/json", extra: str = "") -> bool:
+    writer.write(
+        f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\n{extra}"
+        f"Content-Length: {len(body)}\r\n\r\n".encode()
+        + body
+    )
+    return True
+
+
+def start(writer, kind: str, extra: str = "") -> None:
+    writer.write(
+        f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{extra}Connection: close\r\n\r\n".encode()
+    )
+
+
+async def pour(writer, first: bytes, last: bytes) -> None:
+    """Write fifty megabytes between two ends."""
+    writer.write(first)
+    for _ in range(FIFTY_MB // len(BLOCK)):
+        if writer.is_closing():
+            raise ConnectionError
+        writer.write(BLOCK)
+        await writer.drain()
+    writer.write(last)
+    await writer.drain()
+
+
+async def misbehave(what: str, writer, message, query, server: Raw) -> None:
+    answer_head = f'{{"jsonrpc": "2.0", "id": {json.dumps(message.get("id"))}, "result": {{"x": "'
+    if what.isdigit():
+        reply(writer, b"secret body", int(what), "text/plain")
+    elif what == "html":
+        reply(writer, b"<html>secret body</html>", kind="text/html; charset=utf-8")
+    elif what == "plain-json":
+        reply(writer, b'{"hello": "secret body"}')
+    elif what == "not-json":
+        reply(writer, b"secret body {")
+    elif what == "redirect-out":
+        to = query.get("to", "http://169.254.169.254/latest?key=secret")
+        reply(writer, b"", 307, extra=f"Location: {to}\r\n")
+    elif what == "redirect-loop":
+        reply(writer, b"", 307, extra="Location: /redirect-loop\r\n")
+    elif what == "redirect-in":
+        reply(writer, b"", 307, extra="Location: /tools\r\n")
+    elif what == "redirect-302":
+        reply(writer, b"", 302, extra="Location: /tools\r\n")
+    elif what == "drip":
+        start(writer, "application/json")
+        while not writer.is_closing():
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+    elif what == "drip-sse":
+        start(writer, "text/event-stream")
+        while not writer.is_closing():
+            writer.write(b": still here\n\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+    elif what == "hang":
+        await asyncio.sleep(600)
+    elif what == "big-json":
+        start(writer, "application/json")
+        await pour(writer, answer_head.encode(), b'"}}')
+    elif what == "big-sse":
+        start(writer, "text/event-stream")
+        await pour(writer, b"event: message\ndata: " + answer_head.encode(), b'"}}\n\n')
+    elif what == "gzip-bomb":
+        start(writer, "application/json", "Content-Encoding: gzip\r\n")
+        writer.write(BOMB)
+        await writer.drain()
+    elif what == "gzip":
+        text = answer(message, server.tools, query.get("era", "modern")) or ""
+        reply(writer, gzip.compress(text.encode()), extra="Content-Encoding: gzip\r\n")
+    elif what == "huge-header":
+        reply(writer, b"{}", extra=f"X-Long: {'x' * 1_000_000}\r\n")
+    elif what == "cookies":
+        cookies = "".join(f"Set-Cookie: c{number}=secret; Path=/\r\n" for number in range(100))
+        server.mcp(writer, "POST", message, query, cookies)
+    elif what == "reset":
+        writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+        return
+    elif what == "cut":
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: 1000\r\n\r\n{")
+    elif what == "not-http":
+        writer.write(b"220 mail.example ESMTP ready\r\n\r\n")
+    elif what == "many-events":
+        start(writer, "text/event-stream")
+        for number in range(500):
+            log = {"method": "notifications/message", "params": {"level": "info", "data": number}}
+            writer.write(b"data: " + json.dumps({"jsonrpc": "2.0", **log}).encode() + b"\n\n")
+        text = answer(message, server.tools, query.get("era", "modern")) or ""
+        writer.write(b"data: " + text.encode() + b"\n\n")
+    elif what in ("flaky-listen", "large-listen"):
+        await listen_badly(writer, message, server, large=what == "large-listen")
+    elif what == "bomb-call":
+        if message.get("method") != "tools/call":
+            server.mcp(writer, "POST", message, query)
+            return
+        start(writer, "application/json", "Content-Encoding: gzip\r\n")
+        writer.write(BOMB)
+    elif what == "sse-elsewhere":
+        start(writer, "text/event-stream")
+        writer.write(b"event: endpoint\ndata: http://192.0.2.1/messages\n\n")
+    elif what == "sse-nowhere":
+        start(writer, "text/event-stream")
+        writer.write(b"event: endpoint\ndata: http://[::bad/\n\n")
+    elif what == "sse-deaf":
+        start(writer, "text/event-stream")
+        writer.write(b"event: endpoint\ndata: /500\n\n")
+        await writer.drain()
+        await asyncio.sleep(600)
+    else:
+        reply(writer, b"", 404)
+    await writer.drain()
+
+
+async def listen_badly(writer, message, server: Raw, *, large: bool) -> None:
+    """Acknowledge a subscription; drop the first one, or tell it something large."""
+    if message.get("method") != "subscriptions/listen":
+        server.mcp(writer, "POST", message, {})
+        return
+    server.listens += 1
+    start(writer, "text/event-stream")
+    acknowledged = {
+        "jsonrpc": "2.0",
+        "method": "notifications/subscriptions/acknowledged",
+        "params": {
+            "notifications": {"toolsListChanged": True},
+            "_meta": {"io.modelcontextprotocol/subscriptionId": message["id"]},
+        },
+    }
+    writer.write(b"data: " + json.dumps(acknowledged).encode() + b"\n\n")
+    await writer.drain()
+    if large and server.listens == 1:
+        writer.write(b"data: " + json.dumps(large_notice()).encode() + b"\n\n")
+        await writer.drain()
+    if large or server.listens > 1:
+        await asyncio.sleep(600)
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tools-file")
+    parser.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"))
+    options = parser.parse_args()
+    context = None
+    if options.tls:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(*options.tls)
+    raw = Raw(listing(options.tools_file))
+    server = await asyncio.start_server(raw.connected, "127.0.0.1", 0, ssl=context)
+    sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    async with server:
+        await server.serve_forever()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
