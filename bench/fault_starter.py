@@ -132,9 +132,9 @@ def become_installation(out: str, err: str) -> NoReturn:
     os.closerange(3, 256)
     from django.core.management import execute_from_command_line
 
-    from servers.holder import this_process
     from sessions_app import ledger, planning
     from toolcrib.databases import make_tables_if_new
+    from toolcrib.lib.process_identity import this_process
 
     # The one thing a module knows of the process that read it.
     for module in (ledger, planning):

@@ -21,11 +21,11 @@ sys.path.insert(0, str(ROOT))
 import fleet  # noqa: E402
 import jsonschema_rs  # noqa: E402
 
-from catalog.canonical import canonical  # noqa: E402
-from catalog.tokens import count, estimator  # noqa: E402
 from tests.e2e.live.test_real_servers import real_servers  # noqa: E402
 from tests.support import parts  # noqa: E402
 from tests.support.installation import Installation  # noqa: E402
+from toolcrib.lib.json_codec import canonical  # noqa: E402
+from toolcrib.lib.token_counter import count, estimator  # noqa: E402
 
 NAMES_AT_MOST = 7  # tokens a tool
 META_AT_MOST = 700

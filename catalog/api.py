@@ -9,10 +9,10 @@ from ninja import Body, Router, Schema, Status
 from catalog import ingest, tools
 from catalog.audit import sentence
 from catalog.models import AuditEntry, Definition, Tool
-from catalog.people import key_actor
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import Invalid, NotFound
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
 
 router = Router()
 

@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from catalog import approvals, browsing, ingest
 from catalog.models import Tool, ToolState
-from catalog.people import actor_of, operator_required
-from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.roles import actor_of, operator_required
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
     "approve": (ingest.approve, "Agents now get the new definition of {}."),

@@ -17,7 +17,7 @@ from catalog.audit import Actor
 from catalog.audit_reads import Row
 from catalog.browsing import Page
 from catalog.models import AuditEntry, Group, Membership, Tool
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 PAGE = 20  # changes on a page, each compared word by word
 DECISIONS = ("tool.approve", "tool.keep_old", "tool.hold")

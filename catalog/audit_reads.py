@@ -14,7 +14,7 @@ from django.http import QueryDict
 from catalog.audit import SENTENCES, sentence
 from catalog.browsing import PAGE, Page
 from catalog.models import AuditEntry
-from toolcrib.filters import number, text
+from toolcrib.lib.request import number, text
 
 EXPORTED = 20_000  # entries in one file
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what spreadsheets run or skip to run

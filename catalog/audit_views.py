@@ -10,7 +10,7 @@ from django.views.decorators.http import require_safe
 
 from catalog import audit_reads
 from catalog.audit_reads import AuditFilter, Row
-from catalog.people import operator_required
+from toolcrib.lib.roles import operator_required
 
 
 @require_safe

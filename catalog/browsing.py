@@ -15,7 +15,7 @@ from django.http import QueryDict
 from catalog import calls_seen, shelf
 from catalog.models import Tool, ToolState
 from catalog.shelf import Shelf, ShelfGroup
-from toolcrib.filters import number, text
+from toolcrib.lib.request import number, text
 
 T = TypeVar("T")
 PAGE = 50

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.canonical import canonical, digest
 from catalog.schemas import BadSchema, check_input_schema, check_schema
+from toolcrib.lib.json_codec import canonical, digest
 
 MAX_NAME = 128
 MAX_DEPTH = 256

@@ -6,7 +6,7 @@ from typing import Any
 from catalog import diffs, tools
 from catalog.findings import change_findings
 from catalog.models import AuditEntry, CallPolicy, Definition, DefinitionChange, Tool, ToolState
-from catalog.tokens import count_definition
+from toolcrib.lib.token_counter import count_definition
 
 HISTORY = 100
 SHAPES = (("mcp", "MCP"), ("openai", "OpenAI"), ("anthropic", "Anthropic"))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.canonical import canonical
+from toolcrib.lib.json_codec import canonical
 
 Span = tuple[str, str]  # (same | added | removed, text)
 MAX_EDITS = 600

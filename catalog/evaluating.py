@@ -15,7 +15,7 @@ from typing import Any
 
 from catalog.definitions import parameter_texts
 from catalog.search import Index, Searchable, ranked, search
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 LOOKED_AT = 10  # hits
 

@@ -6,7 +6,7 @@ from django import forms
 
 from catalog import tools
 from catalog.models import CallPolicy, Tool
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class OverrideForm(forms.Form):

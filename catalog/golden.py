@@ -18,7 +18,7 @@ from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
 from catalog.search import LONGEST_QUERY, Index, search
 from catalog.tools import UNKEEPABLE
-from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 MOST = 500  # golden queries: every one is run by every strategy at every revision
 MOST_RIGHT = 20

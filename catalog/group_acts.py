@@ -23,8 +23,8 @@ from catalog.group_forms import PRELOADS
 from catalog.group_views import board_context, find
 from catalog.group_writing import Done, check_unchanged
 from catalog.models import AuditEntry, Group, Tool
-from catalog.people import actor_of, admin_required
-from toolcrib.errors import Invalid, NotFound, ToolcribError
+from toolcrib.lib.errors import Invalid, NotFound, ToolcribError
+from toolcrib.lib.roles import actor_of, admin_required
 
 STEPS = {"up": -1, "down": 1}
 GIVEN = {

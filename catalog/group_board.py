@@ -17,7 +17,7 @@ from catalog.browsing import Page, ToolFilter
 from catalog.group_states import FIELDS, State, touched
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
 from catalog.shelf import Item, Place, ShelfGroup
-from catalog.tokens import count
+from toolcrib.lib.token_counter import count
 
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
 SECTION = 50

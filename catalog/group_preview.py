@@ -12,11 +12,11 @@ from typing import Any
 
 from catalog import diffs, group_board, render, shelf
 from catalog import group_states as states
-from catalog.canonical import canonical, digest
 from catalog.group_states import State
 from catalog.models import AuditEntry, Group
 from catalog.shelf import Item
-from catalog.tokens import count
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.token_counter import count
 
 BUDGET = 2_000  # tokens of the catalog's text, an agent's default
 IN_JSON = 20  # tools the JSON view holds

@@ -13,7 +13,7 @@ from django.apps import apps
 from django.db.models import Model, Q
 
 from catalog.models import Group, Membership, Tool
-from toolcrib.errors import Conflict, NotFound
+from toolcrib.lib.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from servers.models import Server

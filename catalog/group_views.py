@@ -23,7 +23,6 @@ from catalog import (
     group_reads,
     group_states,
     shelf,
-    tokens,
 )
 from catalog import groups as writes
 from catalog.browsing import ToolFilter
@@ -33,9 +32,10 @@ from catalog.group_forms import NewGroupForm, SettingsForm
 from catalog.group_offers import OFFERED, offer
 from catalog.lints import Lint
 from catalog.models import Group, Tool
-from catalog.people import actor_of, admin_required, operator_required
-from toolcrib.errors import Conflict, NotFound, ToolcribError
-from toolcrib.filters import clean_address, number
+from toolcrib.lib import token_counter as tokens
+from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.lib.request import clean_address, number
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 SHOWN = 200  # groups of a page of the list
 LISTED = 30  # tools of a page of the left list

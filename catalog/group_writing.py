@@ -16,7 +16,7 @@ from catalog.audit import Actor
 from catalog.group_states import State
 from catalog.models import AuditEntry, Group, Revision
 from catalog.tools import UNKEEPABLE
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 GROUP_ID = re.compile(r"[a-z0-9][a-z0-9:._-]{0,79}")
 LONGEST = {"display_name": 120, "description": 500}

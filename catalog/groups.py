@@ -24,7 +24,7 @@ from catalog.group_writing import (
     writing,
 )
 from catalog.models import AuditEntry, Group, Revision, Tool
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 if TYPE_CHECKING:
     from servers.models import Server

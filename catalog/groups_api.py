@@ -15,11 +15,11 @@ from catalog.group_writing import Done
 from catalog.groups import Edit
 from catalog.lints import Lint
 from catalog.models import AuditEntry, Group, Membership
-from catalog.people import key_actor
 from catalog.shelf import ShelfGroup, preloaded
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import Invalid, NotFound
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
 LARGEST = 2**31 - 1

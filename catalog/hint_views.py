@@ -8,8 +8,8 @@ from django.views.decorators.http import require_POST
 
 from catalog import hints
 from catalog.models import Tool
-from catalog.people import actor_of, admin_required
-from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.roles import actor_of, admin_required
 
 OFFERED = "hint_undo"  # the hint this session may put back
 

@@ -11,7 +11,7 @@ from catalog.audit import Actor
 from catalog.models import HintKind, Revision, Tool, ToolHint
 from catalog.search_models import LONGEST_HINT
 from catalog.tools import UNKEEPABLE
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 MOST = 50  # hints of one tool
 

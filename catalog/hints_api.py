@@ -9,8 +9,8 @@ from ninja import Router, Schema, Status
 from catalog import hints
 from catalog.api import find
 from catalog.models import ToolHint
-from catalog.people import key_actor
-from toolcrib.api_shapes import ERRORS, Strict
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["search"])
 

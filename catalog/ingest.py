@@ -27,8 +27,8 @@ from catalog.models import (
     Tool,
     ToolState,
 )
-from catalog.tokens import count_definition
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
+from toolcrib.lib.token_counter import count_definition
 
 if TYPE_CHECKING:
     from servers.models import Server

@@ -11,7 +11,7 @@ from typing import Any
 
 import re2
 
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 LONGEST_PATTERN = 200
 PATTERN_MEMORY = 1 << 20

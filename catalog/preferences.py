@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Preference
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 Number = int | float
 MOST = 1_000_000_000

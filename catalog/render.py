@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from catalog.tokens import count
+from toolcrib.lib.token_counter import count
 
 FIRST_NAMES = 5
 LONGEST_DESCRIPTION = 160

@@ -20,7 +20,7 @@ from catalog.postings import Document, Floats, Postings, document
 from catalog.ranking import Asked, ByWords
 from catalog.spelling import SPELLING
 from catalog.tokenizing import LONGEST_NAME, LONGEST_TEXT, joined, words
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 __all__ = ["LONGEST_PATTERN", "Found", "Hit", "Index", "Searchable", "near_names", "search"]
 

@@ -14,7 +14,7 @@ from catalog.audit import Actor
 from catalog.definitions import Rejected, RemoteTool, read_tool
 from catalog.findings import Neighbours, findings_of
 from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
 

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema_rs
 
 from catalog.breadth import breadth
-from catalog.canonical import canonical
-from catalog.masking import SECRET_NAME, redacted
 from catalog.schemas import refuse_reference, unenforceable_patterns, walk, without_patterns
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.redaction import SECRET_NAME, redacted
 
 PATTERN_BYTES = 1 << 20
 MOST_PROBLEMS = 10

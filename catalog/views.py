@@ -23,9 +23,9 @@ from catalog.forms import (
 )
 from catalog.group_offers import OFFERED
 from catalog.models import Group, Tool
-from catalog.people import actor_of, admin_required, operator_required
-from toolcrib.errors import Conflict, NotFound, ToolcribError
-from toolcrib.filters import clean_address
+from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.lib.request import clean_address
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 EXAMPLE = """{
   "name": "open_ticket",

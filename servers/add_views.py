@@ -14,12 +14,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.people import actor_of, admin_required
 from servers import saving, shown, wizard
 from servers.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
 from servers.models import Server
 from servers.views import is_fragment
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import actor_of, admin_required
 
 STEPS = ("Source", "Check", "Connect")
 

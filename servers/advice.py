@@ -7,7 +7,7 @@ the gate is the admin's confirmation of every word, and this only helps to read 
 import re
 from collections.abc import Sequence
 
-from servers.visible import visible
+from toolcrib.lib.text import visible
 
 _SHELLS = frozenset([
     "sh", "bash", "zsh", "dash", "ash", "ksh", "fish", "csh", "tcsh", "busybox",

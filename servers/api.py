@@ -14,14 +14,14 @@ from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.models import ToolState
-from catalog.people import key_actor
 from servers import checking, due, imports, registry
 from servers.importing import ServerDraft, slug_of
 from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
 from servers.secret import Secret
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import Invalid, NotFound
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["servers"])
 

@@ -25,8 +25,8 @@ from servers.faults import UpstreamError, megabytes, printable
 from servers.listening import LOOK_EVERY, generations, spec_now
 from servers.pool import Owner, Pool
 from servers.spec import OnProgress, ServerSpec
-from servers.threads import in_thread
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from servers import registry, sync
 from servers.drafts import ServerDraft
 from servers.models import Server, ServerState, Transport
 from servers.spec import ServerSpec
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 @dataclass(frozen=True)

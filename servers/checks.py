@@ -14,8 +14,8 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from servers.advice import argv_warnings
-from servers.visible import is_hidden, visible
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.text import is_hidden, visible
 
 __all__ = [
     "OWN_HEADERS",

@@ -7,7 +7,7 @@ from django.db import connection
 
 from servers import sync
 from servers.models import Server, SyncRun
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 def sync_side_by_side(

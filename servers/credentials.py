@@ -9,7 +9,7 @@ from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
 
 from servers.secret import Secret
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class UnreadableCredential(ToolcribError):

@@ -18,8 +18,9 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import DefinitionChange
-from servers import holder, pool
+from servers import pool
 from servers.models import Server, Trigger
+from toolcrib.lib import process_identity as holder
 
 logger = logging.getLogger(__name__)
 

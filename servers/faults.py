@@ -9,7 +9,7 @@ import ssl
 import unicodedata
 from collections.abc import Mapping
 
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class UpstreamError(ToolcribError):

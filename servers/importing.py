@@ -19,8 +19,8 @@ from servers.drafts import (
 from servers.exporting import ExportRow, export_mcp_json
 from servers.jsonc import JsonMap, NotJson, read
 from servers.placeholders import References
-from servers.visible import visible
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.text import visible
 
 __all__ = [
     "ExportRow",

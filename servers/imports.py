@@ -21,7 +21,7 @@ from servers.importing import (
     target_string,
 )
 from servers.models import CredentialKind, Server
-from toolcrib.errors import Invalid, ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Tri
 from servers.pool import Pool, Watcher
 from servers.registry import report_state, spec_of
 from servers.spec import ServerSpec
-from servers.threads import in_thread
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

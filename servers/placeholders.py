@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 MAX_REFERENCES = 1000
 

@@ -19,7 +19,7 @@ from django.conf import settings
 from servers.bulkhead import Bulkhead, Busy
 from servers.client import Connection, UpstreamError, connect
 from servers.spec import ServerSpec
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

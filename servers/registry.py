@@ -33,7 +33,7 @@ from servers.models import (
 )
 from servers.secret import Secret
 from servers.spec import ServerSpec
-from toolcrib.errors import Conflict, Forbidden, Invalid, ToolcribError
+from toolcrib.lib.errors import Conflict, Forbidden, Invalid, ToolcribError
 
 SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
 SETTINGS: dict[str, Any] = {

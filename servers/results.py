@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.canonical import canonical
 from servers.credential_filter import CredentialFilter
+from toolcrib.lib.json_codec import canonical
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from catalog import render, shelf
-from catalog.canonical import canonical
 from catalog.models import Group
 from catalog.shelf import Item
-from catalog.tokens import count
 from servers import shown
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.token_counter import count
 
 STRATEGY = "dispatch"
 BUDGET = 2_000  # tokens of catalog text, an agent's default

@@ -12,13 +12,13 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from catalog.people import Role, actor_of, admin_required, operator_required, require, role_of
 from servers import checks, forms, imports, registry, shown, wizard
 from servers.due import request_sync
 from servers.models import Server, Trigger
 from servers.secret import Secret
 from servers.views import find, page_context, redirect_to
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 
 def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpResponse:

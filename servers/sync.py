@@ -21,13 +21,14 @@ from django.utils import timezone
 
 from catalog import audit, ingest
 from catalog.definitions import read_tools
-from servers import due, holder, pool
+from servers import due, pool
 from servers.client import Connection, UpstreamError, connect
 from servers.faults import printable
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
 from servers.registry import report_state, spec_of
 from servers.spec import Listing, ServerSpec
-from toolcrib.errors import ToolcribError
+from toolcrib.lib import process_identity as holder
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
-from catalog.people import actor_of, admin_required, operator_required
 from servers import checking, checks, due, forms, gauges, imports, registry, shown
 from servers.models import Server, Transport, Trigger
-from toolcrib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 TABS = {
     "server": "Overview",

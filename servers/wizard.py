@@ -20,7 +20,7 @@ from servers.drafts import ImportCheck, Problem, ServerDraft, target_of, target_
 from servers.importing import parse_mcp_json
 from servers.models import Server, Transport, Trigger
 from servers.secret import Secret
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 KEY = "add-servers"
 EDIT = "edit-server"

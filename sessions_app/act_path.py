@@ -10,7 +10,6 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
 
-from catalog.canonical import canonical
 from sessions_app import (
     crowding,
     finding,
@@ -39,8 +38,9 @@ from sessions_app.bare_http import (
 from sessions_app.models import Agent
 from sessions_app.payloads import check
 from sessions_app.shapes import FoundIn, LoadIn, SearchIn
-from sessions_app.strict_json import parsed
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.strict_json import parsed
 
 logger = logging.getLogger(__name__)
 

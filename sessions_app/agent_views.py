@@ -16,14 +16,14 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from catalog.browsing import offset_of
 from catalog.forms import DeleteForm
-from catalog.people import Role, actor_of, admin_required, operator_required, require, role_of
 from sessions_app import agents as writes
 from sessions_app import agents_shown as shown
 from sessions_app import keys as key_writes
 from sessions_app import snippets
 from sessions_app.agent_forms import AgentForm, KeyForm, SettingsForm
 from sessions_app.models import Agent, ApiKey, Scope
-from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 TABS = {
     "agent": "Groups",

@@ -16,7 +16,7 @@ from catalog.models import Group, Revision
 from catalog.tools import UNKEEPABLE
 from sessions_app import keys
 from sessions_app.models import Agent, AgentGroup, Mode, Scope, Strategy
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 MOST = 1_000_000_000
 NUMBER = range(1, MOST + 1)

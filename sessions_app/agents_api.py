@@ -9,12 +9,12 @@ from django.utils import timezone
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from catalog.people import key_actor
 from sessions_app import agents, agents_shown, keys
 from sessions_app.models import Agent, ApiKey, Scope
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import Invalid, NotFound
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
 
 router = Router()
 

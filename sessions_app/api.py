@@ -10,7 +10,6 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
-from catalog.canonical import canonical, digest
 from servers import calling
 from sessions_app import (
     act_path,
@@ -48,9 +47,10 @@ from sessions_app.shapes import (
     ToolSearchOutput,
 )
 from sessions_app.usage import SessionFilter
-from toolcrib.api_shapes import ERRORS, ErrorBody
-from toolcrib.errors import Forbidden, Invalid
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, ErrorBody
+from toolcrib.lib.errors import Forbidden, Invalid
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.pagination import check_limit, page
 
 router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ErrorBody}

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 
 from sessions_app import keys
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
 More = TypeVarTuple("More")

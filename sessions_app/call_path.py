@@ -31,8 +31,8 @@ from sessions_app.bare_http import (
 )
 from sessions_app.ledger import Answer
 from sessions_app.planning import CallRequest
-from sessions_app.strict_json import parsed
-from toolcrib.errors import Failed, ToolcribError
+from toolcrib.lib.errors import Failed, ToolcribError
+from toolcrib.lib.strict_json import parsed
 
 logger = logging.getLogger(__name__)
 

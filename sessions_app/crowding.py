@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 
-from servers.threads import in_thread
+from toolcrib.lib.db_threads import in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,22 +16,22 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from catalog.audit import Actor
-from catalog.canonical import canonical
 from catalog.models import Tool
 from catalog.shelf import Item
-from catalog.tokens import count
 from catalog.validation import validators
 from servers import calling
 from servers.calling import CallOutcome
 from servers.messages import LARGE
 from servers.spec import OnProgress
-from servers.threads import in_thread
 from sessions_app import ledger, limiting, planning, revoking, standing, writing
 from sessions_app.ledger import Answer, Ending
 from sessions_app.models import Agent, CallState
 from sessions_app.planning import CallPlan, CallRequest, Ended
 from sessions_app.standing import Token, Verdict
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.token_counter import count
 
 __all__ = ["CallPlan", "CallRequest", "NotSent", "dispatch", "try_tool"]
 

@@ -7,15 +7,15 @@ from typing import Any
 from django.db import transaction
 
 from catalog import render, shelf
-from catalog.canonical import canonical
 from catalog.search import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
 from catalog.shelf import Item
-from catalog.tokens import count
 from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
 from sessions_app.shapes import SearchIn
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.token_counter import count
 
 PLENTY = "Use load_tools or get_tool_details for a schema, or call the tool at once."
 

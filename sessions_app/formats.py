@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from catalog.canonical import canonical
+from toolcrib.lib.json_codec import canonical
 
 ToolObject = dict[str, Any]
 OPENAI_DESCRIPTION = 1024  # characters of a function's description in chat completions

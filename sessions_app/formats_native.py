@@ -11,7 +11,7 @@ from typing import Any
 from catalog.naming import public_names
 from catalog.render import GroupLine
 from sessions_app.formats import ToolObject, anthropic, openai_responses
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 MOST_DEFERRED = 10_000  # tools in one request to Anthropic
 MOST_REFERENCES = 5

@@ -18,7 +18,7 @@ from catalog import golden, vectors
 from catalog.models import GoldenQuery, GoldenRun, Revision
 from sessions_app import scope
 from sessions_app.models import Agent
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from datetime import datetime
 from django.db import connection, transaction
 from django.utils import timezone
 
-from catalog.canonical import canonical
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.rows import Cursor
+from toolcrib.lib.json_codec import canonical
 
 # Which column of the ledger an event's tokens belong to.
 COLUMNS = {

@@ -14,10 +14,10 @@ from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import Actor
-from catalog.people import Role, role_of
 from sessions_app.models import Agent, ApiKey, Scope
-from toolcrib.errors import Conflict, Invalid, NotFound
-from toolcrib.prepared import Prepared
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
 TOUCH_EVERY = timedelta(minutes=1)

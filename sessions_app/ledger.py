@@ -17,8 +17,6 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
-from catalog.canonical import canonical, digest, joined
-from servers.holder import is_dead, this_process
 from sessions_app import limiting
 from sessions_app.models import (
     IN_FLIGHT,
@@ -33,7 +31,9 @@ from sessions_app.payloads import kept
 from sessions_app.rows import Cursor, Entry
 from sessions_app.standing import Standing, Verdict
 from sessions_app.writing import Job, committed
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
+from toolcrib.lib.json_codec import canonical, digest, joined
+from toolcrib.lib.process_identity import is_dead, this_process
 
 logger = logging.getLogger(__name__)
 

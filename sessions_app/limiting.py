@@ -18,7 +18,7 @@ from limits.storage import RedisStorage, Storage
 from limits.strategies import SlidingWindowCounterRateLimiter
 
 from sessions_app.models import Agent
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog import preferences, shelf
-from catalog.canonical import canonical
 from catalog.models import ToolState
 from catalog.shelf import Item, Place, ShelfGroup
-from catalog.tokens import count
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope
@@ -32,8 +30,10 @@ from sessions_app.surfaces import (
     rendered,
     surface_of,
 )
-from toolcrib.errors import Conflict, Invalid, ToolcribError
-from toolcrib.prepared import Prepared
+from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.token_counter import count
 
 MOST_NAMES = 10_000
 LEAST_IDLE = preferences.KNOWN["session_idle_seconds"].low

@@ -10,12 +10,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from catalog import render, shelf
-from catalog.canonical import canonical
 from sessions_app import finding, journal, limiting, loading, mcp_tools, surfaces
 from sessions_app.mcp_tools import Object
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
 from sessions_app.payloads import check
 from sessions_app.shapes import LoadIn, SearchIn
+from toolcrib.lib.json_codec import canonical
 
 Fits = Callable[[Object], bool]
 Arguments = Mapping[str, Any]

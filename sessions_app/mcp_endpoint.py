@@ -20,12 +20,12 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 
-from servers.threads import in_thread
 from sessions_app import mcp_server, mcp_sessions
 from sessions_app.mcp_refusals import answer, refuse
 from sessions_app.mcp_sessions import Asking
 from sessions_app.mcp_streams import Message, Receive, Scope, Send, Streams
-from toolcrib.errors import Forbidden, NotFound, ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import Forbidden, NotFound, ToolcribError
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
 IDLE_CONNECTION = 30 * 60  # seconds after which a quiet handshake connection is dropped

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from sessions_app.mcp_streams import Send
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 REFUSED = -32000  # of the range that JSON-RPC leaves to servers
 

@@ -40,7 +40,7 @@ from sessions_app.mcp_refusals import REFUSED
 from sessions_app.mcp_sessions import Asking, Client
 from sessions_app.mcp_tools import Object
 from sessions_app.models import AgentSession, CallPath
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

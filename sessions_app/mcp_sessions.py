@@ -13,12 +13,12 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog.canonical import canonical
 from sessions_app import keys, loading, opening, scope
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState, Strategy
 from sessions_app.opening import Opening
 from sessions_app.scope import Scope
-from toolcrib.errors import Forbidden, Invalid, ToolcribError
+from toolcrib.lib.errors import Forbidden, Invalid, ToolcribError
+from toolcrib.lib.json_codec import canonical
 
 ROLLS_AFTER = timedelta(minutes=30)  # of quiet
 

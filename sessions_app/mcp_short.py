@@ -13,8 +13,6 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
-from catalog.canonical import canonical
-from servers.threads import in_thread
 from sessions_app import dispatch, mcp_tools, standing, writing
 from sessions_app.bare_http import (
     COUNTED,
@@ -35,8 +33,10 @@ from sessions_app.mcp_refusals import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
 from sessions_app.planning import CallRequest
 from sessions_app.revoking import Revoked
-from sessions_app.strict_json import parsed
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.strict_json import parsed
 
 logger = logging.getLogger(__name__)
 

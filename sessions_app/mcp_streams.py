@@ -11,7 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from sessions_app import revoking
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

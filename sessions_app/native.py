@@ -9,7 +9,6 @@ from typing import Any
 from django.conf import settings
 
 from catalog import render
-from catalog.canonical import canonical, digest
 from catalog.models import CatalogSnapshot
 from sessions_app import finding, formats, formats_native, opening, scope, surfaces
 from sessions_app.formats import ToolObject
@@ -17,7 +16,8 @@ from sessions_app.formats_native import Offer
 from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.shapes import FormatIn
 from sessions_app.surfaces import Surface
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical, digest
 
 NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "

@@ -12,7 +12,6 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog import preferences, render
-from catalog.canonical import canonical, digest
 from catalog.models import CatalogSnapshot
 from catalog.shelf import Item
 from sessions_app import journal, loading, scope, surfaces
@@ -28,8 +27,9 @@ from sessions_app.models import (
 )
 from sessions_app.scope import Scope, Wish
 from sessions_app.surfaces import later_of, pin_of
-from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
-from toolcrib.prepared import Prepared
+from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.prepared_query import Prepared
 
 LEDGER = [
     "tokens_catalog",

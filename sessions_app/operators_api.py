@@ -7,12 +7,12 @@ from django.http import HttpRequest
 from ninja import Router
 
 from catalog.models import Tool
-from catalog.people import key_actor
 from sessions_app import dispatch, opening, usage
 from sessions_app.payloads import check
 from sessions_app.shapes import CallOut
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import NotFound
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import NotFound
+from toolcrib.lib.roles import key_actor
 
 router = Router()
 

@@ -4,9 +4,9 @@ import json
 import re
 from typing import Any
 
-from catalog.canonical import canonical
-from catalog.masking import redacted
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.redaction import redacted
 
 MAX_DEPTH = 64
 MAX_KEYS = 1_000

@@ -13,11 +13,9 @@ from django.utils import timezone
 
 from catalog import shelf
 from catalog.audit import Actor
-from catalog.canonical import canonical
 from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
 from catalog.naming import META_TOOLS
 from catalog.shelf import Item
-from catalog.tokens import count
 from catalog.validation import validators
 from servers.calling import Target
 from servers.models import Server
@@ -27,7 +25,9 @@ from sessions_app.models import Agent, AgentSession, CallPath, CallState
 from sessions_app.payloads import arguments_of, check, kept_arguments
 from sessions_app.rows import Entry, new_call_id
 from sessions_app.standing import Standing
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.token_counter import count
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sessions_app.finding import Query
 from sessions_app.golden_runs import everyone
 from sessions_app.models import Agent, Mode
 from sessions_app.scope import Scope
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 MODES = ("words", "regex")
 NEAR = 5  # tools that are named because they are hidden

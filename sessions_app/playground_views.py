@@ -12,15 +12,15 @@ from django.views.decorators.http import require_POST, require_safe
 
 from catalog import golden
 from catalog.models import GoldenQuery, GoldenRun, Group
-from catalog.people import actor_of, admin_required, operator_required
 from catalog.search import WORD_STRATEGIES
 from servers.models import Server
 from sessions_app import agents, golden_runs, missed, playground, testing
 from sessions_app.models import Agent
 from sessions_app.playground import Asked
 from sessions_app.usage_filter import RANGES, UsageFilter
-from toolcrib.errors import ToolcribError
-from toolcrib.filters import clean_address
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.request import clean_address
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 CHOICES = 500
 LIMITS = (5, 10, 20, 50)

@@ -15,10 +15,10 @@ from django.db import DatabaseError
 from django.db.models import Q
 from django.utils import timezone
 
-from servers.threads import in_thread
 from sessions_app import keys
 from sessions_app.models import ApiKey
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from catalog.search import Index, Searchable, near_names
 from catalog.searchables import searchable
 from catalog.shelf import Item, Shelf, ShelfGroup
 from sessions_app.models import Agent, AgentSession
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 LISTED = 20  # names in an error
 

@@ -8,12 +8,12 @@ from ninja import Router, Schema, Status
 
 from catalog import golden
 from catalog.models import GoldenQuery, GoldenRun, Revision
-from catalog.people import key_actor
 from sessions_app import golden_runs, missed, playground
 from sessions_app.usage_filter import RANGES, UsageFilter
-from toolcrib.api_shapes import ERRORS, Strict
-from toolcrib.errors import Invalid
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["search"])
 

@@ -16,13 +16,13 @@ from django.views.decorators.http import require_safe
 from catalog import preferences
 from catalog.browsing import Page, offset_of
 from catalog.models import Tool
-from catalog.people import operator_required
 from sessions_app import contents, figures, payloads, story, timeline, usage
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.usage import Row, SessionFilter
-from toolcrib import filters
-from toolcrib.errors import NotFound
-from toolcrib.filters import clean_address
+from toolcrib.lib import request as filters
+from toolcrib.lib.errors import NotFound
+from toolcrib.lib.request import clean_address
+from toolcrib.lib.roles import operator_required
 
 USE_DAYS = 30
 FIRST = """curl -X POST {address}/api/v1/sessions \\

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from ninja import Schema
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from toolcrib.api_shapes import Strict
+from toolcrib.lib.api_schemas import Strict
 
 Text = Annotated[str, Field(max_length=500)]
 Names = Annotated[list[Text], Field(max_length=20_000)]

@@ -13,7 +13,7 @@ from django.db.models import Q
 from sessions_app.figures import FAILED_STATES
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.usage import Row
-from toolcrib import charts
+from toolcrib.lib import charts
 
 METER_STEPS = 5_000  # steps that the meter reads
 METER_POINTS = 320  # steps that it draws

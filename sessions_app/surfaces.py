@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog import render, shelf
-from catalog.canonical import canonical
 from catalog.models import CatalogSnapshot
 from catalog.render import GroupLine
 from catalog.shelf import Item
-from catalog.tokens import count
 from sessions_app.models import AgentSession, Expansion, ShownDefinition, Strategy
-from toolcrib.prepared import Prepared
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.token_counter import count
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
 Later = list[Any]  # of a tool that was not shown yet: definition, override, server

@@ -8,7 +8,7 @@ from sessions_app import loading, opening, scope
 from sessions_app.missed import TEST
 from sessions_app.models import Agent, AgentSession
 from sessions_app.opening import Opening
-from toolcrib.errors import NotFound
+from toolcrib.lib.errors import NotFound
 
 
 @transaction.atomic

@@ -9,12 +9,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
-from catalog.canonical import canonical, digest
 from catalog.models import Tool
-from catalog.people import actor_of, admin_required
 from catalog.tools import parse_tool_text
 from sessions_app import contents, dispatch, payloads, timeline, trying
-from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.roles import actor_of, admin_required
 
 
 class TryForm(forms.Form):

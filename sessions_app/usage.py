@@ -25,8 +25,8 @@ from sessions_app.models import (
     SessionState,
 )
 from sessions_app.timeline import CallFacts, Gap, Happening, Step
-from toolcrib import charts
-from toolcrib.filters import number, text
+from toolcrib.lib import charts
+from toolcrib.lib.request import number, text
 
 PAGE = 50
 STEPS = 100

@@ -8,9 +8,9 @@ from django.utils import timezone
 from ninja import Router, Schema
 
 from sessions_app import figures
-from toolcrib.api_shapes import ERRORS
-from toolcrib.errors import Invalid
-from toolcrib.paging import check_limit, page
+from toolcrib.lib.api_schemas import ERRORS
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.pagination import check_limit, page
 
 MOST_DAYS = 366
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from catalog.models import Membership
 from sessions_app.models import AgentSession, Call, CallPath, Event, EventKind
-from toolcrib.filters import text
+from toolcrib.lib.request import text
 
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
 

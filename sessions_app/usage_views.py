@@ -15,15 +15,15 @@ from catalog import preferences
 from catalog.browsing import offset_of
 from catalog.group_writing import Done
 from catalog.models import AuditEntry, Group
-from catalog.people import actor_of, admin_required, operator_required
 from sessions_app import earning, following
 from sessions_app.earning import Day, ToolUse, Use
 from sessions_app.following import Asked
 from sessions_app.models import Agent, AgentSession
 from sessions_app.usage_filter import RANGES, UsageFilter
-from toolcrib import charts
-from toolcrib.errors import NotFound, ToolcribError
-from toolcrib.filters import clean_address
+from toolcrib.lib import charts
+from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.request import clean_address
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 OFFERED = "usage_undo"  # the act this session may undo next
 CHOICES = 500

@@ -17,9 +17,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.models import Group
-from catalog.people import actor_of, admin_required, operator_required
 from sessions_app import agents, agents_shown, keys, snippets
 from sessions_app.models import Agent, AgentSession, Mode, Scope
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 NEXT = "welcome"  # the key in the browser's session
 FIRST = "scout"

@@ -21,7 +21,7 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
 from sessions_app.rows import Cursor
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 

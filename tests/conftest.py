@@ -10,9 +10,9 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from catalog import shelf
 from catalog.audit import SYSTEM
-from catalog.people import Role, give_role
 from sessions_app import keys, limiting
 from tests.support import parts
+from toolcrib.lib.roles import Role, give_role
 
 PASSWORD = "a long and quiet river"
 

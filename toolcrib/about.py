@@ -14,11 +14,12 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
 from django.db.models import Count
 
-from catalog import tokens, vectors
+from catalog import vectors
 from catalog.models import AuditEntry, Group, Revision, Tool, ToolState
 from servers import gauges
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
+from toolcrib.lib import token_counter as tokens
 from toolcrib.runtime import runtime
 
 PACKAGES = ("Django", "mcp", "celery", "django-ninja", "uvicorn", "redis")

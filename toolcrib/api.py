@@ -23,10 +23,10 @@ from sessions_app.api import router as sessions_router
 from sessions_app.models import ApiKey, Scope
 from sessions_app.operators_api import router as operators_router
 from sessions_app.search_api import router as search_router
-from sessions_app.strict_json import parsed
 from sessions_app.usage_api import router as usage_router
-from toolcrib.errors import Failed, Forbidden, Invalid, ToolcribError
 from toolcrib.health_api import router as health_router
+from toolcrib.lib.errors import Failed, Forbidden, Invalid, ToolcribError
+from toolcrib.lib.strict_json import parsed
 
 logger = logging.getLogger(__name__)
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}

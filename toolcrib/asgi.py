@@ -26,7 +26,7 @@ from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
 from sessions_app import act_path, call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
 from toolcrib.collecting import collector, share_heaps  # noqa: E402
-from toolcrib.errors import Failed, ToolcribError  # noqa: E402
+from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402
 
 # WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.

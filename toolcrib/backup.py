@@ -42,7 +42,7 @@ from servers import credentials
 from servers.models import Credential, Server, SyncRun
 from sessions_app.models import IN_FLIGHT, Call, CallState
 from toolcrib import environment as env
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 FORMAT = 1
 OUR_APPS = ("catalog", "servers", "sessions_app")

@@ -1,7 +1,7 @@
 """Toolcrib from an agent's side: the agent API in Python, and a loop around a model.
 
 Needs httpx2 and nothing else: no Django, no settings. `toolcrib/client*.py` and
-`toolcrib/errors.py` may be copied into any project.
+`toolcrib/lib/errors.py` may be copied into any project.
 """
 
 from toolcrib.client_asks import CallResult, Catalog, Found, Loaded, Session, State
@@ -10,7 +10,7 @@ from toolcrib.client_loop import AgentLoop, AsyncAgentLoop
 from toolcrib.client_providers import ToolCall, ToolResult
 from toolcrib.client_state import ResumedState, prepare_resumed_state
 from toolcrib.client_steps import MissingServers, ToolFailed
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 __all__ = [
     "AgentLoop",

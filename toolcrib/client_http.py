@@ -26,7 +26,7 @@ from toolcrib.client_asks import (
     State,
     Wish,
 )
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
 LONGEST_WAIT = 30.0

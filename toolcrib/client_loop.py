@@ -20,7 +20,7 @@ from toolcrib.client_asks import Json, State
 from toolcrib.client_http import AsyncToolcrib, Toolcrib
 from toolcrib.client_providers import ToolCall, ToolResult
 from toolcrib.client_steps import META, Loop, Options, Run, Step, Steps
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
 TOGETHER = 8  # calls of one reply at once: more than servers take are refused as busy

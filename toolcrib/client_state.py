@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolcrib.client_asks import State
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 CacheKey = tuple[str, tuple[str, ...] | None]
 LoaderCache = dict[CacheKey, Any]

@@ -19,7 +19,7 @@ from toolcrib.client_state import (
     check_strategy,
     prepare_resumed_state,
 )
-from toolcrib.errors import Invalid, ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 
 T = TypeVar("T")
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")

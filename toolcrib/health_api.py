@@ -8,7 +8,7 @@ from ninja import Router, Schema
 from catalog import vectors
 from servers import gauges
 from sessions_app.ledger import HOLDER
-from toolcrib.api_shapes import ERRORS
+from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.runtime import runtime
 
 router = Router(tags=["health"])

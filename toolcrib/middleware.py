@@ -13,7 +13,7 @@ from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 GetResponse = Callable[[HttpRequest], Any]
 

@@ -17,9 +17,9 @@ from django.urls import NoReverseMatch, resolve, reverse
 from django.views.decorators.http import require_safe
 
 from catalog.models import Group, Tool, ToolState
-from catalog.people import Role, operator_required, role_of
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession
+from toolcrib.lib.roles import Role, operator_required, role_of
 
 LONGEST = 200  # characters of a query
 WORDS = 6

@@ -11,8 +11,9 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from catalog.people import operator_required
-from toolcrib import charts, palette
+from toolcrib import palette
+from toolcrib.lib import charts
+from toolcrib.lib.roles import operator_required
 from toolcrib.templatetags.toolcrib import BADGES, STATUSES
 
 CALLS = [4, 6, 3, 8, 12, 9, 14, 11, 18, 22, 19, 27, 30, 26, 33, 41]

@@ -18,8 +18,8 @@ from django.utils.http import urlsafe_base64_decode, urlsafe_base64_encode
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Revision
-from catalog.people import Role, give_role
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.roles import Role, give_role
 
 
 def setup_open() -> bool:

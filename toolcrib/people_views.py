@@ -20,9 +20,9 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from catalog.audit import Actor
-from catalog.people import Role, actor_of, admin_required, operator_required, require, role_of
 from toolcrib import people
-from toolcrib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 from toolcrib.settings_views import side
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"

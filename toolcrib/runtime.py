@@ -23,11 +23,11 @@ from django.db import connection
 from catalog.tasks import send_embedding
 from servers import calling, due
 from servers.listening import Listener
-from servers.threads import in_thread
 from sessions_app import ledger, revoking, warming, writing
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch
+from toolcrib.lib.db_threads import in_thread
 from toolcrib.pulse import Pulse
 from toolcrib.sqlite import checkpoints
 

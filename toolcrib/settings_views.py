@@ -11,11 +11,12 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from catalog import preferences, tokens
-from catalog.people import Role, actor_of, operator_required, require, role_of
+from catalog import preferences
 from catalog.preferences import KNOWN, Known
 from toolcrib import about
-from toolcrib.errors import NotFound, ToolcribError
+from toolcrib.lib import token_counter as tokens
+from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.roles import Role, actor_of, operator_required, require, role_of
 from toolcrib.templatetags.toolcrib import duration
 
 SECTIONS = {

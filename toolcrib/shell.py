@@ -7,9 +7,9 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from catalog.models import Group, Tool, ToolState
-from catalog.people import Role, role_of
 from servers.models import Server, ServerState
 from sessions_app.models import Agent
+from toolcrib.lib.roles import Role, role_of
 
 
 def context(request: HttpRequest) -> dict[str, Any]:

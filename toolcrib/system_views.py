@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from catalog.models import Revision
-from toolcrib.errors import Failed, ToolcribError
+from toolcrib.lib.errors import Failed, ToolcribError
 from toolcrib.runtime import runtime
 
 

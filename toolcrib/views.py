@@ -6,13 +6,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from catalog.people import Role, operator_required, role_of
 from servers import wizard
 from servers.forms import DemoForm
 from servers.models import Server
 from sessions_app import welcome_views
 from toolcrib import attention
 from toolcrib import overview as reads
+from toolcrib.lib.roles import Role, operator_required, role_of
 
 
 @require_safe

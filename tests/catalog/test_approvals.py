@@ -9,7 +9,7 @@ from catalog import approvals, ingest
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Group, Membership, Tool
 from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 pytestmark = pytest.mark.django_db
 BACKEND = "django.contrib.auth.backends.ModelBackend"

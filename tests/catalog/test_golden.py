@@ -7,7 +7,7 @@ from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry, GoldenQuery, GoldenResult
 from catalog.search import Index, Searchable
 from tests.support.factories import make_server, make_tool
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,7 @@ from catalog.group_reads import Drift
 from catalog.models import AuditEntry, Group, Membership, Revision, Tool
 from sessions_app.models import Agent
 from tests.support.factories import fold, make_server, make_tool, tool_object
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db
 

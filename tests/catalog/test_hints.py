@@ -9,7 +9,7 @@ from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Revision, ToolHint
 from catalog.search_models import LONGEST_HINT
 from tests.support.factories import make_tool
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,7 @@ from catalog.definitions import read_tools
 from catalog.models import AuditEntry, Definition, DefinitionChange, Group, Revision, Tool
 from servers.models import Server
 from tests.support.factories import CAPS, fold, make_server, make_tool, tool_object
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 pytestmark = pytest.mark.django_db
 

@@ -9,8 +9,8 @@ from django.urls import reverse
 from catalog import tools, urls
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Tool
-from catalog.people import Role
 from tests.support.factories import fold, make_server, make_tool, tool_object
+from toolcrib.lib.roles import Role
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 PEOPLE = {

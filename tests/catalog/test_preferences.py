@@ -14,7 +14,7 @@ from sessions_app import agents, ledger, loading
 from sessions_app.models import Agent, AgentSession
 from sessions_app.opening import expire_idle
 from tests.support.factories import make_agent, make_call, make_session
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db
 ADA = Actor("user", "ada@example.org")

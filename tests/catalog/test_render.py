@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from catalog import render
 from catalog.render import GroupLine, catalog
-from catalog.tokens import count
+from toolcrib.lib.token_counter import count
 
 HEAD = "Tools:"
 
@@ -97,7 +97,7 @@ def test_names_cost_at_most_7_tokens_a_tool():
 
 
 def test_the_meta_tools_stay_under_700_tokens():
-    from catalog.canonical import canonical
+    from toolcrib.lib.json_codec import canonical
 
     tools = render.meta_tools("dispatch")
     assert count(canonical(tools)) < 700

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catalog.search import Index, Searchable, near_names, search
 from catalog.tokenizing import query_words, words
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 
 def tool(name, description="", *, server=None, **given):

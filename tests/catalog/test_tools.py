@@ -4,7 +4,7 @@ from catalog import tools
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Revision, Tool, ToolState
 from tests.support.factories import fold, make_server, make_tool, tool_object
-from toolcrib.errors import Conflict, Invalid
+from toolcrib.lib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db
 

@@ -9,7 +9,6 @@ import socket
 import pytest
 
 from catalog.audit import SYSTEM
-from catalog.canonical import canonical
 from servers import calling, registry
 from servers.models import Server
 from servers.secret import Secret
@@ -26,6 +25,7 @@ from tests.support.upstream_calls import (
     upstream,
 )
 from tests.support.upstreams.running import running_http
+from toolcrib.lib.json_codec import canonical
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

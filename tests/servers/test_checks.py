@@ -15,7 +15,7 @@ from servers.checks import (
     url_warnings,
     visible,
 )
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 PEM = "-----BEGIN PRIVATE KEY-----\nMIIBVQ==\nabc+/=\n-----END PRIVATE KEY-----\n"
 

@@ -7,7 +7,7 @@ from servers import checks, registry
 from servers.importing import ServerDraft
 from servers.models import Server
 from servers.secret import Secret
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 
 @pytest.mark.parametrize(("command", "cwd"), [("${PROGRAM}", ""), ("env", "/${FOLDER}")])

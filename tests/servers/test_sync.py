@@ -18,7 +18,7 @@ from servers.secret import Secret
 from tests.support.factories import fold, make_program, make_server, tool_object
 from tests.support.upstreams.answers import LEGACY, MODERN
 from tests.support.upstreams.running import ROOT, running_http, seen_by
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -8,7 +8,7 @@ from catalog.models import AuditEntry, Group, Revision
 from sessions_app import agents, keys
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 ADA = Actor("user", "ada@example.org", 1)
 

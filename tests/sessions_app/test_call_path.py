@@ -19,22 +19,13 @@ from catalog.models import Tool
 from catalog.tools import hold, set_call_policy
 from servers import calling, registry
 from servers.models import Server
-from sessions_app import (
-    agents,
-    call_path,
-    dispatch,
-    keys,
-    ledger,
-    opening,
-    standing,
-    strict_json,
-    writing,
-)
+from sessions_app import agents, call_path, dispatch, keys, ledger, opening, standing, writing
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib.asgi import ApiHandler
+from toolcrib.lib import strict_json
 
 SAY = {"type": "object", "properties": {"result": {"type": "string"}}, "required": ["result"]}
 CONTENT = json.dumps({"content": [{"type": "text", "text": "done"}], "resultType": "complete"})

@@ -15,15 +15,15 @@ from django.utils import timezone
 
 from catalog import groups, ingest
 from catalog.audit import SYSTEM
-from catalog.masking import redacted
 from catalog.models import Group, Revision, Tool
-from catalog.tokens import count
 from catalog.tools import hold, save_custom_tool, set_call_policy
 from sessions_app import dispatch, ledger, planning, rows
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from sessions_app.payloads import kept
 from tests.sessions_app.conftest import Session, make_agent_client, regroup
 from tests.support.factories import fold, tool_object
+from toolcrib.lib.redaction import redacted
+from toolcrib.lib.token_counter import count
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 TEXT = {"type": "object", "properties": {"n": {"type": "string"}}, "required": ["n"]}

@@ -28,7 +28,6 @@ from pydantic import TypeAdapter
 
 from catalog import groups
 from catalog.audit import SYSTEM
-from catalog.canonical import canonical
 from catalog.models import Group, Tool
 from catalog.tools import save_custom_tool
 from sessions_app import formats, formats_native
@@ -37,7 +36,8 @@ from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_server, tool_object
 from tests.support.scripted_models import scripted
 from tests.support.upstreams.zoo import STRANGE, definitions
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical
 
 GOLDEN = Path(__file__).parent / "golden"
 SAFE = re.compile(r"[a-zA-Z0-9_-]{1,64}")

@@ -17,7 +17,6 @@ from django.utils import timezone
 
 from catalog import shelf
 from catalog.audit import SYSTEM
-from catalog.canonical import canonical
 from catalog.models import Tool
 from catalog.tools import hold, save_custom_tool
 from servers import calling
@@ -27,6 +26,7 @@ from sessions_app.models import AgentSession, Call, Event, Expansion
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
+from toolcrib.lib.json_codec import canonical
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from catalog.models import AuditEntry
 from sessions_app import agents, keys
 from sessions_app.models import ApiKey
 from tests.support.installation import ROOT, Installation
-from toolcrib.errors import Conflict, Invalid, NotFound
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 ADA = Actor("user", "ada@example.org", 1)
 

@@ -13,7 +13,7 @@ from sessions_app.mcp_sessions import Client
 from sessions_app.models import AgentSession, ApiKey
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, make_server, tool_object
-from toolcrib.errors import Forbidden, Invalid, NotFound
+from toolcrib.lib.errors import Forbidden, Invalid, NotFound
 
 INSPECTOR = Client("inspector", "2.12", "2026-07-28")
 

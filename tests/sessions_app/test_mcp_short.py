@@ -14,11 +14,12 @@ from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools import hold
 from servers import calling
-from sessions_app import keys, limiting, mcp_short, opening, standing, strict_json, writing
+from sessions_app import keys, limiting, mcp_short, opening, standing, writing
 from sessions_app.loading import LEAST_IDLE
 from sessions_app.mcp_endpoint import Endpoint
 from sessions_app.models import AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import CONTENT, agent, in_database
+from toolcrib.lib import strict_json
 
 __all__ = ["agent"]
 VERSION, LEGACY = "2026-07-28", "2025-11-25"

@@ -16,7 +16,7 @@ from tests.support.factories import fold, tool_object
 from tests.support.installation import ROOT
 from toolcrib import attention
 from toolcrib.celery import app
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
 
 pytestmark = pytest.mark.django_db
 RIGHT = "github__create_issue"

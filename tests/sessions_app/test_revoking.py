@@ -15,7 +15,7 @@ from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import Web, agent, in_database
 from tests.sessions_app.test_mcp_short import Door, request
 from tests.support.waiting import wait_for
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 __all__ = ["agent"]
 LATER = {"tool_name": "raw__later", "arguments": {"seconds": 50}}

@@ -8,7 +8,6 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog import ingest
-from catalog.canonical import canonical, digest
 from catalog.definitions import RemoteTool, read_tool, read_tools
 from catalog.ingest import Ingested
 from catalog.models import CatalogSnapshot, Group, Tool
@@ -16,6 +15,7 @@ from servers.checks import argv_digest
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call, Event
 from tests.support.upstreams.running import ROOT, stdio_argv
+from toolcrib.lib.json_codec import canonical, digest
 
 CAPS: dict[str, Any] = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
 _numbers = count(1)

@@ -6,11 +6,11 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from catalog.canonical import digest
 from catalog.models import DefinitionChange, Group, Membership, Tool
 from servers.models import Server, SyncRun
 from sessions_app.models import Agent, AgentGroup, AgentSession, ApiKey
 from tests.support.seeding import add_calls, add_golden, sync_run
+from toolcrib.lib.json_codec import digest
 
 
 def grow(examples: dict[str, Any]) -> None:

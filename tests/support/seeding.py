@@ -8,7 +8,6 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.utils import timezone
 
-from catalog.canonical import canonical, digest
 from catalog.models import (
     AuditEntry,
     CatalogSnapshot,
@@ -22,7 +21,6 @@ from catalog.models import (
     ToolHint,
     ToolState,
 )
-from catalog.people import Role, give_role
 from servers.models import Server, SyncRun
 from sessions_app.models import (
     Agent,
@@ -33,6 +31,8 @@ from sessions_app.models import (
     Event,
     Expansion,
 )
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.roles import Role, give_role
 
 BATCH = 500
 VERBS = ("get", "list", "create", "update", "delete", "search", "export", "send")

@@ -7,9 +7,9 @@ from django.contrib.auth.models import User
 from django.urls import resolve
 
 from catalog.models import Group
-from catalog.people import Role
 from tests.support.factories import make_agent, make_server, make_session, make_tool
 from toolcrib import palette
+from toolcrib.lib.roles import Role
 from toolcrib.shell import context
 
 pytestmark = pytest.mark.django_db

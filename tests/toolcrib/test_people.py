@@ -10,9 +10,9 @@ from django.test import Client
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.people import Role, role_of
 from toolcrib import people
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
+from toolcrib.lib.roles import Role, role_of
 
 PASSWORD = "a long and quiet river"
 

@@ -9,10 +9,10 @@ from django.test import Client
 from catalog import preferences
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
-from catalog.people import Role, role_of
 from tests.conftest import make_person
 from toolcrib import people
-from toolcrib.errors import Conflict
+from toolcrib.lib.errors import Conflict
+from toolcrib.lib.roles import Role, role_of
 
 pytestmark = pytest.mark.django_db
 BACKEND = "django.contrib.auth.backends.ModelBackend"

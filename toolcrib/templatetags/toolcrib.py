@@ -19,8 +19,8 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from catalog import tokens as token_counts
-from toolcrib import charts
+from toolcrib.lib import charts
+from toolcrib.lib import token_counter as token_counts
 
 register = template.Library()
 

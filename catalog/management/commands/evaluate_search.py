@@ -13,7 +13,7 @@ from catalog.evaluating import Row, Set, evaluate, read_set
 from catalog.matrix import Apart
 from catalog.meaning import NoModel
 from catalog.search import STRATEGIES, WORD_STRATEGIES, Index
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 COLUMNS = ("hit_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_5", "p50_ms", "p95_ms")
 

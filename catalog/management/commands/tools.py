@@ -14,7 +14,7 @@ from catalog.api import shown
 from catalog.audit import Actor
 from catalog.definitions import printable
 from catalog.models import Tool, ToolState
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 ACTS = ("approve", "keep-old", "hold", "release")
 

@@ -13,7 +13,7 @@ from catalog.audit import Actor
 from servers import checks, due, imports
 from servers.commands import sync_side_by_side
 from servers.models import SyncRun, Trigger
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 # Ours, never a server's.
 PRIVATE = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")

@@ -11,7 +11,7 @@ from catalog.audit import Actor
 from servers import due
 from servers.commands import sync_side_by_side
 from servers.models import Server, SyncRun, Trigger
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):

@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand
 from catalog.audit import Actor
 from sessions_app import agents
 from sessions_app.models import Agent, Mode, Strategy
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 OPTIONS = ("strategy", "mode", "calls_per_minute", "calls_in_flight")
 

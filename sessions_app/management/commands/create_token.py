@@ -12,7 +12,7 @@ from django.utils import timezone
 from catalog.audit import Actor
 from sessions_app import keys
 from sessions_app.models import Scope
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):

@@ -9,9 +9,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from catalog.people import Role
 from toolcrib import people
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import Role
 
 ROLES = {role.word: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
 

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
 from toolcrib import people
-from toolcrib.errors import ToolcribError
+from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):

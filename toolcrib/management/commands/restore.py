@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand
 
 from servers.credentials import key_fingerprint
 from toolcrib import backup
-from toolcrib.errors import Invalid, ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 
 
 class Command(BaseCommand):

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 
 def parsed(body: bytes | str) -> Any:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib import charts
-from toolcrib.charts import DayBar, Lane, Segment
+from toolcrib.lib import charts
+from toolcrib.lib.charts import DayBar, Lane, Segment
 
 
 def test_the_parts_of_a_token_bar_lie_end_to_end_on_the_scale():

@@ -1,7 +1,7 @@
 import time
 
-from catalog.tokens import count, count_definition, estimator
 from tests.support.factories import tool_object
+from toolcrib.lib.token_counter import count, count_definition, estimator
 
 
 def test_tokens_are_counted_by_a_tokenizer_with_a_name():

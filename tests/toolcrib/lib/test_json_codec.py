@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.canonical import canonical, digest, joined
+from toolcrib.lib.json_codec import canonical, digest, joined
 
 values = st.recursive(
     st.none()

@@ -8,7 +8,7 @@ from catalog.audit import SYSTEM
 from sessions_app import agents, keys, opening
 from sessions_app.models import AgentSession, ApiKey
 from sessions_app.opening import Opening
-from toolcrib.prepared import Prepared
+from toolcrib.lib.prepared_query import Prepared
 
 pytestmark = pytest.mark.django_db
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from toolcrib.errors import Invalid
+from toolcrib.lib.errors import Invalid
 
 T = TypeVar("T")
 MOST = 200

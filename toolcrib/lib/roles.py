@@ -12,7 +12,7 @@ from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.http import HttpRequest, HttpResponseBase
 
 from catalog.audit import Actor
-from toolcrib.errors import Forbidden
+from toolcrib.lib.errors import Forbidden
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=HttpResponseBase)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from servers import holder
+from toolcrib.lib import process_identity as holder
 
 HOST = socket.gethostname()
 # As Docker mounts it; what is above differs by container, and stays when one is restarted.

@@ -7,7 +7,7 @@ labelled as an estimate.
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from catalog.canonical import canonical
+from toolcrib.lib.json_codec import canonical
 
 
 @lru_cache(maxsize=1)
