@@ -28,12 +28,13 @@ import numpy as np  # noqa: E402
 from rank_bm25 import BM25Okapi  # noqa: E402
 
 from bench import fleet, search_endpoint  # noqa: E402
-from catalog import meaning, search  # noqa: E402
-from catalog.definitions import parameter_texts  # noqa: E402
-from catalog.matrix import Apart  # noqa: E402
-from catalog.postings import VOCABULARY  # noqa: E402
-from catalog.search import Index, Searchable, ranked  # noqa: E402
-from catalog.tokenizing import query_words  # noqa: E402
+from catalog.definitions.parsing import parameter_texts  # noqa: E402
+from catalog.search import engine as search  # noqa: E402
+from catalog.search.bm25 import VOCABULARY  # noqa: E402
+from catalog.search.embeddings import encoder as meaning  # noqa: E402
+from catalog.search.embeddings.matrix import Apart  # noqa: E402
+from catalog.search.engine import Index, Searchable, ranked  # noqa: E402
+from catalog.search.tokenizer import query_words  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
 ENCODED = 1_000  # tools whose vectors are really computed

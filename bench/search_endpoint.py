@@ -57,9 +57,10 @@ def fill(path, agents):
     import numpy as np
     from django.core.management import call_command
 
-    from catalog import meaning, vectors
     from catalog.audit import Actor
     from catalog.models import Vector
+    from catalog.search.embeddings import encoder as meaning
+    from catalog.search.embeddings import store as vectors
     from sessions_app.agents import create_with_key
     from tests.support.factories import fold, make_server
 

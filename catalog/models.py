@@ -6,7 +6,7 @@ from typing import Any, Self
 from django.db import connection, models, transaction
 from django.db.models import F, Q
 
-from catalog.announce import announce
+from catalog.revision_stream import announce
 from catalog.search_models import GoldenQuery as GoldenQuery
 from catalog.search_models import GoldenResult as GoldenResult
 from catalog.search_models import GoldenRun as GoldenRun

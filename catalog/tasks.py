@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from catalog import vectors
+from catalog.search.embeddings import store as vectors
 
 
 @shared_task(name="catalog.tasks.embed")  # type: ignore[untyped-decorator]

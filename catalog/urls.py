@@ -6,7 +6,11 @@ parts, the second of which is no act upon a tool. So it is with groups/.
 
 from django.urls import URLPattern, path
 
-from catalog import approval_views, audit_views, group_acts, group_views, hint_views, views
+from catalog.approvals import views as approval_views
+from catalog.audit import views as audit_views
+from catalog.groups import board_views as group_acts
+from catalog.groups import views as group_views
+from catalog.tools import hint_views, views
 
 urlpatterns: list[URLPattern] = [
     path("tools", views.tools, name="tools"),

@@ -7,9 +7,10 @@ has these servers' groups. Reads only.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from catalog import render, shelf
+from catalog import cache as shelf
+from catalog import rendering as render
+from catalog.cache import Item
 from catalog.models import Group
-from catalog.shelf import Item
 from servers import shown
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count

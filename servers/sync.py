@@ -19,8 +19,9 @@ from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from catalog import audit, ingest
-from catalog.definitions import read_tools
+from catalog import audit
+from catalog.definitions import ingest
+from catalog.definitions.parsing import read_tools
 from servers import due, pool
 from servers.client import Connection, UpstreamError, connect
 from servers.faults import printable

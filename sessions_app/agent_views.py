@@ -14,8 +14,8 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.browsing import offset_of
-from catalog.forms import DeleteForm
+from catalog.tools.forms import DeleteForm
+from catalog.tools.queries import offset_of
 from sessions_app import agents as writes
 from sessions_app import agents_shown as shown
 from sessions_app import keys as key_writes

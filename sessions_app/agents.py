@@ -13,7 +13,7 @@ from django.db import IntegrityError, transaction
 from catalog import audit, preferences
 from catalog.audit import Actor
 from catalog.models import Group, Revision
-from catalog.tools import UNKEEPABLE
+from catalog.tools.actions import UNKEEPABLE
 from sessions_app import keys
 from sessions_app.models import Agent, AgentGroup, Mode, Scope, Strategy
 from toolcrib.lib.errors import Conflict, Invalid, NotFound

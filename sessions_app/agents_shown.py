@@ -11,9 +11,9 @@ from django.db.models.functions import Coalesce
 from django.forms import BaseForm
 from django.utils import timezone
 
-from catalog import group_board
-from catalog.browsing import Page
+from catalog.groups import board as group_board
 from catalog.models import CallPolicy, Membership, Tool
+from catalog.tools.queries import Page
 from sessions_app import keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
 

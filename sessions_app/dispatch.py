@@ -16,9 +16,9 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from catalog.audit import Actor
+from catalog.cache import Item
+from catalog.definitions.validation import validators
 from catalog.models import Tool
-from catalog.shelf import Item
-from catalog.validation import validators
 from servers import calling
 from servers.calling import CallOutcome
 from servers.messages import LARGE

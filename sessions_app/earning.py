@@ -14,10 +14,10 @@ from typing import Any
 from django.db.models import CharField, Count, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
-from catalog import shelf
-from catalog.browsing import Page
+from catalog import cache as shelf
+from catalog.cache import ShelfGroup
 from catalog.models import Group, Tool
-from catalog.shelf import ShelfGroup
+from catalog.tools.queries import Page
 from sessions_app import timeline
 from sessions_app.figures import FAILED, OF_A_TOOL, answered
 from sessions_app.models import Agent, AgentGroup, Call, Event, EventKind

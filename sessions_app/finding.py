@@ -6,9 +6,10 @@ from typing import Any
 
 from django.db import transaction
 
-from catalog import render, shelf
-from catalog.search import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
-from catalog.shelf import Item
+from catalog import cache as shelf
+from catalog import rendering as render
+from catalog.cache import Item
+from catalog.search.engine import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
 from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.scope import Ambiguous, NotAvailable, Scope

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.naming import public_names
-from catalog.render import GroupLine
+from catalog.definitions.public_names import public_names
+from catalog.rendering import GroupLine
 from sessions_app.formats import ToolObject, anthropic, openai_responses
 from toolcrib.lib.errors import Invalid
 

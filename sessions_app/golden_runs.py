@@ -14,8 +14,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from catalog import golden, vectors
 from catalog.models import GoldenQuery, GoldenRun, Revision
+from catalog.search import golden_queries as golden
+from catalog.search.embeddings import store as vectors
 from sessions_app import scope
 from sessions_app.models import Agent
 from toolcrib.lib.errors import Conflict

@@ -14,9 +14,10 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import preferences, shelf
+from catalog import cache as shelf
+from catalog import preferences
+from catalog.cache import Item, Place, ShelfGroup
 from catalog.models import ToolState
-from catalog.shelf import Item, Place, ShelfGroup
 from sessions_app import journal, scope
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.scope import Ambiguous, NotAvailable, Scope

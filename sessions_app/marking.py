@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import re2
 
-from catalog.tokenizing import words
+from catalog.search.tokenizer import words
 
 Parts = list[tuple[bool, str]]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from catalog import render, shelf
+from catalog import cache as shelf
+from catalog import rendering as render
 from sessions_app import finding, journal, limiting, loading, mcp_tools, surfaces
 from sessions_app.mcp_tools import Object
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy

@@ -32,7 +32,7 @@ from mcp_types.methods import serialize_server_result
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
-from catalog.naming import META_TOOLS
+from catalog.definitions.public_names import META_TOOLS
 from servers import calling
 from sessions_app import crowding, dispatch, mcp_acts, mcp_sessions, mcp_tools, opening, revoking
 from sessions_app.bare_http import COUNTED

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from catalog import render
-from catalog.render import GroupLine
+from catalog import rendering as render
+from catalog.rendering import GroupLine
 
 Object = dict[str, Any]
 

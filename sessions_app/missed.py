@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.models import OuterRef, QuerySet, Subquery
 
-from catalog import shelf
+from catalog import cache as shelf
 from sessions_app import timeline
 from sessions_app.following import LEADS_ON
 from sessions_app.models import Call, Event, EventKind, SessionState

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.conf import settings
 
-from catalog import render
+from catalog import rendering as render
 from catalog.models import CatalogSnapshot
 from sessions_app import finding, formats, formats_native, opening, scope, surfaces
 from sessions_app.formats import ToolObject

@@ -11,9 +11,10 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import preferences, render
+from catalog import preferences
+from catalog import rendering as render
+from catalog.cache import Item
 from catalog.models import CatalogSnapshot
-from catalog.shelf import Item
 from sessions_app import journal, loading, scope, surfaces
 from sessions_app.models import (
     Agent,

@@ -11,12 +11,12 @@ from typing import Any
 
 from django.utils import timezone
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import Actor
+from catalog.cache import Item
+from catalog.definitions.public_names import META_TOOLS
+from catalog.definitions.validation import validators
 from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
-from catalog.naming import META_TOOLS
-from catalog.shelf import Item
-from catalog.validation import validators
 from servers.calling import Target
 from servers.models import Server
 from sessions_app import ledger, limiting, loading, opening, scope, surfaces

@@ -13,11 +13,14 @@ from typing import Any
 from django.conf import settings
 from django.http import QueryDict
 
-from catalog import detail, render, shelf, vectors
+from catalog import cache as shelf
+from catalog import rendering as render
+from catalog.cache import Item, Shelf
 from catalog.models import HintKind, Tool, ToolHint
-from catalog.search import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
-from catalog.shelf import Item, Shelf
-from catalog.tokenizing import joined
+from catalog.search.embeddings import store as vectors
+from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
+from catalog.search.tokenizer import joined
+from catalog.tools import detail
 from sessions_app import agents, finding, loading, marking, opening, scope
 from sessions_app.finding import Query
 from sessions_app.golden_runs import everyone

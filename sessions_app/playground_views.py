@@ -10,9 +10,9 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from catalog import golden
 from catalog.models import GoldenQuery, GoldenRun, Group
-from catalog.search import WORD_STRATEGIES
+from catalog.search import golden_queries as golden
+from catalog.search.engine import WORD_STRATEGIES
 from servers.models import Server
 from sessions_app import agents, golden_runs, missed, playground, testing
 from sessions_app.models import Agent

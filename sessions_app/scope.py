@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from catalog import indexing, shelf
-from catalog.render import GroupLine
-from catalog.search import Index, Searchable, near_names
-from catalog.searchables import searchable
-from catalog.shelf import Item, Shelf, ShelfGroup
+from catalog import cache as shelf
+from catalog.cache import Item, Shelf, ShelfGroup
+from catalog.rendering import GroupLine
+from catalog.search import index as indexing
+from catalog.search.engine import Index, Searchable, near_names
+from catalog.search.searchables import searchable
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.errors import ToolcribError
 

@@ -6,8 +6,8 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router, Schema, Status
 
-from catalog import golden
 from catalog.models import GoldenQuery, GoldenRun, Revision
+from catalog.search import golden_queries as golden
 from sessions_app import golden_runs, missed, playground
 from sessions_app.usage_filter import RANGES, UsageFilter
 from toolcrib.lib.api_schemas import ERRORS, Strict

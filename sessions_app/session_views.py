@@ -14,8 +14,8 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from catalog import preferences
-from catalog.browsing import Page, offset_of
 from catalog.models import Tool
+from catalog.tools.queries import Page, offset_of
 from sessions_app import contents, figures, payloads, story, timeline, usage
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.usage import Row, SessionFilter

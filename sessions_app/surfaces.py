@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from catalog import render, shelf
+from catalog import cache as shelf
+from catalog import rendering as render
+from catalog.cache import Item
 from catalog.models import CatalogSnapshot
-from catalog.render import GroupLine
-from catalog.shelf import Item
+from catalog.rendering import GroupLine
 from sessions_app.models import AgentSession, Expansion, ShownDefinition, Strategy
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.prepared_query import Prepared

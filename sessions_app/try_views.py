@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.http import require_http_methods
 
 from catalog.models import Tool
-from catalog.tools import parse_tool_text
+from catalog.tools.actions import parse_tool_text
 from sessions_app import contents, dispatch, payloads, timeline, trying
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest

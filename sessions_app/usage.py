@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import Q, QuerySet, Sum
 from django.http import QueryDict
 
-from catalog.browsing import Page
+from catalog.tools.queries import Page
 from sessions_app import contents, timeline
 from sessions_app.contents import Shown
 from sessions_app.models import (

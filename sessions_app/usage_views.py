@@ -10,11 +10,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from catalog import groups as group_writes
 from catalog import preferences
-from catalog.browsing import offset_of
-from catalog.group_writing import Done
+from catalog.groups import actions as group_writes
+from catalog.groups.writing import Done
 from catalog.models import AuditEntry, Group
+from catalog.tools.queries import offset_of
 from sessions_app import earning, following
 from sessions_app.earning import Day, ToolUse, Use
 from sessions_app.following import Asked

@@ -5,7 +5,7 @@ import threading
 
 from django.db import DatabaseError, close_old_connections
 
-from catalog import vectors
+from catalog.search.embeddings import store as vectors
 from sessions_app import scope
 
 logger = logging.getLogger(__name__)

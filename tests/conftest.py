@@ -8,7 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from sessions_app import keys, limiting
 from tests.support import parts

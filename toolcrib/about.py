@@ -14,8 +14,8 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, connection
 from django.db.models import Count
 
-from catalog import vectors
 from catalog.models import AuditEntry, Group, Revision, Tool, ToolState
+from catalog.search.embeddings import store as vectors
 from servers import gauges
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call

@@ -12,10 +12,10 @@ from ninja.errors import AuthenticationError, HttpError, ValidationError
 from ninja.parser import Parser
 from ninja.security import HttpBearer
 
-from catalog.api import router as catalog_router
 from catalog.audit import Actor
-from catalog.groups_api import router as groups_router
-from catalog.hints_api import router as hints_router
+from catalog.groups.api import router as groups_router
+from catalog.tools.api import router as catalog_router
+from catalog.tools.hints_api import router as hints_router
 from servers.api import router as servers_router
 from sessions_app import keys
 from sessions_app.agents_api import router as agents_router

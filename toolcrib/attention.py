@@ -14,8 +14,11 @@ from django.db.models import Count, F, Max, Q
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import golden, group_board, group_reads, shelf
+from catalog import cache as shelf
+from catalog.groups import board as group_board
+from catalog.groups import health as group_reads
 from catalog.models import GoldenQuery, Group, Tool, ToolState
+from catalog.search import golden_queries as golden
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, ApiKey, SessionState
 

@@ -5,7 +5,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router, Schema
 
-from catalog import vectors
+from catalog.search.embeddings import store as vectors
 from servers import gauges
 from sessions_app.ledger import HOLDER
 from toolcrib.lib.api_schemas import ERRORS

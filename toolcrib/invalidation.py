@@ -13,8 +13,8 @@ import redis.asyncio
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections
 
-from catalog.announce import STREAM
 from catalog.models import Revision
+from catalog.revision_stream import STREAM
 
 logger = logging.getLogger(__name__)
 

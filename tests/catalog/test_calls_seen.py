@@ -5,8 +5,9 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from catalog import calls_seen, groups
+from catalog import calls_seen
 from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
 from catalog.models import Group, Tool
 from sessions_app import figures
 from tests.support.factories import make_call, make_server, make_session, make_tool

@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.ingest import approve
+from catalog.definitions.ingest import approve
 from catalog.models import DefinitionChange, Tool
 from servers import due, sync
 from servers.models import Server, Trigger

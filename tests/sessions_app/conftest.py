@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from catalog import groups as group_writes
 from catalog.audit import SYSTEM
+from catalog.groups import actions as group_writes
 from catalog.models import Group
 from sessions_app import keys
 from sessions_app.models import Agent, AgentGroup

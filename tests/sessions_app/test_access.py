@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 from django.db import transaction
 
-from catalog import groups as group_writes
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
+from catalog.groups import actions as group_writes
 from catalog.models import Group, Tool
-from catalog.tools import hold, save_custom_tool
+from catalog.tools.actions import hold, save_custom_tool
 from sessions_app import limiting
 from sessions_app.models import Agent, AgentGroup
 from tests.sessions_app.conftest import AgentClient, make_agent_client, regroup, shelve

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from sessions_app import act_path, agents, crowding, keys, limiting, loading, opening
 from sessions_app.models import Agent, AgentSession, ApiKey, Event

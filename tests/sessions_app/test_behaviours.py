@@ -6,10 +6,12 @@ import threading
 import pytest
 from django.db import connection
 
-from catalog import groups, ingest, shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
+from catalog.definitions import ingest
+from catalog.groups import actions as groups
 from catalog.models import Definition, Group, Membership, Tool
-from catalog.tools import hold, save_custom_tool
+from catalog.tools.actions import hold, save_custom_tool
 from servers import registry
 from sessions_app.models import AgentSession, Call, Expansion
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve

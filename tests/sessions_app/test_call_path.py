@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from catalog.models import Tool
-from catalog.tools import hold, set_call_policy
+from catalog.tools.actions import hold, set_call_policy
 from servers import calling, registry
 from servers.models import Server
 from sessions_app import agents, call_path, dispatch, keys, ledger, opening, standing, writing

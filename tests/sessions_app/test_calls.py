@@ -13,10 +13,11 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.utils import timezone
 
-from catalog import groups, ingest
 from catalog.audit import SYSTEM
+from catalog.definitions import ingest
+from catalog.groups import actions as groups
 from catalog.models import Group, Revision, Tool
-from catalog.tools import hold, save_custom_tool, set_call_policy
+from catalog.tools.actions import hold, save_custom_tool, set_call_policy
 from sessions_app import dispatch, ledger, planning, rows
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from sessions_app.payloads import kept

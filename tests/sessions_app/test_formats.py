@@ -26,10 +26,10 @@ from openai.types.responses.response_tool_search_output_item_param_param import 
 )
 from pydantic import TypeAdapter
 
-from catalog import groups
 from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
 from catalog.models import Group, Tool
-from catalog.tools import save_custom_tool
+from catalog.tools.actions import save_custom_tool
 from sessions_app import formats, formats_native
 from sessions_app.formats_native import Offer
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve

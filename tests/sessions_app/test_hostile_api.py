@@ -15,10 +15,10 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from catalog.models import Tool
-from catalog.tools import hold, save_custom_tool
+from catalog.tools.actions import hold, save_custom_tool
 from servers import calling
 from servers.models import Server
 from sessions_app import opening

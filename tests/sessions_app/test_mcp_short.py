@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import Tool
-from catalog.tools import hold
+from catalog.tools.actions import hold
 from servers import calling
 from sessions_app import keys, limiting, mcp_short, opening, standing, writing
 from sessions_app.loading import LEAST_IDLE

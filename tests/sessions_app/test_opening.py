@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from catalog import groups
 from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
 from sessions_app.opening import decide, expire_idle
@@ -249,7 +249,7 @@ def test_a_group_taken_from_an_agent_is_gone_from_its_open_sessions(github, slac
 
 
 def test_custom_tools_are_preloaded_unless_an_admin_says_otherwise(db):
-    from catalog.tools import save_custom_tool
+    from catalog.tools.actions import save_custom_tool
     from tests.sessions_app.conftest import regroup
 
     regroup("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))

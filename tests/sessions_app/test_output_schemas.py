@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from catalog import shelf, validation
+from catalog import cache as shelf
+from catalog.definitions import validation
 from servers import calling
 from sessions_app import standing, writing
 from sessions_app.models import Call

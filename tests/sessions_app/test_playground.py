@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from catalog import groups as group_writes
-from catalog import hints, vectors
-from catalog import tools as tool_writes
 from catalog.audit import SYSTEM
+from catalog.groups import actions as group_writes
 from catalog.models import AuditEntry, Revision, Tool
+from catalog.search.embeddings import store as vectors
+from catalog.tools import actions as tool_writes
+from catalog.tools import hints
 from sessions_app import marking, playground
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import Asked

@@ -6,10 +6,11 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from catalog import golden, vectors
-from catalog import tools as tool_writes
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, GoldenQuery, GoldenRun, Revision, Tool
+from catalog.search import golden_queries as golden
+from catalog.search.embeddings import store as vectors
+from catalog.tools import actions as tool_writes
 from sessions_app import golden_runs, playground, tasks
 from tests.sessions_app.test_playground import text_of
 from tests.support.factories import fold, tool_object

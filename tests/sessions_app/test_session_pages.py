@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from catalog import tools
 from catalog.audit import Actor
+from catalog.tools import actions as tools
 from sessions_app.models import Call, Expansion
 from sessions_app.urls import session_pages
 from tests.support.factories import (

@@ -3,7 +3,7 @@
 import pytest
 from django.utils import timezone
 
-from catalog import shelf
+from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from servers import registry
 from servers.models import Server

@@ -11,9 +11,10 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import groups, tools
 from catalog.audit import Actor
+from catalog.groups import actions as groups
 from catalog.models import AuditEntry, Group, Membership
+from catalog.tools import actions as tools
 from sessions_app import earning, following, usage_views
 from sessions_app.earning import Day
 from sessions_app.models import AgentSession, Expansion

@@ -5,7 +5,8 @@ import threading
 import pytest
 from django.db import DatabaseError
 
-from catalog import indexing, shelf
+from catalog import cache as shelf
+from catalog.search import index as indexing
 from servers.models import Server
 from sessions_app import scope, warming
 from tests.support.factories import fold, tool_object

@@ -7,9 +7,9 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import ingest
-from catalog.definitions import RemoteTool, read_tool, read_tools
-from catalog.ingest import Ingested
+from catalog.definitions import ingest
+from catalog.definitions.ingest import Ingested
+from catalog.definitions.parsing import RemoteTool, read_tool, read_tools
 from catalog.models import CatalogSnapshot, Group, Tool
 from servers.checks import argv_digest
 from servers.models import Server

@@ -4,9 +4,10 @@ import platform
 
 import pytest
 
-from catalog import meaning, vectors
 from catalog.audit import SYSTEM
 from catalog.models import Vector
+from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import store as vectors
 from servers.models import Server
 from sessions_app import keys
 from tests.support.factories import make_agent, make_server, make_tool

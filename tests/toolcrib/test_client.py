@@ -17,7 +17,7 @@ from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
 from catalog.audit import SYSTEM
-from catalog.tools import save_custom_tool
+from catalog.tools.actions import save_custom_tool
 from sessions_app.models import Call, Event
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import tool_object

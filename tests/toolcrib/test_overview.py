@@ -7,8 +7,8 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from catalog import groups
 from catalog.audit import SYSTEM, Actor
+from catalog.groups import actions as groups
 from catalog.models import Group, Tool
 from servers.models import Server
 from sessions_app import keys

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from catalog import shelf
+from catalog import cache as shelf
 from tests.support.every_page import asks
 from tests.support.growing import grow
 from tests.support.seeding import admin, seed

@@ -21,10 +21,12 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from catalog import audit, golden, hints
+from catalog import audit
 from catalog.audit import SYSTEM
 from catalog.models import Tool
-from catalog.tools import save_custom_tool
+from catalog.search import golden_queries as golden
+from catalog.tools import hints
+from catalog.tools.actions import save_custom_tool
 from sessions_app import keys
 from sessions_app.models import Agent
 from tests.sessions_app.conftest import AgentClient, regroup

@@ -9,11 +9,12 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.core.serializers.json import DjangoJSONEncoder
 
-from catalog import ingest, tools
-from catalog.api import shown
 from catalog.audit import Actor
-from catalog.definitions import printable
+from catalog.definitions import ingest
+from catalog.definitions.parsing import printable
 from catalog.models import Tool, ToolState
+from catalog.tools import actions as tools
+from catalog.tools.api import shown
 from toolcrib.lib.errors import ToolcribError
 
 ACTS = ("approve", "keep-old", "hold", "release")

@@ -1,0 +1,187 @@
+"""Read what a server sent as a tool: a definition to keep, or a rejection with its reason. Pure.
+
+One malformed tool never affects its siblings.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.definitions.json_schema import BadSchema, check_input_schema, check_schema
+from toolcrib.lib.json_codec import canonical, digest
+
+MAX_NAME = 128
+MAX_DEPTH = 256
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+OBJECTS = ("annotations", "_meta", "execution")
+
+
+@dataclass(frozen=True)
+class RemoteTool:
+    """One tool that passed, in the bytes it will be pinned by."""
+
+    name: str
+    body: str  # canonical JSON of the whole tool object
+    sha256: str
+    tool: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """One tool that did not pass. `name` is cut and printable; `usable` says it can be kept."""
+
+    name: str
+    reason: str
+    usable: bool  # the name is sound, so the tool can be shown in the catalog as rejected
+
+
+class Rejected(ValueError):
+    pass
+
+
+def read_tools(
+    items: Iterable[object],
+    *,
+    max_bytes: int,
+    max_description: int,
+    known: Collection[str] = frozenset(),
+) -> tuple[list[RemoteTool], list[Rejection]]:
+    """Judge each item on its own; of two with one name the first is kept.
+
+    A definition whose digest is `known` passed before, and is not looked into again.
+    """
+    tools: dict[str, RemoteTool] = {}
+    rejected: list[tuple[object, str]] = []
+    for item in items:
+        try:
+            tool = read_tool(
+                item, max_bytes=max_bytes, max_description=max_description, known=known
+            )
+            if tool.name in tools:
+                raise Rejected("a second tool of the same name; the first was kept")
+            tools[tool.name] = tool
+        except Rejected as error:
+            name = item.get("name") if isinstance(item, dict) else None
+            rejected.append((name, str(error)))
+    return list(tools.values()), list(_rejections(rejected, set(tools)))
+
+
+def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iterator[Rejection]:
+    """Mark as usable the first rejection of each sound name that no good tool has."""
+    for name, reason in rejected:
+        usable = (
+            isinstance(name, str)
+            and 0 < len(name) <= MAX_NAME
+            and not CONTROL.search(name)
+            and name not in taken
+        )
+        if usable:
+            taken.add(str(name))
+        yield Rejection(printable(name), CONTROL.sub(_marked, reason), usable)
+
+
+def read_tool(
+    item: object,
+    *,
+    max_bytes: int,
+    max_description: int,
+    known: Collection[str] = frozenset(),
+) -> RemoteTool:
+    """Return the tool, or raise Rejected with the reason."""
+    if not isinstance(item, dict):
+        raise Rejected("not an object")
+    name = _name(item.get("name"))
+    description = item.get("description")
+    if description is not None and not isinstance(description, str):
+        raise Rejected("description is not a text")
+    if description and len(description.encode("utf-8", "surrogatepass")) > max_description:
+        raise Rejected(f"description is over {max_description // 1024} KB")
+    if not isinstance(item.get("title", ""), str | None):
+        raise Rejected("title is not a text")
+    for key in OBJECTS:
+        if not isinstance(item.get(key, {}), dict | None):
+            raise Rejected(f"{key} is not an object")
+    body, sha256 = _pin(item, max_bytes)
+    if sha256 in known:
+        return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
+    try:
+        check_input_schema(item.get("inputSchema"))
+        if item.get("outputSchema") is not None:
+            check_schema(item["outputSchema"], what="outputSchema")
+    except BadSchema as error:
+        raise Rejected(str(error)) from error
+    return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
+
+
+def search_text(tool: dict[str, Any]) -> str:
+    """Return what search looks at: name, title, description, parameters and their texts."""
+    parts = [tool.get("name"), tool.get("title"), tool.get("description")]
+    parts += parameter_texts(tool.get("inputSchema"), depth=3)
+    return "\n".join(part for part in parts if isinstance(part, str) and part)
+
+
+def printable(value: object) -> str:
+    """Show a name that may be anything in one short line."""
+    if not isinstance(value, str):
+        return f"({type(value).__name__})" if value is not None else "(no name)"
+    text = CONTROL.sub(_marked, value[:MAX_NAME])
+    return (text or "(empty)") + ("…" if len(value) > MAX_NAME else "")
+
+
+def _marked(found: re.Match[str]) -> str:
+    return f"⟨U+{ord(found[0]):04X}⟩"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise Rejected("it has no name")
+    if len(name) > MAX_NAME:
+        raise Rejected(f"name is {len(name)} characters long; the cap is {MAX_NAME}")
+    if CONTROL.search(name):
+        raise Rejected("name holds control characters")
+    return name
+
+
+def _pin(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+    if _deeper_than(item, MAX_DEPTH):
+        raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
+    try:
+        body = canonical(item)
+        size = len(body.encode())
+    except UnicodeEncodeError as error:
+        raise Rejected("it holds text that is not valid Unicode") from error
+    except (ValueError, TypeError) as error:
+        raise Rejected("it holds a number that JSON does not have") from error
+    if size > max_bytes:
+        raise Rejected(f"definition is {size // 1024} KB; the cap is {max_bytes // 1024} KB")
+    return body, digest(body)
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    layer = [value]
+    for _ in range(limit + 1):
+        if not layer:
+            return False
+        layer = [
+            child
+            for node in layer
+            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
+            if isinstance(child, dict | list)
+        ]
+    return True
+
+
+def parameter_texts(schema: object, *, depth: int) -> Sequence[str]:
+    if depth == 0 or not isinstance(schema, dict):
+        return []
+    texts: list[str] = []
+    properties = schema.get("properties")
+    for name, sub in properties.items() if isinstance(properties, dict) else ():
+        texts.append(name)
+        if isinstance(sub, dict):
+            if isinstance(sub.get("description"), str):
+                texts.append(sub["description"])
+            texts += parameter_texts(sub, depth=depth - 1)
+            texts += parameter_texts(sub.get("items"), depth=depth - 1)
+    return texts

@@ -1,0 +1,392 @@
+"""Every write to groups and their members, each with its audit entry and its way back.
+
+An entry's `before` and `after` hold the same parts of a group (see `catalog.group_states`), so
+that `undo` is one function for all verbs. Writing what already stands records nothing.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from catalog import audit
+from catalog.audit import Actor
+from catalog.groups import state as states
+from catalog.groups.state import State
+from catalog.groups.writing import (
+    Done,
+    all_locked,
+    gone,
+    in_order,
+    listed,
+    locked,
+    new_id,
+    one_line,
+    write,
+    writing,
+)
+from catalog.models import AuditEntry, Group, Revision, Tool
+from toolcrib.lib.errors import Conflict, Invalid, NotFound
+
+if TYPE_CHECKING:
+    from servers.models import Server
+
+# The verb of an edit that touches one kind of thing only; several at once are the settings.
+VERBS = {
+    "display_name": "group.rename",
+    "group_id": "group.rename",
+    "description": "group.describe",
+    "preload_default": "group.preload_default",
+    "deferred": "group.deferred",
+    "follows": "group.follow",
+}
+
+
+class Edit(TypedDict, total=False):
+    display_name: str
+    group_id: str
+    description: str
+    preload_default: bool
+    deferred: bool
+    follows: "Server | None"
+
+
+def find(group_id: str) -> Group:
+    group = Group.objects.filter(group_id=group_id.replace("\0", "")).first()
+    if group is None:
+        raise NotFound("There is no group of this name.", hint="The list of groups has them all.")
+    return group
+
+
+def find_tools(names: Sequence[str]) -> list[Tool]:
+    """Return the tools of these public names, in this order."""
+    askable = [name for name in names if name.isascii() and "\0" not in name]
+    found = Tool.objects.select_related("server").in_bulk(askable, field_name="public_name")
+    unknown = [name for name in names if name not in found]
+    if unknown:
+        raise NotFound(
+            f"There is no tool called {listed(unknown)}.", hint="The list of tools has them all."
+        )
+    return [found[name] for name in dict.fromkeys(names)]
+
+
+# --- The group itself ---------------------------------------------------------------------------
+
+
+@writing()
+def create(
+    group_id: str,
+    display_name: str,
+    description: str = "",
+    *,
+    actor: Actor,
+    preload_default: bool = False,
+    follows: "Server | None" = None,
+) -> Done:
+    """Make a group, last in the order; following a server, with all its present tools."""
+    last = Group.objects.order_by("-position").values_list("position", flat=True).first()
+    group = Group(
+        group_id=new_id(group_id),
+        display_name=one_line("display_name", display_name),
+        description=one_line("description", description),
+        position=0 if last is None else last + 1,
+        preload_default=preload_default,
+    )
+    if follows:
+        group.follows = states.free_server(group, follows.slug)
+    group.save(force_insert=True)
+    if follows:
+        states.put(group, states.joining(group, follows))
+    entry = audit.record(actor, "group.add", group, after={"group": states.snapshot(group)})
+    Revision.bump()
+    return Done(group, entry)
+
+
+@writing()
+def edit(group: Group, *, actor: Actor, **fields: Unpack[Edit]) -> Done:
+    """Change some of a group's fields as one act. Following a server brings in its tools."""
+    group = locked(group)
+    wanted: State = {
+        name: fields[name] for name in ("preload_default", "deferred") if name in fields
+    }
+    for name in ("display_name", "description"):
+        if name in fields and fields[name] != getattr(group, name):
+            wanted[name] = one_line(name, fields[name])
+    if "group_id" in fields and fields["group_id"] != group.group_id:
+        wanted["group_id"] = new_id(fields["group_id"])
+    if "follows" in fields:
+        server = fields["follows"]
+        wanted["follows"] = server.slug if server else None
+        if server and server.pk != group.follows_id:
+            wanted["members"] = states.joining(group, server)
+    verbs = {VERBS[name] for name in wanted if name in VERBS and _differs(group, name, wanted)}
+    verb = verbs.pop() if len(verbs) == 1 else "group.settings"
+    if verb == "group.follow" and wanted["follows"] is None:
+        verb = "group.unfollow"
+    return write(group, verb, wanted, actor)
+
+
+def _differs(group: Group, name: str, wanted: State) -> bool:
+    return bool(states.field(group, name) != wanted[name])
+
+
+def rename(
+    group: Group, display_name: str | None = None, group_id: str | None = None, *, actor: Actor
+) -> Done:
+    wanted: Edit = {}
+    if display_name is not None:
+        wanted["display_name"] = display_name
+    if group_id is not None:
+        wanted["group_id"] = group_id
+    return edit(group, actor=actor, **wanted)
+
+
+def describe(group: Group, text: str, *, actor: Actor) -> Done:
+    return edit(group, actor=actor, description=text)
+
+
+def set_default_preload(group: Group, on: bool, *, actor: Actor) -> Done:
+    """Preload every member that does not say otherwise, or none of them."""
+    return edit(group, actor=actor, preload_default=on)
+
+
+def set_deferred(group: Group, on: bool, *, actor: Actor) -> Done:
+    return edit(group, actor=actor, deferred=on)
+
+
+def follow(group: Group, server: "Server", *, actor: Actor) -> Done:
+    """Give the group every tool of a server, those to come included."""
+    return edit(group, actor=actor, follows=server)
+
+
+def unfollow(group: Group, *, actor: Actor) -> Done:
+    """Let the group keep the tools it has, and take no new ones by itself."""
+    return edit(group, actor=actor, follows=None)
+
+
+@writing()
+def delete(group: Group, *, actor: Actor) -> Done:
+    group = locked(group)
+    state = {"group": states.snapshot(group)}
+    entry = audit.record(actor, "group.delete", group, before=state)
+    group.delete()
+    Revision.bump()
+    return Done(group, entry)
+
+
+@writing()
+def order(group_ids: Sequence[str], *, actor: Actor) -> Done | None:
+    """Put these groups first, in this order; the others follow as they stood."""
+    rows = all_locked()
+    names = in_order(group_ids, [group.group_id for group in rows], "group")
+    if not names:
+        return None
+    positions = {"groups": {name: place for place, name in enumerate(names)}}
+    top = next(group for group in rows if group.group_id == names[0])
+    return write(top, "group.order", positions, actor)
+
+
+@writing()
+def move(group: Group, position: int, *, actor: Actor) -> Done:
+    """Put a group at a place of the order, counted from 0; past the end is last."""
+    if position < 0:
+        raise Invalid("A position is 0 or more.")
+    rows = all_locked()
+    return _place(rows, group, position, actor)
+
+
+@writing()
+def shift(group: Group, by: int, *, actor: Actor) -> Done:
+    """Move a group up (-1) or down (1) among the others."""
+    rows = all_locked()
+    place = next((at for at, one in enumerate(rows) if one.pk == group.pk), 0)
+    return _place(rows, group, max(0, place + by), actor)
+
+
+def _place(rows: list[Group], group: Group, position: int, actor: Actor) -> Done:
+    moved = next((one for one in rows if one.pk == group.pk), None)
+    if moved is None:
+        raise gone(group)
+    rows.remove(moved)
+    rows.insert(position, moved)
+    wanted = {"groups": {one.group_id: place for place, one in enumerate(rows)}}
+    return write(moved, "group.move", wanted, actor)
+
+
+# --- Members ------------------------------------------------------------------------------------
+
+
+@writing()
+def assign(
+    group: Group,
+    tools: Collection[Tool],
+    position: int | None = None,
+    *,
+    actor: Actor,
+    preload: bool | None = None,
+) -> Done:
+    """Add the tools the group does not hold yet: at a place counted from 0, or last."""
+    group = locked(group)
+    standing = list(states.members(group))
+    new = [
+        name for name in dict.fromkeys(tool.public_name for tool in tools) if name not in standing
+    ]
+    if position is None or not new:
+        place = states.next_position(group)
+        wanted: State = {"members": {name: {"position": place, "preload": preload} for name in new}}
+        return write(group, "group.assign", wanted, actor)
+    if position < 0:
+        raise Invalid("A position is 0 or more.")
+    numbered = {
+        name: at for at, name in enumerate([*standing[:position], *new, *standing[position:]])
+    }
+    wanted = {
+        "members": {name: {"position": numbered[name], "preload": preload} for name in new},
+        "order": {name: numbered[name] for name in standing},
+    }
+    return write(group, "group.assign", wanted, actor)
+
+
+@writing()
+def remove(group: Group, tools: Collection[Tool], *, actor: Actor) -> Done:
+    group = locked(group)
+    names = _present(group, tools)
+    _refuse_followed(group, tools)
+    return write(group, "group.remove", {"members": dict.fromkeys(names)}, actor)
+
+
+@writing()
+def order_members(group: Group, public_names: Sequence[str], *, actor: Actor) -> Done:
+    """Put these members first, in this order; the others follow as they stood."""
+    group = locked(group)
+    names = in_order(public_names, list(states.members(group)), "tool of this group")
+    return write(group, "group.order_members", _numbered(names), actor)
+
+
+@writing()
+def shift_member(
+    group: Group, tool: Tool, by: int, *, actor: Actor, among: Collection[str] | None = None
+) -> Done:
+    """Move a member up (-1) or down (1) among the others, or past the next of those named."""
+    group = locked(group)
+    [name] = _present(group, [tool])
+    names = list(states.members(group))
+    place = names.index(name)
+    beyond = names[place + 1 :] if by > 0 else names[:place][::-1]
+    step = next((at for at, one in enumerate(beyond) if among is None or one in among), None)
+    if step is not None:
+        names.insert(place + (step + 1) * by, names.pop(place))
+    return write(group, "group.order_members", _numbered(names), actor)
+
+
+@writing()
+def set_preload(group: Group, tools: Collection[Tool], on: bool | None, *, actor: Actor) -> Done:
+    """Preload members always (true), never (false), or as the group's default says (null)."""
+    group = locked(group)
+    wanted = {"preload": dict.fromkeys(_present(group, tools), on)}
+    return write(group, "group.preload", wanted, actor)
+
+
+def _numbered(names: Sequence[str]) -> State:
+    return {"order": {name: place for place, name in enumerate(names)}}
+
+
+def _present(group: Group, tools: Collection[Tool]) -> list[str]:
+    names = [tool.public_name for tool in tools]
+    standing = states.members(group)
+    strangers = [name for name in names if name not in standing]
+    if strangers:
+        raise Invalid(f"{listed(strangers)} is not in {group.group_id}.", hint="Add it first.")
+    return names
+
+
+def _refuse_followed(group: Group, tools: Collection[Tool]) -> None:
+    bound = [
+        tool.public_name for tool in tools if tool.server_id and tool.server_id == group.follows_id
+    ]
+    if bound and group.follows:
+        slug = group.follows.slug
+        raise Conflict(
+            f"{group.group_id} follows {slug}, so that {listed(bound)} belongs to it.",
+            hint=f"Let the group stop following {slug}, or hold the tool.",
+            code="followed",
+        )
+
+
+# --- Undo ---------------------------------------------------------------------------------------
+
+
+@writing()
+def undo(entry: AuditEntry, *, actor: Actor) -> Done:
+    """Take back one act on a group, as a new act; refuse if the group moved on meanwhile.
+
+    Undoing an undo does the act again.
+    """
+    # The lock makes two undos of one entry follow each other.
+    entry = AuditEntry.objects.select_for_update().get(pk=entry.pk)
+    if entry.target_kind != "group" or not entry.verb.startswith("group."):
+        raise Conflict("Only an act on a group can be undone.", hint="Change it back by hand.")
+    if AuditEntry.objects.filter(
+        verb="group.undo", target_id=entry.target_id, after__undoes=entry.pk
+    ).exists():
+        raise Conflict("This was undone already.", hint="Reload to see what stands now.")
+    mark: State = {"undoes": entry.pk}
+    before, after = _parts(entry.before), _parts(entry.after)
+    if "group" in before and "group" not in after:
+        return _remake(entry, before["group"], mark, actor)
+    group = _acted_on(entry, after)
+    if "group" in after:
+        return _unmake(group, after["group"], mark, actor)
+    if states.read(group, after) != after:
+        raise _moved_on(group)
+    return write(group, "group.undo", _wanted_again(group, before), actor, mark)
+
+
+def _acted_on(entry: AuditEntry, after: State) -> Group:
+    if "groups" in after:
+        all_locked()
+    group = Group.objects.filter(pk=entry.target_id or 0).first()
+    if group is None:
+        raise Conflict(f"{entry.target_label} was deleted meanwhile.", hint="Undo that first.")
+    return locked(group)
+
+
+def _wanted_again(group: Group, before: State) -> State:
+    """Return what stood before, as far as following a server allows and demands."""
+    now = states.field(group, "follows")
+    followed = before.get("follows", now)
+    if followed == now:
+        leaving = [name for name, value in before.get("members", {}).items() if value is None]
+        _refuse_followed(group, Tool.objects.in_bulk(leaving, field_name="public_name").values())
+    elif followed:
+        joined = states.joining(group, states.free_server(group, followed))
+        return {**before, "members": {**joined, **before.get("members", {})}}
+    return before
+
+
+def _parts(state: State) -> State:
+    return {part: value for part, value in state.items() if part != "undoes"}
+
+
+def _remake(entry: AuditEntry, state: State, mark: State, actor: Actor) -> Done:
+    if entry.target_id is None or Group.objects.filter(pk=entry.target_id).exists():
+        raise Conflict(f"{entry.target_label} is there.", hint="Reload to see it.")
+    group = states.restore(entry.target_id, state)
+    after = {"group": states.snapshot(group), **mark}
+    made = audit.record(actor, "group.undo", group, after=after)
+    Revision.bump()
+    return Done(group, made)
+
+
+def _unmake(group: Group, state: State, mark: State, actor: Actor) -> Done:
+    now = states.snapshot(group)
+    if now != state:
+        raise _moved_on(group)
+    made = audit.record(actor, "group.undo", group, before={"group": now}, after=mark)
+    group.delete()
+    Revision.bump()
+    return Done(group, made)
+
+
+def _moved_on(group: Group) -> Conflict:
+    return Conflict(
+        f"{group.group_id} has changed since then.", hint="Reload, and change it back by hand."
+    )

@@ -1,0 +1,398 @@
+"""Search over the tools one scope may see: by words, by meaning, by pattern, by a near name.
+
+Pure. An index holds what its scope may see and nothing else, so no score, total or suggestion
+knows of the rest. What a tool's words are is counted once, and shared by all indexes.
+"""
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from catalog.search import ranking
+from catalog.search.bm25 import Document, Floats, Postings, document
+from catalog.search.embeddings import encoder as meaning
+from catalog.search.near import Names
+from catalog.search.ranking import Asked, ByWords
+from catalog.search.regex import LONGEST_PATTERN, matches
+from catalog.search.spelling import SPELLING
+from catalog.search.tokenizer import LONGEST_NAME, LONGEST_TEXT, joined, words
+from toolcrib.lib.errors import Invalid
+
+__all__ = ["LONGEST_PATTERN", "Found", "Hit", "Index", "Searchable", "near_names", "search"]
+
+WORD_STRATEGIES = ("hybrid", "bm25", "embedding")
+STRATEGIES = (*WORD_STRATEGIES, "regex")
+LONGEST_QUERY = 500
+LONGEST_HINT = 200
+MOST_HITS = 50
+MANY = 300  # from here on, sorting them all takes longer than finding the first
+START = 6  # letters of a name that tell nearly always that none starts so
+SHORTEST_START = 2  # letters of a name that is searched for by how it starts
+MOST_PREPARED = 250_000
+# How often the words of a field are counted, so that a name says more than a parameter.
+NAME, SERVER, TITLE, DESCRIPTION, PARAMETERS, GROUPS, HINTS = 6, 2, 2, 2, 1, 1, 4
+
+
+@dataclass(frozen=True)
+class Searchable:
+    """One tool as search sees it."""
+
+    name: str
+    own_name: str
+    server: str
+    title: str
+    description: str
+    parameters: str
+    groups: tuple[str, ...]
+    hints: tuple[str, ...] = ()  # other names and example queries, written by an admin
+
+    @property
+    def passage(self) -> str:
+        """The text whose meaning is encoded."""
+        return meaning.passage(self.own_name, self.description, self.parameters, self.hints)
+
+    @property
+    def key(self) -> str:
+        """Where the vector of its passage is kept."""
+        return _key(self.own_name, self.description, self.parameters, self.hints)
+
+
+class Hit(NamedTuple):
+    """A tool that was found; `reasons` are for people: the name, fields or words that matched.
+
+    `matched` are those words, for marking; `bm25` and `embedding` are what each part gave, 1
+    being the best of this search.
+    """
+
+    name: str
+    score: float | None
+    reasons: tuple[str, ...]
+    matched: tuple[str, ...] = ()
+    bm25: float | None = None
+    embedding: float | None = None
+
+
+class Found(NamedTuple):
+    """What a search gave: `total` counts all matches, `hits` are the first of them.
+
+    `strategy` is the one that answered; `note` says why, where it is not the one asked for, and
+    what else to try where a query in another language found nothing.
+    """
+
+    strategy: str
+    total: int
+    hits: tuple[Hit, ...]
+    note: str = ""
+
+
+class Meanings(Protocol):
+    """Where vectors come from. `reason` says why there are none, if there are none."""
+
+    @property
+    def reason(self) -> str: ...
+    def encode(self, texts: Sequence[str]) -> meaning.Vectors: ...
+    def rows(self, keys: Sequence[str]) -> NDArray[np.intp]: ...
+    def products(self, rows: NDArray[np.intp], vectors: meaning.Vectors) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Prepared:
+    """What is worked out for a tool once, however many indexes hold it."""
+
+    document: Document
+    names: frozenset[str]  # joined
+
+
+@lru_cache(maxsize=MOST_PREPARED)
+def prepared(tool: Searchable) -> Prepared:
+    fields = (
+        (tool.own_name, NAME),
+        (tool.server, SERVER),
+        (tool.title, TITLE),
+        (tool.description, DESCRIPTION),
+        (tool.parameters, PARAMETERS),
+        (" ".join(tool.groups), GROUPS),
+        (" ".join(tool.hints), HINTS),
+    )
+    return Prepared(
+        document((words(text), weight) for text, weight in fields if text),
+        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.own_name)),
+    )
+
+
+@lru_cache(maxsize=MOST_PREPARED)
+def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
+    return meaning.key(meaning.passage(name, description, parameters, hints))
+
+
+class Index:
+    """Everything one scope may see, ready to be searched.
+
+    Immutable but for vectors, which are looked for again while some are still to come. Tools
+    stand by name, so the order they came in changes nothing, and a position breaks a tie by name.
+    """
+
+    def __init__(self, tools: Sequence[Searchable], meanings: Meanings | None = None) -> None:
+        self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
+        self.names = [tool.name for tool in self.tools]
+        made = [prepared(tool) for tool in self.tools]
+        self.postings = Postings([one.document for one in made])
+        self.keys = [tool.key for tool in self.tools]
+        self.meanings = meanings
+        self._rows = np.full(len(self.tools), -1, np.intp)
+        self._names = sorted((name, at) for at, one in enumerate(made) for name in one.names)
+        self._beginnings = {name[:START] for name, _ in self._names}
+        SPELLING.learn()
+
+    def __len__(self) -> int:
+        return len(self.tools)
+
+    @property
+    def waiting(self) -> int:
+        """How many tools' vectors are still to come."""
+        return int((self.rows < 0).sum())
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        if self.meanings is not None and (self._rows < 0).any():
+            self._rows = self.meanings.rows(self.keys)
+        return self._rows
+
+    @cached_property
+    def servers(self) -> NDArray[np.str_]:
+        return np.array([tool.server for tool in self.tools], np.str_)
+
+    def starting_with(self, key: str) -> Iterable[tuple[str, int]]:
+        """Yield joined names that start with the key, and whose they are."""
+        if len(key) >= START and key[:START] not in self._beginnings:
+            return
+        for at in range(bisect_left(self._names, (key, -1)), len(self._names)):
+            if not self._names[at][0].startswith(key):
+                break
+            yield self._names[at]
+
+    @cached_property
+    def texts(self) -> tuple[tuple[bytes, bytes, bytes], ...]:
+        """Each tool's public name, own name and description as RE2 reads them."""
+        return tuple(
+            (_utf8(tool.name), _utf8(tool.own_name), _utf8(tool.description)) for tool in self.tools
+        )
+
+    @cached_property
+    def near(self) -> Names:
+        return Names([(tool.name, tool.own_name) for tool in self.tools])
+
+
+def search(
+    index: Index,
+    *,
+    query: str = "",
+    pattern: str = "",
+    strategy: str = "",
+    server: str = "",
+    server_hint: str = "",
+    limit: int = 10,
+    explain: bool = True,
+) -> Found:
+    """Find tools by the words of a query or by a pattern; `server` keeps to one server's.
+
+    A query given to `regex` is its pattern; a pattern without a strategy is for `regex`.
+    `server_hint` says in words what kind of server is meant: its tools rise, none is left out.
+    Saying why a tool was found costs as much as finding it; agents are not told.
+    """
+    if strategy and strategy not in STRATEGIES:
+        raise Invalid(
+            f"There is no search strategy {strategy[:40]!r}.",
+            hint=f"Use one of {', '.join(STRATEGIES)}.",
+        )
+    limit = max(1, min(limit, MOST_HITS))
+    if strategy == "regex" or (pattern and not strategy):
+        return _by_pattern(index, pattern or query, server, limit)
+    if not query.strip():
+        raise Invalid(
+            "There is nothing to search for.",
+            hint="Give `query` some words, or `pattern` a regular expression.",
+        )
+    if len(query) > LONGEST_QUERY:
+        raise Invalid(
+            f"The query has {len(query)} characters; at most {LONGEST_QUERY} are searched for.",
+            hint="Say what the tool should do in a sentence.",
+        )
+    hint = server_hint[:LONGEST_HINT]
+    return ranked(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
+
+
+def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
+    """Suggest public names for one that is unknown."""
+    return index.near.near(text, limit)
+
+
+class Judged(NamedTuple):
+    """How well every tool of an index fits a text, nothing being not at all; and why."""
+
+    asked: Asked
+    fit: Floats
+    unit: float  # what the best has, or could have
+    words: ByWords
+    meaning: Floats | None
+    note: str = ""
+
+
+def ranked(
+    index: Index,
+    query: str,
+    strategy: str,
+    server: str = "",
+    server_hint: str = "",
+    limit: int = 10,
+    *,
+    explain: bool = True,
+) -> Found:
+    """Rank by words, by meaning or by both, without a bound on the query's length."""
+    judged = _judged(index, query, strategy)
+    score, unit = judged.fit, judged.unit
+    if server_hint.strip():
+        meant = _judged(index, server_hint, strategy)
+        lift = ranking.HINT * meant.fit / meant.unit
+        score = np.where(score > 0, (1 - ranking.HINT) * score / unit + lift, 0)
+        unit = 1.0
+    named = _named(index, query)
+    if named:
+        score = score.copy()
+        for position, tier in named.items():  # over everything else, whether or not it fitted
+            score[position] += tier * unit
+    if server:
+        score = np.where(index.servers == server, score, 0)
+    first = _first(score, limit, unit)
+    own = zip(first.tolist(), (score[first] / unit).tolist(), strict=True)
+    scores = [one - named.get(at, 0) for at, one in own]
+    bare, told = _bare(index, first, scores), _told(index, judged, first, scores, named)
+    hits = tuple(told if explain else bare)
+    answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
+    note = judged.note if hits else f"{judged.note} {_advice(judged.asked, query)}".strip()
+    return Found(answered, int(np.count_nonzero(score > 0)), hits, note)
+
+
+def _advice(asked: Asked, query: str) -> str:
+    foreign = asked.translated or any(not one.isascii() and one.isalpha() for one in query)
+    return "The tools are described in other words; English may find them." if foreign else ""
+
+
+def _first(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
+    """Where the highest stand, highest first; of equals the one that stands first.
+
+    Most tools score next to nothing, so those not far below the unit are looked at first.
+    """
+    for least in (unit / 4, unit / 8, 0.0):
+        likely = (score > least).nonzero()[0]
+        if len(likely) >= count:
+            break
+    found = score[likely]
+    if len(likely) > MANY:
+        likely = likely[found >= np.partition(found, -count)[-count]]
+        found = score[likely]
+    return likely[(-found).argsort(kind="stable")[:count]]
+
+
+def _judged(index: Index, text: str, strategy: str) -> Judged:
+    # BM25 alone is just that: clauses help it little, and cost it half of its time.
+    asked = ranking.taken_apart(text, index.postings, by_clause=strategy != "bm25")
+    words = ranking.by_words(index.postings, asked)
+    if strategy == "bm25" or not len(index):
+        return Judged(asked, words.scores, words.best, words, None)
+    near, note = _cosines(index, asked)
+    if near is None:
+        return Judged(asked, words.scores, words.best, words, None, note)
+    known = ~np.isnan(near[:, 0])
+    score, fits = ranking.by_meaning(near)
+    if strategy == "embedding":
+        # A tool whose vector is still to come is found by its words.
+        score = np.where(known, score, words.fit)
+        fits |= ~known & (words.scores > 0)
+        return Judged(asked, ranking.fitting(score, fits), 1.0, words, score, note)
+    fits |= words.scores > 0
+    mixed = ranking.fused(words, score, known)
+    return Judged(asked, ranking.fitting(mixed, fits), 1.0, words, score, note)
+
+
+def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, str]:
+    """How near each tool is to the query and its clauses, or why that is not known."""
+    if index.meanings is None or index.meanings.reason:
+        reason = index.meanings.reason if index.meanings else "this index has no vectors"
+        return None, f"Ranked by words only: {reason}."
+    waiting = index.waiting
+    if waiting == len(index):
+        return None, "Ranked by words only: the tools' vectors are still being computed."
+    near = index.meanings.products(index.rows, index.meanings.encode(asked.texts))
+    if not waiting:
+        return near, ""
+    return near, (
+        f"{waiting} of {len(index)} tools are found by their words only, until their vectors"
+        " are computed."
+    )
+
+
+def _bare(index: Index, first: NDArray[np.intp], scores: Sequence[float]) -> Iterator[Hit]:
+    for at, score in zip(first.tolist(), scores, strict=True):
+        yield Hit(index.names[at], score, ())
+
+
+def _told(
+    index: Index,
+    judged: Judged,
+    first: NDArray[np.intp],
+    scores: Sequence[float],
+    named: Collection[int],
+) -> Iterator[Hit]:
+    """Say of each whether its name is meant, and which words it holds, as the query spells them."""
+    terms, shown = judged.asked.terms, ranking.spelled(judged.asked)
+    meant = judged.asked.replacing
+    marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
+    holding = [(term, index.postings.holding(term, first)) for term in terms]
+    by_words = (judged.words.scores[first] / judged.words.best).tolist()
+    for row, at in enumerate(first.tolist()):
+        held = [term for term, held_by in holding if held_by[row]]
+        yield Hit(
+            index.names[at],
+            round(scores[row], 4),
+            (*(("name",) if at in named else ()), *dict.fromkeys([shown[term] for term in held])),
+            tuple(dict.fromkeys([marked[term] for term in held])),
+            round(by_words[row], 4),
+            round(float(judged.meaning[at]), 4) if judged.meaning is not None else None,
+        )
+
+
+def _named(index: Index, query: str) -> dict[int, int]:
+    """Rank what the query names: 6 is its name, 4 is it written otherwise, 2 starts with it."""
+    found: dict[int, int] = {}
+    key, literal = joined(query), query.strip().casefold()
+    if not key:
+        return found
+    for name, position in index.starting_with(key):
+        tool = index.tools[position]
+        tier = 6 if _is_named(tool, literal) else 4 if name == key else 2
+        if tier > 2 or len(key) > SHORTEST_START:
+            found[position] = max(found.get(position, 0), tier)
+    return found
+
+
+def _is_named(tool: Searchable, folded: str) -> bool:
+    return folded in (tool.name.casefold(), tool.own_name.casefold())
+
+
+def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> Found:
+    literal = pattern.removeprefix("^").removesuffix("$").casefold()
+    among = (at for at, tool in enumerate(index.tools) if not server or tool.server == server)
+    found = matches(pattern, index.texts, among)
+    order = sorted(found, key=lambda at: (not _is_named(index.tools[at], literal), at))
+    hits = (Hit(index.tools[at].name, None, found[at]) for at in order[:limit])
+    return Found("regex", len(found), tuple(hits))
+
+
+def _utf8(text: str) -> bytes:
+    return text[:LONGEST_TEXT].encode(errors="replace")

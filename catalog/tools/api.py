@@ -1,0 +1,247 @@
+"""The admin API of the catalog: tools, their definitions and approvals, the audit log."""
+
+from datetime import datetime
+from typing import Any
+
+from django.http import HttpRequest
+from ninja import Body, Router, Schema, Status
+
+from catalog.audit import sentence
+from catalog.definitions import ingest
+from catalog.models import AuditEntry, Definition, Tool
+from catalog.tools import actions as tools
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
+
+router = Router()
+
+
+class ToolOut(Schema):
+    name: str
+    original_name: str
+    source: str
+    mcpServer: str | None = None
+    description: str
+    server_description: str
+    overridden: bool
+    state: str
+    reason: str
+    call_policy: str
+    tokens: int | None
+    findings: list[dict[str, str]]
+    annotations_claimed: dict[str, Any]
+    groups: list[str]
+    changed_at: datetime | None
+
+
+class ToolDetail(ToolOut):
+    definition: dict[str, Any] | None
+    waiting_definition: dict[str, Any] | None
+    waiting_sha256: str | None  # to approve or decline exactly this one
+
+
+class ToolPage(Schema):
+    items: list[ToolOut]
+    next_cursor: str | None
+
+
+class ToolEdit(Strict):
+    description_override: str | None = None
+    call_policy: str | None = None
+
+
+class HoldIn(Strict):
+    reason: str = ""
+
+
+class ChangeOut(Schema):
+    at: datetime
+    outcome: str
+    decided_by: str
+    before: dict[str, Any] | None
+    after: dict[str, Any]
+
+
+class AuditOut(Schema):
+    id: int
+    at: datetime
+    actor: str
+    verb: str
+    target: str
+    sentence: str
+    before: dict[str, Any]
+    after: dict[str, Any]
+
+
+class AuditPage(Schema):
+    items: list[AuditOut]
+    next_cursor: str | None
+
+
+def find(name: str) -> Tool:
+    tool = (
+        Tool.objects.with_definitions().prefetch_related("groups").filter(public_name=name).first()
+    )
+    if tool is None:
+        raise NotFound("There is no tool of this name.", hint="GET /api/v1/tools lists them.")
+    return tool
+
+
+def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
+    definition = tool.definition
+    body: dict[str, Any] = {
+        "name": tool.public_name,
+        "original_name": tool.name,
+        "source": tool.source,
+        "mcpServer": tool.server.slug if tool.server else None,
+        "description": tool.description,
+        "server_description": definition.description if definition else "",
+        "overridden": bool(tool.description_override),
+        "state": tool.state,
+        "reason": tool.held_reason if tool.held_at else tool.rejected_reason,
+        "call_policy": tool.call_policy,
+        "tokens": definition.tokens if definition else None,
+        "findings": tool.findings,
+        "annotations_claimed": definition.annotations if definition else {},
+        "groups": [group.group_id for group in tool.groups.all()],
+        "changed_at": tool.changed_at,
+    }
+    if shape:
+        waits = tool.latest if tool.latest_id != tool.approved_id else None
+        body["definition"] = _in_shape(tool.approved, shape)
+        body["waiting_definition"] = _in_shape(waits, shape)
+        body["waiting_sha256"] = waits.sha256 if waits else None
+    return body
+
+
+def _in_shape(definition: Definition | None, shape: str) -> dict[str, Any] | None:
+    return tools.in_shape(definition.tool, shape) if definition else None
+
+
+@router.get("/tools", response={200: ToolPage, **ERRORS}, tags=["tools"])
+def list_tools(
+    request: HttpRequest,
+    limit: int = 50,
+    cursor: str = "",
+    server: str = "",
+    state: str = "",
+    q: str = "",
+) -> dict[str, Any]:
+    rows = Tool.objects.with_definitions().prefetch_related("groups")
+    rows = rows.filter(public_name__gt=cursor).order_by("public_name")
+    if server:
+        rows = rows.filter(server__slug=server)
+    if state:
+        rows = rows.filter(state=state)
+    if q:
+        rows = rows.filter(public_name__icontains=q.replace("\0", ""))
+    items, following = page(
+        list(rows[: check_limit(limit) + 1]), limit, lambda row: row.public_name
+    )
+    return {"items": [shown(tool) for tool in items], "next_cursor": following}
+
+
+@router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
+def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
+    """Add a tool that agents run themselves, in MCP, OpenAI or Anthropic shape."""
+    tool = tools.save_custom_tool(body, actor=key_actor(request))
+    return Status(201, shown(find(tool.public_name), shape="mcp"))
+
+
+@router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, Any]:
+    if shape not in ("mcp", "openai", "anthropic"):
+        raise Invalid("shape is mcp, openai or anthropic.")
+    return shown(find(name), shape=shape)
+
+
+@router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
+    tool, actor = find(name), key_actor(request)
+    if body.description_override is not None:
+        tools.override_description(tool, body.description_override, actor=actor)
+    if body.call_policy is not None:
+        tools.set_call_policy(tool, body.call_policy, actor=actor)
+    return shown(find(name), shape="mcp")
+
+
+@router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def replace_custom_tool(
+    request: HttpRequest, name: str, body: Body[dict[str, Any]]
+) -> dict[str, Any]:
+    tool = find(name)
+    if tool.server_id is not None:
+        raise Invalid("Only a custom tool can be replaced.", hint="A server's tools are synced.")
+    tools.save_custom_tool(body, actor=key_actor(request), tool=tool)
+    return shown(find(name), shape="mcp")
+
+
+@router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
+def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
+    tools.delete_custom_tool(find(name), actor=key_actor(request))
+    return Status(204, None)
+
+
+@router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    ingest.approve(find(name), actor=key_actor(request), sha256=sha256)
+    return shown(find(name), shape="mcp")
+
+
+@router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
+    ingest.keep_old(find(name), actor=key_actor(request), sha256=sha256)
+    return shown(find(name), shape="mcp")
+
+
+@router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
+    tools.hold(find(name), body.reason, actor=key_actor(request))
+    return shown(find(name), shape="mcp")
+
+
+@router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
+def release(request: HttpRequest, name: str) -> dict[str, Any]:
+    tools.release(find(name), actor=key_actor(request))
+    return shown(find(name), shape="mcp")
+
+
+@router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
+def history(request: HttpRequest, name: str) -> list[dict[str, Any]]:
+    changes = find(name).changes.select_related("before", "after")[:100]
+    return [
+        {
+            "at": change.at,
+            "outcome": change.outcome,
+            "decided_by": change.decided_by,
+            "before": change.before.tool if change.before else None,
+            "after": change.after.tool,
+        }
+        for change in changes
+    ]
+
+
+@router.get("/audit", response={200: AuditPage, **ERRORS}, tags=["audit"])
+def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None) -> dict[str, Any]:
+    rows = AuditEntry.objects.order_by("-id")
+    if cursor is not None:
+        rows = rows.filter(id__lt=cursor)
+    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    return {
+        "items": [
+            {
+                "id": entry.pk,
+                "at": entry.at,
+                "actor": entry.actor_label,
+                "verb": entry.verb,
+                "target": entry.target_label,
+                "sentence": sentence(entry),
+                "before": entry.before,
+                "after": entry.after,
+            }
+            for entry in items
+        ],
+        "next_cursor": following,
+    }

@@ -1,0 +1,248 @@
+"""Read the catalog for people: tools by filter, and how many there are of each kind.
+
+Reads only, each page in a fixed number of queries however many tools there are.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from django.db.models import Count, F, Q, QuerySet
+from django.db.models.functions import Coalesce
+from django.http import QueryDict
+
+from catalog import cache as shelf
+from catalog import calls_seen
+from catalog.cache import Shelf, ShelfGroup
+from catalog.models import Tool, ToolState
+from toolcrib.lib.request import number, text
+
+T = TypeVar("T")
+PAGE = 50
+LISTED = 30_000  # values that a statement takes on every database
+HINTS = {
+    "read-only": "readOnlyHint",
+    "destructive": "destructiveHint",
+    "open-world": "openWorldHint",
+}
+SOURCES = ("mcp", "custom")
+SORTS = {
+    "name": [F("public_name").asc()],
+    "-name": [F("public_name").desc()],
+    "tokens": [F("cost").asc(nulls_first=True), F("public_name").asc()],
+    "-tokens": [F("cost").desc(nulls_last=True), F("public_name").asc()],
+    "changed": [F("changed_at").asc(nulls_first=True), F("public_name").asc()],
+    "-changed": [F("changed_at").desc(nulls_last=True), F("public_name").asc()],
+}
+COST = Coalesce("approved__tokens", "latest__tokens")
+
+
+@dataclass(frozen=True)
+class Page(Generic[T]):
+    """Some rows of a list, and the cursors of the pages beside it."""
+
+    rows: Sequence[T]
+    total: int
+    first: int
+    previous_cursor: str
+    next_cursor: str
+
+    def says(self, what: str) -> str:
+        """Say which part of the list this is: 51 to 100 of 214 tools."""
+        noun = what if self.total == 1 else f"{what}s"
+        if len(self.rows) == self.total:
+            return f"{self.total:,} {noun}"
+        last = self.first + len(self.rows)
+        return f"{self.first + 1:,} to {last:,} of {self.total:,} {noun}"
+
+
+@dataclass(frozen=True)
+class ToolFilter:
+    """What a person asked for in the address. Unknown words ask for nothing that exists."""
+
+    query: str = ""
+    server: str = ""
+    group: str = ""
+    states: tuple[str, ...] = ()
+    badges: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    findings: bool = False
+    unused: bool = False
+    sort: str = "name"
+
+    @classmethod
+    def read(cls, query: QueryDict) -> "ToolFilter":
+        sort = query.get("sort", "")
+        return cls(
+            query=text(query, "q", longest=500),
+            server=text(query, "server"),
+            group=text(query, "group"),
+            states=tuple(one for one in query.getlist("state") if one in ToolState.values),
+            badges=tuple(one for one in query.getlist("badge") if one in HINTS),
+            sources=tuple(one for one in query.getlist("source") if one in SOURCES),
+            findings=bool(query.get("findings")),
+            unused=bool(query.get("unused")),
+            sort=sort if sort in SORTS else "name",
+        )
+
+    @property
+    def narrows(self) -> bool:
+        return self != ToolFilter(sort=self.sort)
+
+    def condition(self) -> Q:
+        # Gone tools are listed only when asked for: they can do nothing any more.
+        wanted = Q(state__in=self.states) if self.states else ~Q(state=ToolState.MISSING)
+        if self.query:
+            wanted &= _mentions(self.query)
+        if self.server:
+            wanted &= Q(server__slug=self.server)
+        if self.group:
+            wanted &= Q(memberships__group__group_id=self.group)
+        for badge in self.badges:
+            wanted &= claimed(HINTS[badge])
+        if len(self.sources) == 1:
+            wanted &= Q(server__isnull=self.sources[0] == "custom")
+        if self.findings:
+            wanted &= ~Q(findings=[])
+        if self.unused:
+            wanted &= calls_seen.never()
+        return wanted
+
+
+def _mentions(text: str) -> Q:
+    return (
+        Q(public_name__icontains=text)
+        | Q(description_override__icontains=text)
+        | Q(approved__search_text__icontains=text)
+        | Q(approved=None, latest__search_text__icontains=text)
+    )
+
+
+@shelf.worked_out_once
+def _claims(whole: Shelf) -> dict[str, list[int]]:
+    """List the tools whose server sets each annotation to true, gone ones included."""
+    found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
+    for item in whole.items.values():
+        definition = item.approved or item.latest
+        for hint in definition.claims if definition else ():
+            if hint in found:
+                found[hint].append(item.tool_id)
+    return found
+
+
+def claimed(hint: str) -> Q:
+    """Match tools whose server sets this annotation to true.
+
+    Bodies are kept as text, since jsonb would refuse some of them: the shelf has read them.
+    """
+    tools = _claims(shelf.current())[hint]
+    if len(tools) <= LISTED:
+        return Q(pk__in=tools)
+    pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
+    return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
+
+
+def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:
+    found = Tool.objects.filter(wanted.condition())
+    rows = (
+        found.with_definitions()
+        .prefetch_related("groups")
+        .annotate(cost=COST)
+        .order_by(*SORTS[wanted.sort])
+    )
+    return page(rows, offset, size, total=found.count())
+
+
+def page(
+    rows: QuerySet[T],  # type: ignore[type-var]
+    offset: int,
+    size: int,
+    total: int | None = None,
+) -> "Page[T]":
+    """Cut a page; `total` where the rows were counted without what is only shown of them."""
+    if total is None:
+        total = rows.count()
+    offset = max(0, min(offset, (total - 1) // size * size if total else 0))
+    shown = list(rows[offset : offset + size])
+    return Page(
+        rows=shown,
+        total=total,
+        first=offset,
+        previous_cursor=str(offset) if offset else "",
+        next_cursor=str(offset + size) if offset + size < total else "",
+    )
+
+
+def offset_of(query: QueryDict, size: int = PAGE) -> int:
+    """Read where a page starts: `after` counts the rows before it, `before` those up to its end."""
+    for name, step in (("after", 0), ("before", size)):
+        if found := number(query, name, digits=9):
+            return max(0, found - step)
+    return 0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many tools each facet's option has, over the whole catalog.
+
+    Not narrowed by the other filters, so that nothing moves while a person is choosing.
+    """
+
+    states: Mapping[str, int]
+    badges: Mapping[str, int]
+    sources: Mapping[str, int]
+    findings: int
+    current: int
+    new_waiting: int
+    servers: Sequence[tuple[str, int]]
+    groups: Sequence[tuple[str, int]]
+
+    @property
+    def changed_waiting(self) -> int:
+        return self.states[ToolState.WAITING] - self.new_waiting
+
+
+def counts() -> Counts:
+    current = ~Q(state=ToolState.MISSING)
+    found = Tool.objects.aggregate(
+        **{f"state_{state}": Count("pk", filter=Q(state=state)) for state in ToolState.values},
+        custom=Count("pk", filter=current & Q(server=None)),
+        findings=Count("pk", filter=current & ~Q(findings=[])),
+        current=Count("pk", filter=current),
+        new=Count("pk", filter=Q(state=ToolState.WAITING, approved=None)),
+    )
+    servers = Tool.objects.filter(current).exclude(server=None).values_list("server__slug")
+    whole = shelf.current()
+    return Counts(
+        states={state: found[f"state_{state}"] for state in ToolState.values},
+        badges=_badges(whole),
+        sources={"mcp": found["current"] - found["custom"], "custom": found["custom"]},
+        findings=found["findings"],
+        current=found["current"],
+        new_waiting=found["new"],
+        servers=list(servers.annotate(Count("pk")).order_by("server__slug")),
+        groups=_group_sizes(whole),
+    )
+
+
+@shelf.worked_out_once
+def _badges(whole: Shelf) -> dict[str, int]:
+    claims, items = _claims(whole), whole.items
+    return {
+        badge: sum(items[pk].state != ToolState.MISSING for pk in claims[hint])
+        for badge, hint in HINTS.items()
+    }
+
+
+def _group_sizes(whole: Shelf) -> list[tuple[str, int]]:
+    sizes = Counter({group.group_id: _current(group) for group in whole.groups})
+    # The shelf has no tool that never had a definition.
+    rows = Tool.objects.current().filter(latest=None).filter(memberships__isnull=False)
+    sizes.update(rows.values_list("memberships__group__group_id", flat=True))
+    return sorted((name, size) for name, size in sizes.items() if size)
+
+
+@shelf.worked_out_once
+def _current(group: ShelfGroup) -> int:
+    return sum(place.item.state != ToolState.MISSING for place in group.places)

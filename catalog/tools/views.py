@@ -1,0 +1,262 @@
+"""Pages of the catalog: tools. A view fetches, asks and answers."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.urls import reverse
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
+
+from catalog import calls_seen
+from catalog.definitions import ingest
+from catalog.groups.undo import OFFERED
+from catalog.models import Group, Tool
+from catalog.tools import actions as writes
+from catalog.tools import detail, hint_views
+from catalog.tools import filters as facets
+from catalog.tools import queries as browsing
+from catalog.tools.forms import (
+    BulkHoldForm,
+    CustomToolForm,
+    DeleteForm,
+    HoldForm,
+    OverrideForm,
+    PolicyForm,
+)
+from catalog.tools.queries import ToolFilter
+from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.lib.request import clean_address
+from toolcrib.lib.roles import actor_of, admin_required, operator_required
+
+EXAMPLE = """{
+  "name": "open_ticket",
+  "description": "Open a ticket in our own desk.",
+  "inputSchema": {
+    "type": "object",
+    "required": ["title"],
+    "properties": {
+      "title": {"type": "string", "description": "One line."}
+    }
+  }
+}"""
+
+
+def _find(public_name: str) -> Tool:
+    tool = Tool.objects.with_definitions().filter(public_name=public_name).first()
+    if tool is None:
+        raise NotFound("There is no tool of this name.", hint="It may have been deleted.")
+    return tool
+
+
+def _find_custom(public_name: str) -> Tool:
+    tool = _find(public_name)
+    if tool.server_id is not None:
+        raise NotFound("This is a tool of a server.", hint="Only custom tools are edited here.")
+    return tool
+
+
+def _is_part(request: HttpRequest) -> bool:
+    asked: Mapping[str, str] = request.headers
+    return bool(asked.get("HX-Request")) and not asked.get("HX-Boosted")
+
+
+# --- Tools --------------------------------------------------------------------------------------
+
+
+@require_safe
+@operator_required
+def tools(request: HttpRequest) -> HttpResponse:
+    wanted = ToolFilter.read(request.GET)
+    page = browsing.tools(wanted, offset=browsing.offset_of(request.GET))
+    calls = calls_seen.of_tools([tool.pk for tool in page.rows])
+    context: dict[str, Any] = {
+        "page": page,
+        "rows": [facets.row(tool, calls.get(tool.pk)) for tool in page.rows],
+        "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
+        "shown": page.says("tool"),
+        "wanted": wanted,
+        "address": request.GET.urlencode(),
+        "hold_form": HoldForm(auto_id="bulk_%s"),
+        "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
+    }
+    if _is_part(request):
+        response = render(request, "catalog/_tools.html", context)
+        response["HX-Push-Url"] = clean_address(request)
+        response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
+        return response
+    counts = browsing.counts()
+    context |= {
+        "counts": counts,
+        "facets": facets.of_tools(wanted, counts),
+        "offer": request.session.pop(OFFERED, None),
+    }
+    return render(request, "catalog/tools.html", context)
+
+
+@require_POST
+@operator_required
+def bulk(request: HttpRequest) -> HttpResponse:
+    form = BulkHoldForm(request.POST)
+    if form.is_valid():
+        chosen = [tool for tool in form.cleaned_data["tool"] if not tool.held_at]
+        for tool in chosen:
+            writes.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
+        messages.success(request, f"Held {len(chosen)} tool{'' if len(chosen) == 1 else 's'}.")
+    else:
+        messages.error(request, " ".join(str(errors[0]) for errors in form.errors.values()))
+    # Only the query is taken from the form: the address stays ours.
+    query = QueryDict(request.POST.get("address", "")).urlencode()
+    return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
+
+
+@require_safe
+@operator_required
+def tool(request: HttpRequest, public_name: str) -> HttpResponse:
+    return _tool_page(request, _find(public_name))
+
+
+def _tool_page(
+    request: HttpRequest, tool: Tool, *, status: int = 200, **forms: Any
+) -> HttpResponse:
+    context = detail.describe(tool, change_id=request.GET.get("change", ""))
+    context |= {
+        "override_form": OverrideForm(initial={"description": tool.description_override}),
+        "policy_form": PolicyForm(initial={"policy": tool.call_policy}),
+        "hold_form": HoldForm(),
+        "hint_offer": request.session.pop(hint_views.OFFERED, None),
+    }
+    return render(request, "catalog/tool.html", context | forms, status=status)
+
+
+def _done(request: HttpRequest, tool: Tool, words: str) -> HttpResponse:
+    messages.success(request, words)
+    return redirect("tool", tool.public_name)
+
+
+@require_POST
+@admin_required
+def override(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool, form = _find(public_name), OverrideForm(request.POST)
+    if form.is_valid():
+        try:
+            tool = writes.override_description(
+                tool, form.cleaned_data["description"], actor=actor_of(request)
+            )
+        except ToolcribError as error:
+            form.add_error("description", error.sentence)
+        else:
+            whose = "your description" if tool.description_override else "the original description"
+            return _done(request, tool, f"Agents now get {whose}.")
+    return _tool_page(request, tool, status=422, override_form=form)
+
+
+@require_POST
+@admin_required
+def policy(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool, form = _find(public_name), PolicyForm(request.POST)
+    if not form.is_valid():
+        return _tool_page(request, tool, status=422, policy_form=form)
+    tool = writes.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
+    said = "allowed" if tool.call_policy == "allow" else "denied"
+    return _done(request, tool, f"Calls to {tool.public_name} are {said}.")
+
+
+@require_POST
+@operator_required
+def hold(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool, form = _find(public_name), HoldForm(request.POST)
+    if not form.is_valid():
+        return _tool_page(request, tool, status=422, hold_form=form)
+    writes.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
+    return _done(request, tool, f"{tool.public_name} is held. Calls to it are stopped.")
+
+
+@require_POST
+@operator_required
+def release(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool = writes.release(_find(public_name), actor=actor_of(request))
+    return _done(request, tool, f"{tool.public_name} is released.")
+
+
+@require_POST
+@operator_required
+def approve(request: HttpRequest, public_name: str) -> HttpResponse:
+    return _decide(request, public_name, ingest.approve, "Agents now get the new definition of {}.")
+
+
+@require_POST
+@operator_required
+def keep_old(request: HttpRequest, public_name: str) -> HttpResponse:
+    return _decide(request, public_name, ingest.keep_old, "Agents keep the older definition of {}.")
+
+
+def _decide(
+    request: HttpRequest, public_name: str, choice: Callable[..., Tool], words: str
+) -> HttpResponse:
+    tool = _find(public_name)
+    try:
+        choice(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
+    except Conflict as error:
+        return render(
+            request, "catalog/decided.html", {"tool": tool, "error": error}, status=error.status
+        )
+    return _done(request, tool, words.format(tool.public_name))
+
+
+# --- Custom tools -------------------------------------------------------------------------------
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@admin_required
+def add(request: HttpRequest) -> HttpResponse:
+    form = CustomToolForm(request.POST or None)
+    return _save_custom(request, form, None) or render(
+        request,
+        "catalog/custom.html",
+        {"form": form, "example": EXAMPLE},
+        status=422 if form.is_bound else 200,
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@admin_required
+def edit(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool = _find_custom(public_name)
+    now = json.dumps(tool.definition.tool if tool.definition else {}, indent=2, ensure_ascii=False)
+    form = CustomToolForm(request.POST or None, initial={"definition": now})
+    return _save_custom(request, form, tool) or render(
+        request,
+        "catalog/custom.html",
+        {"form": form, "tool": tool},
+        status=422 if form.is_bound else 200,
+    )
+
+
+def _save_custom(
+    request: HttpRequest, form: CustomToolForm, tool: Tool | None
+) -> HttpResponse | None:
+    if not form.is_bound or not form.is_valid():
+        return None
+    raw = form.cleaned_data["definition"]
+    try:
+        saved = writes.save_custom_tool(raw, actor=actor_of(request), tool=tool)
+    except ToolcribError as error:
+        form.add_error("definition", error.sentence)
+        return None
+    return _done(request, saved, f"{saved.public_name} is saved.")
+
+
+@require_POST
+@admin_required
+def delete(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool = _find_custom(public_name)
+    form = DeleteForm(request.POST, name=tool.public_name)
+    if not form.is_valid():
+        error = form.errors["typed_name"][0]
+        return _tool_page(request, tool, status=422, delete_error=error)
+    writes.delete_custom_tool(tool, actor=actor_of(request))
+    messages.success(request, f"{public_name} is deleted. Sessions keep what they recorded.")
+    return redirect("tools")

@@ -1,0 +1,190 @@
+"""The audit log as people read it and take it away."""
+
+import csv
+import io
+import re
+from datetime import UTC, datetime
+
+import pytest
+from django.db import connection
+
+from catalog import audit
+from catalog.audit import SYSTEM, Actor
+from catalog.audit import queries as audit_reads
+from catalog.models import AuditEntry
+from catalog.tools import actions as tools
+from tests.support.factories import make_server, make_tool
+
+pytestmark = pytest.mark.django_db
+ADA = Actor("user", "ada@example.org")
+
+
+def text_of(response):
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+@pytest.fixture
+def signed_in(client, operator):
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+@pytest.fixture
+def forecast(db):
+    return make_tool(make_server(slug="weather"), "get_forecast")
+
+
+def dated(entry, day):
+    """Let an entry be of another day, past the rule that nothing changes it."""
+    at = datetime.fromisoformat(day).replace(tzinfo=UTC)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE catalog_auditentry SET at = %s WHERE id = %s", [at, entry.pk])
+
+
+def test_a_row_opens_to_what_was_before_and_after(signed_in, forecast):
+    tools.set_call_policy(forecast, "deny", actor=ADA)
+
+    page = text_of(signed_in.get("/audit?verb=tool.policy"))
+
+    assert "ada@example.org changed whether weather__get_forecast may be called" in page
+    assert "What Before After policy allow deny" in page
+
+
+@pytest.mark.parametrize(
+    ("actor", "words"),
+    [
+        (ADA, "a person"),
+        (SYSTEM, "Toolcrib itself"),
+        (Actor.command("sync"), "a command"),
+        (Actor("token", "ci"), "a key"),
+        (Actor("agent", "scout"), "an agent"),
+    ],
+)
+def test_each_kind_of_actor_is_told_apart_in_words(signed_in, forecast, actor, words):
+    audit.record(actor, "tool.hold", forecast)
+
+    page = signed_in.get("/audit?verb=tool.hold")
+
+    assert f"by {words} ·" in text_of(page)
+    assert f'class="kind {actor.kind}"' in page.content.decode()
+
+
+def test_days_narrow_the_log_and_both_ends_count(signed_in, forecast):
+    days = {"2026-03-01 23:59:59": "tool.hold", "2026-03-02 00:00:00": "tool.release"}
+    for day, verb in days.items():
+        dated(audit.record(ADA, verb, forecast), day)
+
+    def verbs(query):
+        page = signed_in.get(f"/audit?{query}").content.decode()
+        return [verb for verb in days.values() if f"· {verb} ·" in page]
+
+    assert verbs("since=2026-03-01&until=2026-03-02") == ["tool.hold", "tool.release"]
+    assert verbs("until=2026-03-01") == ["tool.hold"]
+    assert verbs("since=2026-03-02") == ["tool.release"]
+    assert verbs("since=2026-03-03") == []
+    assert len(verbs("since=yesterday&until=9999-12-31")) == 2
+
+
+def test_what_was_asked_for_stays_in_the_form_and_in_the_links(signed_in, forecast):
+    audit.record(ADA, "tool.hold", forecast)
+
+    page = signed_in.get("/audit?actor=ada@example.org&since=2020-01-01&times=local")
+    text = page.content.decode()
+
+    assert 'value="2020-01-01"' in text
+    assert re.search(r'<option value="ada@example.org" selected>', text)
+    assert 'data-times="local"' in text
+    assert "/audit/export.csv?actor=ada%40example.org&amp;since=2020-01-01" in text
+    assert "Show UTC" in text
+
+
+def test_htmx_gets_the_rows_and_an_address_without_empty_fields(signed_in, forecast):
+    audit.record(ADA, "tool.hold", forecast)
+
+    page = signed_in.get("/audit?q=FORE&actor=&since=", headers={"HX-Request": "true"})
+
+    assert page.headers["HX-Push-Url"] == "/audit?q=FORE"
+    assert "<html" not in page.content.decode()
+
+
+def test_the_csv_holds_what_the_filters_leave_and_no_formula(signed_in, forecast):
+    for label in ("=HYPERLINK(1)", "+1", "-1", "@sum", "\tx", "ada"):
+        audit.record(Actor("user", label), "tool.hold", forecast, after={"reason": "a, b"})
+    audit.record(ADA, "tool.release", forecast)
+
+    answer = signed_in.get("/audit/export.csv?verb=tool.hold")
+
+    rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    assert [row["actor"] for row in rows] == [
+        "ada",
+        "'\tx",
+        "'@sum",
+        "'-1",
+        "'+1",
+        "'=HYPERLINK(1)",
+    ]
+    assert rows[0]["sentence"] == "ada held weather__get_forecast"
+    assert rows[0]["after"] == '{"reason": "a, b"}'
+    assert not any(cell.startswith(audit_reads.FORMULA) for row in rows for cell in row.values())
+    assert "attachment" in answer.headers["Content-Disposition"]
+
+
+def test_the_json_holds_before_and_after(signed_in, forecast):
+    tools.set_call_policy(forecast, "deny", actor=ADA)
+
+    body = signed_in.get("/audit/export.json").json()
+
+    assert body["entries"][0]["before"] == {"policy": "allow"}
+    assert body["entries"][0]["actor"] == "ada@example.org"
+    assert "note" not in body
+
+
+def test_a_file_that_cannot_hold_everything_says_so(signed_in, forecast, monkeypatch):
+    monkeypatch.setattr(audit_reads, "EXPORTED", 3)
+    for _ in range(5):
+        audit.record(ADA, "tool.hold", forecast)
+
+    page = text_of(signed_in.get("/audit?verb=tool.hold"))
+    table = signed_in.get("/audit/export.csv?verb=tool.hold").content.decode().splitlines()
+    body = signed_in.get("/audit/export.json?verb=tool.hold").json()
+
+    said = "the newest 3 of these 5 entries"
+    assert said in page
+    assert said in table[-1]
+    assert len(table) == 5
+    assert said in body["note"]
+    assert len(body["entries"]) == 3
+
+
+def test_only_people_who_may_read_it_get_the_log(client, outsider):
+    client.force_login(outsider, backend="django.contrib.auth.backends.ModelBackend")
+
+    for path in ("/audit", "/audit/export.csv", "/audit/export.json"):
+        assert client.get(path).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/audit", "/audit?q=x&actor=ada@example.org&since=2020-01-01"])
+def test_a_long_log_costs_as_much_as_a_short_one(
+    path, signed_in, forecast, django_assert_max_num_queries
+):
+    def cost(entries):
+        row = {"actor_kind": "user", "actor_label": "ada@example.org", "verb": "tool.hold"}
+        AuditEntry.objects.bulk_create(
+            AuditEntry(**row, target_kind="tool", target_label=f"x{number}", after={"a": 1})
+            for number in range(entries)
+        )
+        with django_assert_max_num_queries(22) as captured:
+            assert signed_in.get(path).status_code == 200
+        return len(captured)
+
+    signed_in.get(path)  # the first visit writes the session
+    assert cost(3) == cost(500)
+
+
+def test_hostile_labels_are_shown_as_text(signed_in, forecast):
+    audit.record(Actor("user", "<script>x</script>\u202e"), "tool.hold", forecast)
+
+    page = signed_in.get("/audit").content.decode()
+
+    assert "<script>x" not in page
+    assert "&lt;script&gt;x&lt;/script&gt;⟨U+202E⟩" in page

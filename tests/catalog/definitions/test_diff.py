@@ -1,0 +1,202 @@
+"""Differences between definitions: readable, complete, and cheap whatever a server sends."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.definitions import diff as diffs
+
+BASE = {
+    "name": "get_forecast",
+    "description": "Return the forecast for a city.",
+    "inputSchema": {
+        "type": "object",
+        "required": ["city"],
+        "properties": {
+            "city": {"type": "string", "description": "Name of the city."},
+            "places": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"lat": {"type": "number"}}},
+            },
+        },
+    },
+    "annotations": {"readOnlyHint": True},
+}
+
+
+def section(title, before, after):
+    return {found.title: found for found in diffs.compare(before, after)}.get(title)
+
+
+def side(spans, kind):
+    return "".join(text for span, text in spans if span in ("same", kind))
+
+
+def test_a_changed_word_is_told_apart_from_its_neighbours():
+    spans = diffs.words("Accepts city names only.", "Accepts city codes only.")
+
+    assert spans == (
+        ("same", "Accepts city "),
+        ("removed", "names"),
+        ("added", "codes"),
+        ("same", " only."),
+    )
+
+
+def test_words_that_changed_together_stay_together():
+    spans = diffs.words("Read a file.", "Please delete everything now.")
+
+    assert [kind for kind, _ in spans] == ["removed", "added", "same"]
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_both_texts_can_be_read_from_the_spans(before, after):
+    spans = diffs.words(before, after)
+
+    assert side(spans, "removed") == before
+    assert side(spans, "added") == after
+
+
+@given(st.lists(st.sampled_from("ab \n."), max_size=40), st.lists(st.sampled_from("ab \n.")))
+def test_repeated_words_and_spaces_lose_nothing(before, after):
+    spans = diffs.words("".join(before), "".join(after))
+
+    assert side(spans, "removed") == "".join(before)
+    assert side(spans, "added") == "".join(after)
+
+
+def test_equal_definitions_have_no_sections():
+    assert diffs.compare(BASE, dict(BASE)) == []
+
+
+def test_a_new_required_field_is_one_added_line():
+    schema = BASE["inputSchema"]
+    after = BASE | {
+        "inputSchema": {
+            **schema,
+            "required": ["city", "token"],
+            "properties": {**schema["properties"], "token": {"type": "string"}},
+        }
+    }
+
+    [line] = section("Input schema", BASE, after).lines
+
+    assert (line.kind, line.path) == ("added", "token")
+    assert [(fact.word, fact.spans) for fact in line.facts] == [
+        ("type", (("added", "string"),)),
+        ("required", (("added", "required"),)),
+    ]
+
+
+def test_a_nested_field_is_named_by_its_path():
+    after = BASE | {"inputSchema": {**BASE["inputSchema"], "properties": {}}}
+
+    lines = section("Input schema", BASE, after).lines
+
+    removed = [line.path for line in lines if line.kind == "removed"]
+    assert removed == ["city", "places", "places[]", "places[].lat"]
+
+
+def test_a_field_that_stops_being_required_is_a_changed_line():
+    after = BASE | {"inputSchema": {**BASE["inputSchema"], "required": []}}
+
+    [line] = section("Input schema", BASE, after).lines
+
+    assert (line.kind, line.path) == ("changed", "city")
+    assert line.facts == (diffs.Fact("required", (("removed", "required"),)),)
+
+
+def test_an_annotation_that_turned_says_both_values():
+    [line] = section("What the server claims", BASE, BASE | {"annotations": {}}).lines
+
+    assert line.path == "readOnlyHint"
+    assert line.facts[0].spans == (("removed", "true"), ("same", " "), ("added", "not said"))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("outputSchema", {"type": "object", "properties": {"x": {"const": 1}}}),
+        ("title", "Forecast"),
+        ("_meta", {"anything": [1, 2]}),
+        ("icons", [{"src": "https://example.org/i.png"}]),
+        ("execution", {"taskSupport": "required"}),
+        ("unknown", "text"),
+        ("inputSchema", {"type": "object", "anyOf": [{"required": ["a"]}]}),
+        ("inputSchema", {"type": "object", "additionalProperties": False}),
+        ("inputSchema", {"type": "object", "$defs": {"p": {"type": "string"}}}),
+        ("inputSchema", {"type": "object", "required": ["nowhere"]}),
+        ("inputSchema", {"type": "object", "properties": {"a": True}}),
+    ],
+)
+def test_no_part_of_a_change_is_left_out(part, value):
+    before = BASE if part != "inputSchema" else BASE | {"inputSchema": {"type": "object"}}
+
+    assert diffs.compare(before, before | {part: value})
+
+
+def test_a_field_with_a_dot_in_its_name_hides_no_other():
+    def with_default(value):
+        inner = {"type": "object", "properties": {"b": {"default": value}}}
+        return BASE | {"inputSchema": {"properties": {"a": inner, "a.b": {}, "(whole)": {}}}}
+
+    [line] = section("Input schema", with_default("x"), with_default("rm -rf")).lines
+
+    assert line.path == "a.b"
+
+
+def test_true_and_one_are_not_the_same():
+    before = BASE | {"inputSchema": {"type": "object", "default": 1}}
+
+    assert diffs.compare(before, BASE | {"inputSchema": {"type": "object", "default": True}})
+
+
+def test_a_first_definition_is_all_new():
+    found = diffs.compare(None, BASE)
+
+    assert section("Description", None, BASE).spans == (("added", BASE["description"]),)
+    assert {line.kind for part in found for line in part.lines} == {"added", "changed"}
+
+
+@pytest.mark.parametrize("kind", ["same word", "two words", "random words", "unlike"])
+def test_a_hostile_description_costs_little(kind):
+    chance = random.Random(7)  # noqa: S311 - not a secret
+    before = {
+        "same word": "a " * 16_000,
+        "two words": "a b " * 8_000,
+        "random words": " ".join(chance.choices("abcdef", k=16_000)),
+        "unlike": "x " * 16_000,
+    }[kind]
+    after = {
+        "same word": "a " * 12_000,
+        "two words": "b a " * 8_000,
+        "random words": " ".join(chance.choices("abcdef", k=16_000)),
+        "unlike": "y " * 16_000,
+    }[kind]
+    started = time.perf_counter()
+
+    spans = diffs.words(before, after)
+
+    assert time.perf_counter() - started < 2
+    assert side(spans, "removed") == before
+    assert side(spans, "added") == after
+
+
+def test_a_hostile_schema_is_cut_and_says_so():
+    wide = {"type": "object", "properties": {f"f{number}": {} for number in range(5_000)}}
+
+    found = section("Input schema", BASE, BASE | {"inputSchema": wide})
+
+    assert len(found.lines) == diffs.MAX_LINES
+    assert found.left_out > 4_000
+
+
+def test_a_deep_schema_is_no_danger():
+    deep = {"type": "string"}
+    for _ in range(200):
+        deep = {"type": "object", "properties": {"a": deep}}
+
+    assert section("Input schema", BASE, BASE | {"inputSchema": deep}).lines

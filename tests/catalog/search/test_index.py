@@ -1,0 +1,83 @@
+"""What of an installation is searched for an agent, and what is never found by it."""
+
+import pytest
+
+from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
+from catalog.models import Revision
+from catalog.search import index as indexing
+from catalog.search.engine import near_names, search
+from catalog.tools import hints
+from sessions_app import scope
+from tests.support.factories import make_agent, make_server, make_tool
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def run():
+    """A tool that says nothing about itself."""
+    return make_tool(make_server(slug="s", name="S"), "run", description="Runs.")
+
+
+def names(query, agent=None, **asked):
+    index = scope.of(agent or make_agent()).index
+    return [hit.name for hit in search(index, query=query, **asked).hits]
+
+
+@pytest.mark.parametrize("query", ["walrus", "pinniped", "seaside"])
+def test_the_name_and_description_of_a_group_are_searched(run, query):
+    group = groups.create("walrus", "Pinniped desk", "For the seaside.", actor=SYSTEM).group
+    groups.assign(group, [run], actor=SYSTEM)
+
+    assert names(query) == ["s__run"]
+
+
+@pytest.mark.parametrize("kind", ["alias", "example"])
+def test_other_names_and_example_queries_are_searched(run, kind):
+    hints.add(run, kind, "brew some coffee", actor=SYSTEM)
+
+    assert names("coffee") == ["s__run"]
+
+
+def test_an_admins_description_is_searched_and_the_servers_no_more(run):
+    run.description_override = "Feeds the walrus."
+    run.save()
+    Revision.bump()
+
+    assert names("walrus") == ["s__run"]
+    assert names("runs") == ["s__run"]  # its name
+    assert "Runs" not in [tool.description for tool in scope.of(make_agent()).index.tools]
+
+
+@pytest.mark.parametrize("strategy", ["hybrid", "bm25", "embedding", "regex"])
+def test_what_an_agent_may_not_see_is_never_found(run, strategy):
+    other = make_tool(make_server(slug="z"), "secret_walrus", description="Hidden walrus.")
+    shown, hidden = (groups.create(name, name, actor=SYSTEM).group for name in ("open", "shut"))
+    groups.assign(shown, [run], actor=SYSTEM)
+    groups.assign(hidden, [other], actor=SYSTEM)
+    agent = make_agent(all_groups=False)
+    agent.groups.add(shown)
+    Revision.bump()
+
+    for query in ("secret_walrus", "z__secret_walrus", "hidden walrus", "secret", "walrs"):
+        assert names(query, agent, strategy=strategy) == []
+        assert near_names(scope.of(agent).index, query) == []
+    assert names("walrus", strategy=strategy) == ["z__secret_walrus"]
+
+
+def test_a_tool_whose_server_is_disabled_is_never_found(run):
+    assert names("run") == ["s__run"]
+
+    run.server.enabled = False
+    run.server.save()
+    Revision.bump()
+
+    assert names("run") == []
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    indexing._kept.clear()
+    yield
+    indexing._kept.clear()

@@ -1,0 +1,158 @@
+import re
+
+import pytest
+
+from catalog.search import translation as glossary
+from catalog.search.engine import Index, Searchable, search
+from catalog.search.tokenizer import query_words
+
+
+def read(query, held=lambda word: True, strange=None):
+    spelled = list(query_words(query).values())
+    found = glossary.english(query, spelled, spelled if strange is None else strange, held)
+    return found.text if found else None
+
+
+def tool(name, description):
+    server, _, own = name.partition("__")
+    return Searchable(name, own, server, "", description, "", ())
+
+
+INDEX = Index(
+    [
+        tool("disk__remove", "Remove a file from a folder."),
+        tool("disk__write", "Write text to a file."),
+        tool("sky__forecast", "Weather forecast for a city."),
+        tool("post__send", "Send a mail to somebody."),
+        tool("shop__pay", "Pay an invoice."),
+        tool("units__length", "Convert a length in feet or meters."),
+        tool("viaje__trenes", "Busca trenes y compra el billete del viaje."),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "english"),
+    [
+        ("longitud en pies", "length foot"),
+        ("Envía un correo a Ana", "send mail a Ana"),
+        ("borrar los archivos de /tmp/a.txt", "delete file /tmp/a.txt"),
+        ("supprimer le fichier /tmp/le/la.txt", "delete file /tmp/le/la.txt"),
+        ("Wettervorhersage für morgen", "weather forecast tomorrow"),
+        ("Dateien löschen und eine Rechnung bezahlen", "file delete and invoice pay"),
+        ("Straße auf der Landkarte", "street map"),
+        ("cherche l’image de la voiture", "search image car"),
+        ("mot de passe, puis rendez-vous", "password, then meeting"),
+        ("帮我搜索附近的餐厅", "search near restaurant"),
+        ("把文件发送到 ana@example.com，然后删除", "file send ana@example.com， then delete"),
+        ("为 Berlin 预订酒店 3 晚", "Berlin book hotel 3 night"),
+    ],
+)
+def test_a_query_in_another_language_is_read_word_by_word(query, english):
+    assert read(query) == english
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "create an issue in a repository",
+        "hotel in Los Angeles",
+        "tag a release",
+        "what kind of media is this",
+        "red alert",
+        "die roll",
+        "a pie chart of sales",
+        "analyse the texts and images of these pages",
+        "list names, types and details of all systems",
+        "generate moderate content",
+        "El Paso weather",
+        "which of these tools knows what the word archivo means",
+        "xyzzy",
+        "天気を調べる",
+        "",
+        "42 / 7",
+    ],
+)
+def test_what_is_english_or_unknown_is_left_alone(query):
+    assert read(query) is None
+
+
+def test_a_query_of_words_that_tools_hold_is_left_alone():
+    assert read("archivo", strange=[]) is None
+
+
+def test_of_several_english_words_the_first_that_tools_hold_is_taken():
+    assert read("eliminar", {"remove"}.__contains__) == "remove"
+    assert read("eliminar", {"delete", "remove"}.__contains__) == "delete"
+    assert read("eliminar", set().__contains__) == "delete"
+
+
+@pytest.mark.parametrize("strategy", ["bm25", "hybrid"])
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("eliminar archivos", "disk__remove"),
+        ("pronóstico del tiempo", "sky__forecast"),
+        ("longitud en pies", "units__length"),
+        ("eine Datei entfernen", "disk__remove"),
+        ("Wettervorhersage", "sky__forecast"),
+        ("Rechnungen bezahlen", "shop__pay"),
+        ("supprimer un fichier", "disk__remove"),
+        ("envoyer un courriel", "post__send"),
+        ("prévisions météo", "sky__forecast"),
+        ("删除文件", "disk__remove"),
+        ("天气预报", "sky__forecast"),
+        ("支付发票", "shop__pay"),
+    ],
+)
+def test_tools_described_in_english_are_found_in_other_languages(query, name, strategy):
+    assert search(INDEX, query=query, strategy=strategy).hits[0].name == name
+
+
+def test_a_word_that_tools_hold_is_searched_for_as_it_was_asked():
+    hits = search(INDEX, query="busca trenes baratos para el viaje", strategy="bm25").hits
+
+    assert hits[0].name == "viaje__trenes"
+    assert {"busca", "viaje"} <= set(hits[0].matched)
+
+
+def test_characters_that_tools_hold_are_searched_for_as_they_were_asked():
+    index = Index([tool("a__tenki", "天気を調べる"), tool("b__day", "Tell the day of a date.")])
+
+    assert "a__tenki" in [hit.name for hit in search(index, query="天気文件").hits]
+
+
+def test_people_see_what_a_word_was_read_as():
+    hit = search(INDEX, query="eliminar archivos").hits[0]
+
+    assert hit.reasons == ("“eliminar” → “remov”", "“archivos” → “file”")
+    assert hit.matched == ("remov", "file")
+
+
+@pytest.mark.parametrize("query", ["terremoto y fútbol", "фрукты", "地震"])
+def test_where_another_language_finds_nothing_english_is_advised(query):
+    answer = search(INDEX, query=query, strategy="bm25")
+
+    assert (answer.hits, answer.total) == ((), 0)
+    assert answer.note == "The tools are described in other words; English may find them."
+
+
+def test_english_that_finds_nothing_is_not_advised_to_be_english():
+    assert search(INDEX, query="earthquake… ?!", strategy="bm25").note == ""
+
+
+def test_every_line_of_the_table_has_a_word_in_each_language():
+    for line in glossary.TABLE.read_text(encoding="utf-8").splitlines():
+        if not line.startswith(("#", glossary.ENGLISH_TOO)):
+            english, *others = (cell.split() for cell in line.split("|"))
+            assert english, line
+            assert len(others) == 4, line
+            assert all(others), line
+            assert all(map(re.compile("[\u3400-\u9fff]+").fullmatch, others[3])), line
+
+
+def test_a_word_of_the_table_goes_before_a_form_of_another():
+    german = glossary.BOOK.spaced[glossary.GERMAN].english
+
+    assert german["seite"] == ("page",)
+    assert german["fehler"] == ("error",)

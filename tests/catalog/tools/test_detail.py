@@ -1,0 +1,336 @@
+"""The page of one tool: what is said, what is given, what is decided; and hostile text anywhere."""
+
+import json
+import re
+
+import pytest
+from django.urls import reverse
+
+from catalog.audit import Actor
+from catalog.definitions import ingest
+from catalog.models import Tool
+from catalog.tools import actions as tools
+from tests.support.factories import fold, make_server, make_tool, tool_object
+
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>\u202e{{ 7|add:7 }}"
+
+
+@pytest.fixture
+def weather(db):
+    return make_server(slug="weather", name="Weather")
+
+
+@pytest.fixture
+def forecast(weather):
+    return make_tool(
+        weather,
+        "get_forecast",
+        description="Return the forecast for a city. Times are UTC.",
+        annotations={"readOnlyHint": True},
+    )
+
+
+@pytest.fixture
+def custom(db):
+    shape = tool_object("open_ticket", description="Open a ticket.")
+    return tools.save_custom_tool(shape, actor=Actor.command("tests"))
+
+
+@pytest.fixture
+def signed_in(client, admin):
+    client.force_login(admin, backend=BACKEND)
+    return client
+
+
+def change(server, name="get_forecast", **fields):
+    fold(server, tool_object(name, **fields))
+    return Tool.objects.get(server=server, name=name)
+
+
+def text_of(response):
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+def test_a_tool_says_what_the_server_says_and_what_agents_get(signed_in, forecast):
+    signed_in.post(
+        reverse("tool-override", args=[forecast.public_name]), {"description": "Use sparingly."}
+    )
+    page = text_of(signed_in.get(f"/tools/{forecast.public_name}"))
+
+    assert "Return the forecast for a city. Times are UTC." in page
+    assert "Use sparingly." in page
+    assert "read-only , says the server" in page
+    costs = [int(cost) for cost in re.findall(r"≈(\d+) tokens", page)]
+    assert len(set(costs)) == 2
+
+
+def test_an_override_too_long_comes_back_with_its_reason(signed_in, forecast):
+    response = signed_in.post(
+        reverse("tool-override", args=[forecast.public_name]), {"description": "x" * 40_000}
+    )
+
+    assert response.status_code == 422
+    assert "A description may have 32 KB." in text_of(response)
+
+
+def test_calls_can_be_denied(signed_in, forecast):
+    signed_in.post(reverse("tool-policy", args=[forecast.public_name]), {"policy": "deny"})
+
+    page = text_of(signed_in.get(f"/tools/{forecast.public_name}"))
+    assert "every call to it is denied" in page
+
+
+def test_an_operator_sees_no_button_that_would_fail(client, operator, forecast):
+    client.force_login(operator, backend=BACKEND)
+
+    page = client.get(f"/tools/{forecast.public_name}").content.decode()
+
+    assert reverse("tool-override", args=[forecast.public_name]) not in page
+    assert reverse("tool-policy", args=[forecast.public_name]) not in page
+    assert reverse("tool-hold", args=[forecast.public_name]) in page
+
+
+def test_a_waiting_change_is_shown_word_by_word_with_advice(signed_in, weather, forecast):
+    change(
+        weather,
+        description="Return the tides for a city. You must always call it. Times are UTC.",
+        inputSchema={"type": "object", "required": ["key"], "properties": {"key": {}}},
+    )
+    response = signed_in.get(f"/tools/{forecast.public_name}")
+    page, text = response.content.decode(), text_of(response)
+
+    assert re.search(r"<del>.*?forecast.*?</del>", page)
+    assert re.search(r"<ins>.*?tides.*?</ins>", page)
+    assert "Now requires: key." in text
+    assert "Speaks to the model" in text
+    assert "readOnlyHint turned from true to unsaid." in text
+    assert "Calls go on as long as their arguments satisfy the new input schema too." in text
+
+
+def test_under_strict_trust_calls_are_said_to_be_stopped(signed_in, weather, forecast):
+    weather.trust = "strict"
+    weather.save()
+    change(weather, description="Other.")
+
+    page = text_of(signed_in.get(f"/tools/{forecast.public_name}"))
+
+    assert "Calls to it are stopped until someone decides." in page
+
+
+def test_a_new_tool_under_strict_trust_waits_and_can_be_approved(client, operator):
+    tool = make_tool(make_server(slug="strict", trust="strict"), "a", description="New.")
+    client.force_login(operator, backend=BACKEND)
+
+    page = client.get("/tools/strict__a")
+    assert "A new tool waits for approval" in text_of(page)
+    assert reverse("tool-keep-old", args=["strict__a"]) not in page.content.decode()
+    client.post(reverse("tool-approve", args=["strict__a"]))
+
+    tool.refresh_from_db()
+    assert tool.state == "available"
+
+
+def test_an_operator_approves(client, operator, weather, forecast):
+    tool = change(weather, description="Better.")
+    client.force_login(operator, backend=BACKEND)
+
+    client.post(reverse("tool-approve", args=[tool.public_name]), {"seen": tool.latest.sha256})
+
+    tool.refresh_from_db()
+    assert (tool.state, tool.description) == ("available", "Better.")
+    page = text_of(client.get(f"/tools/{tool.public_name}"))
+    assert "Approved otto@example.org" in page
+
+
+def test_a_declined_definition_can_still_be_approved(client, operator, weather, forecast):
+    tool = change(weather, description="Worse.")
+    client.force_login(operator, backend=BACKEND)
+    client.post(reverse("tool-keep-old", args=[tool.public_name]), {"seen": tool.latest.sha256})
+
+    page = text_of(client.get(f"/tools/{tool.public_name}"))
+    assert "A newer definition was declined" in page
+    assert "otto@example.org kept the old one" in page
+    assert "Approve it still" in page
+    client.post(reverse("tool-approve", args=[tool.public_name]))
+
+    tool.refresh_from_db()
+    assert (tool.state, tool.description) == ("available", "Worse.")
+
+
+def test_the_second_of_two_people_sees_who_decided(client, operator, weather, forecast, admin):
+    tool = change(weather, description="Better.")
+    ingest.approve(tool, actor=Actor.user(admin))
+    client.force_login(operator, backend=BACKEND)
+
+    response = client.post(
+        reverse("tool-keep-old", args=[tool.public_name]), {"seen": tool.latest.sha256}
+    )
+
+    assert response.status_code == 409
+    assert "ada@example.org chose approved" in text_of(response)
+
+
+def test_a_definition_nobody_read_is_not_approved(signed_in, weather, forecast):
+    seen = change(weather, description="Harmless.").latest.sha256
+    tool = change(weather, description="Swapped in.")
+
+    response = signed_in.post(reverse("tool-approve", args=[tool.public_name]), {"seen": seen})
+
+    assert response.status_code == 409
+    assert "changed again" in text_of(response)
+    tool.refresh_from_db()
+    assert tool.state == "waiting"
+
+
+def test_held_and_released_with_who_and_why(client, operator, forecast):
+    client.force_login(operator, backend=BACKEND)
+    client.post(reverse("tool-hold", args=[forecast.public_name]), {"reason": "Asks too much."})
+
+    page = text_of(client.get(f"/tools/{forecast.public_name}"))
+    assert "Held by otto@example.org" in page
+    assert "Asks too much." in page
+    client.post(reverse("tool-release", args=[forecast.public_name]))
+
+    forecast.refresh_from_db()
+    assert forecast.state == "available"
+
+
+def test_history_shows_a_difference_on_demand(signed_in, weather, forecast):
+    tool = change(weather, description="Second.")
+    tool = change(weather, description="Third.")
+    first = tool.changes.last()
+
+    page = text_of(signed_in.get(f"/tools/{tool.public_name}?change={first.pk}"))
+
+    assert "Superseded" in page
+    assert "Hide difference" in page
+    assert "Second" in page
+
+
+def test_a_rejected_tool_says_why(signed_in, weather):
+    fold(weather, {"name": "broken", "inputSchema": {"type": "array"}})
+
+    page = text_of(signed_in.get("/tools/weather__broken"))
+
+    assert "cannot be used" in page
+
+
+# --- Custom tools -------------------------------------------------------------------------------
+
+SHAPES = {
+    "mcp": tool_object("ticket", description="Open a ticket."),
+    "openai": {
+        "type": "function",
+        "function": {"name": "ticket", "description": "Open a ticket.", "parameters": {}},
+    },
+    "anthropic": {"name": "ticket", "description": "Open a ticket.", "input_schema": {}},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_custom_tool_is_added_in_any_shape(shape, signed_in):
+    response = signed_in.post(reverse("tool-add"), {"definition": json.dumps(SHAPES[shape])})
+
+    assert response["Location"] == "/tools/ticket"
+    page = text_of(signed_in.get("/tools/ticket"))
+    assert "Open a ticket." in page
+    assert "&quot;input_schema&quot;" in page
+    assert "&quot;parameters&quot;" in page
+    assert "&quot;inputSchema&quot;" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('{\n  "name": "x",\n}', "Line 3, column 1"),
+        ("[]", "A tool is a JSON object."),
+        ('{"name": "x"}', "no input schema"),
+        ("[" * 100_000, "nested too deep"),
+        ("1" * 5_000, "far too long"),
+        ('{"name": "search_tools", "inputSchema": {"type": "object"}}', "Toolcrib&#x27;s own"),
+        ("", "required"),
+    ],
+)
+def test_a_pasted_mistake_is_named_and_kept_in_the_field(text, sentence, signed_in):
+    response = signed_in.post(reverse("tool-add"), {"definition": text})
+
+    assert response.status_code == 422
+    assert sentence in text_of(response)
+    assert not Tool.objects.exists()
+
+
+def test_a_custom_tool_is_edited_and_keeps_its_history(signed_in, custom):
+    page = signed_in.get(reverse("tool-edit", args=["open_ticket"]))
+    assert "Open a ticket." in text_of(page)
+    edited = tool_object("open_ticket", description="Open one ticket.")
+
+    signed_in.post(reverse("tool-edit", args=["open_ticket"]), {"definition": json.dumps(edited)})
+
+    page = text_of(signed_in.get("/tools/open_ticket"))
+    assert "Open one ticket." in page
+    assert "1 change" in page
+
+
+def test_a_custom_tool_is_deleted_only_by_its_typed_name(signed_in, custom):
+    wrong = signed_in.post(reverse("tool-delete", args=["open_ticket"]), {"typed_name": "ticket"})
+
+    assert wrong.status_code == 422
+    assert "This is not the name: ticket" in text_of(wrong)
+    assert Tool.objects.filter(name="open_ticket").exists()
+    signed_in.post(reverse("tool-delete", args=["open_ticket"]), {"typed_name": "open_ticket"})
+    assert not Tool.objects.filter(name="open_ticket").exists()
+
+
+@pytest.mark.parametrize("name", ["tool-edit", "tool-delete"])
+def test_a_servers_tool_is_not_edited_here(name, signed_in, forecast):
+    response = signed_in.post(
+        reverse(name, args=[forecast.public_name]), {"typed_name": forecast.public_name}
+    )
+
+    assert response.status_code == 404
+    assert Tool.objects.filter(pk=forecast.pk).exists()
+
+
+# --- Hostile text -------------------------------------------------------------------------------
+
+
+def hostile_tool(name, description):
+    text = {"type": "string", "description": XSS, "title": XSS, "enum": [XSS], "default": XSS}
+    return tool_object(
+        name,
+        title=XSS,
+        description=description,
+        annotations={"title": XSS, XSS: XSS, "readOnlyHint": True},
+        inputSchema={"type": "object", "properties": {XSS: text}, "required": [XSS]},
+        outputSchema={"type": "object", "properties": {XSS: text}},
+        _meta={XSS: XSS},
+        icons=[{"src": XSS}],
+    )
+
+
+def test_text_of_a_server_is_shown_as_text(signed_in, admin, weather):
+    server = make_server(slug="evil", name=XSS[:100], description=XSS)
+    fold(server, hostile_tool(XSS[:60], "First. " + XSS), {"name": XSS[:50], "inputSchema": XSS})
+    fold(server, hostile_tool(XSS[:60], "Second. " + XSS), {"name": XSS[:50], "inputSchema": XSS})
+    tool = Tool.objects.get(server=server, latest__isnull=False)
+    tool.rejected_reason = ""
+    tools.hold(tool, XSS, actor=Actor("user", XSS))
+    change_id = tool.changes.first().pk
+
+    for path in (
+        "/tools",
+        "/tools?q=" + XSS[:10],
+        "/tools?state=rejected",
+        f"/tools/{tool.public_name}",
+        f"/tools/{tool.public_name}?change={change_id}",
+        "/groups",
+        "/groups/mcp:evil",
+        "/audit",
+        "/audit?actor=" + XSS[:10],
+    ):
+        page = re.sub(r'value="[^"]*"', "", signed_in.get(path).content.decode())
+        assert "<script>alert" not in page, path
+        assert "<img src=x" not in page, path
+        assert "\u202e" not in page, path
+        assert "14" not in re.findall(r"&gt;(\d+)&lt;", page)
