@@ -35,9 +35,10 @@ from mcp import Client  # noqa: E402
 
 from catalog.audit import SYSTEM  # noqa: E402
 from catalog.models import Definition, DefinitionChange, Tool  # noqa: E402
-from servers import registry, sync  # noqa: E402
-from servers.importing import ServerDraft  # noqa: E402
+from servers.mcp_json.parser import ServerDraft  # noqa: E402
 from servers.models import Server, SyncRun, Trigger  # noqa: E402
+from servers.registration import actions as registry  # noqa: E402
+from servers.sync import runner as sync  # noqa: E402
 from tests.support.upstreams.running import running_http  # noqa: E402
 
 SIZES = ((100, 1), (1_000, 10), (10_000, 100))

@@ -14,10 +14,13 @@ from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.models import ToolState
-from servers import checking, due, imports, registry
-from servers.importing import ServerDraft, slug_of
+from servers.mcp_json import importer as imports
+from servers.mcp_json.parser import ServerDraft, slug_of
 from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
+from servers.registration import actions as registry
+from servers.registration import connection_test as checking
 from servers.secret import Secret
+from servers.sync import scheduling as due
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import check_limit, page

@@ -2,7 +2,8 @@
 
 from celery import shared_task
 
-from servers import due, sync
+from servers.sync import runner as sync
+from servers.sync import scheduling as due
 
 
 @shared_task(name="servers.tasks.sync_server")  # type: ignore[untyped-decorator]

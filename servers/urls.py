@@ -2,7 +2,8 @@
 
 from django.urls import URLPattern, path
 
-from servers import add_views, settings_views, views
+from servers.web import import_views as add_views
+from servers.web import settings_views, views
 
 urlpatterns: list[URLPattern] = [
     path("servers", views.servers, name="servers"),

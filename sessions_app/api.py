@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
-from servers import calling
+from servers.connections import calls as calling
 from sessions_app import (
     act_path,
     crowding,

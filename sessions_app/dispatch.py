@@ -19,10 +19,10 @@ from catalog.audit import Actor
 from catalog.cache import Item
 from catalog.definitions.validation import validators
 from catalog.models import Tool
-from servers import calling
-from servers.calling import CallOutcome
-from servers.messages import LARGE
+from servers.connections import calls as calling
+from servers.connections.calls import CallOutcome
 from servers.spec import OnProgress
+from servers.transports.jsonrpc import LARGE
 from sessions_app import ledger, limiting, planning, revoking, standing, writing
 from sessions_app.ledger import Answer, Ending
 from sessions_app.models import Agent, CallState

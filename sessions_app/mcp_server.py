@@ -33,7 +33,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from catalog.definitions.public_names import META_TOOLS
-from servers import calling
+from servers.connections import calls as calling
 from sessions_app import crowding, dispatch, mcp_acts, mcp_sessions, mcp_tools, opening, revoking
 from sessions_app.bare_http import COUNTED
 from sessions_app.mcp_refusals import REFUSED

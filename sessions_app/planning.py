@@ -17,7 +17,7 @@ from catalog.cache import Item
 from catalog.definitions.public_names import META_TOOLS
 from catalog.definitions.validation import validators
 from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
-from servers.calling import Target
+from servers.connections.calls import Target
 from servers.models import Server
 from sessions_app import ledger, limiting, loading, opening, scope, surfaces
 from sessions_app.ledger import HOLDER, Ending

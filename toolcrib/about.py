@@ -16,7 +16,7 @@ from django.db.models import Count
 
 from catalog.models import AuditEntry, Group, Revision, Tool, ToolState
 from catalog.search.embeddings import store as vectors
-from servers import gauges
+from servers.connections import metrics as gauges
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
 from toolcrib.lib import token_counter as tokens

@@ -38,8 +38,8 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Revision
-from servers import credentials
 from servers.models import Credential, Server, SyncRun
+from servers.registration import credentials
 from sessions_app.models import IN_FLIGHT, Call, CallState
 from toolcrib import environment as env
 from toolcrib.lib.errors import Conflict, Invalid

@@ -6,7 +6,7 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 
 from catalog.search.embeddings import store as vectors
-from servers import gauges
+from servers.connections import metrics as gauges
 from sessions_app.ledger import HOLDER
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.runtime import runtime

@@ -21,8 +21,9 @@ from django.conf import settings
 from django.db import connection
 
 from catalog.tasks import send_embedding
-from servers import calling, due
-from servers.listening import Listener
+from servers.connections import calls as calling
+from servers.sync import scheduling as due
+from servers.sync.listener import Listener
 from sessions_app import ledger, revoking, warming, writing
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app

@@ -6,9 +6,9 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from servers import wizard
-from servers.forms import DemoForm
 from servers.models import Server
+from servers.web import import_wizard as wizard
+from servers.web.forms import DemoForm
 from sessions_app import welcome_views
 from toolcrib import attention
 from toolcrib import overview as reads

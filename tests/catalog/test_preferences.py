@@ -8,8 +8,8 @@ from django.utils import timezone
 from catalog import preferences
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Preference
-from servers import registry
-from servers.drafts import ServerDraft
+from servers.registration import actions as registry
+from servers.registration.drafts import ServerDraft
 from sessions_app import agents, ledger, loading
 from sessions_app.models import Agent, AgentSession
 from sessions_app.opening import expire_idle

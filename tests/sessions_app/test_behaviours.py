@@ -12,7 +12,7 @@ from catalog.definitions import ingest
 from catalog.groups import actions as groups
 from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
-from servers import registry
+from servers.registration import actions as registry
 from sessions_app.models import AgentSession, Call, Expansion
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_program, tool_object

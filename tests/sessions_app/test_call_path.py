@@ -17,8 +17,9 @@ from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold, set_call_policy
-from servers import calling, registry
+from servers.connections import calls as calling
 from servers.models import Server
+from servers.registration import actions as registry
 from sessions_app import agents, call_path, dispatch, keys, ledger, opening, standing, writing
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from tests.sessions_app.conftest import make_agent_client

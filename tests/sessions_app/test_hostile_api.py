@@ -19,7 +19,7 @@ from catalog import cache as shelf
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold, save_custom_tool
-from servers import calling
+from servers.connections import calls as calling
 from servers.models import Server
 from sessions_app import opening
 from sessions_app.models import AgentSession, Call, Event, Expansion

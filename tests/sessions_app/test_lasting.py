@@ -1,7 +1,7 @@
 import pytest
 from django.utils import timezone
 
-from servers import still_open
+from servers.connections import still_open
 from tests.support.factories import make_session
 
 pytestmark = pytest.mark.django_db

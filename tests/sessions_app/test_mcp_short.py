@@ -13,7 +13,7 @@ from django.utils import timezone
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold
-from servers import calling
+from servers.connections import calls as calling
 from sessions_app import keys, limiting, mcp_short, opening, standing, writing
 from sessions_app.loading import LEAST_IDLE
 from sessions_app.mcp_endpoint import Endpoint

@@ -10,7 +10,7 @@ import pytest
 
 from catalog import cache as shelf
 from catalog.definitions import validation
-from servers import calling
+from servers.connections import calls as calling
 from sessions_app import standing, writing
 from sessions_app.models import Call
 from tests.sessions_app.conftest import make_agent_client

@@ -9,7 +9,7 @@ import pytest
 
 from catalog.audit import SYSTEM, Actor
 from catalog.models import Tool
-from servers import calling
+from servers.connections import calls as calling
 from sessions_app import agents, dispatch, keys, mcp_server, revoking, standing, writing
 from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.test_call_path import Web, agent, in_database

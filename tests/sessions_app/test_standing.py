@@ -5,8 +5,8 @@ from django.utils import timezone
 
 from catalog import cache as shelf
 from catalog.audit import SYSTEM
-from servers import registry
 from servers.models import Server
+from servers.registration import actions as registry
 from sessions_app import keys, standing
 from sessions_app.models import ApiKey
 from tests.sessions_app.conftest import make_agent_client

@@ -6,8 +6,8 @@ import pytest
 
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Membership
-from servers import saving
 from servers.models import Server
+from servers.web import token_savings as saving
 from sessions_app import agents
 from sessions_app.models import Agent, ApiKey
 from tests.sessions_app.conftest import AgentClient, shelve

@@ -11,8 +11,8 @@ from catalog.definitions import ingest
 from catalog.definitions.ingest import Ingested
 from catalog.definitions.parsing import RemoteTool, read_tool, read_tools
 from catalog.models import CatalogSnapshot, Group, Tool
-from servers.checks import argv_digest
 from servers.models import Server
+from servers.registration.validation import argv_digest
 from sessions_app.models import Agent, AgentSession, Call, Event
 from tests.support.upstreams.running import ROOT, stdio_argv
 from toolcrib.lib.json_codec import canonical, digest

@@ -4,8 +4,9 @@ import asyncio
 import urllib.request
 from contextlib import contextmanager
 
-from servers import calling, client
-from servers.calling import Target
+from servers.connections import calls as calling
+from servers.connections import connection as client
+from servers.connections.calls import Target
 from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for

@@ -10,9 +10,11 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from servers import checks, due, imports
-from servers.commands import sync_side_by_side
+from servers.mcp_json import importer as imports
 from servers.models import SyncRun, Trigger
+from servers.registration import validation as checks
+from servers.sync import scheduling as due
+from servers.sync.commands import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
 # Ours, never a server's.

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand
 
-from servers.listening import Listener
+from servers.sync.listener import Listener
 from toolcrib import health
 
 

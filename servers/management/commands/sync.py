@@ -8,9 +8,9 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from servers import due
-from servers.commands import sync_side_by_side
 from servers.models import Server, SyncRun, Trigger
+from servers.sync import scheduling as due
+from servers.sync.commands import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
 

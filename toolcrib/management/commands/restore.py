@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 
-from servers.credentials import key_fingerprint
+from servers.registration.credentials import key_fingerprint
 from toolcrib import backup
 from toolcrib.lib.errors import Invalid, ToolcribError
 

@@ -9,8 +9,8 @@ from cryptography.fernet import InvalidToken
 from django.core.management.base import BaseCommand
 from django.db import transaction
 
-from servers.credentials import key_fingerprint, rotate
 from servers.models import Credential
+from servers.registration.credentials import key_fingerprint, rotate
 
 BATCH = 200
 

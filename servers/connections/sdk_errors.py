@@ -1,0 +1,60 @@
+"""Turn whatever the SDK raised into an error of ours, with a code and a sentence."""
+
+import mcp_types as types
+from django.conf import settings
+from mcp.shared.exceptions import MCPError
+
+from servers.connections.connection_state import Link
+from servers.connections.streams import unreadable
+from servers.errors import UpstreamError, not_mcp
+from servers.transports.request_trace import Attempt
+from servers.transports.response_body import BodyFault
+
+
+def too_slow(detail: str = "") -> UpstreamError:
+    return UpstreamError(
+        f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",
+        code="timeout",
+        hint="It may not speak MCP, or be slow to start. TOOLCRIB_HANDSHAKE_TIMEOUT sets the "
+        "limit.",
+        detail=detail,
+    )
+
+
+def unwrapped(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [inner for each in error.exceptions for inner in unwrapped(each)]
+    return [] if error is None else [error]
+
+
+async def explain(
+    error: BaseException | None, seen: Attempt, link: Link, when: str, *, shaking: bool = False
+) -> UpstreamError:
+    """Turn whatever the SDK raised into our error. The most exact witness is asked first."""
+    errors = unwrapped(error)
+    for each in errors:
+        if isinstance(each, UpstreamError):
+            return each
+        if isinstance(each, BodyFault):
+            return each.fault
+    if seen.fault is not None:
+        return seen.fault
+    codes = [each.code for each in errors if isinstance(each, MCPError)]
+    if link.fault is not None or types.CONNECTION_CLOSED in codes or not errors:
+        return await link.why(when)
+    if shaking and types.PARSE_ERROR in codes:
+        return not_mcp("something that is not MCP")
+    if types.PARSE_ERROR in codes:
+        return unreadable()
+    if types.REQUEST_TIMEOUT in codes:
+        return too_slow(link.stderr())
+    if codes:
+        return UpstreamError(
+            f"The server answered with error {codes[0]} {when}.",
+            hint="This is a fault of the server, or it does not support what was asked.",
+        )
+    kinds = ", ".join(sorted({type(each).__name__ for each in errors}))
+    return UpstreamError(
+        f"The server did not keep to the protocol {when} ({kinds}).",
+        hint="It may speak a version of MCP that Toolcrib does not know.",
+    )

@@ -1,0 +1,90 @@
+"""Walk the pages of a tools/list, whatever the server does with its cursors.
+
+Knows nothing of the protocol but the shape of a page; client.py fetches them.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from django.conf import settings
+
+from servers.errors import ListingError, UpstreamError, megabytes
+from servers.spec import Listing
+
+MAX_CURSOR = 64 * 1024
+
+
+async def all_pages(
+    fetch: Callable[[str | None], Awaitable[Mapping[str, object] | None]],
+) -> Listing:
+    """Fetch every page of a server's tools, or raise: never a part of them."""
+    tools: list[object] = []
+    ttls: list[int] = []
+    warnings: list[str] = []
+    cursors: list[str] = []
+    size = pages = 0
+    while True:
+        page = await fetch(cursors[-1] if cursors else None)
+        if page is None:
+            return Listing((), 0, None, ("The server offers no tools.",))
+        pages += 1
+        size += _size(page)
+        found = page.get("tools")
+        if not isinstance(found, list):
+            raise UpstreamError(
+                "The server answered tools/list without a list of tools.",
+                hint="This is a fault of the server.",
+            )
+        tools += found
+        _check_caps(len(tools), size)
+        ttl = page.get("ttlMs")
+        if isinstance(ttl, int) and not isinstance(ttl, bool) and ttl >= 0:
+            ttls.append(ttl)
+        elif ttl is not None:
+            warnings = ["The server's ttlMs is not a whole number of 0 or more; ignored."]
+        cursor = page.get("nextCursor")
+        if cursor is None:
+            return Listing(tuple(tools), pages, min(ttls, default=None), tuple(warnings))
+        cursors.append(_check_cursor(cursor, cursors))
+        if pages >= settings.MAX_PAGES:
+            raise ListingError(
+                f"The list of tools has more than {settings.MAX_PAGES} pages.",
+                code="page_limit",
+                hint="TOOLCRIB_MAX_PAGES sets the limit.",
+            )
+
+
+def _size(page: Mapping[str, object]) -> int:
+    text = json.dumps(page, default=str, ensure_ascii=False)
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _check_cursor(cursor: object, before: list[str]) -> str:
+    """Return the cursor if it leads on. Cursors are opaque: compared, never parsed."""
+    if not isinstance(cursor, str) or len(cursor.encode("utf-8", "surrogatepass")) > MAX_CURSOR:
+        raise ListingError(
+            "The server sent a cursor that is not a text, or is far too long.",
+            code="cursor_invalid",
+        )
+    if before and before[-1] == cursor:
+        raise ListingError(
+            "The server answers with the same page over and over.", code="cursor_repeated"
+        )
+    if cursor in before:
+        raise ListingError("The server's pages lead back to an earlier one.", code="cursor_loop")
+    return cursor
+
+
+def _check_caps(tools: int, size: int) -> None:
+    if tools > settings.MAX_TOOLS:
+        raise ListingError(
+            f"The server offers more than {settings.MAX_TOOLS} tools.",
+            code="tool_limit",
+            hint="TOOLCRIB_MAX_TOOLS sets the limit.",
+        )
+    if size > settings.MAX_LISTING_BYTES:
+        raise ListingError(
+            f"The list of tools is larger than {megabytes(settings.MAX_LISTING_BYTES)}.",
+            code="listing_too_large",
+            hint="TOOLCRIB_MAX_LISTING_BYTES sets the limit.",
+        )

@@ -1,0 +1,365 @@
+"""Fetch a server's definitions and fold them into the catalog, one process at a time.
+
+Taking the lease clears what was due (due.py), so that whatever is asked for while a sync runs makes
+one more run and nothing is lost. Only the newest fence may commit.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.conf import settings
+from django.db import connections, transaction
+from django.db.models import Case, F, Q, When
+from django.db.models.functions import Now
+from django.utils import timezone
+
+from catalog import audit
+from catalog.definitions import ingest
+from catalog.definitions.parsing import read_tools
+from servers.connections import pool
+from servers.connections.connection import Connection, UpstreamError, connect
+from servers.errors import printable
+from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
+from servers.registration.actions import report_state, spec_of
+from servers.spec import Listing, ServerSpec
+from servers.sync import scheduling as due
+from toolcrib.lib import process_identity as holder
+from toolcrib.lib.errors import ToolcribError
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=30)  # renewed while the sync lives
+RENEW_EVERY = 8.0
+CONFIRM_REMOVALS = timedelta(seconds=60)
+PARKED = timedelta(minutes=35)
+KEPT_RUNS = 200
+KEPT_NAMES = 200
+
+
+@dataclass(frozen=True)
+class Lease:
+    server: Server
+    fence: int
+    trigger: str
+    started_at: datetime
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """What a server answered in one visit."""
+
+    listing: Listing
+    protocol_version: str
+    server_info: dict[str, str]
+    instructions: str
+
+
+class Superseded(Exception):
+    """Somebody else syncs this server now, or it was edited: write nothing."""
+
+
+def sync_if_due(server_id: int) -> SyncRun | None:
+    """Run the sync a task was sent for, unless it was run meanwhile or another process is at it."""
+    lease = _take(Q(pk=server_id, sync_due_at__lte=Now()))
+    return run(lease) if lease else None
+
+
+def sync_now(server_id: int, trigger: str, *, patience: float = 120.0) -> SyncRun:
+    """Sync in this process, waiting for one that already runs. Returns the finished run."""
+    deadline = time.monotonic() + patience
+    while True:
+        Server.objects.filter(pk=server_id).update(sync_due_at=timezone.now(), sync_trigger=trigger)
+        lease = _take(Q(pk=server_id))
+        if lease:
+            return run(lease)
+        if time.monotonic() > deadline:
+            raise ToolcribError(
+                "Another sync of this server has not ended.", hint="Try again.", code="busy"
+            )
+        time.sleep(0.1)
+
+
+def _take(which: Q) -> Lease | None:
+    """Take the lease of one enabled server, clearing what was due."""
+    with transaction.atomic():
+        free = Q(sync_lease_until=None) | Q(sync_lease_until__lt=Now())
+        rows = Server.objects.select_for_update().filter(which, enabled=True)
+        server = rows.annotate(free=Case(When(free, then=True), default=False)).first()
+        if server is None or not (server.free or holder.is_dead(server.sync_holder)):
+            return None
+        now = timezone.now()
+        trigger = server.sync_trigger
+        Server.objects.filter(pk=server.pk).update(
+            sync_fence=F("sync_fence") + 1,
+            sync_lease_until=Now() + LEASE,
+            sync_holder=holder.this_process(),
+            sync_due_at=None,
+            sync_sent_at=None,
+            sync_trigger=Trigger.SCHEDULE,
+            last_sync_started_at=now,
+        )
+        server.sync_runs.filter(outcome=SyncRun.Outcome.RUNNING).update(
+            outcome=SyncRun.Outcome.FAILED,
+            code="interrupted",
+            error="The process that ran this sync ended before it did; nothing was written.",
+            finished_at=now,
+        )
+        server.refresh_from_db()
+        return Lease(server, server.sync_fence, trigger, now)
+
+
+def renew(lease: Lease) -> bool:
+    rows = Server.objects.filter(pk=lease.server.pk, sync_fence=lease.fence)
+    return bool(rows.update(sync_lease_until=Now() + LEASE))
+
+
+def run(lease: Lease) -> SyncRun:
+    """Fetch and apply under a lease. Upstream failure is an outcome, not an exception."""
+    server = lease.server
+    record = SyncRun.objects.create(
+        server=server, trigger=lease.trigger, fence=lease.fence, started_at=lease.started_at
+    )
+    # The pool keeps these servers only; any other is visited and left.
+    kept = server.connection_policy == ConnectionPolicy.ALWAYS
+    shared = pool.here() if kept and server.isolation == Isolation.SHARED else None
+    try:
+        fetched = asyncio.run(_fetch_renewing(lease, record, spec_of(server), shared))
+        _phase(record, "saving")
+        _apply(lease, record, fetched)
+    except ToolcribError as error:
+        if error.code == "closed" and shared is not None and pool.here() is not shared:
+            _interrupted(lease, record)
+        else:
+            _failed(lease, record, error)
+    except Superseded:
+        record.outcome = SyncRun.Outcome.SUPERSEDED
+        record.error = "Another sync or an edit of the server came first; nothing was written."
+        _finish(record)
+        _release(lease, timedelta(0))
+    except BaseException:
+        # Not the server's fault: leave the lease to whoever comes next, and tell.
+        _release(lease, timedelta(seconds=settings.SYNC_GAP))
+        record.outcome, record.code = SyncRun.Outcome.FAILED, "internal"
+        record.error = "Toolcrib failed while syncing; the log says how."
+        _finish(record)
+        raise
+    _prune(server)
+    return record
+
+
+async def _fetch_renewing(
+    lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None
+) -> Fetched:
+    renewing = asyncio.create_task(_keep_lease(lease))
+    try:
+        if shared is not None:
+            return await shared.elsewhere(_visit_shared(shared, spec, record))
+        return await visit(spec, record)
+    finally:
+        renewing.cancel()
+        with suppress(asyncio.CancelledError):
+            await renewing
+
+
+async def _keep_lease(lease: Lease) -> None:
+    while True:
+        await asyncio.sleep(RENEW_EVERY)
+        await _in_thread(renew, lease)
+
+
+async def _in_thread(work: Callable[..., object], *args: object) -> None:
+    """Do database work in a thread, and give its connection back: the thread may end with it."""
+
+    def done() -> None:
+        try:
+            work(*args)
+        finally:
+            connections["default"].close()
+
+    await asyncio.to_thread(done)
+
+
+async def _visit_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> Fetched:
+    connection = await shared.connection(spec.server_id, spec.generation)
+    return await _list(connection, record)
+
+
+async def visit(spec: ServerSpec, record: SyncRun | None = None) -> Fetched:
+    """Connect, list everything, leave."""
+    async with connect(spec) as connection:
+        return await _list(connection, record)
+
+
+async def _list(connection: Connection, record: SyncRun | None) -> Fetched:
+    if record is not None:
+        await _in_thread(_phase, record, "listing")
+    listing = await connection.list_tools()
+    return Fetched(
+        listing=listing,
+        protocol_version=connection.protocol_version,
+        server_info=connection.server_info,
+        instructions=connection.instructions,
+    )
+
+
+def _phase(record: SyncRun, phase: str) -> None:
+    SyncRun.objects.filter(pk=record.pk).update(phase=phase)
+    record.phase = phase
+
+
+def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
+    tools, rejections = read_tools(
+        fetched.listing.tools,
+        max_bytes=settings.MAX_DEFINITION_BYTES,
+        max_description=settings.MAX_DESCRIPTION_BYTES,
+        known=ingest.known_digests(lease.server),
+    )
+    ids, findings = ingest.prepare(tools), ingest.judge(lease.server, tools)
+    with transaction.atomic():
+        server = _still_ours(lease)
+        result = ingest.apply(
+            server,
+            tools,
+            rejections,
+            ids,
+            findings=findings,
+            allow_removals=server.removals_held,
+        )
+        _note_protocol(server, fetched)
+        notified = lease.trigger == Trigger.LIST_CHANGED
+        server.quiet_syncs = server.quiet_syncs + 1 if notified and result.quiet else 0
+        server.removals_held = result.removals_held
+        server.last_synced_at = timezone.now()
+        server.state = ServerState.CONNECTED
+        server.state_code = server.state_reason = server.state_detail = ""
+        server.failures = 0
+        server.save(
+            update_fields=[
+                *("quiet_syncs", "removals_held", "last_synced_at", "failures"),
+                *("state", "state_code", "state_reason", "state_detail"),
+                *("protocol_version", "server_info", "instructions"),
+            ]
+        )
+        record.outcome = SyncRun.Outcome.OK
+        record.added, record.changed = len(result.added), len(result.changed)
+        record.removed, record.unchanged = len(result.removed), result.unchanged
+        record.rejected, record.pages = len(rejections), fetched.listing.pages
+        record.warnings = [*fetched.listing.warnings, *_flap_warning(server)]
+        record.names = {
+            "added": result.added[:KEPT_NAMES],
+            "changed": result.changed[:KEPT_NAMES],
+            "removed": result.removed[:KEPT_NAMES],
+            "rejected": [
+                {"name": found.name, "reason": found.reason} for found in rejections[:KEPT_NAMES]
+            ],
+        }
+        if result.removals_held:
+            record.outcome = SyncRun.Outcome.HELD
+            record.error = (
+                "More than half of the tools are gone. They stay in the catalog until a second "
+                "sync finds the same."
+            )
+        _finish(record)
+    wait = (
+        CONFIRM_REMOVALS if result.removals_held else due.next_poll(server, fetched.listing.ttl_ms)
+    )
+    _release(lease, wait)
+
+
+def _flap_warning(server: Server) -> list[str]:
+    names = due.flapping(server)
+    if not names:
+        return []
+    return [
+        f"Changed more than {due.FLAPS} times in an hour: {', '.join(names[:5])}. Until it is calm "
+        "for an hour, the server's notifications are not heard; syncs on schedule go on."
+    ]
+
+
+def _still_ours(lease: Lease) -> Server:
+    """Lock the row and check that nobody took over and nobody edited it."""
+    server = (
+        Server.objects.select_for_update()
+        .filter(pk=lease.server.pk, sync_fence=lease.fence, generation=lease.server.generation)
+        .first()
+    )
+    if server is None:
+        raise Superseded
+    return server
+
+
+def _note_protocol(server: Server, fetched: Fetched) -> None:
+    if server.protocol_version and server.protocol_version != fetched.protocol_version:
+        audit.record(
+            audit.SYSTEM,
+            "server.protocol",
+            server,
+            before={"version": server.protocol_version},
+            after={"version": fetched.protocol_version},
+        )
+    server.protocol_version = fetched.protocol_version[:20]
+    # PostgreSQL takes neither NUL nor half a surrogate pair.
+    server.server_info = {key: printable(text) for key, text in fetched.server_info.items()}
+    server.instructions = fetched.instructions.replace("\0", " ")
+
+
+def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
+    record.outcome = SyncRun.Outcome.FAILED
+    record.code, record.error = error.code[:40], error.sentence
+    record.detail = getattr(error, "detail", "")
+    _finish(record)
+    server = lease.server
+    report_state(
+        server.pk,
+        server.generation,
+        ServerState.FAILING,
+        code=record.code,
+        reason=record.error,
+        detail=record.detail,
+    )
+    parked = not isinstance(error, UpstreamError) or error.parked
+    backoff = timedelta(seconds=min(30.0 * 2 ** min(server.failures, 6), server.poll_seconds))
+    _release(lease, PARKED if parked else backoff * random.uniform(0.8, 1.2))  # noqa: S311
+
+
+def _interrupted(lease: Lease, record: SyncRun) -> None:
+    """We are shutting down: nothing is wrong with the server, and its sync is due again."""
+    record.outcome, record.code = SyncRun.Outcome.FAILED, "interrupted"
+    record.error = "Toolcrib was stopped during this sync; nothing was written."
+    _finish(record)
+    _release(lease, timedelta(0))
+
+
+def _release(lease: Lease, wait: timedelta) -> None:
+    """Give the lease back; run once more if somebody asked meanwhile, else plan the next."""
+    rows = Server.objects.select_for_update().filter(pk=lease.server.pk, sync_fence=lease.fence)
+    with transaction.atomic():
+        server = rows.first()
+        if server is None:
+            return
+        asked = server.sync_due_at
+        following = timezone.now() + wait
+        if asked is not None:
+            # What this sync found may have widened the gap since somebody asked.
+            following = max(asked, due.earliest(server, server.sync_trigger))
+        Server.objects.filter(pk=server.pk).update(sync_due_at=following, sync_lease_until=None)
+    if asked is not None:
+        due.send(server.pk, following)
+
+
+def _finish(record: SyncRun) -> None:
+    record.finished_at = timezone.now()
+    with transaction.atomic():
+        if Server.objects.filter(pk=record.server_id).exists():
+            record.save()
+
+
+def _prune(server: Server) -> None:
+    old = server.sync_runs.values_list("pk", flat=True)[KEPT_RUNS:]
+    SyncRun.objects.filter(pk__in=list(old)).delete()

@@ -1,0 +1,77 @@
+"""Which addresses Toolcrib may connect to: the public internet, and what the operator allows.
+
+Opens nothing itself; network.py asks it about every address it is about to connect to.
+"""
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from django.conf import settings
+
+from servers.errors import UpstreamError
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Translators and oddities that ipaddress calls global in some versions of Python.
+NOT_PUBLIC = [
+    ipaddress.ip_network(text)
+    for text in ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")
+]
+METADATA = ("169.254.169.254", "fd00:ec2::254", "100.100.100.200")
+
+
+def allowed_networks() -> list[Network]:
+    return [ipaddress.ip_network(text, strict=False) for text in settings.ALLOWED_NETWORKS]
+
+
+def check_address(text: str, allowed: Iterable[Network]) -> Address:
+    """Return the address to connect to, or refuse it. IPv4 in IPv6 clothes is judged as IPv4."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    if any(address.version == net.version and address in net for net in allowed):
+        return address
+    for judged in (address, *_carried(address)):
+        if kind := _kind(judged):
+            raise UpstreamError(
+                f"The host name leads to {kind}, which Toolcrib may not connect to.",
+                code="blocked",
+                hint="For a server in your own network, add it to TOOLCRIB_ALLOWED_NETWORKS, e.g. "
+                "10.1.0.0/16.",
+                parked=True,
+            )
+    return address
+
+
+def _carried(address: Address) -> Sequence[Address]:
+    """Return the IPv4 addresses to which a gateway would pass on what is sent to this one."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return ()
+    if address in NAT64:
+        return (ipaddress.IPv4Address(int(address) & 0xFFFFFFFF),)
+    if address.sixtofour:
+        return (address.sixtofour,)
+    return address.teredo or ()
+
+
+def _kind(address: Address) -> str:
+    """Name the class of an address that is not of the public internet; empty if it is."""
+    if str(address) in METADATA:
+        return "the metadata service of a cloud"
+    if address.is_loopback:
+        return "this machine itself (a loopback address)"
+    if address.is_unspecified:
+        return "this machine itself (the unspecified address)"
+    if address.is_link_local:
+        return "a link-local address"
+    if address.is_multicast:
+        return "a multicast address"
+    if isinstance(address, ipaddress.IPv6Address) and address.is_site_local:
+        return "a private address"
+    if any(address.version == net.version and address in net for net in NOT_PUBLIC):
+        return "a shared or reserved address"
+    if address.is_global:
+        return ""
+    return "a private address" if address.is_private else "a shared or reserved address"

@@ -1,0 +1,144 @@
+"""The settings tab of one server: what it is called, how it is reached, with what, and its end.
+
+Everyone who may look sees the values; only admins get forms. What is typed as a connection or a
+credential is never sent back.
+"""
+
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods, require_POST
+
+from servers.mcp_json import importer as imports
+from servers.models import Server, Trigger
+from servers.registration import actions as registry
+from servers.registration import validation as checks
+from servers.secret import Secret
+from servers.sync.scheduling import request_sync
+from servers.web import forms
+from servers.web import import_wizard as wizard
+from servers.web import presenters as shown
+from servers.web.views import find, page_context, redirect_to
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
+
+
+def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpResponse:
+    """Draw the tab; `changed` holds a refused form, which makes the answer a 422."""
+    context = page_context(request, server, "server-settings") | {
+        "credentials": list(server.credentials.all()),
+        "kinds": forms.KIND_WORDS,
+        "settings_rows": shown.settings_rows(server, forms.SettingsForm.of(server)),
+    }
+    if role_of(request.user) >= Role.ADMIN:
+        waiting = wizard.recall_edit(request.session, server)
+        context |= {
+            "settings_form": forms.SettingsForm.of(server),
+            "connection_form": forms.connection_form(server),
+            "credential_form": forms.CredentialForm(server=server),
+            "waiting": _waiting(server, waiting) if waiting else None,
+        }
+    return render(
+        request, "servers/settings.html", context | changed, status=422 if changed else 200
+    )
+
+
+def _waiting(server: Server, text: Secret) -> dict[str, str] | None:
+    """Show the program that waits for a confirmation."""
+    try:
+        draft = wizard.edited_draft(server, text)
+    except ToolcribError:
+        return None
+    argv = checks.shown_argv(draft.argv)
+    return {"argv": argv, "cwd": draft.cwd, "digest": imports.draft_digest(draft)}
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@operator_required
+def settings(request: HttpRequest, slug: str) -> HttpResponse:
+    server = find(slug)
+    if request.method != "POST":
+        return settings_page(request, server)
+    require(Role.ADMIN, request.user)
+    form = forms.SettingsForm(request.POST)
+    if not form.is_valid():
+        return settings_page(request, server, settings_form=form)
+    try:
+        registry.change_settings(server, form.cleaned_data, actor=actor_of(request))
+    except ToolcribError as error:
+        return settings_page(request, server, settings_form=refused(form, error))
+    messages.success(request, f"The settings of {server.name} are saved.")
+    return redirect_to("server-settings", server)
+
+
+@sensitive_post_parameters()
+@require_POST
+@admin_required
+def connection(request: HttpRequest, slug: str) -> HttpResponse:
+    """Save how a server is reached. A new program waits in the session for its confirmation."""
+    server = find(slug)
+    if "cancel" in request.POST:
+        wizard.forget_edit(request.session)
+        return redirect_to("server-settings", server, "connection")
+    waiting = wizard.recall_edit(request.session, server) if "confirm" in request.POST else None
+    form = forms.connection_form(server, request.POST if waiting is None else None)
+    if waiting is None and not form.is_valid():
+        return settings_page(request, server, connection_problem=" ".join(shown.form_errors(form)))
+    text = waiting or form.text(server)
+    try:
+        draft = wizard.edited_draft(server, text)
+        confirmed = request.POST.get("confirm", "")
+        if wizard.needs_confirmation(server, draft) and confirmed != imports.draft_digest(draft):
+            wizard.remember_edit(request.session, server, text)
+            return redirect_to("server-settings", server, "connection")
+        registry.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
+    except ToolcribError as error:
+        return settings_page(request, server, connection_problem=error.sentence)
+    wizard.forget_edit(request.session)
+    request_sync(server.pk, Trigger.MANUAL)
+    messages.success(request, f"The connection of {server.name} is saved. A sync was asked for.")
+    return redirect_to("server-settings", server, "connection")
+
+
+@sensitive_post_parameters()
+@require_POST
+@admin_required
+def credentials(request: HttpRequest, slug: str) -> HttpResponse:
+    """Set or remove one credential."""
+    server = find(slug)
+    removing = "remove_credential" in request.POST
+    form = forms.CredentialForm(request.POST, server=server)
+    if not form.is_valid() and not removing:
+        return settings_page(request, server, credential_form=form)
+    name = str(request.POST.get("name", ""))
+    value = None if removing else Secret(form.cleaned_data["value"])
+    try:
+        kind = str(request.POST.get("kind", ""))
+        registry.set_credentials(server, kind, {name: value}, actor=actor_of(request))
+    except ToolcribError as error:
+        return settings_page(request, server, credential_form=refused(form, error))
+    request_sync(server.pk, Trigger.MANUAL)
+    done = "removed" if removing else "set"
+    messages.success(request, f"{name} is {done}. A sync was asked for.")
+    return redirect_to("server-settings", server, "credentials")
+
+
+@require_POST
+@admin_required
+def delete(request: HttpRequest, slug: str) -> HttpResponse:
+    server = find(slug)
+    if request.POST.get("typed_name") != server.slug:
+        error = "This is not its name, so nothing was deleted."
+        return settings_page(request, server, delete_error=error)
+    registry.delete_server(server, actor=actor_of(request))
+    messages.success(request, f"{server.name} is deleted, with its tools and credentials.")
+    return redirect("servers")
+
+
+def refused(form: Any, error: ToolcribError) -> Any:
+    form.is_valid()  # add_error needs a cleaned form
+    form.add_error(None, error.sentence)
+    return form
