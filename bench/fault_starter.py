@@ -132,7 +132,8 @@ def become_installation(out: str, err: str) -> NoReturn:
     os.closerange(3, 256)
     from django.core.management import execute_from_command_line
 
-    from sessions_app import ledger, planning
+    from sessions_app.dispatch import planner as planning
+    from sessions_app.ledger import calls as ledger
     from toolcrib.databases import make_tables_if_new
     from toolcrib.lib.process_identity import this_process
 

@@ -26,23 +26,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # What a stage is called, how deep it lies in the one before, and the function that is it.
 STAGES = (
-    ("whole", 0, "sessions_app.call_path:call"),
-    ("whole", 0, "sessions_app.mcp_short:call"),
-    ("read the request", 1, "sessions_app.call_path:_request"),
-    ("read the request", 1, "sessions_app.mcp_short:_message"),
-    ("plan: scope, policy, validation", 1, "sessions_app.planning:at_hand"),
-    ("accept: until committed", 1, "sessions_app.ledger:accept_if"),
+    ("whole", 0, "sessions_app.fast_path.rest_call:call"),
+    ("whole", 0, "sessions_app.fast_path.mcp_call:call"),
+    ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
+    ("read the request", 1, "sessions_app.fast_path.mcp_call:_message"),
+    ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:at_hand"),
+    ("accept: until committed", 1, "sessions_app.ledger.calls:accept_if"),
     ("ask the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
     ("until its answer begins", 3, "servers.transports.http1:Lines.post"),
-    ("judge the result", 1, "sessions_app.dispatch:_ending"),
-    ("finish: until committed", 1, "sessions_app.ledger:finish"),
-    ("write the answer", 2, "sessions_app.ledger:end"),
-    ("transactions, in the ledger's thread", 1, "sessions_app.writing:together"),
-    ("answer", 1, "sessions_app.bare_http:_answer"),
-    ("answer", 1, "sessions_app.mcp_short:_answer"),
+    ("judge the result", 1, "sessions_app.dispatch.dispatcher:_ending"),
+    ("finish: until committed", 1, "sessions_app.ledger.calls:finish"),
+    ("write the answer", 2, "sessions_app.ledger.calls:end"),
+    ("transactions, in the ledger's thread", 1, "sessions_app.ledger.batch_writer:together"),
+    ("answer", 1, "sessions_app.fast_path.http:_answer"),
+    ("answer", 1, "sessions_app.fast_path.mcp_call:_answer"),
 )
-LEDGER = "sessions_app.writing:together"
+LEDGER = "sessions_app.ledger.batch_writer:together"
 SHOWN = 45  # functions
 
 spent: dict[str, list[float]] = {}

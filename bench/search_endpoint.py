@@ -61,7 +61,7 @@ def fill(path, agents):
     from catalog.models import Vector
     from catalog.search.embeddings import encoder as meaning
     from catalog.search.embeddings import store as vectors
-    from sessions_app.agents import create_with_key
+    from sessions_app.agents.actions import create_with_key
     from tests.support.factories import fold, make_server
 
     call_command("migrate", verbosity=0, interactive=False)

@@ -6,6 +6,6 @@ class SessionsAppConfig(AppConfig):
 
     def ready(self) -> None:
         from servers.connections import still_open
-        from sessions_app import lasting  # models can be read from now on
+        from sessions_app.sessions import lasting  # models can be read from now on
 
         still_open.told_by(lasting.still_open)

@@ -5,7 +5,9 @@ import time
 
 from celery import shared_task
 
-from sessions_app import golden_runs, ledger, opening
+from sessions_app.ledger import calls as ledger
+from sessions_app.playground import golden_runs
+from sessions_app.sessions import lifecycle as opening
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,12 @@ agent has two parts, the second of which is no act upon an agent.
 
 from django.urls import URLPattern, path
 
-from sessions_app import (
-    agent_views,
-    playground_views,
-    session_views,
-    try_views,
-    usage_views,
-    welcome_views,
-)
+from sessions_app.agents import onboarding_views as welcome_views
+from sessions_app.agents import views as agent_views
+from sessions_app.playground import try_views
+from sessions_app.playground import views as playground_views
+from sessions_app.review import views as session_views
+from sessions_app.usage import views as usage_views
 
 agent_pages: list[URLPattern] = [
     path("agents", agent_views.agents, name="agents"),

@@ -10,7 +10,8 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from catalog import cache as shelf
 from catalog.audit import SYSTEM
-from sessions_app import keys, limiting
+from sessions_app.agents import api_keys as keys
+from sessions_app.sessions import rate_limits as limiting
 from tests.support import parts
 from toolcrib.lib.roles import Role, give_role
 

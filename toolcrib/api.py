@@ -17,13 +17,13 @@ from catalog.groups.api import router as groups_router
 from catalog.tools.api import router as catalog_router
 from catalog.tools.hints_api import router as hints_router
 from servers.api import router as servers_router
-from sessions_app import keys
-from sessions_app.agents_api import router as agents_router
-from sessions_app.api import router as sessions_router
+from sessions_app.agents import api_keys as keys
+from sessions_app.agents.api import router as agents_router
 from sessions_app.models import ApiKey, Scope
-from sessions_app.operators_api import router as operators_router
-from sessions_app.search_api import router as search_router
-from sessions_app.usage_api import router as usage_router
+from sessions_app.playground.api import router as search_router
+from sessions_app.review.api import router as operators_router
+from sessions_app.sessions.api import router as sessions_router
+from sessions_app.usage.api import router as usage_router
 from toolcrib.health_api import router as health_router
 from toolcrib.lib.errors import Failed, Forbidden, Invalid, ToolcribError
 from toolcrib.lib.strict_json import parsed

@@ -24,7 +24,11 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
-from sessions_app import act_path, call_path, mcp_endpoint, mcp_refusals, mcp_short  # noqa: E402
+from sessions_app.fast_path import mcp_call as mcp_short  # noqa: E402
+from sessions_app.fast_path import rest_call as call_path  # noqa: E402
+from sessions_app.fast_path import rest_load_search as act_path  # noqa: E402
+from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
+from sessions_app.mcp import errors as mcp_refusals  # noqa: E402
 from toolcrib.collecting import collector, share_heaps  # noqa: E402
 from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime import runtime  # noqa: E402

@@ -7,7 +7,7 @@ from ninja import Router, Schema
 
 from catalog.search.embeddings import store as vectors
 from servers.connections import metrics as gauges
-from sessions_app.ledger import HOLDER
+from sessions_app.ledger.calls import HOLDER
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.runtime import runtime
 

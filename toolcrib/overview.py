@@ -31,8 +31,10 @@ from django.utils import timezone
 
 from catalog.models import AuditEntry
 from servers.models import Server, ServerState
-from sessions_app import figures, timeline, usage
 from sessions_app.models import Agent, AgentSession, Call, CallPath
+from sessions_app.review import queries as usage
+from sessions_app.review import timeline
+from sessions_app.usage import figures
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,10 @@ from catalog.tasks import send_embedding
 from servers.connections import calls as calling
 from servers.sync import scheduling as due
 from servers.sync.listener import Listener
-from sessions_app import ledger, revoking, warming, writing
+from sessions_app.dispatch import key_revocation as revoking
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger import calls as ledger
+from sessions_app.sessions import warming
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.invalidation import RevisionWatch

@@ -9,7 +9,7 @@ from django.views.decorators.http import require_safe
 from servers.models import Server
 from servers.web import import_wizard as wizard
 from servers.web.forms import DemoForm
-from sessions_app import welcome_views
+from sessions_app.agents import onboarding_views as welcome_views
 from toolcrib import attention
 from toolcrib import overview as reads
 from toolcrib.lib.roles import Role, operator_required, role_of

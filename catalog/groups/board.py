@@ -12,7 +12,6 @@ from typing import Any
 from django.db.models import Exists, OuterRef, QuerySet
 
 from catalog import cache as shelf
-from catalog import calls_seen
 from catalog import rendering as render
 from catalog.audit import Actor, sentence
 from catalog.cache import Item, Place, ShelfGroup
@@ -20,6 +19,7 @@ from catalog.groups.state import FIELDS, State, touched
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
 from catalog.tools import queries as browsing
 from catalog.tools.queries import Page, ToolFilter
+from sessions_app.usage import call_stats as calls_seen
 from toolcrib.lib.token_counter import count
 
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.calls_seen import ToolCalls
 from catalog.models import Group, Tool, ToolState
 from catalog.tools.queries import Counts, ToolFilter
+from sessions_app.usage.call_stats import ToolCalls
 
 Facet = dict[str, object]
 NO_CALLS = ToolCalls()

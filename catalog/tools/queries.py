@@ -13,9 +13,9 @@ from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
 from catalog import cache as shelf
-from catalog import calls_seen
 from catalog.cache import Shelf, ShelfGroup
 from catalog.models import Tool, ToolState
+from sessions_app.usage import call_stats as calls_seen
 from toolcrib.lib.request import number, text
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog import calls_seen
 from catalog.definitions import ingest
 from catalog.groups.undo import OFFERED
 from catalog.models import Group, Tool
@@ -27,6 +26,7 @@ from catalog.tools.forms import (
     PolicyForm,
 )
 from catalog.tools.queries import ToolFilter
+from sessions_app.usage import call_stats as calls_seen
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.request import clean_address
 from toolcrib.lib.roles import actor_of, admin_required, operator_required

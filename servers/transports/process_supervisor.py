@@ -1,8 +1,8 @@
 """Run one program so that nothing of it outlives the process that asked for it.
 
-Started by stdio.py as `python -I -S process_supervisor.py FD`; standard library only, no project import.
-FD is the read end of a lifeline. Its first line says what to run; then it stays open, and its
-end, whether by close, crash or SIGKILL of the other side, is the order to stop. Exits with the
+Started by stdio.py as `python -I -S process_supervisor.py FD`; standard library only, no project
+import. FD is the read end of a lifeline. Its first line says what to run; then it stays open, and
+its end, whether by close, crash or SIGKILL of the other side, is the order to stop. Exits with the
 program's status, 128+n when signal n killed it, 126 when it could not be executed, 125 when it was
 ended since it had become too many.
 """

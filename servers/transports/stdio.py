@@ -1,7 +1,7 @@
 """Programs that speak MCP over stdin and stdout: start, read, write, stop, and leave nothing.
 
-Every program runs under process_supervisor.py, which ends it and its descendants when we stop or die.
-Lines are bytes here; client.py knows what they mean. Runs on any event loop, in any thread.
+Every program runs under process_supervisor.py, which ends it and its descendants when we stop or
+die. Lines are bytes here; client.py knows what they mean. Runs on any event loop, in any thread.
 """
 
 import asyncio

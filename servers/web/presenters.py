@@ -14,9 +14,9 @@ from django.forms import BaseForm
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import calls_seen
 from catalog.models import Tool, ToolState
 from servers.models import Server, ServerState, SyncRun, Transport
+from sessions_app.usage import call_stats as calls_seen
 
 PAGE = 100
 TOOLS = 200

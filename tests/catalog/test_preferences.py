@@ -10,9 +10,11 @@ from catalog.audit import Actor
 from catalog.models import AuditEntry, Preference
 from servers.registration import actions as registry
 from servers.registration.drafts import ServerDraft
-from sessions_app import agents, ledger, loading
+from sessions_app.agents import actions as agents
+from sessions_app.ledger import calls as ledger
 from sessions_app.models import Agent, AgentSession
-from sessions_app.opening import expire_idle
+from sessions_app.sessions import loading
+from sessions_app.sessions.lifecycle import expire_idle
 from tests.support.factories import make_agent, make_call, make_session
 from toolcrib.lib.errors import Conflict, Invalid
 

@@ -9,7 +9,7 @@ from django.test import Client
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import Agent, AgentGroup
 from tests.support.factories import fold, make_server, tool_object
 

@@ -9,7 +9,7 @@ from catalog.models import Vector
 from catalog.search.embeddings import encoder as meaning
 from catalog.search.embeddings import store as vectors
 from servers.models import Server
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from tests.support.factories import make_agent, make_server, make_tool
 from toolcrib import about
 from toolcrib.people import password_path, setup_code

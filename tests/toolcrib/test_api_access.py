@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from catalog.audit import SYSTEM
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import Agent, ApiKey
 from toolcrib.api import api
 

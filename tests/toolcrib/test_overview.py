@@ -11,7 +11,7 @@ from catalog.audit import SYSTEM, Actor
 from catalog.groups import actions as groups
 from catalog.models import Group, Tool
 from servers.models import Server
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import ApiKey
 from tests.support.factories import (
     fold,

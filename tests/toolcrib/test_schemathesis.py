@@ -27,7 +27,7 @@ from catalog.models import Tool
 from catalog.search import golden_queries as golden
 from catalog.tools import hints
 from catalog.tools.actions import save_custom_tool
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import Agent
 from tests.sessions_app.conftest import AgentClient, regroup
 from tests.support.factories import fold, make_server, tool_object

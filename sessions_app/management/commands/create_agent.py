@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from sessions_app import agents
+from sessions_app.agents import actions as agents
 from sessions_app.models import Agent, Mode, Strategy
 from toolcrib.lib.errors import ToolcribError
 

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 
 from catalog.audit import Actor
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import Scope
 from toolcrib.lib.errors import ToolcribError
 

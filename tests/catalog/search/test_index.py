@@ -8,7 +8,7 @@ from catalog.models import Revision
 from catalog.search import index as indexing
 from catalog.search.engine import near_names, search
 from catalog.tools import hints
-from sessions_app import scope
+from sessions_app.sessions import scope
 from tests.support.factories import make_agent, make_server, make_tool
 
 pytestmark = pytest.mark.django_db

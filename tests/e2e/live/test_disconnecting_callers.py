@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from sessions_app import writing
-from sessions_app.writing import Job, Writer
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger.batch_writer import Job, Writer
 
 
 def deaf_writer():

@@ -13,7 +13,7 @@ import pytest
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from sessions_app.snippets import Example, for_agent
+from sessions_app.agents.snippets import Example, for_agent
 from tests.support import parts
 from tests.support.installation import ROOT, clean_environment
 from tests.support.scripted_models import scripted

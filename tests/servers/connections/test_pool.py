@@ -19,7 +19,8 @@ from servers.errors import UpstreamError
 from servers.models import Server
 from servers.registration import actions as registry
 from servers.sync.listener import Listener
-from sessions_app import lasting, opening
+from sessions_app.sessions import lasting
+from sessions_app.sessions import lifecycle as opening
 from tests.support.factories import make_program, make_session
 from tests.support.upstreams.running import http_spec, stdio_spec
 from tests.support.waiting import wait_for

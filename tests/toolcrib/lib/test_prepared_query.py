@@ -5,9 +5,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from catalog.audit import SYSTEM
-from sessions_app import agents, keys, opening
+from sessions_app.agents import actions as agents
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import AgentSession, ApiKey
-from sessions_app.opening import Opening
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions.lifecycle import Opening
 from toolcrib.lib.prepared_query import Prepared
 
 pytestmark = pytest.mark.django_db

@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from catalog.audit import Actor
 from servers.models import Server
-from sessions_app import keys
+from sessions_app.agents import api_keys as keys
 from sessions_app.models import Agent, Scope
 from toolcrib import demo_history, demonstration
 from toolcrib import environment as env

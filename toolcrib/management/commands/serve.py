@@ -16,7 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError
 
-from sessions_app import dispatch
+from sessions_app.dispatch import dispatcher as dispatch
 from toolcrib import people, workers
 from toolcrib.patience import PatientHttp
 

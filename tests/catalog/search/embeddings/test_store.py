@@ -9,7 +9,7 @@ from catalog.search import index as indexing
 from catalog.search.embeddings import store as vectors
 from catalog.search.engine import Searchable
 from catalog.tasks import embed
-from sessions_app import scope
+from sessions_app.sessions import scope
 from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
 
 pytestmark = pytest.mark.django_db

@@ -1,0 +1,255 @@
+"""The admin API of agents and keys. A key's text is only in the answer that makes it."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from sessions_app.agents import actions as agents
+from sessions_app.agents import api_keys as keys
+from sessions_app.agents import queries as agents_shown
+from sessions_app.models import Agent, ApiKey, Scope
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.roles import key_actor
+
+router = Router()
+
+
+class AgentOut(Schema):
+    name: str
+    description: str
+    enabled: bool
+    all_groups: bool
+    groups: list[str]  # in the agent's order; empty where it has all
+    strategy: str
+    mode: str
+    tool_threshold: int
+    threshold_tokens: int
+    threshold_percent: float
+    catalog_budget: int
+    catalog_header: str
+    budget: int | None
+    calls_in_flight: int
+    calls_per_minute: int
+    searches_per_minute: int
+    max_sessions: int
+    created_at: datetime
+    last_seen_at: datetime | None
+    keys: int  # good now
+    open_sessions: int
+
+
+class AgentPage(Schema):
+    items: list[AgentOut]
+    next_cursor: str | None
+
+
+class AgentSettings(Strict):
+    description: str | None = None
+    groups: list[str] | None = Field(None, max_length=1000)
+    all_groups: bool | None = None
+    strategy: str | None = None
+    mode: str | None = None
+    tool_threshold: int | None = None
+    threshold_tokens: int | None = None
+    threshold_percent: float | None = None
+    catalog_budget: int | None = None
+    catalog_header: str | None = None
+    budget: int | None = None  # null: none
+    calls_in_flight: int | None = None
+    calls_per_minute: int | None = None
+    searches_per_minute: int | None = None
+    max_sessions: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that were sent. Null says nothing, but for the budget."""
+        sent = self.model_dump(exclude_unset=True, exclude={"groups", "all_groups", "enabled"})
+        return {key: value for key, value in sent.items() if value is not None or key == "budget"}
+
+
+class AgentIn(AgentSettings):
+    name: str
+
+
+class AgentEdit(AgentSettings):
+    name: str | None = None
+    enabled: bool | None = None
+
+
+class KeyOut(Schema):
+    id: int
+    name: str
+    prefix: str
+    scope: str
+    agent: str | None
+    state: str  # active, expired, revoked
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+
+class NewKey(KeyOut):
+    key: str  # shown here and never again
+
+
+class KeyPage(Schema):
+    items: list[KeyOut]
+    next_cursor: str | None
+
+
+class KeyIn(Strict):
+    name: str | None = None  # the agent's by default
+    days: int | None = Field(None, ge=1, le=3650)  # until it expires; never by default
+
+
+def find(name: str) -> Agent:
+    agent = agents_shown.rows().filter(name=name).first() if name.isprintable() else None
+    if agent is None:
+        raise NotFound("There is no agent of this name.", hint="GET /api/v1/agents lists them.")
+    return agent
+
+
+def shown(agent: Agent) -> dict[str, Any]:
+    body = {name: getattr(agent, name) for name in AgentOut.model_fields if hasattr(agent, name)}
+    return body | {
+        "groups": agents_shown.group_names(agent),
+        "keys": agent.key_count,  # type: ignore[attr-defined]
+        "open_sessions": agent.open_count,  # type: ignore[attr-defined]
+    }
+
+
+def shown_key(key: ApiKey) -> dict[str, Any]:
+    body = {name: getattr(key, name) for name in KeyOut.model_fields if hasattr(key, name)}
+    return body | {
+        "agent": key.agent.name if key.agent else None,
+        "state": agents_shown.key_state(key, timezone.now()),
+    }
+
+
+# --- Agents -------------------------------------------------------------------------------------
+
+
+@router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
+def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
+    found = agents_shown.rows().filter(name__gt=cursor)
+    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: row.name)
+    return {"items": [shown(agent) for agent in items], "next_cursor": following}
+
+
+@router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
+def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
+    """Make an agent. `POST /agents/{name}/keys` gives it a key."""
+    agent = agents.create(
+        **body.settings(),
+        groups=body.groups or (),
+        all_groups=bool(body.all_groups),
+        actor=key_actor(request),
+    )
+    return Status(201, shown(find(agent.name)))
+
+
+@router.get("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
+def get_agent(request: HttpRequest, name: str) -> dict[str, Any]:
+    return shown(find(name))
+
+
+@router.patch("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
+def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, Any]:
+    """Change what is sent, all or nothing. `groups` is the whole list, in order."""
+    actor = key_actor(request)
+    with transaction.atomic():
+        agent = agents.change(find(name), actor=actor, **body.settings())
+        if body.groups is not None or body.all_groups is not None:
+            kept = agents.group_ids(agent) if body.groups is None and not body.all_groups else ()
+            agents.set_groups(
+                agent, body.groups or kept, all_groups=bool(body.all_groups), actor=actor
+            )
+        if body.enabled is not None:
+            agents.set_enabled(agent, body.enabled, actor=actor)
+    return shown(find(agent.name))
+
+
+@router.delete("/agents/{name}", response={204: None, **ERRORS}, tags=["agents"])
+def delete_agent(request: HttpRequest, name: str) -> Status[None]:
+    """Delete an agent with its keys, its sessions and their calls."""
+    agents.delete(find(name), actor=key_actor(request))
+    return Status(204, None)
+
+
+# --- Keys ---------------------------------------------------------------------------------------
+
+
+@router.get("/agents/{name}/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
+def list_agent_keys(
+    request: HttpRequest, name: str, limit: int = 50, cursor: int | None = None
+) -> dict[str, Any]:
+    return _key_page(limit, cursor, agent=find(name))
+
+
+@router.post("/agents/{name}/keys", response={201: NewKey, **ERRORS}, tags=["keys"])
+def add_agent_key(
+    request: HttpRequest, response: HttpResponse, name: str, body: KeyIn
+) -> Status[dict[str, Any]]:
+    """Make a key. Its text is in this answer and nowhere else."""
+    agent = find(name)
+    expires = timezone.now() + timedelta(days=body.days) if body.days else None
+    key, text = keys.mint(
+        agent.name if body.name is None else body.name,
+        Scope.AGENT,
+        agent=agent,
+        actor=key_actor(request),
+        expires_at=expires,
+    )
+    return _new_key(response, key, text)
+
+
+@router.get("/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
+def list_keys(
+    request: HttpRequest, limit: int = 50, cursor: int | None = None, scope: str = ""
+) -> dict[str, Any]:
+    """List the keys of agents and people, newest first."""
+    if scope and scope not in Scope.values:
+        raise Invalid(f"A scope is one of: {', '.join(Scope.values)}.")
+    return _key_page(limit, cursor, **({"scope": scope} if scope else {}))
+
+
+@router.get("/keys/{key}", response={200: KeyOut, **ERRORS}, tags=["keys"])
+def get_key(request: HttpRequest, key: str) -> dict[str, Any]:
+    """One key, by its id or its prefix."""
+    return shown_key(keys.named(key))
+
+
+@router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS}, tags=["keys"])
+def rotate_key(request: HttpRequest, response: HttpResponse, key: str) -> Status[dict[str, Any]]:
+    """Make a key in place of this one, which ends in 24 hours."""
+    new, text = keys.rotate(keys.named(key), actor=key_actor(request))
+    return _new_key(response, new, text)
+
+
+@router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS}, tags=["keys"])
+def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
+    """Refuse a key from the next request on."""
+    found = keys.named(key)
+    keys.revoke(found, actor=key_actor(request))
+    return shown_key(keys.named(str(found.pk)))
+
+
+def _key_page(limit: int, cursor: int | None, **wanted: Any) -> dict[str, Any]:
+    found = ApiKey.objects.select_related("agent").filter(**wanted).order_by("-id")
+    if cursor is not None:
+        found = found.filter(id__lt=cursor)
+    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    return {"items": [shown_key(key) for key in items], "next_cursor": following}
+
+
+def _new_key(response: HttpResponse, key: ApiKey, text: str) -> Status[dict[str, Any]]:
+    response["Cache-Control"] = "no-store"
+    return Status(201, shown_key(key) | {"key": text})

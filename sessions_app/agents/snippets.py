@@ -1,0 +1,227 @@
+"""What to paste to connect an agent: people's own clients, and programs of their own.
+
+Everything shown works as it stands: tests parse or run each text, on the page and in the
+documents, which are these same ones.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sessions_app.agents import snippet_templates as texts
+
+NO_KEY = "tcb_…"
+NAME = "toolcrib"  # of the server in clients' settings
+
+
+@dataclass(frozen=True)
+class Snippet:
+    title: str
+    language: str
+    text: str
+    note: str = ""  # where it goes
+
+    @property
+    def slug(self) -> str:
+        return self.title.lower().replace(" ", "-")
+
+
+@dataclass(frozen=True)
+class Example:
+    """The tool that the run searches for, loads and calls."""
+
+    query: str = "weather forecast"
+    group_id: str = "mcp:weather"
+    tool_name: str = "weather__get_forecast"
+    arguments: Mapping[str, object] = field(default_factory=lambda: {"city": "Oslo"})
+
+
+def for_agent(base_url: str, key: str = NO_KEY, *, example: Example | None = None) -> list[Snippet]:
+    """Return the snippets for an agent that reaches Toolcrib at this address with this key."""
+    base = base_url.rstrip("/")
+    return [*clients(base, key), *programs(base, key, example or Example())]
+
+
+# --- Clients of people's own ----------------------------------------------------------------------
+
+
+def clients(base: str, key: str) -> list[Snippet]:
+    mcp = f"{base}/mcp"
+    header = f"Authorization: Bearer {key}"
+    address, quoted = shlex.quote(mcp), shlex.quote(header)
+    return [
+        Snippet(
+            "Claude Code",
+            "sh",
+            f"claude mcp add --transport http {NAME} {address} \\\n  --header {quoted}\n",
+            "Run it once; /mcp in Claude Code shows the connection.",
+        ),
+        Snippet(
+            "Claude Desktop",
+            "json",
+            _json({"mcpServers": {NAME: _through_mcp_remote(mcp, key)}}),
+            "claude_desktop_config.json, under Settings, Developer. Needs Node.",
+        ),
+        Snippet(
+            "VS Code",
+            "json",
+            _json(_vs_code(mcp)),
+            ".vscode/mcp.json. VS Code asks for the key once and keeps it.",
+        ),
+        Snippet(
+            "Cursor",
+            "json",
+            _json({"mcpServers": {NAME: {"url": mcp, "headers": _headers(key)}}}),
+            "~/.cursor/mcp.json.",
+        ),
+        Snippet(
+            "MCP Inspector",
+            "sh",
+            f"npx @modelcontextprotocol/inspector --cli {address} --transport http \\\n"
+            f"  --header {quoted} --method tools/list\n",
+            "Lists the tools the agent sees. Needs Node.",
+        ),
+    ]
+
+
+def _headers(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _through_mcp_remote(mcp: str, key: str) -> dict[str, object]:
+    """Its settings know programs only: one that speaks HTTP for it."""
+    args = ["-y", "mcp-remote", mcp, "--header", "Authorization:${TOOLCRIB_AUTHORIZATION}"]
+    if mcp.startswith("http://"):
+        args.append("--allow-http")
+    return {
+        "command": "npx",
+        "args": args,
+        "env": {"TOOLCRIB_AUTHORIZATION": f"Bearer {key}"},
+    }
+
+
+def _vs_code(mcp: str) -> dict[str, object]:
+    asked = {
+        "type": "promptString",
+        "id": "toolcrib-key",
+        "description": "Key of a Toolcrib agent",
+        "password": True,
+    }
+    server = {"type": "http", "url": mcp, "headers": _headers("${input:toolcrib-key}")}
+    return {"inputs": [asked], "servers": {NAME: server}}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+def programs(base: str, key: str, example: Example) -> list[Snippet]:
+    bodies = _bodies(example)
+    search, load, call = (_literal(body) for body in bodies)
+    words = {
+        "base": _literal(base),
+        "address": _literal(f"{base}/api/v1"),
+        "mcp": _literal(f"{base}/mcp"),
+        "key": _literal(key),
+        "query": _literal(example.query),
+        "question": _literal(f"Use a tool: {example.query}"),
+        "group": _literal(example.group_id),
+        "tool": _literal(example.tool_name),
+        "arguments": _literal(dict(example.arguments)),
+        "search": search,
+        "load": load,
+        "call": call,
+    }
+    helper = "Toolcrib on PYTHONPATH (its client*.py and errors.py will do)."
+    return [
+        Snippet(
+            "Anthropic SDK",
+            "python",
+            texts.ANTHROPIC.format(**words),
+            f"pip install anthropic httpx2. Needs {helper}",
+        ),
+        Snippet(
+            "OpenAI SDK",
+            "python",
+            texts.OPENAI.format(**words),
+            f"pip install openai httpx2. Needs {helper}",
+        ),
+        Snippet(
+            "LangChain",
+            "python",
+            texts.LANGCHAIN.format(**words),
+            "pip install langchain langchain-anthropic langchain-mcp-adapters.",
+        ),
+        Snippet("Python", "python", texts.PYTHON.format(**words), f"Needs {helper}"),
+        Snippet(
+            "Plain Python",
+            "python",
+            texts.PLAIN_PYTHON.format(**words),
+            "Needs nothing but Python.",
+        ),
+        Snippet("curl", "sh", _curl(base, key, bodies), "Paste it into a shell."),
+    ]
+
+
+def _curl(base: str, key: str, bodies: tuple[dict[str, object], ...]) -> str:
+    search, load, call = (shlex.quote(json.dumps(body)) for body in bodies)
+    return texts.CURL.format(
+        address=shlex.quote(f"{base}/api/v1"),
+        key=shlex.quote(key),
+        search=search,
+        load=load,
+        call=call,
+    )
+
+
+def _literal(value: object) -> str:
+    """Write a JSON value as Python, with double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_literal(one) for one in value) + "]"
+    return repr(value)
+
+
+def _bodies(example: Example) -> tuple[dict[str, object], ...]:
+    name = example.tool_name
+    return (
+        {"query": example.query},
+        {"group_id": example.group_id, "tool_names": [name]},
+        {"tool_name": name, "arguments": dict(example.arguments)},
+    )
+
+
+SAMPLES: dict[str, object] = {
+    "string": "text",
+    "integer": 1,
+    "number": 1,
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+
+
+def sample(schema: Mapping[str, object]) -> dict[str, object]:
+    """Fill in the arguments a schema requires, for a person to change."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return {}
+    return {str(name): _value(properties.get(name)) for name in required[:20]}
+
+
+def _value(schema: object) -> object:
+    if not isinstance(schema, Mapping):
+        return "text"
+    for key in ("examples", "enum"):
+        if isinstance(given := schema.get(key), list) and given:
+            return given[0]
+    if "default" in schema:
+        return schema["default"]
+    return SAMPLES.get(str(schema.get("type")), "text")

@@ -1,0 +1,171 @@
+"""Requests and answers without Django, for the short ways: plain requests, read and answered.
+
+A short way takes only what it knows to the last detail and hands all else to the ordinary one.
+"""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from functools import lru_cache
+from typing import Any, TypeVar, TypeVarTuple
+
+from django.conf import settings
+from django.http.request import split_domain_port, validate_host
+
+from sessions_app.agents import api_keys as keys
+from toolcrib.lib.errors import ToolcribError
+
+T = TypeVar("T")
+More = TypeVarTuple("More")
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+START = "/api/v1/sessions/"
+COUNTED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
+ON_LOOP = 64 * 1024  # bytes that are read on the event loop: nobody knows yet who sends them
+
+
+class Gone(Exception):
+    """The caller has left, and no answer can reach them."""
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+def recognised(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
+    """Return the digest of the key that a plain request carries, and the headers."""
+    found = single_headers(scope)
+    if found is None:
+        return None
+    length = found.get(b"content-length", b"")
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    plain = (
+        scheme == b"Bearer"
+        and token.startswith(keys.PREFIX.encode())
+        and length.isdigit()
+        and int(length) <= settings.MAX_BODY_BYTES
+        and found.get(b"content-type", b"").lower() == b"application/json"
+        and b"transfer-encoding" not in found
+        and b"content-encoding" not in found
+        and not scope["query_string"]
+        and is_ours(found.get(b"host", b""))
+    )
+    return (hashlib.sha256(token).hexdigest(), found) if plain else None
+
+
+def single_headers(scope: Scope) -> dict[bytes, bytes] | None:
+    """Return the headers by name; None where one is there twice, which others know to join."""
+    found = dict(scope["headers"])
+    return found if len(found) == len(scope["headers"]) else None
+
+
+@lru_cache(maxsize=64)
+def is_ours(host: bytes) -> bool:
+    domain, _ = split_domain_port(host.decode("latin-1"))
+    return bool(domain) and validate_host(domain, settings.ALLOWED_HOSTS)
+
+
+async def whole_body(receive: Receive) -> tuple[bytes, bool]:
+    """Return a request's body, and whether it came to its end."""
+    message = await receive()
+    body: bytes = message.get("body", b"")
+    chunks = [body]
+    while message["type"] == "http.request" and message.get("more_body"):
+        message = await receive()
+        chunks.append(message.get("body", b""))
+    return b"".join(chunks), message["type"] == "http.request"
+
+
+async def off_loop(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
+    """Read a body, a large one where it holds nobody up."""
+    if len(body) <= ON_LOOP:
+        return read(body, *more)
+    return await asyncio.to_thread(read, body, *more)
+
+
+def again(body: bytes, whole: bool, receive: Receive) -> Receive:
+    """Give what was read to somebody else."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        if not whole:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Wait for an answer for as long as the caller does; give the call up when they leave."""
+    task, watch = asyncio.current_task(), asyncio.ensure_future(receive())
+    assert task is not None  # noqa: S101 - a coroutine that runs has one
+    waiting, left = True, False
+
+    def leave(_: object) -> None:
+        nonlocal left
+        if waiting:
+            left = True
+            task.cancel()
+
+    watch.add_done_callback(leave)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise Gone from None
+        raise
+    finally:
+        waiting = False
+        watch.cancel()
+
+
+# --- Answering ------------------------------------------------------------------------------------
+
+
+async def answer_with(send: Send, body: str) -> None:
+    await _answer(send, 200, b"application/json", body.encode())
+
+
+def away() -> ToolcribError:
+    return ToolcribError(
+        "The database does not answer.",
+        hint="Try again.",
+        code="busy",
+        status=503,
+    )
+
+
+async def refuse(send: Send, error: ToolcribError) -> None:
+    body = json.dumps(error.as_json()).encode()
+    wait = str(error.details.get("retry_after", "2" if error.message == away().message else ""))
+    more = [(b"retry-after", wait.encode())] if wait else []
+    if error.status == 401:
+        more.append((b"www-authenticate", b"Bearer"))
+    await _answer(send, error.status, b"application/json; charset=utf-8", body, more)
+
+
+async def _answer(
+    send: Send,
+    status: int,
+    kind: bytes,
+    body: bytes,
+    more: list[tuple[bytes, bytes]] | None = None,
+) -> None:
+    headers = [
+        (b"content-type", kind),
+        (b"content-length", str(len(body)).encode()),
+        (b"x-request-id", secrets.token_hex(6).encode()),
+        (b"x-content-type-options", b"nosniff"),
+        *(more or []),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,213 @@
+"""The short way for `tools/call` at `/mcp`, for clients of 2026-07-28: no SDK session, no ORM.
+
+As call_path.py for REST: it takes only plain calls of a tool by its own name, on the rolling
+session of a key that was seen a moment ago. All else goes to the endpoint as it came, and what is
+remembered is compared with the database in the transaction that accepts the call.
+"""
+
+import hashlib
+import json
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.db import DatabaseError
+
+from sessions_app.dispatch import authorization_cache as standing
+from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch.key_revocation import Revoked
+from sessions_app.dispatch.planner import CallRequest
+from sessions_app.fast_path.http import (
+    COUNTED,
+    Application,
+    Gone,
+    Receive,
+    Scope,
+    Send,
+    again,
+    is_ours,
+    off_loop,
+    single_headers,
+    unless_gone,
+    whole_body,
+)
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger.calls import Answer
+from sessions_app.mcp import tools as mcp_tools
+from sessions_app.mcp.errors import refuse
+from sessions_app.models import ApiKey, CallPath, SessionState
+from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.strict_json import parsed
+
+logger = logging.getLogger(__name__)
+
+VERSION = "2026-07-28"
+META = "io.modelcontextprotocol/"
+MUST, MAY = {"protocolVersion", "clientCapabilities"}, {"clientInfo"}
+UNUSUAL = {
+    *(b"origin", b"transfer-encoding", b"content-encoding", b"mcp-session-id", b"idempotency-key")
+}
+MOST = 10_000
+_rolling: dict[str, str] = {}  # the session of a key, by the key's digest
+
+
+def is_call(scope_: Scope) -> bool:
+    return bool(scope_["path"] == "/mcp" and scope_["method"] == "POST")
+
+
+async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
+    """Answer a call the short way, or hand it to the endpoint."""
+    digest = _recognised(scope_)
+    if digest is None:
+        await ordinary(scope_, receive, send)
+        return
+    body, whole = await whole_body(receive)
+    message = await off_loop(_message, body, scope_) if whole else None
+    if message is not None:
+        try:
+            told = await _answered(digest, message, len(body), receive)
+        except Gone:
+            return
+        except Revoked as revoked:  # as the endpoint says it
+            await refuse(send, revoked)
+            return
+        if isinstance(told, Answer):
+            await _answer(send, message["id"], told)
+            return
+        scope_[COUNTED] = told
+    await ordinary(scope_, again(body, whole, receive), send)
+    if message is not None and writing.is_running():
+        try:
+            await in_thread(_learn, digest, message["params"]["name"])
+        except DatabaseError as error:
+            logger.warning("A session could not be remembered: %s", error)
+
+
+def _recognised(scope_: Scope) -> str | None:
+    """Return the digest of the key, where the headers are those of a plain call."""
+    found = single_headers(scope_)
+    if found is None:
+        return None
+    length = found.get(b"content-length", b"")
+    scheme, _, token = found.get(b"authorization", b"").partition(b" ")
+    accepted = found.get(b"accept", b"")
+    plain = (
+        scheme == b"Bearer"
+        and found.get(b"mcp-method") == b"tools/call"
+        and found.get(b"mcp-protocol-version") == VERSION.encode()
+        and length.isdigit()
+        and int(length) <= settings.MAX_BODY_BYTES
+        and found.get(b"content-type", b"").lower() == b"application/json"
+        and b"application/json" in accepted
+        and b"text/event-stream" in accepted
+        and b"mcp-name" in found
+        and not UNUSUAL & found.keys()
+        and not any(name.startswith(b"mcp-param-") for name in found)
+        and not scope_["query_string"]
+        and is_ours(found.get(b"host", b""))
+    )
+    return hashlib.sha256(token.strip()).hexdigest() if plain else None
+
+
+def _message(body: bytes, scope_: Scope) -> dict[str, Any] | None:
+    """Read a plain tools/call; None where the endpoint has to look at it."""
+    try:
+        message = parsed(body)
+    except (ValueError, RecursionError, ToolcribError):
+        return None
+    match message:
+        case {"jsonrpc": "2.0", "id": int() | str() as asked, "method": "tools/call",
+              "params": {"name": str() as name, "_meta": dict() as meta} as params}:  # fmt: skip
+            pass
+        case _:
+            return None
+    names = {key.removeprefix(META) for key in meta}
+    plain = (
+        not isinstance(asked, bool)
+        and len(message) == 4
+        and params.keys() <= {"name", "arguments", "_meta"}
+        and isinstance(params.get("arguments", {}), dict)
+        and names >= MUST
+        and names <= MUST | MAY
+        and len(names) == len(meta)
+        and meta.get(f"{META}protocolVersion") == VERSION
+        and isinstance(meta.get(f"{META}clientCapabilities"), dict)
+        and _is_client(meta.get(f"{META}clientInfo"))
+        and 0 < len(name) <= 200
+        and (b"mcp-name", name.encode()) in scope_["headers"]
+        and name.isascii()
+    )
+    return message if plain else None
+
+
+def _is_client(claimed: object) -> bool:
+    if claimed is None:
+        return True
+    return isinstance(claimed, dict) and all(
+        isinstance(claimed.get(name), str) for name in ("name", "version")
+    )
+
+
+async def _answered(
+    digest: str, message: dict[str, Any], size: int, receive: Receive
+) -> Answer | int:
+    """Carry out a call, or return the limit it was held to, for the endpoint to do it."""
+    session_id, params = _rolling.get(digest, ""), message["params"]
+    ready = standing.known(digest, session_id)
+    if ready is None and session_id and writing.is_running():
+        try:
+            ready = await in_thread(standing.learn, digest, session_id, params["name"])
+        except DatabaseError as error:  # the endpoint says so in its own words
+            logger.warning("The database did not answer: %s", error)
+    item = ready.seen.lookup(params["name"]) if ready is not None else None
+    if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
+        return 0
+    request = CallRequest(params["name"], params.get("arguments") or {}, path=CallPath.NATIVE)
+    working = dispatch.quickly(digest, session_id, request, size)
+    try:
+        return await unless_gone(working, receive)
+    except Revoked:
+        raise
+    except ToolcribError as error:
+        return _said(f"{error.message}\n\n{error.hint}".strip())
+    except DatabaseError:
+        logger.exception("The database did not answer a call over MCP")
+        return _said("The database does not answer. Try again.")
+
+
+def _said(text: str) -> Answer:
+    content = mcp_tools.said(text)["content"]
+    return Answer("", canonical(content), "null", is_error=True)
+
+
+def _learn(digest: str, name: str) -> None:
+    """Remember a key's rolling session and the tool that was called on it."""
+    key = ApiKey.objects.select_related("rolling_session__agent").filter(sha256=digest).first()
+    session = key.rolling_session if key else None
+    if session is None or session.state != SessionState.OPEN:
+        return
+    if len(_rolling) >= MOST:
+        _rolling.clear()
+    _rolling[digest] = session.session_id
+    standing.learn(digest, session.session_id, name)
+
+
+async def _answer(send: Send, asked: int | str, told: Answer) -> None:
+    # As the SDK writes them and in that order, but that it escapes what is not ASCII.
+    meta = {
+        f"{META}serverInfo": {"name": "toolcrib", "title": "Toolcrib", "version": settings.VERSION}
+    }
+    structured = f',"structuredContent":{told.structured}' if told.structured != "null" else ""
+    raw = (
+        f'{{"jsonrpc":"2.0","id":{json.dumps(asked)},"result":{{"content":{told.content},'
+        f'"isError":{json.dumps(told.is_error)},"resultType":"complete",'
+        f'"_meta":{json.dumps(meta, separators=(",", ":"))}{structured}}}}}'
+    ).encode()
+    headers = [
+        (b"content-length", str(len(raw)).encode()),
+        (b"content-type", b"application/json"),
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": raw})

@@ -1,0 +1,100 @@
+"""The short way for `POST /api/v1/sessions/{id}/call`: no Django request, no ORM.
+
+It takes only what it knows to the last detail: a good key, an open session, a tool that may be
+called, a plain JSON body. Everything else, and every refusal, goes to the ordinary route (api.py)
+with the body it has read, so there is one place that says no, and answers are the same bytes
+whichever way they went.
+"""
+
+import logging
+import secrets
+
+from django.db import DatabaseError
+
+from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch.planner import CallRequest
+from sessions_app.fast_path.http import (
+    COUNTED,
+    START,
+    Application,
+    Gone,
+    Receive,
+    Scope,
+    Send,
+    again,
+    answer_with,
+    away,
+    off_loop,
+    recognised,
+    refuse,
+    unless_gone,
+    whole_body,
+)
+from sessions_app.ledger.calls import Answer
+from toolcrib.lib.errors import Failed, ToolcribError
+from toolcrib.lib.strict_json import parsed
+
+logger = logging.getLogger(__name__)
+
+END = "/call"
+FIELDS = frozenset({"tool_name", "arguments", "timeout"})
+
+
+def is_call(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.endswith(END) and path.startswith(START) and scope["method"] == "POST"
+
+
+async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
+    """Answer a call the short way, or hand it to the ordinary route."""
+    session_id = scope["path"][len(START) : -len(END)]
+    found = recognised(scope)
+    if found is None:
+        await ordinary(scope, receive, send)
+        return
+    token, headers = found
+    body, whole = await whole_body(receive)
+    key = headers.get(b"idempotency-key")
+    request = await off_loop(_request, body, key) if whole else None
+    answer: Answer | int = 0
+    if request is not None:
+        try:
+            working = dispatch.quickly(token, session_id, request, len(body))
+            answer = await unless_gone(working, receive)
+        except Gone:
+            return
+        except ToolcribError as error:
+            await refuse(send, error)
+            return
+        except DatabaseError as error:
+            logger.error("The database did not answer: %s", error)  # noqa: TRY400 - as the API does
+            await refuse(send, away())
+            return
+        except Exception:
+            mark = secrets.token_hex(6)
+            logger.exception("Request %s failed", mark)
+            await refuse(send, Failed(mark))
+            return
+    if isinstance(answer, Answer):
+        await answer_with(send, answer.body)
+        return
+    scope[COUNTED] = answer
+    await ordinary(scope, again(body, whole, receive), send)
+
+
+def _request(body: bytes, key: bytes | None) -> CallRequest | None:
+    """Read a body of the plain form; None where api.py has to say what is wrong with it."""
+    try:
+        given = parsed(body)
+    except (ValueError, RecursionError, ToolcribError):
+        return None
+    if not isinstance(given, dict) or not given.keys() <= FIELDS:
+        return None
+    name, timeout = given.get("tool_name"), given.get("timeout")
+    if not isinstance(name, str) or not 0 < len(name) <= 500:
+        return None
+    if timeout is not None and not (type(timeout) in (int, float) and 0 < timeout <= 900):
+        return None
+    return CallRequest(
+        name, given.get("arguments"), timeout, None if key is None else key.decode("latin-1")
+    )

@@ -1,0 +1,119 @@
+"""The short way for `POST /api/v1/sessions/{id}/load` and `/search`: no Django request.
+
+As call_path.py for calls. A request that is not plain, a key that is not good and a body that is
+not of the form go to the ordinary route (api.py), which does the same acts and says why not.
+"""
+
+import logging
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+from pydantic import ValidationError
+
+from sessions_app.agents import api_keys as keys
+from sessions_app.fast_path.http import (
+    START,
+    Application,
+    Gone,
+    Receive,
+    Scope,
+    Send,
+    again,
+    answer_with,
+    away,
+    recognised,
+    refuse,
+    unless_gone,
+    whole_body,
+)
+from sessions_app.formats import catalog as native
+from sessions_app.formats import native as formats_native
+from sessions_app.ledger.payloads import check
+from sessions_app.models import Agent
+from sessions_app.sessions import concurrency as crowding
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import loading
+from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import search as finding
+from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
+from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.strict_json import parsed
+
+logger = logging.getLogger(__name__)
+
+PLAIN = FoundIn(format="json", call_id="")
+
+
+def load(agent: Agent, session_id: str, body: LoadIn) -> dict[str, Any]:
+    """Load a group's tools, all or by name."""
+    check({"group_id": body.group_id, "tool_names": body.tool_names}, "")
+    session = opening.find(agent, session_id)
+    return loading.load(session, body.group_id, body.tool_names).as_json()
+
+
+def search(agent: Agent, session_id: str, body: SearchIn, wanted: FoundIn) -> dict[str, Any]:
+    """Find tools by words, by pattern, or one by its exact name."""
+    check(wanted.call_id, "/call_id")
+    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
+    session = opening.find(agent, session_id)
+    limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
+    most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
+    asked = finding.query_of(body, most=most, full=wanted.format != "json")
+    if wanted.format == "json":
+        return finding.find(session, asked)
+    return native.found(session, asked, wanted.format, wanted.call_id)
+
+
+# --- Over bare HTTP -------------------------------------------------------------------------------
+
+
+def is_act(scope: Scope) -> bool:
+    path: str = scope["path"]
+    ours = path.endswith(("/load", "/search")) and path.startswith(START)
+    return ours and scope["method"] == "POST"
+
+
+async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
+    """Load or search the short way, or hand the request to the ordinary route."""
+    found = recognised(scope)
+    session_id, _, what = scope["path"][len(START) :].rpartition("/")
+    if found is None or not session_id or "/" in session_id:
+        await ordinary(scope, receive, send)
+        return
+    body, whole = await whole_body(receive)
+    answer = None
+    if whole:
+        try:
+            working = crowding.to_its_end(_done, found[0], session_id, what, body)
+            answer = await unless_gone(working, receive)
+        except Gone:
+            return
+        except ToolcribError as error:
+            await refuse(send, error)
+            return
+        except (OperationalError, InterfaceError) as error:
+            logger.error("The database did not answer: %s", error)  # noqa: TRY400 - as the API does
+            await refuse(send, away())
+            return
+        except DatabaseError as error:  # of a value: the ordinary route says what is wrong with it
+            logger.warning("The database refused a value: %s", error)
+    if answer is None:
+        await ordinary(scope, again(body, whole, receive), send)
+    else:
+        await answer_with(send, answer)
+
+
+def _done(digest: str, session_id: str, what: str, body: bytes) -> str | None:
+    """Do it, and return the answer's JSON; None where the ordinary route has to say why not."""
+    try:
+        given = parsed(body)
+        asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
+    except (ValueError, RecursionError, ToolcribError, ValidationError):
+        return None
+    key = keys.find_by_digest(digest)
+    if key is None or key.agent is None:
+        return None
+    if isinstance(asked, LoadIn):
+        return canonical(load(key.agent, session_id, asked))
+    return canonical(search(key.agent, session_id, asked, PLAIN))

@@ -1,0 +1,50 @@
+"""Write a session's timeline and its token ledger, in the transaction of what happened."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.db import connection, transaction
+from django.utils import timezone
+
+from sessions_app.ledger.sql import Cursor
+from sessions_app.models import AgentSession, EventKind
+from toolcrib.lib.json_codec import canonical
+
+# Which column of the ledger an event's tokens belong to.
+COLUMNS = {
+    EventKind.OPENED: "tokens_catalog",
+    EventKind.SEARCHED: "tokens_search",
+    EventKind.DETAILS: "tokens_load",
+    EventKind.LOADED: "tokens_load",
+    EventKind.CALLED: "tokens_call",
+    EventKind.REFUSED: "tokens_call",
+}
+
+
+def note(
+    session: AgentSession,
+    kind: EventKind,
+    *,
+    tokens: int = 0,
+    tool_name: str = "",
+    group_id: str = "",
+    details: Mapping[str, object] | None = None,
+    at: datetime | None = None,
+    **raised: int,
+) -> None:
+    """Append an event and add its tokens; `raised` adds to other columns of the session."""
+    at = at or timezone.now()
+    if tokens and kind in COLUMNS:
+        raised[COLUMNS[kind]] = raised.get(COLUMNS[kind], 0) + tokens
+    with transaction.atomic(savepoint=False), connection.wrap_database_errors:
+        cursor = Cursor(connection)
+        cursor.tell(
+            session.pk,
+            kind,
+            at,
+            tool_name=tool_name,
+            group_id=group_id,
+            tokens=tokens,
+            details=canonical(details or {}),
+        )
+        cursor.raise_by(session.pk, at, raised)

@@ -1,0 +1,287 @@
+"""The search playground: what an agent would find, why, and what is kept from it.
+
+The answer is the API's own, by the functions the API calls, as a new session of the agent would
+get it. Nothing is recorded. People see more than agents: what a query would find for somebody
+with every group, and why this agent does not have it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from django.conf import settings
+from django.http import QueryDict
+
+from catalog import cache as shelf
+from catalog import rendering as render
+from catalog.cache import Item, Shelf
+from catalog.models import HintKind, Tool, ToolHint
+from catalog.search.embeddings import store as vectors
+from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
+from catalog.search.tokenizer import joined
+from catalog.tools import detail
+from sessions_app.agents import actions as agents
+from sessions_app.models import Agent, Mode
+from sessions_app.playground import marking
+from sessions_app.playground.golden_runs import everyone
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import loading, scope
+from sessions_app.sessions import search as finding
+from sessions_app.sessions.scope import Scope
+from sessions_app.sessions.search import Query
+from toolcrib.lib.errors import ToolcribError
+
+MODES = ("words", "regex")
+NEAR = 5  # tools that are named because they are hidden
+EXAMPLES = 3
+SHORTEST_PART = 3  # letters of a name that is looked for by a part of it
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a person asked for in the address. Unknown words are the default."""
+
+    query: str = ""
+    mode: str = "words"
+    agent: str = ""  # empty: one with every group
+    strategy: str = ""  # empty: the default
+    server: str = ""
+    limit: int = 10
+
+    @classmethod
+    def read(cls, given: QueryDict) -> "Asked":
+        def text(name: str, most: int = 200) -> str:
+            return given.get(name, "").replace("\0", "").strip()[:most]
+
+        limit = text("limit")
+        strategy = text("strategy")
+        return cls(
+            query=text("q", 2 * LONGEST_QUERY),  # what is too long is refused, not cut in silence
+            mode="regex" if text("mode") == "regex" else "words",
+            agent=text("agent"),
+            strategy=strategy if strategy in WORD_STRATEGIES else "",
+            server=text("server"),
+            limit=max(1, min(int(limit), MOST_HITS)) if limit.isdecimal() else 10,
+        )
+
+    @property
+    def as_query(self) -> Query:
+        if self.mode == "regex":
+            return Query(pattern=self.query, server=self.server, limit=self.limit)
+        return Query(query=self.query, strategy=self.strategy, server=self.server, limit=self.limit)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One tool that was found, with why."""
+
+    rank: int
+    name: str
+    name_parts: marking.Parts
+    stub: marking.Parts
+    tokens: int
+    loaded: bool
+    score: float | None
+    bm25: float | None
+    embedding: float | None
+    reasons: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "rank": self.rank,
+            "reasons": list(self.reasons),
+            "bm25": self.bm25,
+            "embedding": self.embedding,
+        }
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A tool that is there and that this agent does not get, with why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    answer: dict[str, Any] = field(default_factory=dict)
+    hits: list[Shown] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
+    near: list[str] = field(default_factory=list)
+    note: str = ""
+    ms: float = 0.0
+    tools: int = 0  # that were searched
+    refused: ToolcribError | None = None
+
+    @property
+    def total(self) -> int:
+        return int(self.answer.get("total_matches", 0))
+
+
+def agent_of(asked: Asked) -> Agent:
+    return agents.find(asked.agent) if asked.agent else everyone()
+
+
+def run(asked: Asked) -> Tried:
+    """Search as the agent would, and find out why each tool is there or is not."""
+    try:
+        agent = agent_of(asked)
+        seen, query = scope.of(agent), asked.as_query
+        index = seen.index  # made before the clock starts: an agent's session has it
+        start = time.perf_counter()
+        found, missing = finding.look(seen, query, explain=True)
+        at_once = _at_once(agent, seen)
+        answer = finding.answer(seen, query, found, missing, pins={}, at_once=at_once)
+        took = time.perf_counter() - start
+    except ToolcribError as error:
+        return Tried(refused=error)
+    return Tried(
+        answer=answer,
+        hits=_shown(seen, asked, found, answer["tools"]),
+        hidden=_hidden(seen, asked, found),
+        near=[name for name in answer.get("suggestions", []) if name in seen.items],
+        note=found.note,
+        ms=round(took * 1000, 1),
+        tools=len(index),
+    )
+
+
+def _at_once(agent: Agent, seen: Scope) -> set[str]:
+    """What a new session has without loading: it is `loaded` in the answer."""
+    decided = opening.decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    if decided.mode == Mode.FULL:
+        return {item.name for item in seen.offered}
+    places = (place for group in seen.groups for place in group.places)
+    return {place.item.name for place in places if place.preload and place.item.offered}
+
+
+def _shown(seen: Scope, asked: Asked, found: Found, tools: Sequence[dict[str, Any]]) -> list[Shown]:
+    return [
+        Shown(
+            rank=rank,
+            name=hit.name,
+            name_parts=_marked(hit.name, asked, hit),
+            stub=_marked(render.summary(seen.items[hit.name].description), asked, hit),
+            tokens=told["tokens"],
+            loaded=told["loaded"],
+            score=told.get("score"),
+            bm25=hit.bm25,
+            embedding=hit.embedding,
+            reasons=hit.reasons,
+        )
+        for rank, (hit, told) in enumerate(zip(found.hits, tools, strict=True), 1)
+    ]
+
+
+def _marked(text: str, asked: Asked, hit: Hit) -> marking.Parts:
+    if asked.mode == "regex":
+        return marking.by_pattern(text, asked.query)
+    return marking.by_words(text, hit.matched)
+
+
+# --- What is kept from the agent ----------------------------------------------------------------
+
+
+def _hidden(seen: Scope, asked: Asked, found: Found) -> list[Hidden]:
+    """Tools of that name that the agent does not get; where it finds nothing, also the likely."""
+    standing = shelf.current()
+    key = joined(asked.query)
+    by_key = _by_joined_name(standing)
+    names = {item.name: item for item in by_key.get(key, ())}
+    if not found.hits:
+        names |= dict(_likely(by_key, key))
+        names |= {hit.name: item for hit, item in _elsewhere(asked)}
+    kept = [item for item in names.values() if not _has(seen, item)]
+    told = {item.name: why(item, asked.agent) for item in kept[:NEAR]}
+    if not found.hits:
+        told |= _never_approved(asked.query)
+    return [Hidden(*one) for one in list(told.items())[:NEAR]]
+
+
+def _never_approved(query: str) -> dict[str, str]:
+    """Tools that no agent has ever got, so that the catalog in memory may not know them."""
+    part = "_".join(query.split())
+    rows = Tool.objects.filter(approved=None, public_name__icontains=part).with_definitions()
+    return {tool.public_name: detail.answer(tool) for tool in rows[:NEAR]}
+
+
+def _has(seen: Scope, item: Item) -> bool:
+    return item.offered and item.name in seen.items
+
+
+@shelf.worked_out_once
+def _by_joined_name(standing: Shelf) -> dict[str, list[Item]]:
+    """All tools by their names as search compares them, public and the server's own."""
+    found: dict[str, list[Item]] = {}
+    for item in standing.items.values():
+        for name in {joined(item.name), joined(item.own_name)} - {""}:
+            found.setdefault(name, []).append(item)
+    return found
+
+
+def _likely(by_key: Mapping[str, list[Item]], key: str) -> Iterator[tuple[str, Item]]:
+    if len(key) >= SHORTEST_PART:
+        for name, items in by_key.items():
+            if key in name:
+                yield from ((item.name, item) for item in items)
+
+
+def _elsewhere(asked: Asked) -> list[tuple[Hit, Item]]:
+    """What somebody with every group would find."""
+    whole = scope.of(everyone())
+    found, _ = finding.look(whole, asked.as_query)
+    return [(hit, whole.items[hit.name]) for hit in found.hits]
+
+
+def why(item: Item, agent: str) -> str:
+    """Say why an agent does not get a tool."""
+    if not item.offered:
+        return loading.why_not(item)
+    homes = [
+        group.group_id
+        for group in shelf.current().groups
+        if any(place.item is item for place in group.places)
+    ]
+    if not homes:
+        return "It is in no group, so no agent gets it."
+    return f"It is not in {agent or 'these'}’s groups. It is in {', '.join(homes[:5])}."
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the vectors are of what is in groups, while they are being computed."""
+
+    done: int
+    total: int
+
+
+def progress() -> Progress | None:
+    """Say how far the vectors are; nothing where they are all there, or where there are none."""
+    if not settings.EMBEDDINGS or vectors.model_reason():
+        return None
+    index = scope.of(everyone()).index
+    waiting = index.waiting
+    return Progress(len(index) - waiting, len(index)) if waiting else None
+
+
+# --- Before anything is asked -------------------------------------------------------------------
+
+
+def examples() -> list[str]:
+    """Queries made of the tools there are: an admin's own examples first, then what tools do."""
+    told = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
+    firsts = (
+        next((place.item for place in group.places if place.item.offered), None)
+        for group in shelf.current().groups
+    )
+    said = (render.summary(item.description) for item in firsts if item is not None)
+    wanted = [*told.values_list("text", flat=True)[:EXAMPLES], *map(_as_query, filter(None, said))]
+    return list(dict.fromkeys(filter(None, wanted)))[:EXAMPLES]
+
+
+def _as_query(summary: str) -> str:
+    words = summary.rstrip(".…").split()[:8]
+    return " ".join(words)[:80].lower() if words else ""

@@ -1,0 +1,48 @@
+"""What people do with sessions and calls beside reading lists: export one, try a tool."""
+
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest
+from ninja import Router
+
+from catalog.models import Tool
+from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.ledger.payloads import check
+from sessions_app.review import queries as usage
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions.schemas import CallOut
+from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.errors import NotFound
+from toolcrib.lib.roles import key_actor
+
+router = Router()
+
+
+class TryIn(Strict):
+    arguments: dict[str, Any] = {}
+
+
+@router.get(
+    "/sessions/{session_id}/export",
+    response={200: dict[str, Any], **ERRORS},
+    tags=["sessions"],
+)
+def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
+    """One session whole: its facts, timeline and calls."""
+    return usage.session_export(opening.find(None, session_id))
+
+
+@router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, tags=["tools"])
+async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, Any]:
+    """Call a tool outside any session, as an admin. It is recorded as a trial."""
+    check(body.arguments, "/arguments")
+    tool = await sync_to_async(_tool)(name)
+    return await dispatch.try_tool(tool, body.arguments, actor=key_actor(request))
+
+
+def _tool(name: str) -> Tool:
+    found = Tool.objects.exclude(latest=None).filter(public_name=name.replace("\0", "")).first()
+    if found is None:
+        raise NotFound("There is no tool of this name.", hint="See GET /tools.")
+    return found

@@ -1,0 +1,370 @@
+"""The agent API: open a session, read its catalog, search, load, call.
+
+Answers that must be the same bytes every time are written as canonical JSON here.
+"""
+
+import json
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router
+
+from servers.connections import calls as calling
+from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.fast_path import rest_load_search as act_path
+from sessions_app.fast_path.http import COUNTED
+from sessions_app.formats import catalog as native
+from sessions_app.ledger import events as journal
+from sessions_app.ledger.payloads import check
+from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
+from sessions_app.review.queries import SessionFilter
+from sessions_app.sessions import concurrency as crowding
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import loading
+from sessions_app.sessions import search as finding
+from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions.schemas import (
+    CallIn,
+    CallOut,
+    DetailName,
+    EventPage,
+    FormatIn,
+    FoundIn,
+    LoadIn,
+    LoadOut,
+    OpenIn,
+    PreloadIn,
+    PreloadOut,
+    SearchIn,
+    SearchOut,
+    SessionOut,
+    SessionPage,
+    StateOut,
+    Stats,
+    ToolResult,
+    ToolSearchOutput,
+)
+from toolcrib.lib.api_schemas import ERRORS, ErrorBody
+from toolcrib.lib.errors import Forbidden, Invalid
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.pagination import check_limit, page
+
+router = Router(tags=["sessions"])
+AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
+CALL_ERRORS = {**AGENT_ERRORS, 502: ErrorBody, 504: ErrorBody}
+CATALOG = {200: dict[str, Any], 304: None, **AGENT_ERRORS}
+AS_TEXT = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
+
+
+def agent_of(request: HttpRequest) -> Agent:
+    """The agent whose key was checked at the door."""
+    agent: Agent | None = request.agent  # type: ignore[attr-defined]
+    if agent is None:
+        raise Forbidden("This call is an agent's.", hint="Use an agent's key.")
+    return agent
+
+
+def _session(request: HttpRequest, session_id: str) -> AgentSession:
+    return opening.find(agent_of(request), session_id)
+
+
+def _readable(request: HttpRequest, session_id: str) -> AgentSession:
+    """An agent reads its own sessions; operators read all."""
+    agent: Agent | None = request.agent  # type: ignore[attr-defined]
+    return opening.find(agent, session_id)
+
+
+def _json(body: object, status: int = 200) -> HttpResponse:
+    return HttpResponse(canonical(body), status=status, content_type="application/json")
+
+
+# --- Sessions -------------------------------------------------------------------------------------
+
+
+@router.post("/sessions", response={201: SessionOut, **AGENT_ERRORS})
+def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
+    """Open a session: its catalog, its tools array, and how it was decided."""
+    check(body.metadata, "/metadata")
+    resumed = body.resume.expanded_groups if body.resume else {}
+    check({"model": body.model, "header": body.header, "preload": body.preload}, "")
+    check({"groups": body.groups, "servers": body.servers}, "")
+    check(resumed, "/resume/expanded_groups")
+    opened = opening.open_session(
+        agent_of(request),
+        opening.Opening(
+            strategy=body.strategy,
+            mode=body.mode,
+            context_window=body.context_window,
+            model=body.model,
+            groups=body.groups,
+            servers=body.servers,
+            without_mcp=body.without_mcp,
+            preload=body.preload,
+            header=body.header,
+            metadata=body.metadata,
+            resume_strategy=body.resume.strategy if body.resume else None,
+            resume_groups=body.resume.expanded_groups if body.resume else None,
+        ),
+    )
+    return _json(_session_body(opened.session, opened.unknown), 201)
+
+
+def _session_body(session: AgentSession, unknown: list[str] | None = None) -> dict[str, Any]:
+    text, tokens, left_out = surfaces.catalog_text(session)
+    tools = surfaces.tools_array(session)
+    return {
+        "id": session.session_id,
+        "agent": session.agent.name,
+        "state": loading.state_now(session),
+        "parent": session.parent.session_id if session.parent_id and session.parent else None,
+        "strategy": session.strategy,
+        "mode": session.mode,
+        "auto_deferred": session.auto_deferred,
+        "decided_by": session.decided_by,
+        "catalog": {
+            "text": text,
+            "etag": digest(text),
+            "revision": session.revision,
+            "tokens": tokens,
+            "left_out": left_out,
+        },
+        "tools": tools,
+        "stats": loading.stats(session),
+        "suggested_iteration_multiplier": opening.ITERATIONS if session.mode == "deferred" else 1,
+        "unknown": unknown or [],
+        "metadata": json.loads(session.metadata),
+        "created_at": session.created_at.isoformat(),
+    }
+
+
+@router.get("/sessions", response={200: SessionPage, **AGENT_ERRORS})
+def list_sessions(
+    request: HttpRequest,
+    limit: int = 50,
+    cursor: str = "",
+    state: str = "",
+    agent: str = "",
+    tool: str = "",
+    errors: bool = False,
+) -> dict[str, Any]:
+    """List sessions, newest first: an agent's own, or all for an operator."""
+    check_limit(limit)
+    check([agent, tool], "")
+    if state and state not in SessionState.values:
+        raise Invalid(f"A state is one of: {', '.join(SessionState.values)}.")
+    own: Agent | None = request.agent  # type: ignore[attr-defined]
+    wanted = SessionFilter(agent, (state,) if state else (), errors, tool)
+    rows = wanted.apply(AgentSession.objects.select_related("agent", "parent")).order_by("-id")
+    if own is not None:
+        rows = rows.filter(agent=own)
+    if cursor:
+        rows = rows.filter(pk__lt=_number(cursor))
+    shown, following = page(list(rows[: limit + 1]), limit, lambda row: str(row.pk))
+    return {"items": [_row(row) for row in shown], "next_cursor": following}
+
+
+def _number(cursor: str) -> int:
+    if not cursor.isdecimal() or len(cursor) > 18:
+        raise Invalid("This is not a cursor.", hint="Use next_cursor of the page before.")
+    return int(cursor)
+
+
+def _row(session: AgentSession) -> dict[str, Any]:
+    return {
+        "id": session.session_id,
+        "agent": session.agent.name,
+        "state": loading.state_now(session),
+        "strategy": session.strategy,
+        "mode": session.mode,
+        "parent": session.parent.session_id if session.parent_id and session.parent else None,
+        "created_at": session.created_at,
+        "last_used_at": session.last_used_at,
+        "calls": session.calls,
+        "errors": session.errors,
+        "tokens": loading.token_ledger(session),
+    }
+
+
+@router.get("/sessions/{session_id}", response={200: SessionOut, **AGENT_ERRORS})
+def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
+    return _json(_session_body(_readable(request, session_id)))
+
+
+@router.post("/sessions/{session_id}/close", response={200: SessionOut, **AGENT_ERRORS})
+async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
+    """End a session and the connections that were its own."""
+    body = await sync_to_async(_closed)(request, session_id)
+    await calling.forget_session(session_id)
+    return _json(body)
+
+
+def _closed(request: HttpRequest, session_id: str) -> dict[str, Any]:
+    session = _session(request, session_id)
+    opening.close(session)
+    return _session_body(_session(request, session_id))
+
+
+@router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
+def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
+    """Copy a session: the same catalog and the same loaded tools, and nothing shared after."""
+    child = opening.fork(_session(request, session_id))
+    return _json(_session_body(child), 201)
+
+
+# --- What the model sees --------------------------------------------------------------------------
+
+
+@router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=AS_TEXT)
+def session_catalog(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
+    """The text for the system prompt and the tools array, in a provider's format."""
+    native.check(wanted)
+    session = _readable(request, session_id)
+    answer = _tagged(request, native.catalog(session, wanted), wanted.format)
+    open_now = loading.state_now(session) == SessionState.OPEN
+    if answer.status_code == 200 and open_now and request.agent:  # type: ignore[attr-defined]
+        journal.note(session, EventKind.CATALOG, details={"format": wanted.format})
+    return answer
+
+
+def _tagged(request: HttpRequest, body: str, format_: str) -> HttpResponse:
+    """Answer with an ETag of the very bytes, or 304 where the caller has them."""
+    kind = "text/plain; charset=utf-8" if format_ == "text" else "application/json"
+    etag = f'"{digest(body)}"'
+    known = [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]
+    if etag in known or f"W/{etag}" in known:
+        response = HttpResponse(status=304)
+    else:
+        response = HttpResponse(body, content_type=kind)
+    response["ETag"] = etag
+    response["Cache-Control"] = "private, no-cache"
+    return response
+
+
+@router.get(
+    "/sessions/{session_id}/tools",
+    response={200: list[dict[str, Any]], **AGENT_ERRORS},
+)
+def session_tools(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
+    """What belongs in the tools array now."""
+    native.check(wanted)
+    return _json(native.tools_now(_readable(request, session_id), wanted))
+
+
+@router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
+def tool_details(
+    request: HttpRequest, session_id: str, name: str, detail: DetailName = "full"
+) -> HttpResponse:
+    """One tool's definition, its output schema included."""
+    check(name, "/name")
+    return _json(finding.details(_session(request, session_id), name, detail))
+
+
+@router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=AS_TEXT)
+def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse:
+    """What a session opened now would be given."""
+    native.check(wanted)
+    return _tagged(request, native.preview(agent_of(request), wanted), wanted.format)
+
+
+# --- Find, load, call -----------------------------------------------------------------------------
+
+
+@router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
+def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
+    """Load a group's tools, all or by name, and read their schemas."""
+    return _json(act_path.load(agent_of(request), session_id, body))
+
+
+@router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
+def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpResponse:
+    """Load tools by name, whatever group they are in."""
+    check(body.tool_names, "/tool_names")
+    return _json(loading.preload(_session(request, session_id), body.tool_names))
+
+
+@router.post(
+    "/sessions/{session_id}/search",
+    response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
+)
+async def search(
+    request: HttpRequest, session_id: str, body: SearchIn, wanted: Query[FoundIn]
+) -> HttpResponse:
+    """Find tools by words, by pattern, or one by its exact name."""
+    agent = agent_of(request)
+    return _json(await crowding.in_turn(act_path.search, agent, session_id, body, wanted))
+
+
+KEY_PARAMETER = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "The same key and body give the stored answer; the tool runs once.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+
+
+@router.post(
+    "/sessions/{session_id}/call",
+    response={200: CallOut, **CALL_ERRORS},
+    openapi_extra={"parameters": [KEY_PARAMETER]},
+)
+async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
+    """Run a tool. What the model can mend comes back as a result with is_error."""
+    answer = await dispatch.dispatch(
+        agent_of(request),
+        session_id,
+        dispatch.CallRequest(
+            tool_name=body.tool_name,
+            arguments=body.arguments,
+            timeout=body.timeout,
+            idempotency_key=request.headers.get("Idempotency-Key"),
+        ),
+        key=request.auth.pk,  # type: ignore[attr-defined]
+        token=request.auth.sha256,  # type: ignore[attr-defined]
+        counted=getattr(request, "scope", {}).get(COUNTED, 0),
+    )
+    return HttpResponse(answer, content_type="application/json")
+
+
+# --- State, stats, events -------------------------------------------------------------------------
+
+
+@router.get("/sessions/{session_id}/state", response={200: StateOut, **AGENT_ERRORS})
+def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
+    """What was loaded, to open another session with."""
+    # Not sorted: groups stand in the order they were loaded in.
+    body = loading.state(_readable(request, session_id))
+    return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
+
+
+@router.get("/sessions/{session_id}/stats", response={200: Stats, **AGENT_ERRORS})
+def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
+    return _json(loading.stats(_readable(request, session_id)))
+
+
+@router.get("/sessions/{session_id}/events", response={200: EventPage, **AGENT_ERRORS})
+def session_events(
+    request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
+) -> dict[str, Any]:
+    """The timeline, oldest first."""
+    check_limit(limit)
+    session = _readable(request, session_id)
+    rows = Event.objects.select_related("call").filter(session=session).order_by("pk")
+    if cursor:
+        rows = rows.filter(pk__gt=_number(cursor))
+    shown, following = page(list(rows[: limit + 1]), limit, lambda row: str(row.pk))
+    return {"items": [_event(row) for row in shown], "next_cursor": following}
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "id": event.pk,
+        "at": event.at,
+        "kind": event.kind,
+        "tool_name": event.tool_name,
+        "group_id": event.group_id,
+        "tokens": event.tokens,
+        "details": json.loads(event.details),
+        "call_id": event.call.call_id if event.call else None,
+    }

@@ -1,0 +1,413 @@
+"""Open, fork, close and expire sessions; decide the mode; fix what the model sees.
+
+Everything a model is shown before its first word is put in a snapshot here and never changes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from catalog import preferences
+from catalog import rendering as render
+from catalog.cache import Item
+from catalog.models import CatalogSnapshot
+from sessions_app.ledger import events as journal
+from sessions_app.models import (
+    Agent,
+    AgentSession,
+    EventKind,
+    Expansion,
+    Mode,
+    SessionState,
+    ShownDefinition,
+    Strategy,
+)
+from sessions_app.sessions import loading, scope
+from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions.scope import Scope, Wish
+from sessions_app.sessions.surface import later_of, pin_of
+from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.prepared_query import Prepared
+
+LEDGER = [
+    "tokens_catalog",
+    "tokens_search",
+    "tokens_load",
+    "tokens_call",
+    "tokens_loaded",
+    "last_used_at",
+]
+IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
+MOST_SURFACES = 64  # kept ready for one scope
+ITERATIONS = 3  # a deferred session needs more turns for the same work
+
+by_id = Prepared(
+    1,
+    lambda session_id: (
+        AgentSession.objects.with_catalog().select_related("parent").filter(session_id=session_id)
+    ),
+)
+
+
+class TooManySessions(ToolcribError):
+    code = "too_many_sessions"
+    status = 429
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What an agent asks for when it opens a session."""
+
+    strategy: str | None = None
+    mode: str | None = None
+    context_window: int | None = None
+    model: str = ""
+    groups: Sequence[str] | None = None
+    servers: Sequence[str] | None = None
+    without_mcp: bool = False
+    preload: Sequence[str] = ()
+    header: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    resume_strategy: str | None = None
+    resume_groups: dict[str, list[str] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    mode: str
+    auto_deferred: bool
+    decided_by: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    session: AgentSession
+    unknown: list[str]  # names to preload and to resume that are not there
+
+
+def decide(agent: Agent, wanted: str, tools: int, tokens: int, window: int | None) -> Decision:
+    """Choose between all schemas and the catalog, by the first of three rules that applies."""
+    if wanted != Mode.AUTO:
+        return Decision(wanted, False, "forced")
+    if tools >= agent.tool_threshold:
+        return Decision(Mode.DEFERRED, True, "count")
+    if tokens > agent.threshold_tokens:
+        return Decision(Mode.DEFERRED, True, "tokens")
+    if window and tokens > window * agent.threshold_percent / 100:
+        return Decision(Mode.DEFERRED, True, "percent")
+    return Decision(Mode.FULL, False, "below")
+
+
+@transaction.atomic
+def open_session(agent: Agent, opening: Opening) -> Opened:
+    strategy = opening.strategy or agent.strategy
+    if opening.resume_strategy not in (None, strategy):
+        raise Conflict(
+            f"The state is of a session with the strategy {opening.resume_strategy}; this one "
+            f"would have {strategy}.",
+            hint=f'Open it with "strategy": "{opening.resume_strategy}".',
+            code="strategy_mismatch",
+        )
+    now = timezone.now()
+    _make_room(agent, now)
+    wish = _wish(agent, opening)
+    seen = scope.of(agent, wish)
+    decision = decide(
+        agent,
+        opening.mode or agent.mode,
+        len(seen.offered),
+        seen.tokens_all,
+        opening.context_window,
+    )
+    snapshot, unknown = _surface(agent, seen, opening, strategy, decision.mode)
+    surface = surfaces.surface_of(snapshot)
+    session = AgentSession.objects.create(
+        agent=agent,
+        strategy=strategy,
+        mode=decision.mode,
+        auto_deferred=decision.auto_deferred,
+        decided_by=decision.decided_by,
+        snapshot=snapshot,
+        revision=seen.revision,
+        model=opening.model,
+        context_window=opening.context_window,
+        wanted_groups=None if wish.groups is None else list(wish.groups),
+        wanted_servers=None if opening.servers is None else list(opening.servers),
+        without_mcp=opening.without_mcp,
+        metadata=canonical(opening.metadata),
+        last_used_at=now,
+        tokens_all=seen.tokens_all,
+    )
+    journal.note(
+        session,
+        EventKind.OPENED,
+        tokens=snapshot.tokens + surface.tools_tokens,
+        details={
+            "mode": decision.mode,
+            "decided_by": decision.decided_by,
+            "strategy": strategy,
+            "groups": [line.group_id for line in seen.lines],
+            "tools": len(seen.offered),
+            "model": opening.model,
+        },
+        at=now,
+    )
+    if opening.resume_groups is not None:
+        unknown += _resume(session, opening.resume_groups)
+    session.refresh_from_db(fields=LEDGER)
+    return Opened(session, unknown)
+
+
+def _wish(agent: Agent, opening: Opening) -> Wish:
+    """Turn ids into a wish; what the agent may not see is as unknown as what is not there."""
+    if opening.groups is None and opening.servers is None:
+        return Wish(without_mcp=opening.without_mcp)
+    whole = scope.of(agent)
+    keys = None
+    if opening.groups is not None:
+        missing = scope.unknown_of(opening.groups, whole.by_id)
+        if missing:
+            raise Invalid(
+                f"Not available to this agent: {', '.join(missing[:10])}.",
+                hint=f"Its groups: {', '.join(list(whole.by_id)[:50]) or 'none'}.",
+                code="unknown_group",
+            )
+        keys = tuple(whole.by_id[group_id].pk for group_id in opening.groups)
+    if opening.servers is not None:
+        missing = scope.unknown_of(opening.servers, whole.servers)
+        if missing:
+            raise Invalid(
+                f"Not available to this agent: {', '.join(missing[:10])}.",
+                hint=f"Its servers: {', '.join(whole.servers[:50]) or 'none'}.",
+                code="unknown_server",
+            )
+    servers = None if opening.servers is None else tuple(opening.servers)
+    return Wish(keys, servers, opening.without_mcp)
+
+
+def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
+    """Hold the agent to its number of open sessions; the longest idle but `keep` makes way."""
+    Agent.objects.select_for_update().get(pk=agent.pk)
+    mine = agent.sessions.filter(state=SessionState.OPEN)
+    over = mine.count() + 1 - agent.max_sessions
+    if over <= 0:
+        return
+    others = mine.exclude(pk=keep) if keep else mine
+    idle = others.filter(last_used_at__lt=now - IDLE_ENOUGH).order_by("last_used_at")[:over]
+    if len(idle) < over:
+        raise TooManySessions(
+            f"{agent.name} has {mine.count()} open sessions; its limit is {agent.max_sessions}.",
+            hint="Close sessions that are done; one idle for 30 minutes makes way by itself.",
+            details={"retry_after": 60},
+        )
+    for session in idle:
+        end(session, SessionState.EXPIRED)
+
+
+# --- The surface --------------------------------------------------------------------------------
+
+
+def _surface(
+    agent: Agent, seen: Scope, opening: Opening, strategy: str, mode: str
+) -> tuple[CatalogSnapshot, list[str]]:
+    """Fix the catalog text and the tools array, and keep them by their content."""
+    header = opening.header if opening.header is not None else agent.catalog_header
+    ours = render.DISPATCH_HEADER if strategy == Strategy.DISPATCH else render.INJECT_HEADER
+    asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(opening.preload))
+    made = seen.surfaces.get(asked)
+    if made is None:
+        made = _made(seen, *asked)
+        if len(seen.surfaces) < MOST_SURFACES:
+            seen.surfaces[asked] = made
+    text, body, sha256, unknown = made
+    return _kept(text, body, sha256), list(unknown)
+
+
+def _made(
+    seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
+) -> tuple[render.Catalog, str, str, list[str]]:
+    full = mode == Mode.FULL
+    early, missing = _preloaded(seen, preload)
+    chosen, unknown = (seen.offered, []) if full else (early, missing)
+    text = render.catalog([] if full else seen.lines, header=header, budget=budget)
+    meta = [] if full or not seen.offered else render.meta_tools(strategy)
+    pins = {item.name: pin_of(item) for item in chosen}
+    body = canonical(
+        {
+            "budget": budget,
+            "deferred": {
+                item.name: later_of(item) for item in seen.offered if item.name not in pins
+            },
+            "groups": [
+                {
+                    "group_id": line.group_id,
+                    "display_name": line.display_name,
+                    "description": line.description,
+                    "names": list(line.names),
+                    "key": seen.by_id[line.group_id].pk,
+                }
+                for line in seen.lines
+            ],
+            "header": header,
+            "left_out": text.left_out,
+            "mode": mode,
+            "pins": pins,
+            "preloaded": [item.name for item in early],
+            "strategy": strategy,
+            "tools": [*meta, *(surfaces.rendered(name, pin) for name, pin in pins.items())],
+        }
+    )
+    return text, body, digest(text.text + "\0" + body), unknown
+
+
+def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]]:
+    """Tools whose schemas are there from the start: by flag, then those asked for."""
+    chosen = {
+        place.item.name: place.item
+        for group in seen.groups
+        for place in group.places
+        if place.preload and place.item.offered
+    }
+    unknown = []
+    for name in dict.fromkeys(asked):
+        item = seen.lookup(name)
+        if item is not None and item.offered:
+            chosen.setdefault(item.name, item)
+        else:
+            unknown.append(name)
+    return list(chosen.values()), unknown
+
+
+def _kept(text: render.Catalog, body: str, sha256: str) -> CatalogSnapshot:
+    found = CatalogSnapshot.objects.filter(sha256=sha256).first()
+    if found is None:
+        row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
+        CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
+        found = CatalogSnapshot.objects.get(sha256=sha256)
+    return found
+
+
+def preview(agent: Agent) -> CatalogSnapshot:
+    """What a session of this agent would be given now, by the same code."""
+    seen = scope.of(agent)
+    decision = decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    return _surface(agent, seen, Opening(), agent.strategy, decision.mode)[0]
+
+
+# --- Resuming, forking, ending --------------------------------------------------------------------
+
+
+def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
+    """Load what another session had; the model has those schemas already, so none are counted."""
+    unknown: list[str] = []
+    known = scope.of_session(session).by_id
+    for group_id, names in groups.items():
+        if group_id in known:
+            unknown += loading.load(session, group_id, names, how="resume").unknown
+        else:
+            unknown.append(group_id)
+    journal.note(session, EventKind.RESUMED, details={"groups": list(groups)})
+    return unknown
+
+
+@transaction.atomic
+def fork(session: AgentSession) -> AgentSession:
+    """Copy a session: same snapshot, same loaded tools. Neither affects the other after."""
+    session = loading.locked(session)
+    now = timezone.now()
+    _make_room(session.agent, now, keep=session.pk)
+    child = AgentSession.objects.get(pk=session.pk)
+    child.pk, child.session_id, child.parent = None, AgentSession().session_id, session
+    child.state, child.ended_at, child.last_used_at = SessionState.OPEN, None, now
+    child.calls = child.errors = 0
+    child._state.adding = True
+    child.save()
+    AgentSession.objects.filter(pk=child.pk).update(created_at=now)
+    Expansion.objects.bulk_create(
+        Expansion(
+            session=child,
+            group_id=row.group_id,
+            names=row.names,
+            listed=row.listed,
+            pins=row.pins,
+            sequence=row.sequence,
+        )
+        for row in session.expansions.all()
+    )
+    ShownDefinition.objects.bulk_create(
+        ShownDefinition(
+            session=child,
+            tool_id=row.tool_id,
+            definition_id=row.definition_id,
+            override=row.override,
+        )
+        for row in session.shown_definitions.all()
+    )
+    journal.note(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
+    journal.note(
+        child,
+        EventKind.OPENED,
+        details={
+            "mode": child.mode,
+            "decided_by": child.decided_by,
+            "strategy": child.strategy,
+            "groups": [],
+            "tools": 0,
+            "model": child.model,
+            "forked_from": session.session_id,
+        },
+        at=now,
+    )
+    child.refresh_from_db()
+    return child
+
+
+@transaction.atomic
+def close(session: AgentSession) -> AgentSession:
+    """End a session. Closing one that has ended is no error."""
+    session = AgentSession.objects.select_for_update(of=("self",)).get(pk=session.pk)
+    if session.state == SessionState.OPEN:
+        end(session, SessionState.CLOSED)
+    return session
+
+
+def end(session: AgentSession, state: SessionState) -> None:
+    now = timezone.now()
+    kind = EventKind.CLOSED if state == SessionState.CLOSED else EventKind.EXPIRED
+    journal.note(session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now)
+    session.state, session.ended_at = state, now
+    session.save(update_fields=["state", "ended_at"])
+
+
+def expire_idle() -> int:
+    """End sessions nobody used for too long. Called by the schedule."""
+    before = timezone.now() - timedelta(seconds=preferences.value("session_idle_seconds"))
+    ended = 0
+    rows = AgentSession.objects.filter(state=SessionState.OPEN, last_used_at__lt=before)
+    for pk in list(rows.values_list("pk", flat=True)[:1000]):
+        with transaction.atomic():
+            row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=pk).first()
+            if row and row.state == SessionState.OPEN and row.last_used_at < before:
+                end(row, SessionState.EXPIRED)
+                ended += 1
+    return ended
+
+
+def find(agent: Agent | None, session_id: str) -> AgentSession:
+    """Return an agent's own session; another's is as unknown as one that never was.
+
+    Without an agent, an operator asks, who reads all.
+    """
+    found = None if "\0" in session_id else by_id.first(session_id)
+    if found is None or (agent is not None and found.agent_id != agent.pk):
+        raise NotFound(
+            "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"
+        )
+    if agent is not None:
+        found.agent = agent
+    return found

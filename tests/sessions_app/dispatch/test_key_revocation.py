@@ -1,0 +1,183 @@
+"""A key that is revoked while something goes on under it: it ends, whichever way it came in."""
+
+import asyncio
+import gc
+import json
+from typing import Any
+
+import pytest
+
+from catalog.audit import SYSTEM, Actor
+from catalog.models import Tool
+from servers.connections import calls as calling
+from sessions_app.agents import actions as agents
+from sessions_app.agents import api_keys as keys
+from sessions_app.dispatch import authorization_cache as standing
+from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch import key_revocation as revoking
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.mcp import server as mcp_server
+from sessions_app.models import Agent, AgentSession, ApiKey, Call
+from tests.sessions_app.fast_path.test_mcp_call import Door, request
+from tests.sessions_app.fast_path.test_rest_call import Web, agent, in_database
+from tests.support.waiting import wait_for
+from toolcrib.lib.errors import ToolcribError
+
+__all__ = ["agent"]
+LATER = {"tool_name": "raw__later", "arguments": {"seconds": 50}}
+WAYS = ["rest short", "rest ordinary", "mcp short", "mcp ordinary"]
+
+
+def revoke() -> None:
+    keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM)
+
+
+def disable() -> None:
+    agents.disable(Agent.objects.get(), actor=SYSTEM)
+
+
+def inside(scenario: Any, door: Door) -> Any:
+    """Run a scenario with all that the lifespan starts."""
+
+    async def run() -> Any:
+        async with (
+            asyncio.timeout(20),
+            writing.running(),
+            revoking.watching(),
+            calling.opened(),
+            door.endpoint.running(),
+        ):
+            return await scenario()
+
+    return asyncio.run(run())
+
+
+async def under_way(many: int = 1) -> None:
+    rows = Call.objects.filter(state="sent", tool_name="raw__later")
+    await in_database(wait_for, lambda: rows.count() == many, what="calls under way")
+
+
+@pytest.mark.parametrize(
+    ("way", "act"), [*((way, revoke) for way in WAYS), ("rest short", disable)]
+)
+def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog, monkeypatch):
+    protocol, _, how = way.partition(" ")
+    if how != "short":
+        monkeypatch.setattr(standing, "learn", lambda *_: None)
+    web = Web(agent.key, agent.open().id, way="remembered" if how == "short" else "ordinary")
+    door = Door(agent.key, short=how == "short")
+    message = request("raw__later", LATER["arguments"])
+
+    async def rest() -> tuple[int, Any]:
+        answer = await web.call(LATER)
+        assert answer.short is web.short
+        assert answer.headers["www-authenticate"] == "Bearer"
+        return answer.status, answer.json["error"]
+
+    async def mcp() -> tuple[int, Any]:
+        status, body = await door.ask(message)
+        assert door.ways[-1] == how
+        assert json.loads(body)["id"] is None
+        return status, json.loads(body)["error"]["data"]
+
+    async def scenario():
+        brief = {"seconds": 0}
+        if protocol == "rest":
+            await web.call({**LATER, "arguments": brief})
+        else:
+            await door.ask(request("raw__later", brief))
+        call = asyncio.create_task(rest() if protocol == "rest" else mcp())
+        await under_way()
+        await in_database(act)
+        said = await call
+        # The cut of a request does not wait for the ledger; the ledger is written all the same.
+        await in_database(wait_for, lambda: not dispatch._carried, what="nothing is carried")
+        return said
+
+    status, error = inside(scenario, door)
+    assert (status, error["code"]) == (401, "unauthorized")
+    assert error["message"] == "This key was revoked, or has expired."
+    row = Call.objects.latest("pk")
+    assert (row.state, row.error_code) == ("unknown", "key_revoked")
+    assert "Whether the tool ran is not known" in row.error_message
+    assert not revoking._under_way
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
+    admin, _ = keys.mint("trier", "admin", actor=SYSTEM)
+    tool = Tool.objects.get(name="later")
+    web = Web(agent.key, agent.open().id)
+    door = Door(agent.key, short=True)
+
+    async def scenario():
+        actor = Actor("token", admin.name, admin.pk)
+        trial = asyncio.create_task(dispatch.try_tool(tool, {"seconds": 50}, actor=actor))
+        other = asyncio.create_task(web.call({**LATER, "arguments": {"seconds": 2}}))
+        await under_way(2)
+        await in_database(keys.revoke, admin, actor=SYSTEM)
+        with pytest.raises(revoking.Revoked):
+            await trial
+        return await other
+
+    assert inside(scenario, door).status == 200
+    assert set(Call.objects.values_list("state", flat=True)) == {"unknown", "succeeded"}
+
+
+class Silent:
+    """Something under a key that notes when it is ended."""
+
+    def __init__(self, key: int) -> None:
+        self.key, self.ended = key, asyncio.Event()
+
+    def end(self, why: ToolcribError) -> None:
+        self.ended.set()
+
+
+def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypatch):
+    from django.db import OperationalError
+
+    away = asyncio.Event()
+    good = revoking._good
+
+    def failing(wanted: Any) -> Any:
+        monkeypatch.setattr(revoking, "_good", good)
+        loop.call_soon_threadsafe(away.set)
+        raise OperationalError("no answer")
+
+    async def scenario():
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        what = Silent((await in_database(ApiKey.objects.get)).pk)
+        revoking.enter(what)
+        await away.wait()
+        assert not what.ended.is_set()
+        await in_database(revoke)
+        await what.ended.wait()
+        revoking.leave(what)
+
+    loop: Any = None
+    monkeypatch.setattr(revoking, "_good", failing)
+    inside(scenario, Door(agent.key, short=True))
+
+
+def test_a_handshake_connection_ends_with_its_key(agent):
+    door = Door(agent.key, short=True)
+    server: mcp_server.Toolcrib = door.endpoint.server
+    listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+
+    async def scenario():
+        known = await door.shake()
+        assert (await door.send(listing, mcp_session_id=known))[0] == 200
+        session = await in_database(AgentSession.objects.get)
+        assert (session.state, len(server.connections)) == ("open", 1)
+        await in_database(revoke)
+        gone = lambda: not server.connections and not door.endpoint.manager._server_instances  # noqa: E731
+        await in_database(wait_for, gone, what="the connection is gone")
+        await in_database(session.refresh_from_db)
+        assert session.state == "closed"
+        return (await door.send(listing, mcp_session_id=known))[0]
+
+    assert inside(scenario, door) == 401
+    assert not revoking._under_way

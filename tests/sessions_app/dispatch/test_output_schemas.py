@@ -1,0 +1,76 @@
+"""Schemas of a hostile server on the way of a call: none of them holds up the event loop."""
+
+import asyncio
+import socket
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from catalog import cache as shelf
+from catalog.definitions import validation
+from servers.connections import calls as calling
+from sessions_app.dispatch import authorization_cache as standing
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.models import Call
+from tests.sessions_app.conftest import make_agent_client
+from tests.sessions_app.fast_path.test_rest_call import Web
+from tests.support.factories import fold, make_server, tool_object
+from tests.support.upstream_calls import through_the_sdk
+from tests.support.upstreams.scripted import Asked, Scripted, whole
+
+# Python's own engine takes some 2^60 steps for this; the SDK's client would use it, on the loop.
+PATTERN = "^(a+)+$"
+RESULT = '{"content": [], "structuredContent": {"word": "%s!"}, "resultType": "complete"}' % (
+    "a" * 60
+)
+
+
+async def evil(asked: Asked) -> bool:
+    await asked.write(whole(asked.result(RESULT)))
+    return True
+
+
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+@pytest.mark.parametrize("client", ["lean", "sdk"])
+@pytest.mark.django_db(transaction=True)
+def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, era, monkeypatch):
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = make_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", slug="evil")
+    word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
+    fold(server, tool_object("ping", outputSchema=word))
+    shelf.forget()
+    standing.forget()
+    agent = make_agent_client("scout", mode="deferred")
+    upstream = Scripted(listener, evil, era=era)
+    web = Web(agent.key, agent.open().id)
+    compiled: list[threading.Thread] = []
+
+    class Noted(validation.Validator):
+        def __init__(self, schema: Any) -> None:
+            compiled.append(threading.current_thread())
+            super().__init__(schema)
+
+    async def scenario() -> list[Any]:
+        async with (
+            asyncio.timeout(30),
+            upstream.serving(),
+            writing.running(),
+            calling.opened(),
+        ):
+            body = {"tool_name": "evil__ping", "arguments": {}}
+            return [await web.call(body) for _ in range(3)]
+
+    monkeypatch.setattr(validation, "Validator", Noted)
+    monkeypatch.setattr(validation.validators, "_kept", {})
+    with through_the_sdk() if client == "sdk" else nullcontext():
+        answers = asyncio.run(scenario())
+    assert [answer.code for answer in answers] == ["output_invalid"] * 3
+    assert [answer.short for answer in answers] == [True, True, True]
+    assert "does not match" in answers[0].json["content"][0]["text"]
+    assert set(Call.objects.values_list("state", flat=True)) == {"failed"}
+    assert len(upstream.calls) == 3
+    assert len(compiled) == 2  # input and output, once
+    assert threading.main_thread() not in compiled, "schemas are compiled off the loop"
+    standing.forget()

@@ -1,0 +1,308 @@
+"""A call over MCP by the short way and by the SDK's: the same bytes, and the same refusals."""
+
+import asyncio
+import json
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+from django.utils import timezone
+
+from catalog.audit import SYSTEM
+from catalog.models import Tool
+from catalog.tools.actions import hold
+from servers.connections import calls as calling
+from sessions_app.agents import api_keys as keys
+from sessions_app.dispatch import authorization_cache as standing
+from sessions_app.fast_path import mcp_call as mcp_short
+from sessions_app.ledger import batch_writer as writing
+from sessions_app.mcp.endpoint import Endpoint
+from sessions_app.models import AgentSession, ApiKey, Call
+from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions.loading import LEAST_IDLE
+from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
+from toolcrib.lib import strict_json
+
+__all__ = ["agent"]
+VERSION, LEGACY = "2026-07-28", "2025-11-25"
+META = {
+    "io.modelcontextprotocol/protocolVersion": VERSION,
+    "io.modelcontextprotocol/clientCapabilities": {},
+    "io.modelcontextprotocol/clientInfo": {"name": "tests", "version": "1"},
+}
+
+
+def request(name: str = "raw__say", arguments: Any = None, **fields: Any) -> dict[str, Any]:
+    given = {"result": CONTENT} if arguments is None else arguments
+    params = {"name": name, "arguments": given, "_meta": {**META, **fields.pop("meta", {})}}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params, **fields}
+
+
+class Door:
+    """`/mcp` as it is served; `ways` says which way each request went."""
+
+    def __init__(self, key: str, *, short: bool) -> None:
+        self.key, self.short = key, short
+        self.endpoint = Endpoint()
+        self.ways: list[str] = []
+
+    async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
+        """Send a call of the newer era."""
+        if not self.short:
+            standing.forget()
+            mcp_short._rolling.clear()
+        message = request() if message is None else message
+        given = {
+            "mcp-protocol-version": VERSION,
+            "mcp-method": "tools/call",
+            "mcp-name": message["params"]["name"],
+        }
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, _, body = await self._exchange(message, given | named)
+        return status, body
+
+    async def shake(self) -> str:
+        """Do the handshake of the older era; return the id of the connection."""
+        hello = {"protocolVersion": LEGACY, "capabilities": {}}
+        hello["clientInfo"] = {"name": "tests", "version": "1"}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+        _, headers, _ = await self._exchange(message, {})
+        known = headers["mcp-session-id"]
+        await self.send(
+            {"jsonrpc": "2.0", "method": "notifications/initialized"}, mcp_session_id=known
+        )
+        return known
+
+    async def send(self, message: Any, **headers: str) -> tuple[int, bytes]:
+        """Send anything."""
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        status, _, body = await self._exchange(message, given)
+        return status, body
+
+    async def _exchange(
+        self, message: Any, more: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
+        raw = json.dumps(message).encode()
+        given = {
+            "host": "localhost",
+            "authorization": f"Bearer {self.key}",
+            "accept": "application/json, text/event-stream",
+            "content-type": "application/json",
+            "content-length": str(len(raw)),
+        }
+        given |= more
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/mcp",
+            "raw_path": b"/mcp",
+            "query_string": b"",
+            "headers": [(name.encode(), text.encode()) for name, text in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+            "scheme": "http",
+            "http_version": "1.1",
+        }
+        incoming = [{"type": "http.request", "body": raw, "more_body": False}]
+        told: list[dict[str, Any]] = []
+        way = "short"
+
+        async def receive() -> Any:
+            if incoming:
+                return incoming.pop()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            told.append(message)
+
+        async def ordinary(*args: Any) -> None:
+            nonlocal way
+            way = "ordinary"
+            await self.endpoint(*args)
+
+        await mcp_short.call(scope, receive, send, ordinary)
+        self.ways.append(way)
+        names = {name.decode(): text.decode() for name, text in told[0]["headers"]}
+        return told[0]["status"], names, b"".join(part.get("body", b"") for part in told[1:])
+
+
+@pytest.fixture(params=["short", "ordinary"])
+def run(agent, request):
+    def run(scenario: Any) -> Any:
+        async def inside() -> Any:
+            door = Door(agent.key, short=request.param == "short")
+            async with (
+                asyncio.timeout(60),
+                writing.running(),
+                calling.opened(),
+                door.endpoint.running(),
+            ):
+                return door, await scenario(door)
+
+        return asyncio.run(inside())
+
+    return run
+
+
+def test_both_ways_give_the_same_bytes_and_rows(run):
+    async def scenario(door):
+        return [await door.ask() for _ in range(3)]
+
+    door, answers = run(scenario)
+    assert door.ways == ["ordinary", *["short" if door.short else "ordinary"] * 2]
+    assert len(set(answers)) == 1
+    status, body = answers[-1]
+    assert status == 200
+    result = json.loads(body)["result"]
+    assert result["content"] == [{"type": "text", "text": "done"}]
+    assert (result["isError"], result["resultType"]) == (False, "complete")
+    rows = list(Call.objects.values("tool_name", "path", "state", "implicit_load", "session_id"))
+    assert rows == [rows[0]] * 3
+    assert (rows[0]["path"], rows[0]["state"]) == ("native", "succeeded")
+    assert AgentSession.objects.get().calls == 3
+
+
+ODD = {
+    "any script": {"content": [{"type": "text", "text": 'grün 雪 🧰 \u2028 "quoted" \\ \n\t\x01'}]},
+    "a structure": {
+        "content": [{"type": "text", "text": "so"}],
+        "structuredContent": {"z": 1e16, "a": [1.5, None, True, "é"], "10": {"b": {}, "a": []}},
+    },
+    "an error": {"content": [{"type": "text", "text": "not so"}], "isError": True},
+    "no content": {"content": []},
+}
+
+
+@pytest.mark.parametrize("result", ODD)
+def test_whatever_a_server_answers_is_the_same_either_way(run, result):
+    message = request(arguments={"result": json.dumps(ODD[result])})
+
+    async def scenario(door):
+        return [await door.ask(message) for _ in range(2)]
+
+    door, answers = run(scenario)
+    assert door.ways == ["ordinary", "short" if door.short else "ordinary"]
+    assert [status for status, _ in answers] == [200, 200]
+    # Byte for byte, but that the SDK escapes what is not ASCII.
+    first, second = (json.dumps(json.loads(body)) for _, body in answers)
+    assert first == second
+    told = json.loads(answers[0][1])["result"]
+    assert told["isError"] is ODD[result].get("isError", False)
+    for part in ("content", "structuredContent"):
+        assert told.get(part) == ODD[result].get(part)
+
+
+def test_what_the_short_way_does_not_know_goes_the_ordinary_one(run):
+    odd = {
+        "a progress token": ({"message": request(meta={"progressToken": 1})}, 200),
+        "another name in the header": ({"mcp_name": "raw__seen"}, 400),
+        "another method in the header": ({"mcp_method": "tools/list"}, 400),
+        "an origin": ({"origin": "https://evil.example"}, 403),
+        "another host": ({"host": "evil.example"}, 421),
+        "a meta-tool": ({"message": request("search_tools", {"query": "say"})}, 200),
+        "a batch": ({"message": request(id=None)}, 400),
+    }
+
+    async def scenario(door):
+        await door.ask()
+        return {what: await door.ask(**given) for what, (given, _) in odd.items()}
+
+    door, answers = run(scenario)
+    assert door.ways[1:] == ["ordinary"] * len(odd)
+    assert {what: status for what, (status, _) in answers.items()} == {
+        what: status for what, (_, status) in odd.items()
+    }
+
+
+CHANGES = {
+    "key revoked": (lambda: keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM), 401, ""),
+    "tool held": (lambda: hold(Tool.objects.get(name="say"), "why", actor=SYSTEM), 200, "why"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_holds_from_the_very_next_call(run, change):
+    act, expected, words = CHANGES[change]
+
+    async def scenario(door):
+        await door.ask()
+        await door.ask()
+        await in_database(act)
+        return await door.ask()
+
+    _, (status, body) = run(scenario)
+    assert status == expected
+    assert words in body.decode()
+    assert Call.objects.filter(state="succeeded").count() == 2
+
+
+def test_a_session_that_was_closed_is_followed_by_another(run):
+    async def scenario(door):
+        await door.ask()
+        await door.ask()
+        await in_database(lambda: opening.close(AgentSession.objects.get()))
+        return await door.ask(), await door.ask()
+
+    _, answers = run(scenario)
+    assert [status for status, _ in answers] == [200, 200]
+    assert list(AgentSession.objects.order_by("pk").values_list("calls", flat=True)) == [2, 2]
+
+
+def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
+    """As after a quiet minute: it is looked up anew, counted, and then not the short way's."""
+    counted = []
+    count = limiting.check_rate
+
+    def check_rate(agent, what, limit):
+        counted.append(what)
+        return count(agent, what, limit)
+
+    async def scenario(door):
+        await door.ask()
+        long_ago = timezone.now() - timedelta(seconds=LEAST_IDLE + 5)
+        await in_database(AgentSession.objects.update, last_used_at=long_ago)
+        standing.forget()
+        monkeypatch.setattr(limiting, "check_rate", check_rate)
+        return await door.ask()
+
+    door, (status, body) = run(scenario)
+    assert (status, json.loads(body)["result"]["isError"]) == (200, False)
+    assert door.ways[-1] == "ordinary"
+    assert counted == ["calls"]
+
+
+def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run, monkeypatch):
+    def locked(*args):
+        raise OperationalError("database is locked")
+
+    async def scenario(door):
+        await door.ask()
+        standing.forget()
+        monkeypatch.setattr(standing, "learn", locked)
+        return await door.ask()
+
+    door, (status, body) = run(scenario)
+    assert door.ways[-1] == "ordinary"
+    assert status == 200
+    assert "jsonrpc" in json.loads(body)
+
+
+def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
+    """Before anybody knows who sends it, with a call of Python for each of its objects."""
+    where = []
+
+    def parsed(body):
+        where.append(threading.current_thread() is threading.main_thread())
+        return strict_json.parsed(body)
+
+    monkeypatch.setattr(mcp_short, "parsed", parsed)
+
+    async def scenario(door):
+        await door.ask()
+        return await door.ask(request(arguments={"result": CONTENT, "more": [{}] * 30_000}))
+
+    run(scenario)
+    assert where == [True, False]

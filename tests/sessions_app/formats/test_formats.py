@@ -1,0 +1,417 @@
+"""Catalogs in each provider's format: the very bytes, and that the providers' SDKs take them."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import anthropic
+import jsonschema_rs
+import openai
+import pytest
+from anthropic.types import (
+    ToolParam,
+    ToolResultBlockParam,
+    ToolSearchToolBm25_20251119Param,
+    ToolSearchToolRegex20251119Param,
+)
+from anthropic.types.beta import BetaMCPToolsetParam, BetaRequestMCPServerURLDefinitionParam
+from google import genai
+from google.genai import types as gemini
+from mcp_types import Tool as McpTool
+from openai.types.chat import ChatCompletionFunctionToolParam
+from openai.types.responses import FunctionTool, NamespaceTool, ToolSearchTool
+from openai.types.responses.response_tool_search_output_item_param_param import (
+    ResponseToolSearchOutputItemParamParam,
+)
+from pydantic import TypeAdapter
+
+from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
+from catalog.models import Group, Tool
+from catalog.tools.actions import save_custom_tool
+from sessions_app.formats import native as formats_native
+from sessions_app.formats import providers as formats
+from sessions_app.formats.native import Offer
+from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.factories import fold, make_server, tool_object
+from tests.support.scripted_models import scripted
+from tests.support.upstreams.zoo import STRANGE, definitions
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.json_codec import canonical
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "formats"
+SAFE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+FORMS = {
+    "text": "format=text",
+    "json": "format=json",
+    "anthropic": "format=anthropic",
+    "anthropic-native-regex": "format=anthropic&native=true",
+    "anthropic-native-bm25": "format=anthropic&native=true&search=bm25",
+    "anthropic-native-client": "format=anthropic&native=true&search=client",
+    "anthropic-toolset": "format=anthropic&native=true&toolset=true",
+    "openai": "format=openai",
+    "openai-responses": "format=openai-responses",
+    "openai-responses-native": "format=openai-responses&native=true",
+    "openai-responses-client": "format=openai-responses&native=true&search=client",
+    "gemini": "format=gemini",
+    "mcp": "format=mcp",
+}
+
+
+def preload(name):
+    tool = Tool.objects.get(public_name=name)
+    membership = tool.memberships.get()
+    groups.set_preload(membership.group, [tool], True, actor=SYSTEM)
+
+
+@pytest.fixture
+def zoo(db):
+    """The strange tools and 590 more, one preloaded, and a group beside them."""
+    fold(make_server(slug="zoo"), *definitions(590))
+    shelve("github", "create_issue", create_issue="Create an issue.")
+    preload("zoo__mixed")
+    return make_agent_client("scout")
+
+
+@pytest.fixture
+def few(db):
+    """Two groups, of strange tools and of plain ones, one of each preloaded, and a custom tool."""
+    fold(make_server(slug="zoo", name="The zoo"), *definitions(0))
+    shelve("github", "create_issue", "list_issues", create_issue="Create an issue.")
+    preload("zoo__mixed")
+    preload("github__create_issue")
+    regroup("own", save_custom_tool(tool_object("shout", description="Shout."), actor=SYSTEM))
+    return make_agent_client("scout", mode="deferred")
+
+
+def fetch(session, form, what="/catalog"):
+    answer = session.get(f"{what}?{form}")
+    assert answer.status == 200, answer.bytes
+    return answer
+
+
+def native(session, form):
+    return fetch(session, form).json["tools"]
+
+
+# --- The bytes ------------------------------------------------------------------------------------
+
+
+def hold_to_golden(name, text):
+    """Compare with the file that is kept, in lines for people to read."""
+    shown = text
+    if name != "text":
+        body = json.loads(text)
+        assert text == canonical(body)
+        shown = json.dumps(body, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+    file = GOLDEN / f"{name}.{'txt' if name == 'text' else 'json'}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(shown)
+    assert shown == file.read_text(), f"{file.name} is another now; UPDATE_GOLDEN=1 writes it"
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_what_it_was(few, name):
+    session = few.open()
+    text = fetch(session, FORMS[name]).bytes.decode().replace(session.id, "SESSION")
+    hold_to_golden(name, text)
+
+
+@pytest.mark.parametrize("format_", ["anthropic", "openai-responses"])
+def test_what_a_search_finds_is_told_as_it_was(few, format_):
+    session = few.open()
+    path = f"/sessions/{session.id}/search?format={format_}&call_id=call_1"
+    answer = few.send("POST", path, {"name": "github__list_issues"})
+    hold_to_golden(f"{format_}-found", answer.bytes.decode())
+
+
+def test_a_form_has_the_same_bytes_and_tag_whatever_changes_after(few):
+    session = few.open()
+    first = {name: fetch(session, form) for name, form in FORMS.items()}
+    changed = [{**one, "description": "Another now."} for one in definitions(0)]
+    fold(Group.objects.get(group_id="mcp:zoo").follows, *changed[:-1])
+    shelve("slack", "post_message")
+
+    for name, form in FORMS.items():
+        assert fetch(session, form).bytes == first[name].bytes
+        known = session.get(f"/catalog?{form}", If_None_Match=first[name].headers["ETag"])
+        assert (known.status, known.bytes) == (304, b"")
+        if name != "text":
+            assert fetch(session, form, "/tools").json == first[name].json["tools"]
+
+
+def test_the_agents_own_catalog_has_the_native_forms_too(few):
+    session = few.open()
+    form = FORMS["anthropic-native-regex"]
+    ours = few.send("GET", f"/catalog?{form}")
+    assert ours.bytes == fetch(session, form).bytes
+    connector = few.send("GET", f"/catalog?{FORMS['anthropic-toolset']}").json
+    assert connector["mcp_servers"][0]["url"].endswith("/mcp")
+
+
+@pytest.mark.parametrize(
+    ("form", "code"),
+    [
+        ("format=gemini&native=true", "no_native_form"),
+        ("native=true", "no_native_form"),
+        ("format=anthropic&native=true&search=server", "unknown_search"),
+        ("format=openai-responses&native=true&search=bm25", "unknown_search"),
+        ("format=anthropic&toolset=true", "no_native_form"),
+        ("format=openai-responses&native=true&toolset=true", "no_native_form"),
+        ("format=anthropic&native=true&toolset=true&search=client", "no_native_form"),
+    ],
+)
+def test_a_form_no_provider_has_is_refused_with_what_there_is(few, form, code):
+    session = few.open()
+    for what in ("/catalog", "/tools"):
+        answer = session.get(f"{what}?{form}")
+        assert (answer.status, answer["error"]["code"]) == (422, code)
+        assert answer["error"]["hint"]
+
+
+# --- Anthropic ------------------------------------------------------------------------------------
+
+
+def taken(type_, tools):
+    """Hold tools to a type of an SDK: nothing is missing and nothing is unknown to it."""
+    adapter = TypeAdapter(type_)
+    for tool in tools:
+        assert adapter.validate_python(tool) == tool
+
+
+def test_native_tools_are_all_there_and_deferred_but_the_preloaded(zoo):
+    session = zoo.open()
+    first, *tools = native(session, "format=anthropic&native=true")
+
+    taken(ToolSearchToolRegex20251119Param, [first])
+    assert "defer_loading" not in first
+    assert len(tools) == 603
+    assert [tool["name"] for tool in tools if not tool.get("defer_loading")] == ["zoo__mixed"]
+    assert tools[0]["name"] == "zoo__mixed"
+    assert not any("cache_control" in tool for tool in tools)
+    assert len({tool["name"] for tool in tools}) == 603
+    other = native(session, "format=anthropic&native=true&search=bm25")
+    taken(ToolSearchToolBm25_20251119Param, other[:1])
+    assert other[1:] == tools
+    ours = native(session, "format=anthropic&native=true&search=client")
+    assert ours[0]["name"] == "search_tools"
+    assert "defer_loading" not in ours[0]
+
+
+@pytest.mark.parametrize("form", ["format=anthropic&native=true", "format=anthropic"])
+def test_anthropic_takes_the_strangest_schemas(zoo, form):
+    session = zoo.open(mode="full")
+    tools = [tool for tool in native(session, form) if "input_schema" in tool]
+
+    assert len(tools) == 603
+    taken(ToolParam, tools)
+    for tool in tools:
+        schema = tool["input_schema"]
+        assert SAFE.fullmatch(tool["name"])
+        assert schema["type"] == "object"
+        assert not {"oneOf", "anyOf", "allOf", "$schema"} & schema.keys()
+        assert all(formats.PROPERTY.fullmatch(name) for name in schema.get("properties", {}))
+        jsonschema_rs.meta.validate(schema)
+
+
+def test_what_a_provider_refuses_is_said_in_words(zoo):
+    session = zoo.open()
+    tools = {tool["name"]: tool for tool in native(session, "format=anthropic&native=true")}
+
+    odd = tools["zoo________"]["input_schema"]
+    assert odd["properties"] == {"plain": {"type": "string"}}
+    assert odd["required"] == ["plain"]
+    assert odd["description"].startswith("How to filter.\n")
+    assert '"full name":{"type":"string"}' in odd["description"]
+    assert '"required":["full name"]' in odd["description"]
+    either = next(tool for name, tool in tools.items() if name.endswith("__ndern"))
+    assert '"anyOf":[{"required":["id"]}' in either["input_schema"]["description"]
+    old = tools["zoo__draft_7"]["input_schema"]
+    assert set(old) == {"type", "description"}
+    assert '"items":[{"type":"string"}' in old["description"]
+    assert tools["zoo__nested"]["input_schema"] == STRANGE[5][1]
+
+
+def test_a_toolset_defers_on_the_endpoint_that_lists_all(zoo):
+    session = zoo.open(mode="full")
+    whole = fetch(session, "format=anthropic&native=true&toolset=true&search=bm25").json
+    search, toolset = whole["tools"]
+
+    taken(ToolSearchToolBm25_20251119Param, [search])
+    taken(BetaMCPToolsetParam, [toolset])
+    taken(BetaRequestMCPServerURLDefinitionParam, whole["mcp_servers"])
+    assert toolset["default_config"]["defer_loading"] is True
+    assert toolset["configs"] == {"zoo__mixed": {"enabled": True, "defer_loading": False}}
+    assert whole["mcp_servers"][0]["url"].endswith(f"/mcp/{session.id}")
+    assert zoo.key not in canonical(whole)
+    assert "`mcp:zoo`" in whole["system"]
+
+
+def test_a_toolset_of_a_deferred_session_defers_nothing(zoo):
+    """Its endpoint lists the meta-tools and the preloaded ones, which are all wanted at once."""
+    whole = fetch(zoo.open(), "format=anthropic&native=true&toolset=true").json
+    assert [tool["type"] for tool in whole["tools"]] == ["mcp_toolset"]
+    assert whole["tools"][0]["default_config"]["defer_loading"] is False
+    assert "search_tools" in whole["system"]
+
+
+def test_a_groups_own_default_counts_before_the_systems(zoo):
+    """Every tool of a group that is not deferred is there at once, and no other."""
+    groups.set_deferred(Group.objects.get(group_id="mcp:zoo"), False, actor=SYSTEM)
+    session = zoo.open(mode="full")
+    tools = native(session, "format=anthropic&native=true")
+    late = [tool["name"] for tool in tools if tool.get("defer_loading")]
+    toolset = native(session, "format=anthropic&native=true&toolset=true")[1]
+    assert late == ["github__create_issue"]
+    assert toolset["default_config"]["defer_loading"] is False
+    assert toolset["configs"] == {"github__create_issue": {"enabled": True, "defer_loading": True}}
+
+
+def test_where_everything_is_preloaded_nothing_is_searched(few):
+    session = few.open(groups=["own"])
+    assert [tool["name"] for tool in native(session, "format=anthropic&native=true")] == ["shout"]
+    assert fetch(session, "format=anthropic&native=true").json["system"] == ""
+    for search in ("server", "client"):
+        form = f"format=openai-responses&native=true&search={search}"
+        assert [tool["type"] for tool in native(session, form)][:1] == ["namespace"]
+
+
+def test_over_ten_thousand_deferred_tools_are_refused():
+    tool = {"name": "a", "description": "", "parameters": {"type": "object"}}
+    offers = [Offer(tool, preloaded=False)] * 10_001
+    with pytest.raises(Invalid, match=r"at most 10,000 deferred tools; this session has 10,001"):
+        formats_native.anthropic_tools(offers, "regex", tool)
+    early = [*offers[:10_000], Offer(tool, preloaded=True)]
+    assert len(formats_native.anthropic_tools(early, "regex", tool)) == 10_002
+
+
+def test_a_search_is_answered_with_references_to_what_the_session_has(zoo):
+    session = zoo.open()
+    fold(make_server(slug="late"), tool_object("list_issues_late", description="List issues."))
+    path = f"/sessions/{session.id}/search?format=anthropic&call_id=toolu_1"
+
+    found = zoo.send("POST", path, {"query": "list issues", "limit": 50}).json
+    missed = zoo.send("POST", path, {"name": "late__list_issues_late"}).json
+
+    adapter = TypeAdapter(ToolResultBlockParam)
+    for result in (found, missed):
+        typed = adapter.validate_python(result)
+        assert list(typed.pop("content")) == result["content"]
+        assert typed == {"type": "tool_result", "tool_use_id": "toolu_1"}
+    given = {tool["name"] for tool in native(session, "format=anthropic&native=true")}
+    names = [block["tool_name"] for block in found["content"]]
+    assert 1 < len(names) <= 5
+    assert set(names) <= given
+    assert {block["type"] for block in found["content"]} == {"tool_reference"}
+    assert "a new session has it" in missed["content"][0]["text"]
+    nothing = zoo.send("POST", path, {"query": "quagga"}).json
+    assert nothing["content"][0]["text"].startswith("No tool matches")
+
+
+# --- OpenAI ---------------------------------------------------------------------------------------
+
+
+def test_openai_takes_the_strangest_schemas(zoo):
+    session = zoo.open(mode="full")
+    chat = native(session, "format=openai")
+    taken(ChatCompletionFunctionToolParam, chat)
+    flat = native(session, "format=openai-responses")
+    assert len(chat) == len(flat) == 603
+    for tool in flat:
+        assert FunctionTool.model_validate(tool).to_dict() == tool
+    for function in (*(tool["function"] for tool in chat), *flat):
+        assert SAFE.fullmatch(function["name"])
+        assert not {"oneOf", "anyOf", "allOf", "not", "enum"} & function["parameters"].keys()
+        assert function["parameters"]["type"] == "object"
+
+
+def test_a_long_description_goes_on_in_the_schemas_own(zoo):
+    tools = native(zoo.open(mode="full"), "format=openai")
+    assert max(len(tool["function"]["description"]) for tool in tools) == 1024
+    (long,) = (t for t in tools if t["function"]["name"] == "zoo__files_read_v2")
+    function = long["function"]
+    whole = function["description"][:-1] + function["parameters"]["description"][1:]
+    assert whole == definitions(0)[1]["description"]
+
+
+def test_namespaces_hold_the_groups_with_their_members_deferred(zoo):
+    tools = native(zoo.open(), "format=openai-responses&native=true")
+    *spaces, search = tools
+    assert ToolSearchTool.model_validate(search).to_dict() == {"type": "tool_search"}
+    for space in spaces:
+        assert NamespaceTool.model_validate(space).to_dict() == space
+    assert {space["name"] for space in spaces} == {"mcp_github", "mcp_zoo"}
+    members = [member for space in spaces for member in space["tools"]]
+    assert len(members) == 603
+    at_once = [member["name"] for member in members if not member.get("defer_loading")]
+    assert at_once == ["zoo__mixed"]
+
+
+def test_a_search_of_the_clients_own_brings_the_tools_themselves(zoo):
+    session = zoo.open()
+    *_, search = native(session, "format=openai-responses&native=true&search=client")
+    assert ToolSearchTool.model_validate(search).to_dict() == search
+    path = f"/sessions/{session.id}/search?format=openai-responses&call_id=call_7"
+
+    item = zoo.send("POST", path, {"query": "list issues", "limit": 3}).json
+
+    adapter = TypeAdapter(ResponseToolSearchOutputItemParamParam)
+    assert adapter.validate_python(item)["call_id"] == "call_7"
+    assert (item["execution"], item["status"]) == ("client", "completed")
+    tools = [tool for space in item["tools"] for tool in space["tools"]]
+    assert "zoo__github_list_issues" in [tool["name"] for tool in tools]
+    assert all(tool["parameters"]["type"] == "object" for tool in tools)
+
+
+# --- The rest, and over the wire ------------------------------------------------------------------
+
+
+def test_gemini_and_mcp_take_the_strangest_schemas(zoo):
+    session = zoo.open(mode="full")
+    (tool,) = native(session, "format=gemini")
+    typed = gemini.Tool.model_validate(tool)
+    assert typed.model_dump(exclude_none=True) == tool
+    assert len(typed.function_declarations) == 603
+    listed = [McpTool.model_validate(one) for one in native(session, "format=mcp")]
+    assert len(listed) == 603
+    schemas = {schema["name"]: schema["parameters"] for schema in native(session, "format=json")}
+    assert all(one.input_schema == schemas[one.name] for one in listed)
+
+
+def test_gemini_names_begin_with_a_letter_or_a_line(db):
+    shelve("7zip", "pack")
+    tools = native(make_agent_client("scout").open(mode="full"), "format=gemini")
+    assert [one["name"] for one in tools[0]["function_declarations"]] == ["_7zip__pack"]
+
+
+def test_each_sdk_sends_our_tools_as_they_are(zoo):
+    session = zoo.open()
+    ours = fetch(session, "format=anthropic&native=true").json
+    spaces = fetch(session, "format=openai-responses&native=true").json
+    full = zoo.open(mode="full")
+    chat, declared = (fetch(full, f"format={name}").json for name in ("openai", "gemini"))
+    connector = fetch(full, "format=anthropic&native=true&toolset=true").json
+    asked = [{"role": "user", "content": "hello"}]
+    with scripted(*["hello"] * 5) as provider:
+        claude = anthropic.Anthropic(api_key="x", base_url=provider.url, max_retries=0)
+        gpt = openai.OpenAI(api_key="x", base_url=provider.url, max_retries=0)
+        options = gemini.HttpOptions(base_url=provider.url)
+        bard = genai.Client(api_key="x", http_options=options)
+        with claude, gpt:
+            claude.messages.create(model="m", max_tokens=9, messages=asked, **ours)
+            claude.beta.messages.create(model="m", max_tokens=9, messages=asked, **connector)
+            gpt.responses.create(model="m", input="hello", tools=spaces["tools"])
+            gpt.chat.completions.create(model="m", messages=asked, tools=chat["tools"])
+            config = {"system_instruction": declared["system"], "tools": declared["tools"]}
+            bard.models.generate_content(model="m", contents="hello", config=config)
+            bard.close()
+    sent = provider.requests
+    assert sent[0]["tools"] == ours["tools"]
+    assert sent[1]["tools"] == connector["tools"]
+    assert sent[1]["mcp_servers"] == connector["mcp_servers"]
+    assert provider.headers[1]["anthropic-beta"] == "mcp-client-2025-11-20"
+    assert sent[2]["tools"] == spaces["tools"]
+    assert sent[3]["tools"] == chat["tools"]
+    names = [one["name"] for one in sent[4]["tools"][0]["functionDeclarations"]]
+    assert names == [one["name"] for one in declared["tools"][0]["function_declarations"]]

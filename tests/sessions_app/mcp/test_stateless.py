@@ -1,0 +1,53 @@
+"""Older MCP clients where no connection is kept, as with several web processes on one port."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import httpx2
+import pytest
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from sessions_app.mcp.endpoint import Endpoint
+from sessions_app.models import AgentSession
+from tests.sessions_app.conftest import make_agent_client, shelve
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_older_client_may_meet_another_process_at_every_request(settings):
+    """Two endpoints take turns, and know nothing of each other."""
+    settings.MCP_STATELESS = True
+    shelve("github", "create_issue", "list_issues")
+    scout = make_agent_client("scout", mode="deferred", strategy="inject")
+    processes = [Endpoint(), Endpoint()]
+    turns = 0
+
+    async def balanced(scope, receive, send):
+        nonlocal turns
+        turns += 1
+        await processes[turns % 2](scope, receive, send)
+
+    async def work():
+        headers = {"Authorization": f"Bearer {scout.key}"}
+        async with AsyncExitStack() as stack:
+            for process in processes:
+                await stack.enter_async_context(process.running())
+            http = await stack.enter_async_context(
+                httpx2.AsyncClient(headers=headers, transport=httpx2.ASGITransport(app=balanced))
+            )
+            transport = streamable_http_client("http://localhost/mcp", http_client=http)
+            client = await stack.enter_async_context(Client(transport, mode="legacy", cache=None))
+            before = await client.list_tools()
+            loaded = await client.call_tool("load_tools", {"group_id": "mcp:github"})
+            assert "github__create_issue" in loaded.content[0].text
+            wrong = await client.call_tool("github__create_issue", {})
+            assert wrong.is_error
+            assert '"what"' in wrong.content[0].text
+            assert await client.list_tools() == before
+            return [tool.name for tool in before.tools]
+
+    assert "deferred_tool_call" in asyncio.run(work())
+    session = AgentSession.objects.get()
+    kinds = [event.kind for event in session.events.all()]
+    assert kinds == ["opened", "catalog", "loaded", "refused", "catalog"]
+    assert turns >= 6

@@ -1,0 +1,37 @@
+"""The fields of a trial: what a form can ask for, and what is left to the JSON."""
+
+from sessions_app.playground import try_tool as trying
+from sessions_app.playground.try_tool import Field
+
+
+def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
+    schema = {
+        "properties": {
+            "city": {"type": "string", "description": "Where"},
+            "days": {"type": "integer"},
+            "height": {"type": "number"},
+            "deep": {"type": "boolean"},
+            "unit": {"type": "string", "enum": ["°C", "°F", None]},
+            "where": {"type": "object"},
+            "tags": {"type": "array"},
+            "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "odd": True,
+        },
+        "required": ["city", "tags"],
+    }
+    assert trying.fields(schema) == [
+        Field("city", "text", "Where", True),
+        Field("days", "integer", "", False),
+        Field("height", "number", "", False),
+        Field("deep", "choice", "", False, ("true", "false")),
+        Field("unit", "choice", "", False, ('"\\u00b0C"', '"\\u00b0F"', "null")),
+    ]
+
+
+def test_hostile_schemas_have_no_fields_rather_than_an_error():
+    assert trying.fields({}) == []
+    assert trying.fields({"properties": [], "required": 3}) == []
+    names = {"\ud800": {"type": "string"}, "a\nb": {"type": "string"}}
+    assert trying.fields({"properties": names}) == []
+    many = {f"p{number}": {"type": "string"} for number in range(500)}
+    assert len(trying.fields({"properties": many})) == trying.FIELDS

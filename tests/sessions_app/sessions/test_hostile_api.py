@@ -1,0 +1,664 @@
+"""Hostile inputs to the agent API: each is refused or served in words, and never breaks anything.
+
+Numbers in the section titles are those of the list of hostile inputs that is kept for review.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from django.conf import settings
+from django.db import connection
+from django.utils import timezone
+
+from catalog import cache as shelf
+from catalog.audit import SYSTEM
+from catalog.models import Tool
+from catalog.tools.actions import hold, save_custom_tool
+from servers.connections import calls as calling
+from servers.models import Server
+from sessions_app.models import AgentSession, Call, Event, Expansion
+from sessions_app.sessions import lifecycle as opening
+from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.factories import fold, make_program, tool_object
+from tests.support.waiting import wait_for
+from toolcrib.lib.json_codec import canonical
+
+
+@pytest.fixture
+def shout(db):
+    """A custom tool, which needs no server, that takes anything."""
+    tool = save_custom_tool(tool_object("shout", description="Shout a word."), actor=SYSTEM)
+    regroup("own", tool)
+    return tool
+
+
+@pytest.fixture
+def shouting(shout):
+    return make_agent_client("shouter", mode="deferred").open()
+
+
+def refused(answer, *statuses):
+    """Hold an error to its one shape: a code, a sentence, and nothing of ours in it."""
+    assert answer.status in statuses, answer.bytes
+    error = answer["error"]
+    assert error["code"]
+    assert error["message"].endswith((".", "…"))
+    assert "Traceback" not in answer.bytes.decode()
+    return error
+
+
+def in_threads(*works):
+    """Do all at once, each on its own connection to the database."""
+    start = threading.Barrier(len(works))
+
+    def do(work):
+        try:
+            start.wait(30)
+            return work()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(do, works))
+
+
+# --- 31: patterns ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"),
+    [
+        ("(?=x)", "Look-ahead"),
+        (r"(a)\1", "Back-references"),
+        ("x{1000}{1000}", "repetition"),
+        ("a" * 10_240, "200"),
+    ],
+)
+def test_a_pattern_the_engine_cannot_take_is_refused_with_the_reason(session, pattern, says):
+    error = refused(session.search(pattern=pattern), 400)
+    assert error["code"] == "invalid_pattern"
+    assert says in error["message"]
+    assert "searched" not in session.kinds
+
+
+def test_a_pattern_that_makes_others_backtrack_for_ever_is_answered(db):
+    shelve("long", *(f"t{n}" for n in range(20)), **{f"t{n}": "a" * 10_000 for n in range(20)})
+    session = make_agent_client().open()
+    for pattern in ("(a+)+$", "(a|a)*b", "(.*)*x", "((a{1,9}){1,9}){1,9}b"):
+        assert session.search(pattern=pattern).status in (200, 400), pattern
+
+
+def test_a_pattern_that_is_no_unicode_is_refused(session):
+    for body in (b'{"pattern": "\xff\xfe"}', b'{"pattern": "\\ud800"}', b'{"pattern": "\\u0000"}'):
+        refused(session.post("/search", body), 400, 422)
+
+
+# --- 32: queries that other engines read as syntax ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["%", "_", "'", '"', "*", "NEAR(", "AND", "OR NOT", "hello-world", "a:b", "'; DROP TABLE x;--",
+     "\\", "issue AND", '"issue', "(issue", "issue*", "name:issue", "^issue", "\u202eissue", "🔧"],
+)  # fmt: skip
+def test_syntax_of_query_languages_is_text(session, query):
+    answer = session.search(query)
+    assert answer.status == 200, answer.bytes
+    assert answer["status"] in ("success", "no_matches")
+    if "issue" in query:
+        assert "github__create_issue" in [tool["name"] for tool in answer["tools"]]
+    else:
+        assert answer["total_matches"] == 0
+    assert session.search(query, strategy="bm25").status == 200
+
+
+def test_a_long_text_beside_a_name_is_not_kept(session):
+    """A name wins over a query, so that nobody measures the query."""
+    assert session.search("x" * 500_000, name="github__get_file").status == 200
+    assert max(len(event.details) for event in Event.objects.all()) < 2_000
+
+
+# --- 33: arguments --------------------------------------------------------------------------------
+
+
+def nested(depth):
+    return b"[" * depth + b"]" * depth
+
+
+BAD_ARGUMENTS = {
+    "NaN": b'{"a": {"b": NaN}}',
+    "infinity": b'{"a": {"b": -Infinity}}',
+    "a number past all numbers": b'{"a": {"b": 1e999}}',
+    "NUL": b'{"a": {"b": "x\\u0000"}}',
+    "a lone surrogate": b'{"a": {"b": "\\udfff"}}',
+    "depth": b'{"a": {"b": ' + nested(100) + b"}}",
+}
+
+
+@pytest.mark.parametrize("what", BAD_ARGUMENTS)
+def test_arguments_no_peer_could_read_are_refused_with_a_pointer(shouting, what):
+    body = b'{"tool_name": "shout", "arguments": ' + BAD_ARGUMENTS[what] + b"}"
+    error = refused(shouting.post("/call", body), 422)
+    assert error["details"]["pointer"].startswith("/arguments/a/b")
+    assert not Call.objects.exists()
+
+
+@pytest.mark.parametrize("what", BAD_ARGUMENTS)
+def test_arguments_written_as_a_text_are_held_to_the_same(shouting, what):
+    answer = shouting.post(
+        "/call", {"tool_name": "shout", "arguments": BAD_ARGUMENTS[what].decode()}
+    )
+    assert answer.status == 200
+    assert (answer["state"], answer["is_error"]) == ("refused", True)
+    assert "/arguments/a/b" in answer["content"][0]["text"]
+
+
+@pytest.mark.parametrize("tool", ["shout", "no_such_tool"])
+def test_secrets_in_arguments_are_not_kept_however_they_are_written(shouting, tool):
+    given = {"password": "hunter2", "nested": [{"api_key": "hunter2"}], "word": "hey"}
+    for arguments in (given, json.dumps(given)):
+        shouting.post("/call", {"tool_name": tool, "arguments": arguments})
+        assert "hunter2" not in Call.objects.first().arguments
+        assert json.loads(Call.objects.first().arguments)["word"] == "hey"
+
+
+def test_a_body_nested_a_thousand_deep_is_refused(shouting):
+    for depth in (1_000, 50_000):
+        body = b'{"tool_name": "shout", "arguments": {"a": ' + nested(depth) + b"}}"
+        assert "deep" in refused(shouting.post("/call", body), 422)["message"]
+
+
+def test_five_megabytes_are_refused_with_the_cap(shouting):
+    body = {"tool_name": "shout", "arguments": {"a": "x" * 5_000_000}}
+    error = refused(shouting.post("/call", body), 413)
+    assert "1024 KB" in error["message"]
+
+
+def test_ten_thousand_keys_are_refused_with_the_cap(shouting):
+    many = {f"k{number}": 1 for number in range(10_000)}
+    error = refused(shouting.call("shout", {"a": many}), 422)
+    assert "10,000 keys" in error["message"]
+    assert error["details"]["pointer"] == "/arguments/a"
+
+
+def test_names_that_mean_something_to_a_language_are_plain_names(shouting):
+    given = {"__proto__": {"x": 1}, "constructor": 2, "__class__": 3, "": 4, "ключ": "🔧"}
+    answer = shouting.call("shout", given)
+    assert answer["structured_content"] == given
+    assert Call.objects.get().arguments == canonical(given)
+
+
+def test_a_number_of_five_thousand_digits_is_refused(shouting):
+    for digits in (101, 5_000):
+        number = b"9" * digits
+        body = b'{"tool_name": "shout", "arguments": {"a": ' + number + b"}}"
+        refused(shouting.post("/call", body), 400, 422)
+
+
+# --- 34: loads ------------------------------------------------------------------------------------
+
+
+def test_10_001_names_are_refused_with_the_cap(session):
+    names = [f"n{number}" for number in range(10_001)]
+    for path, body in (
+        ("/load", {"group_id": "mcp:github", "tool_names": names}),
+        ("/preload", {"tool_names": names}),
+    ):
+        error = refused(session.post(path, body), 422)
+        assert "10,001" in error["message"]
+        assert "10,000" in error["message"]
+    assert session.state == {}
+
+
+def test_ten_thousand_unknown_names_cost_little(db):
+    """Whoever misspells much must not hold up the rest: a write waits for another's end."""
+    shelve("many", *(f"tool_{number}" for number in range(500)))
+    client = make_agent_client("guesser", mode="deferred")
+    session = client.open()
+    names = [f"tool_x{number}" for number in range(10_000)]
+    began = time.process_time()
+    assert len(session.load("mcp:many", *names)["unknown"]) == 10_000
+    assert len(session.post("/preload", {"tool_names": names})["unknown"]) == 10_000
+    assert len(client.open(preload=names[:1000]).opened["unknown"]) == 1000
+    guessed = {f"mcp:many{number}": None for number in range(1_000)}
+    resumed = client.open(resume={"strategy": "dispatch", "expanded_groups": guessed})
+    assert len(resumed.opened["unknown"]) == 1_000
+    # Of the processor, not of a clock: it took two minutes where each name was looked for alone.
+    assert time.process_time() - began < 20
+
+
+def test_a_thousand_groups_is_the_most_a_session_resumes_with(scout):
+    groups = {f"g{number}": None for number in range(1_001)}
+    body = {"resume": {"strategy": "dispatch", "expanded_groups": groups}}
+    error = refused(scout.send("POST", "/sessions", body), 422)
+    assert "1,000" in error["message"]
+    assert not AgentSession.objects.exists()
+
+
+def test_the_same_tool_a_thousand_times_is_loaded_once(session):
+    answer = session.load("mcp:github", *["get_file"] * 500, *["github__get_file"] * 500)
+    assert answer["tool_names"].count("github__get_file") == len(answer["tool_names"])
+    once = session.load("mcp:github", "get_file")
+    again = session.post("/preload", {"tool_names": ["get_file"] * 1000})
+    assert once["tool_names"] == again["preloaded"] == ["github__get_file"]
+    assert session.state == {"mcp:github": ["github__get_file"]}
+    assert Expansion.objects.count() == 1
+
+
+def test_a_held_tool_and_a_waiting_one_are_not_loaded_and_the_reason_is_told(db):
+    shelve("safe", "kept", "other")
+    Server.objects.update(trust="strict")
+    server = Server.objects.get()
+    fold(server, *(tool_object(name) for name in ("kept", "other", "late")))
+    hold(Tool.objects.get(name="kept"), "it was seen to lie", actor=SYSTEM)
+    session = make_agent_client("careful", mode="deferred").open()
+    held = session.load("mcp:safe", "kept")
+    assert (held["expanded"], held["error"]["code"]) == (False, "held")
+    assert "it was seen to lie" in held["error"]["message"]
+    waiting = session.load("mcp:safe", "late")
+    assert (waiting["expanded"], waiting["error"]["code"]) == (False, "waiting")
+    assert session.state == {}
+    beside = session.load("mcp:safe", "kept", "other")
+    assert (beside["tool_names"], beside["unknown"]) == (["safe__other"], ["kept"])
+
+
+def test_a_name_in_other_letters_is_another_name(session):
+    for name in ("GET_FILE", "github__Get_File", "get_file ", "ｇet_file", "get_file\u200b"):
+        answer = session.load("mcp:github", name)
+        assert answer["expanded"] is False, name
+        assert answer["unknown"] == [name]
+    assert refused(session.get("/tools/GITHUB__GET_FILE"), 404)["code"] == "unknown_tool"
+    assert session.load("MCP:GITHUB")["error"]["code"] == "unknown_group"
+
+
+# --- 35: calls without a load, and sessions that end meanwhile ------------------------------------
+
+
+@pytest.fixture
+def slow(transactional_db):
+    """An agent with one call in flight at most, and a server that answers after a while."""
+    server = make_program("raw_calls", slug="raw")
+    fold(server, *(tool_object(name) for name in ("say", "later")))
+    shelf.forget()
+    return make_agent_client("patient", mode="deferred", calls_in_flight=1)
+
+
+def with_calls(scenario):
+    async def run():
+        async with asyncio.timeout(100), calling.opened():
+            return await scenario()
+
+    return asyncio.run(run())
+
+
+async def elsewhere(work, *args, **more):
+    """Ask from a thread of its own, as a request would come."""
+
+    def do():
+        try:
+            return work(*args, **more)
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(do)
+
+
+async def begun(session, seconds, **more):
+    """Begin a call, and go on when the server has it."""
+    call = asyncio.create_task(elsewhere(session.call, "raw__later", {"seconds": seconds}, **more))
+    sent = Call.objects.filter(state="sent")
+    await elsewhere(wait_for, sent.exists, what="a call that is sent")
+    return call
+
+
+def test_a_tool_that_was_never_loaded_runs_and_is_told_so(slow):
+    async def scenario():
+        session = await elsewhere(slow.open)
+        content = {"content": [{"type": "text", "text": "hello"}], "resultType": "complete"}
+        return await elsewhere(session.call, "raw__say", {"result": json.dumps(content)}), session
+
+    answer, session = with_calls(scenario)
+    assert (answer["state"], answer["implicit_load"]) == ("succeeded", True), answer.bytes
+    assert answer["content"][0]["text"] == "hello"
+    assert session.state == {}
+    assert session.kinds == ["opened", "implicit_load", "called"]
+
+
+@pytest.mark.parametrize("isolation", ["shared", "per_session"])
+def test_a_call_ends_well_though_its_session_is_closed_meanwhile(slow, isolation):
+    Server.objects.update(isolation=isolation)
+
+    async def scenario():
+        session = await elsewhere(slow.open)
+        call = await begun(session, 3)
+        closed = await elsewhere(session.post, "/close")
+        assert not call.done()
+        return session, closed, await call
+
+    session, closed, answer = with_calls(scenario)
+    assert closed["state"] == "closed"
+    assert (answer.status, answer["state"]) == (200, "succeeded"), answer.bytes
+    assert Call.objects.get().state == "succeeded"
+    assert session.kinds[-1] == "called"
+    assert session.get("")["state"] == "closed"
+
+
+def test_a_call_ends_well_though_its_session_expires_meanwhile(slow):
+    async def scenario():
+        session = await elsewhere(slow.open)
+        call = await begun(session, 3)
+        await elsewhere(grow_old, session, days=2)
+        assert await elsewhere(opening.expire_idle) == 1
+        return session, await call
+
+    session, answer = with_calls(scenario)
+    assert answer["state"] == "succeeded"
+    assert session.get("")["state"] == "expired"
+    assert refused(session.call("raw__say"), 409)["code"] == "session_expired"
+
+
+def grow_old(session, **age):
+    used = timezone.now() - timedelta(**age)
+    AgentSession.objects.filter(session_id=session.id).update(last_used_at=used)
+
+
+def test_calls_past_those_in_flight_are_told_when_to_try_again(slow):
+    async def scenario():
+        session = await elsewhere(slow.open)
+        call = await begun(session, 3)
+        other = await elsewhere(slow.open)
+        second = await elsewhere(other.call, "raw__later", {"seconds": 0})
+        assert not call.done()
+        await call
+        return second, await elsewhere(other.call, "raw__later", {"seconds": 0})
+
+    second, third = with_calls(scenario)
+    assert refused(second, 429)["code"] == "too_many_calls"
+    assert int(second.headers["Retry-After"]) >= 1
+    assert third["state"] == "succeeded"
+    assert Call.objects.count() == 2
+
+
+# --- 36: idempotency keys -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", " ", "x" * 256, "x" * 10_240, "a\r\nSet-Cookie: b=c", "a\nb", "a\tb", "\x7f", "ключ", "é"],
+)
+def test_a_key_that_is_none_is_refused_and_nothing_runs(shouting, key):
+    answer = shouting.call("shout", {"a": 1}, Idempotency_Key=key)
+    assert "1 to 255" in refused(answer, 422)["message"]
+    assert "Set-Cookie" not in answer.headers
+    assert not Call.objects.exists()
+
+
+def test_a_key_of_another_agent_means_nothing(shout):
+    first, second = (make_agent_client(name, mode="deferred").open() for name in ("one", "two"))
+    mine = first.call("shout", {"a": "mine"}, Idempotency_Key="same")
+    theirs = second.call("shout", {"a": "theirs"}, Idempotency_Key="same")
+    assert mine["structured_content"] == {"a": "mine"}
+    assert theirs["structured_content"] == {"a": "theirs"}
+    assert Call.objects.count() == 2
+
+
+def test_a_key_used_for_something_else_is_refused(shouting):
+    assert shouting.call("shout", {"a": 1}, Idempotency_Key="one").status == 200
+    for answer in (
+        shouting.call("shout", {"a": 2}, Idempotency_Key="one"),
+        shouting.call("nothing", {"a": 1}, Idempotency_Key="one"),
+        shouting.client.open().call("shout", {"a": 1}, Idempotency_Key="one"),
+    ):
+        assert refused(answer, 409)["code"] == "idempotency_conflict"
+    assert Call.objects.count() == 1
+
+
+# --- 39: pages and ids ----------------------------------------------------------------------------
+
+LISTS = ("/sessions", "/sessions/{id}/events")
+
+
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("limit", ["-1", "0", "201", "1000000000", "1e3", "Infinity", "1 OR 1=1"])
+def test_a_page_of_no_size_is_refused_with_the_cap(session, path, limit):
+    answer = session.client.send("GET", f"{path.format(id=session.id)}?limit={limit}")
+    error = refused(answer, 422)
+    if limit.lstrip("-").isdecimal():
+        assert "200" in error["message"]
+
+
+@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize(
+    "cursor", ["1 OR 1=1", "-1", "Infinity", "%00", "9" * 19, "9" * 5000, "1.0", "%F0%9F%94%A7"]
+)
+def test_a_cursor_that_was_never_given_is_refused(session, path, cursor):
+    answer = session.client.send("GET", f"{path.format(id=session.id)}?cursor={cursor}")
+    assert "cursor" in refused(answer, 422)["message"]
+
+
+def test_an_id_is_taken_to_the_letter(session):
+    odd = ["1 OR 1=1", session.id.upper(), f"{session.id}%00", f"{session.id} ", "Infinity", "%",
+           "..", "ses_" + "f" * 10_000, "%C3%A9", "%FF", f"{session.id}'--"]  # fmt: skip
+    for id_ in odd:
+        error = refused(session.client.send("GET", f"/sessions/{id_}"), 404)
+        assert error["code"] == "unknown_session", id_
+
+
+# --- Bodies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/sessions", "/load", "/preload", "/search", "/call"])
+@pytest.mark.parametrize(
+    "body",
+    [b"[]", b"null", b"5", b'"text"', b"{", b"{}{}", b"\xff\xfe\xff", b'{"a": "\xc3\x28"}',
+     b'{"a": 1}', b'{"__proto__": {}}', b"nan", nested(2_000)],
+)  # fmt: skip
+def test_a_body_that_is_no_object_of_ours_is_refused(session, path, body):
+    at = path if path == "/sessions" else f"/sessions/{session.id}{path}"
+    refused(session.client.send("POST", at, body), 400, 422)
+
+
+def test_a_key_named_twice_is_refused(shouting):
+    body = b'{"tool_name": "shout", "arguments": {"a": 1, "b": {"c": 1, "c": 2}}}'
+    assert "'c' twice" in refused(shouting.post("/call", body), 422)["message"]
+    body = b'{"tool_name": "other", "tool_name": "shout"}'
+    assert "'tool_name' twice" in refused(shouting.post("/call", body), 422)["message"]
+    assert not Call.objects.exists()
+
+
+def test_a_byte_order_mark_is_no_reason_to_refuse(shouting):
+    body = b'\xef\xbb\xbf{"tool_name": "shout", "arguments": {"a": 1}}'
+    assert shouting.post("/call", body)["structured_content"] == {"a": 1}
+
+
+def test_metadata_is_kept_as_sent_or_refused(scout):
+    kept = {"task": "🔧 ключ", "n": [1, 2.5, None, True], "": {"__proto__": 1}}
+    assert scout.open(metadata=kept).get("")["metadata"] == kept
+    big = scout.send("POST", "/sessions", {"metadata": {"a": "x" * settings.MAX_BODY_BYTES}})
+    refused(big, 413)
+    for bad in (b'{"a": NaN}', b'{"a": "\\u0000"}', b'{"a": "\\ud800"}', b'{"\\ud800": 1}'):
+        error = refused(scout.send("POST", "/sessions", b'{"metadata": ' + bad + b"}"), 422)
+        assert "pointer" in error.get("details", {}) or "problems" in error["details"]
+    assert AgentSession.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("/sessions", {"groups": ["mcp:github\0"]}, "/groups/0"),
+        ("/sessions", {"servers": ["\0"]}, "/servers/0"),
+        ("/sessions", {"model": "\0"}, "/model"),
+        ("/sessions", {"header": "\0"}, "/header"),
+        ("/sessions", {"preload": ["a", "\0"]}, "/preload/1"),
+        ("/load", {"group_id": "mcp:github\0"}, "/group_id"),
+        ("/load", {"group_id": "mcp:github", "tool_names": ["get_file\0"]}, "/tool_names/0"),
+        ("/preload", {"tool_names": ["\0"]}, "/tool_names/0"),
+        ("/search", {"query": "issue\0"}, "/query"),
+        ("/search", {"query": "issue", "server": "\0"}, "/server"),
+        ("/call", {"tool_name": "get_file\0"}, "/tool_name"),
+    ],
+)
+def test_a_text_with_nul_is_refused_with_a_pointer(session, path, body, pointer):
+    at = path if path == "/sessions" else f"/sessions/{session.id}{path}"
+    error = refused(session.client.send("POST", at, body), 422)
+    assert error["details"]["pointer"] == pointer
+    assert "NUL" in error["message"]
+
+
+def test_a_resumed_group_of_any_name_is_unknown_or_refused(scout):
+    for name in ("mcp:нет", "\u202e", "g" * 5_000, "a/b", ""):
+        state = {"strategy": "dispatch", "expanded_groups": {name: None}}
+        assert scout.open(resume=state).opened["unknown"] == [name]
+    for name in (b"\\u0000", b"\\ud800"):
+        groups = b'{"strategy": "dispatch", "expanded_groups": {"' + name + b'": null}}'
+        refused(scout.send("POST", "/sessions", b'{"resume": ' + groups + b"}"), 422)
+
+
+def test_names_of_all_scripts_are_looked_for_and_echoed(session):
+    for name in ("ключ", "🔧" * 100, "\u202egithub", "a b", "<script>", "{{7*7}}", "x" * 500):
+        answer = session.call(name)
+        assert answer["error"]["code"] == "unknown_tool", name
+        assert session.load(name)["error"]["code"] == "unknown_group"
+        assert session.search(name=name)["total_matches"] == 0
+
+
+def test_long_headers_are_no_trouble(session):
+    for header in ("If_None_Match", "Accept", "User_Agent", "X_Anything"):
+        assert session.get("/catalog", **{header: "x" * 100_000}).status == 200
+    assert session.call("get_file", Idempotency_Key="x" * 100_000).status == 422
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+def test_searches_past_the_limit_are_told_when_to_try_again(scout):
+    scout.agent.searches_per_minute = 2
+    scout.agent.save()
+    session = scout.open()
+    assert [session.search("issue").status for _ in range(2)] == [200, 200]
+    answer = session.search("issue")
+    assert refused(answer, 429)["code"] == "rate_limited"
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    # Another session of the agent has the same limit; its other acts do not count.
+    assert scout.open().search("issue").status == 429
+    assert session.load("mcp:github").status == 200
+
+
+def test_calls_past_the_limit_are_told_when_to_try_again(shout):
+    client = make_agent_client("hasty", mode="deferred", calls_per_minute=2)
+    session = client.open()
+    first = session.call("shout", {"a": 1}, Idempotency_Key="first")
+    assert session.call("nothing").status == 200
+    answer = session.call("shout", {"a": 1})
+    assert refused(answer, 429)["code"] == "rate_limited"
+    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    assert Call.objects.count() == 2
+    # What was answered before costs nothing, and another agent has its own limit.
+    assert session.call("shout", {"a": 1}, Idempotency_Key="first").bytes == first.bytes
+    assert make_agent_client("calm").open().call("shout").status == 200
+
+
+def test_at_the_limit_of_sessions_the_longest_idle_makes_way(scout):
+    scout.agent.max_sessions = 2
+    scout.agent.save()
+    first, second = scout.open(), scout.open()
+    answer = scout.send("POST", "/sessions", {})
+    assert refused(answer, 429)["code"] == "too_many_sessions"
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert refused(first.post("/fork"), 429)["code"] == "too_many_sessions"
+
+    grow_old(first, minutes=29)
+    assert scout.send("POST", "/sessions", {}).status == 429
+    grow_old(first, minutes=31)
+    grow_old(second, minutes=45)
+    scout.open()
+    assert [one.get("")["state"] for one in (first, second)] == ["open", "expired"]
+    assert second.kinds[-1] == "expired"
+
+
+def test_a_fork_does_not_push_out_its_own_parent(scout):
+    scout.agent.max_sessions = 2
+    scout.agent.save()
+    parent, other = scout.open(), scout.open()
+    grow_old(parent, hours=2)
+    grow_old(other, hours=1)
+    assert parent.post("/fork").status == 201
+    assert [one.get("")["state"] for one in (parent, other)] == ["open", "expired"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_opens_at_once_for_the_last_place_give_one_session(scout):
+    scout.agent.max_sessions = 3
+    scout.agent.save()
+    scout.open(), scout.open()
+    answers = in_threads(*[lambda: scout.send("POST", "/sessions", {})] * 4)
+    assert sorted(answer.status for answer in answers) == [201, 429, 429, 429]
+    assert AgentSession.objects.filter(state="open").count() == 3
+
+
+# --- Sessions that have ended ---------------------------------------------------------------------
+
+
+def acts(session):
+    return {
+        "load": session.load("mcp:github"),
+        "preload": session.post("/preload", {"tool_names": ["get_file"]}),
+        "search": session.search("issue"),
+        "details": session.get("/tools/github__get_file"),
+        "call": session.call("github__get_file", {"what": "x"}),
+        "fork": session.post("/fork"),
+    }
+
+
+@pytest.mark.parametrize("how", ["closed", "expired", "idle"])
+def test_a_session_that_ended_says_how_to_go_on(session, how):
+    session.load("mcp:github", "get_file")
+    before = session.state
+    if how == "closed":
+        session.post("/close")
+    else:
+        grow_old(session, hours=25)
+    if how == "expired":
+        assert opening.expire_idle() == 1
+    state = "closed" if how == "closed" else "expired"
+    for act, answer in acts(session).items():
+        error = refused(answer, 409)
+        assert error["code"] == f"session_{state}", act
+        assert "/state" in error["hint"]
+        assert "resume" in error["hint"]
+    # To read is allowed, and does not bring it back.
+    assert session.get("")["state"] == state
+    assert session.get("/catalog").status == 200
+    assert session.get("/stats").status == session.get("/events").status == 200
+    assert session.load("mcp:github").status == 409
+    assert not Call.objects.exists()
+    # What the hint says works.
+    resumed = session.client.open(resume=session.get("/state").json)
+    assert resumed.state == before == {"mcp:github": ["github__get_file"]}
+
+
+def test_to_close_what_has_ended_changes_nothing(session):
+    first = session.post("/close")
+    assert first["state"] == "closed"
+    assert session.post("/close").bytes == first.bytes
+    assert session.kinds.count("closed") == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_load_during_a_close_is_whole_or_refused(scout):
+    for _ in range(5):
+        session = scout.open()
+        loads = [lambda: session.load("mcp:github"), lambda: session.load("mcp:slack")]  # noqa: B023
+        closed, *loaded = in_threads(lambda: session.post("/close"), *loads)  # noqa: B023
+        assert closed["state"] == "closed"
+        assert {answer.status for answer in loaded} <= {200, 409}
+        # Nothing was loaded once it was closed, and what was loaded is all told.
+        kinds = session.kinds
+        assert kinds[-1] == "closed"
+        expected = sum(answer.status == 200 for answer in loaded)
+        assert kinds.count("loaded") == len(session.state) == expected

@@ -1,0 +1,260 @@
+"""Opening a session: the mode and why, what is fixed, what is narrowed, and the room for it."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
+from catalog.models import CatalogSnapshot, Group, Membership, Tool
+from sessions_app.models import AgentSession
+from sessions_app.sessions.lifecycle import decide, expire_idle
+from tests.sessions_app.conftest import make_agent_client, shelve
+from tests.support.factories import fold, tool_object
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tools", "tokens", "window", "mode", "auto", "why"),
+    [
+        ("auto", 14, 100, None, "full", False, "below"),
+        ("auto", 15, 100, None, "deferred", True, "count"),
+        ("auto", 3, 10_000, None, "full", False, "below"),
+        ("auto", 3, 10_001, None, "deferred", True, "tokens"),
+        ("auto", 3, 500, 10_000, "full", False, "below"),
+        ("auto", 3, 501, 10_000, "deferred", True, "percent"),
+        ("auto", 0, 0, 8_000, "full", False, "below"),
+        ("deferred", 1, 1, None, "deferred", False, "forced"),
+        ("full", 900, 900_000, 1_000, "full", False, "forced"),
+    ],
+)
+def test_the_mode_is_decided_by_the_first_rule_that_applies(
+    scout, wanted, tools, tokens, window, mode, auto, why
+):
+    made = decide(scout.agent, wanted, tools, tokens, window)
+    assert (made.mode, made.auto_deferred, made.decided_by) == (mode, auto, why)
+
+
+def test_fifteen_tools_defer_by_themselves_and_the_answer_says_why(db):
+    shelve("many", *(f"t{number}" for number in range(15)))
+    opened = make_agent_client().open().opened
+    assert (opened["mode"], opened["auto_deferred"], opened["decided_by"]) == (
+        "deferred",
+        True,
+        "count",
+    )
+    assert opened["suggested_iteration_multiplier"] == 3
+
+
+def test_few_tools_are_given_in_full_with_no_meta_tools_and_no_text(github):
+    opened = make_agent_client().open().opened
+    assert (opened["mode"], opened["decided_by"]) == ("full", "below")
+    assert len(opened["tools"]) == 5
+    assert {tool["source"] for tool in opened["tools"]} == {"mcp"}
+    assert opened["catalog"]["text"] == ""
+    assert opened["suggested_iteration_multiplier"] == 1
+    assert opened["stats"]["loaded"] == 5
+
+
+def test_the_context_window_counts(github):
+    opened = make_agent_client().open(context_window=1000).opened
+    assert opened["decided_by"] == "percent"
+
+
+def test_a_session_of_a_mode_keeps_it_whatever_is_added(github, scout):
+    session = make_agent_client("small", "mcp:github").open()
+    fold(github.follows, *(tool_object(f"more_{n}") for n in range(30)))
+    assert session.get("")["mode"] == "full"
+    assert len(session.get("/tools").json) == 5
+
+
+def test_the_answer_has_the_keys_of_the_contract(scout):
+    opened = scout.open().opened
+    assert {
+        "id", "strategy", "mode", "auto_deferred", "decided_by", "catalog", "tools", "stats",
+        "suggested_iteration_multiplier",
+    } <= set(opened)  # fmt: skip
+    assert set(opened["catalog"]) == {"text", "etag", "revision", "tokens", "left_out"}
+    assert set(opened["stats"]) == {
+        "total_registered", "loaded", "deferred", "deferred_mode", "auto_deferred", "threshold",
+        "tool_names", "tokens",
+    }  # fmt: skip
+    assert set(opened["stats"]["tokens"]) == {"all_schemas", "delivered", "by"}
+    assert set(opened["stats"]["tokens"]["by"]) == {"catalog", "search", "load", "call"}
+    assert opened["id"].startswith("ses_")
+    assert len(opened["id"]) == 36
+
+
+def test_preloaded_tools_stand_in_the_tools_array_from_the_start(scout, github):
+    groups.set_preload(
+        github, [Tool.objects.get(public_name="github__get_file")], True, actor=SYSTEM
+    )
+    opened = scout.open(preload=["post_message", "nothing"]).opened
+    assert [tool["name"] for tool in opened["tools"]][4:] == [
+        "github__get_file",
+        "slack__post_message",
+    ]
+    assert opened["unknown"] == ["nothing"]
+    assert opened["stats"]["tool_names"] == ["github__get_file", "slack__post_message"]
+
+
+def test_a_group_that_is_not_deferred_is_given_whole(scout, slack):
+    groups.set_deferred(slack, False, actor=SYSTEM)
+    names = [tool["name"] for tool in scout.open().opened["tools"]][4:]
+    assert names == ["slack__post_message", "slack__search_code"]
+
+
+def test_a_session_is_narrowed_by_groups_servers_and_without_mcp(scout):
+    assert "slack" not in scout.open(groups=["mcp:github"]).opened["catalog"]["text"]
+    assert "github" not in scout.open(servers=["slack"]).opened["catalog"]["text"]
+    bare = scout.open(without_mcp=True)
+    assert bare.opened["tools"] == []
+    assert bare.search("issue")["total_matches"] == 0
+    assert bare.call("github__get_file", {"what": "x"})["error"]["code"] == "unknown_tool"
+
+
+def test_what_an_agent_may_not_use_is_as_unknown_as_what_is_not_there(github, slack):
+    narrow = make_agent_client("narrow", "mcp:github")
+    hidden = narrow.send("POST", "/sessions", {"groups": ["mcp:slack"]})
+    made_up = narrow.send("POST", "/sessions", {"groups": ["mcp:nowhere"]})
+    assert hidden.status == made_up.status == 422
+    assert hidden.bytes.replace(b"slack", b"nowhere") == made_up.bytes
+    hidden = narrow.send("POST", "/sessions", {"servers": ["slack"]})
+    made_up = narrow.send("POST", "/sessions", {"servers": ["nowhere"]})
+    assert hidden.bytes.replace(b"slack", b"nowhere") == made_up.bytes
+
+
+def test_the_agents_own_order_of_groups_is_the_catalogs(github, slack):
+    text = make_agent_client("a", "mcp:slack", "mcp:github", mode="deferred").open().opened
+    assert text["catalog"]["text"].index("slack") < text["catalog"]["text"].index("github")
+
+
+def test_a_header_of_ones_own_replaces_ours(scout):
+    assert scout.open(header="My tools:").opened["catalog"]["text"].startswith("My tools:\n\n- ")
+    scout.agent.catalog_header = "The agent's own."
+    scout.agent.save()
+    assert scout.open().opened["catalog"]["text"].startswith("The agent's own.\n\n- ")
+
+
+def test_sessions_with_the_same_catalog_share_one_snapshot(scout):
+    for _ in range(3):
+        scout.open()
+    assert CatalogSnapshot.objects.count() == 1
+
+
+def test_the_catalog_has_an_etag_and_is_not_sent_twice(session, scout):
+    first = session.get("/catalog?format=text")
+    assert first.status == 200
+    again = session.get("/catalog?format=text", If_None_Match=first.headers["ETag"])
+    assert (again.status, again.bytes) == (304, b"")
+    whole = scout.send("GET", "/catalog")
+    assert scout.send("GET", "/catalog", If_None_Match=whole.headers["ETag"]).status == 304
+    assert whole["text"] == session.opened["catalog"]["text"]
+
+
+# --- Inject -------------------------------------------------------------------------------------
+
+
+def test_inject_appends_loaded_tools_in_load_order_and_gives_no_schemas(scout):
+    session = scout.open(strategy="inject")
+    fixed = session.get("/tools").json
+    assert "deferred_tool_call" not in [tool["name"] for tool in fixed]
+    assert session.load("mcp:slack", "post_message")["schemas"] is None
+    session.load("mcp:github", "merge_pull")
+    session.load("mcp:github", "create_issue")
+    names = [tool["name"] for tool in session.get("/tools").json][len(fixed) :]
+    assert names == ["slack__post_message", "github__merge_pull", "github__create_issue"]
+    assert session.get("/tools").json[: len(fixed)] == fixed
+
+
+def test_the_inject_catalog_leaves_out_what_is_loaded(scout):
+    session = scout.open(strategy="inject")
+    session.load("mcp:slack")
+    session.load("mcp:github", "merge_pull")
+    text = session.get("/catalog?format=text").bytes.decode()
+    assert "mcp:slack" not in text
+    assert "(4 remaining tools, github__…)" in text
+    assert "merge_pull" not in text
+
+
+def test_an_inject_session_resumes_with_its_tools_in_the_array(scout):
+    session = scout.open(strategy="inject")
+    session.load("mcp:slack", "post_message")
+    resumed = scout.open(strategy="inject", resume=session.get("/state").json)
+    assert resumed.opened["tools"][-1]["name"] == "slack__post_message"
+
+
+# --- Room ---------------------------------------------------------------------------------------
+
+
+def test_at_the_limit_the_longest_idle_session_makes_way(scout):
+    scout.agent.max_sessions = 2
+    scout.agent.save()
+    first, second = scout.open(), scout.open()
+    refused = scout.send("POST", "/sessions", {})
+    assert refused.status == 429
+    assert refused.headers["Retry-After"]
+    assert "2" in refused["error"]["message"]
+    AgentSession.objects.filter(session_id=first.id).update(
+        last_used_at=timezone.now() - timedelta(minutes=31)
+    )
+    scout.open()
+    assert first.get("")["state"] == "expired"
+    assert second.get("")["state"] == "open"
+
+
+def test_an_idle_session_expires_after_a_day_and_says_how_to_go_on(session):
+    session.load("mcp:slack")
+    AgentSession.objects.update(last_used_at=timezone.now() - timedelta(hours=25))
+    answer = session.load("mcp:github")
+    assert (answer.status, answer["error"]["code"]) == (409, "session_expired")
+    assert "resume" in answer["error"]["hint"]
+    assert expire_idle() == 1
+    assert session.get("")["state"] == "expired"
+    assert session.state == {"mcp:slack": None}
+    assert expire_idle() == 0
+
+
+def test_a_closed_session_is_read_and_not_used(session):
+    assert session.post("/close")["state"] == "closed"
+    assert session.post("/close")["state"] == "closed"
+    for what, body in (
+        ("/load", {"group_id": "mcp:github"}),
+        ("/search", {"query": "issue"}),
+        ("/call", {"tool_name": "github__get_file"}),
+        ("/preload", {"tool_names": ["get_file"]}),
+        ("/fork", {}),
+    ):
+        answer = session.post(what, body)
+        assert (answer.status, answer["error"]["code"]) == (409, "session_closed"), what
+    for what in ("", "/state", "/stats", "/events", "/catalog", "/tools"):
+        assert session.get(what).status == 200, what
+    assert session.kinds == ["opened", "closed"]
+
+
+def test_a_renamed_group_is_still_loaded_by_the_name_the_model_knows(session, github):
+    groups.rename(github, group_id="mcp:code", actor=SYSTEM)
+    assert session.load("mcp:github", "get_file")["expanded"] is True
+    assert session.load("mcp:code", "get_file")["expanded"] is True
+
+
+def test_a_group_taken_from_an_agent_is_gone_from_its_open_sessions(github, slack):
+    narrow = make_agent_client("narrow", "mcp:github", "mcp:slack", mode="deferred")
+    session = narrow.open()
+    text = session.get("/catalog?format=text").bytes
+    narrow.agent.group_links.filter(group=slack).delete()
+    assert "not available in this session" in session.load("mcp:slack")["error"]["message"]
+    assert session.search("post message")["total_matches"] == 0
+    assert session.get("/catalog?format=text").bytes == text
+
+
+def test_custom_tools_are_preloaded_unless_an_admin_says_otherwise(db):
+    from catalog.tools.actions import save_custom_tool
+    from tests.sessions_app.conftest import regroup
+
+    regroup("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
+    agent = make_agent_client(mode="deferred")
+    assert agent.open().opened["tools"][-1]["name"] == "shout"
+    groups.set_preload(Group.objects.get(), [Tool.objects.get()], False, actor=SYSTEM)
+    assert Membership.objects.get().preload is False
+    assert len(agent.open().opened["tools"]) == 4

@@ -1,0 +1,136 @@
+"""How often tools and servers were called, on the lists of both and on a group's board."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from catalog.audit import SYSTEM
+from catalog.groups import actions as groups
+from catalog.models import Group, Tool
+from sessions_app.usage import call_stats as calls_seen
+from sessions_app.usage import figures
+from tests.support.factories import make_call, make_server, make_session, make_tool
+
+pytestmark = pytest.mark.django_db
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+
+
+@pytest.fixture
+def weather(db):
+    return make_server(slug="weather", state="connected")
+
+
+@pytest.fixture
+def signed_in(client, admin):
+    client.force_login(admin, backend=BACKEND)
+    return client
+
+
+def call_often(tool, times, **fields):
+    session = make_session()
+    for _ in range(times):
+        make_call(session, tool, **fields)
+
+
+def test_what_failed_is_the_same_here_and_in_the_figures_of_use():
+    assert calls_seen.FAILED == figures.FAILED
+
+
+def test_calls_of_thirty_days_are_counted_without_trials(weather):
+    tool, other = make_tool(weather, "a"), make_tool(weather, "b")
+    call_often(tool, 3)
+    call_often(tool, 1, state="failed")
+    call_often(tool, 1, at=timezone.now() - timedelta(days=31))
+    make_call(None, tool, path="try")
+
+    found = calls_seen.of_tools([tool.pk, other.pk])
+
+    assert set(found) == {tool.pk}
+    assert (found[tool.pk].calls, found[tool.pk].errors) == (4, 1)
+    assert found[tool.pk].error_rate == 25
+
+
+def test_a_servers_calls_are_counted_by_the_hour_with_their_p95(weather):
+    tool = make_tool(weather, "a")
+    session, hour = make_session(), timezone.now().replace(minute=0, second=0, microsecond=0)
+    for hours, ms in ((0, 10), (0, 20), (3, 500), (25, 9_000)):
+        make_call(session, tool, at=hour - timedelta(hours=hours), ms=ms)
+
+    found = calls_seen.of_servers([weather.pk])[weather.pk]
+
+    assert found.hours == [0] * 20 + [1, 0, 0, 2]
+    assert (found.calls, found.p95_ms) == (3, 500)
+
+
+def test_a_server_without_calls_has_no_latency_rather_than_none(weather):
+    found = calls_seen.of_servers([weather.pk])
+    assert weather.pk not in found
+
+
+def test_the_lists_show_calls_errors_and_latency(weather, signed_in):
+    tool = make_tool(weather, "a")
+    call_often(tool, 1, ms=1_234)
+    call_often(tool, 1, ms=1_234, state="failed")
+
+    servers = signed_in.get("/servers").content.decode()
+    assert '1,234 <span class="unit">ms</span>' in servers
+    assert 'class="spark"' in servers
+    tools = signed_in.get("/tools").content.decode()
+    assert "50.0 % errors" in tools
+
+
+def test_never_used_is_a_filter_in_the_address(weather, signed_in):
+    tool, tried = make_tool(weather, "used"), make_tool(weather, "tried")
+    call_often(tool, 1)
+    make_call(None, tried, path="try")
+
+    page = signed_in.get("/tools?unused=1")
+
+    assert [row.tool.public_name for row in page.context["rows"]] == ["weather__tried"]
+    chosen = page.content.decode()
+    assert '<input type="checkbox" name="unused" value="1" checked>' in chosen
+
+
+# --- The board ----------------------------------------------------------------------------------
+
+
+def suggested(signed_in):
+    board = signed_in.get("/groups/research").context["board"]
+    return [(row.name, row.calls) for row in board.suggested]
+
+
+@pytest.fixture
+def research(weather):
+    group = Group.objects.create(group_id="research", display_name="Research")
+    for name, words in (("a", 3000), ("b", 3500), ("c", 4000), ("d", 4500), ("e", 10)):
+        make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
+    groups.assign(group, list(weather.tools.all()), actor=SYSTEM)
+    groups.set_default_preload(group, True, actor=SYSTEM)
+    return group
+
+
+def test_over_budget_the_costliest_of_the_rarely_called_are_suggested(signed_in, research):
+    call_often(Tool.objects.get(name="d"), 5)
+    call_often(Tool.objects.get(name="c"), 4)
+
+    assert suggested(signed_in) == [("weather__c", 4), ("weather__b", 0), ("weather__a", 0)]
+    page = signed_in.get("/groups/research").content.decode()
+    assert "called 4 times in 30 days" in page
+    assert "never called in 30 days" in page
+
+
+def test_where_all_preloads_are_called_often_none_is_suggested(signed_in, research):
+    for tool in Tool.objects.all():
+        call_often(tool, 5)
+
+    assert suggested(signed_in) == []
+    page = signed_in.get("/groups/research").content.decode()
+    assert "All its preloads are called often" in page
+
+
+def test_within_the_budget_nothing_is_suggested(signed_in, research):
+    groups.set_default_preload(research, False, actor=SYSTEM)
+
+    assert suggested(signed_in) == []
+    assert "rarely called" not in signed_in.get("/groups/research").content.decode()
