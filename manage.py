@@ -11,7 +11,7 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
     django.setup()
 
-    from toolcrib.databases import make_tables_if_new
+    from toolcrib.config.databases import make_tables_if_new
 
     make_tables_if_new(sys.argv[1:2])
     execute_from_command_line(sys.argv)

@@ -116,7 +116,7 @@ def read_modules() -> None:
     django.setup()
     from django.urls import get_resolver
 
-    import toolcrib.databases
+    import toolcrib.config.databases
     import toolcrib.management.commands.serve  # noqa: F401
 
     assert get_resolver().url_patterns
@@ -134,7 +134,7 @@ def become_installation(out: str, err: str) -> NoReturn:
 
     from sessions_app.dispatch import planner as planning
     from sessions_app.ledger import calls as ledger
-    from toolcrib.databases import make_tables_if_new
+    from toolcrib.config.databases import make_tables_if_new
     from toolcrib.lib.process_identity import this_process
 
     # The one thing a module knows of the process that read it.

@@ -52,7 +52,7 @@ class _Grouping(LoadScopeScheduling):  # type: ignore[misc]
             "tests/e2e/live/",
             "tests/e2e/mcp/",
             "tests/e2e/production/",
-            "tests/toolcrib/test_serve",
+            "tests/e2e/live/",
         )
         return next((start for start in together if path.startswith(start)), nodeid)
 

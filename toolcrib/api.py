@@ -24,9 +24,9 @@ from sessions_app.playground.api import router as search_router
 from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
 from sessions_app.usage.api import router as usage_router
-from toolcrib.health_api import router as health_router
 from toolcrib.lib.errors import Failed, Forbidden, Invalid, ToolcribError
 from toolcrib.lib.strict_json import parsed
+from toolcrib.runtime.health_api import router as health_router
 
 logger = logging.getLogger(__name__)
 WRITES = {"POST", "PUT", "PATCH", "DELETE"}

@@ -29,9 +29,9 @@ from sessions_app.fast_path import rest_call as call_path  # noqa: E402
 from sessions_app.fast_path import rest_load_search as act_path  # noqa: E402
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_refusals  # noqa: E402
-from toolcrib.collecting import collector, share_heaps  # noqa: E402
 from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
-from toolcrib.runtime import runtime  # noqa: E402
+from toolcrib.runtime.lifespan import runtime  # noqa: E402
+from toolcrib.runtime.memory_tuning import collector, share_heaps  # noqa: E402
 
 # WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")

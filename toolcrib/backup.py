@@ -41,7 +41,7 @@ from catalog.models import Revision
 from servers.models import Credential, Server, SyncRun
 from servers.registration import credentials
 from sessions_app.models import IN_FLIGHT, Call, CallState
-from toolcrib import environment as env
+from toolcrib.config import environment as env
 from toolcrib.lib.errors import Conflict, Invalid
 
 FORMAT = 1

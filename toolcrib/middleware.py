@@ -118,7 +118,7 @@ class PageErrors:
         return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
-        from toolcrib.system_views import error_page  # views import models; apps load first
+        from toolcrib.pages.error_views import error_page  # views import models; apps load first
 
         if not isinstance(error, ToolcribError):
             return None

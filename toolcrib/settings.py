@@ -10,9 +10,9 @@ from pathlib import Path
 from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
-from toolcrib import environment as env
-from toolcrib import keys
-from toolcrib.databases import database_from_url, sqlite_database
+from toolcrib.config import environment as env
+from toolcrib.config import installation_keys as keys
+from toolcrib.config.databases import database_from_url, sqlite_database
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 VERSION = "0.1.0"
@@ -173,7 +173,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "toolcrib.shell.context",
+                "toolcrib.pages.navigation.context",
             ],
             "loaders": [
                 (
@@ -219,7 +219,7 @@ AUTHENTICATION_BACKENDS = [
     "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
 ]
-PASSWORD_HASHERS = ["toolcrib.hashers.BoundedArgon2"]
+PASSWORD_HASHERS = ["toolcrib.config.password_hashers.BoundedArgon2"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {
@@ -233,7 +233,7 @@ PASSWORD_RESET_TIMEOUT = int(timedelta(days=3).total_seconds())
 AXES_FAILURE_LIMIT = 5
 AXES_COOLOFF_TIME = timedelta(minutes=15)
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_LOCKOUT_CALLABLE = "toolcrib.people_views.locked_out"
+AXES_LOCKOUT_CALLABLE = "toolcrib.accounts.views.locked_out"
 AXES_RESET_ON_SUCCESS = True
 AXES_VERBOSE = False
 
@@ -243,7 +243,7 @@ SESSION_COOKIE_AGE = int(SESSION_ABSOLUTE.total_seconds())
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 CSRF_COOKIE_SAMESITE = "Lax"
-CSRF_FAILURE_VIEW = "toolcrib.system_views.csrf_failure"
+CSRF_FAILURE_VIEW = "toolcrib.pages.error_views.csrf_failure"
 CSRF_TRUSTED_ORIGINS = env.words("TOOLCRIB_ORIGINS")
 HTTPS = env.flag("TOOLCRIB_HTTPS", not EMBEDDED)
 PUBLIC_URL = env.text("TOOLCRIB_PUBLIC_URL").rstrip("/") or (
@@ -280,7 +280,7 @@ CONTENT_SECURITY_POLICY = {
 
 LOG_LEVEL = env.text("TOOLCRIB_LOG_LEVEL", "INFO")
 LOG_FILE = {
-    "class": "toolcrib.logs.PrivateLogFile",
+    "class": "toolcrib.config.log_formatters.PrivateLogFile",
     "formatter": "line",
     "filename": DATA_DIR / "toolcrib.log",
     "maxBytes": 5_000_000,
@@ -291,7 +291,7 @@ LOG_FILE = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"()": "toolcrib.logs.OneLineFormatter"}},
+    "formatters": {"line": {"()": "toolcrib.config.log_formatters.OneLineFormatter"}},
     "handlers": {
         "stderr": {"class": "logging.StreamHandler", "formatter": "line"},
         **({"file": LOG_FILE} if EMBEDDED else {}),

@@ -3,8 +3,12 @@
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
 
-from toolcrib import palette, patterns, people_views, settings_views, system_views, views
+from toolcrib.accounts import views as people_views
 from toolcrib.api import api
+from toolcrib.pages import command_palette as palette
+from toolcrib.pages import error_views as system_views
+from toolcrib.pages import settings_views, views
+from toolcrib.pages import style_guide as patterns
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("", views.overview, name="overview"),
@@ -33,7 +37,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/v1/", api.urls),
 ]
 
-handler400 = "toolcrib.system_views.bad_request"
-handler403 = "toolcrib.system_views.forbidden"
-handler404 = "toolcrib.system_views.not_found"
-handler500 = "toolcrib.system_views.server_error"
+handler400 = "toolcrib.pages.error_views.bad_request"
+handler403 = "toolcrib.pages.error_views.forbidden"
+handler404 = "toolcrib.pages.error_views.not_found"
+handler500 = "toolcrib.pages.error_views.server_error"

@@ -9,7 +9,7 @@ from django.test import RequestFactory
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from toolcrib import patterns
+from toolcrib.pages import style_guide as patterns
 from toolcrib.templatetags import toolcrib as tags
 
 

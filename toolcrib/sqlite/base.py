@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from django.db.backends.sqlite3 import base
 
-from toolcrib.sqlite.turns import Turns
+from toolcrib.sqlite.write_queue import Turns
 
 Database = sqlite3.dbapi2  # Django looks for it here
 WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)

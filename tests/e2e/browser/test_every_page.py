@@ -30,7 +30,7 @@ LONG = "A-name-that-nobody-would-break-" + "x" * 49
 LONG_ID = "g" + "o" * 63
 OPERATOR = """
 from django.contrib.auth.models import User
-from catalog.people import Role, give_role
+from toolcrib.lib.roles import Role, give_role
 user = User(username="otto@example.org")
 give_role(user, Role.OPERATOR)
 user.set_password("{}")

@@ -41,7 +41,9 @@ def source(tmp_path_factory):
     toolcrib = Installation(tmp_path_factory.mktemp("source") / "data")
     with running_http("healthy") as url, toolcrib:
         toolcrib.token("admin")
-        join = "from toolcrib import people; people.set_up('ada@example.org', 'a long quiet river')"
+        join = (
+            "from toolcrib.accounts.invitations import set_up; set_up('a@b.org', 'a quiet river')"
+        )
         assert toolcrib.command("shell", "-c", join).returncode == 0
         body = {"name": "weather", "transport": "http", "url": url}
         status, answer = toolcrib.api("POST", "/servers", body | {"headers": {"X-Key": CANARY}})
@@ -74,7 +76,7 @@ def header_of(path):
 
 
 READ_CREDENTIAL = (
-    "from servers.models import Credential; from servers.credentials import decrypt; "
+    "from servers.models import Credential; from servers.registration.credentials import decrypt; "
     "print(decrypt(Credential.objects.get().ciphertext).reveal())"
 )
 STORY = """

@@ -9,7 +9,7 @@ from servers.connections import calls as calling
 from servers.connections import metrics as gauges
 from tests.support.factories import make_program, make_server
 from tests.support.upstream_calls import ask, run, target, until
-from toolcrib.about import facts
+from toolcrib.pages.about import facts
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -274,12 +274,12 @@ def test_what_one_process_revokes_or_disables_every_other_refuses_next(tmp_path)
     processes = [Asking(toolcrib), Asking(toolcrib)]
     try:
         assert [ask(key) for ask in processes] == ["good", "good"]
-        change = "from sessions_app import {0} as x; from sessions_app.models import *; "
+        change = "from sessions_app.agents import {0} as x; from sessions_app.models import *; "
         change += "from catalog.audit import SYSTEM; x.{1}({2}.objects.get(), actor=SYSTEM)"
         for words, answer in (
-            (("agents", "disable", "Agent"), "refused"),
-            (("agents", "enable", "Agent"), "good"),
-            (("keys", "revoke", "ApiKey"), "refused"),
+            (("actions", "disable", "Agent"), "refused"),
+            (("actions", "enable", "Agent"), "good"),
+            (("api_keys", "revoke", "ApiKey"), "refused"),
         ):
             done = toolcrib.command("shell", "--no-imports", "-c", change.format(*words))
             assert done.returncode == 0, done.stderr

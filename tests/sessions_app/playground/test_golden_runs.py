@@ -17,9 +17,9 @@ from sessions_app.playground import search as playground
 from tests.sessions_app.playground.test_search import text_of
 from tests.support.factories import fold, tool_object
 from tests.support.installation import ROOT
-from toolcrib import attention
 from toolcrib.celery import app
 from toolcrib.lib.errors import Conflict
+from toolcrib.pages import attention
 
 pytestmark = pytest.mark.django_db
 RIGHT = "github__create_issue"

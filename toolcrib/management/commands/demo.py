@@ -26,10 +26,11 @@ from catalog.audit import Actor
 from servers.models import Server
 from sessions_app.agents import api_keys as keys
 from sessions_app.models import Agent, Scope
-from toolcrib import demo_history, demonstration
-from toolcrib import environment as env
-from toolcrib.demo_sessions import Door, Refused
-from toolcrib.keys import make_private_file
+from toolcrib.config import environment as env
+from toolcrib.config.installation_keys import make_private_file
+from toolcrib.demo import fill as demonstration
+from toolcrib.demo import history as demo_history
+from toolcrib.demo.sessions import Door, Refused
 
 ACTOR = Actor.command("demo")
 READY = "Toolcrib is ready:"

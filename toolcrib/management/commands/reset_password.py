@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from toolcrib import people
+from toolcrib.accounts import invitations as people
 from toolcrib.lib.errors import ToolcribError
 
 

@@ -17,8 +17,9 @@ from django.core.management.base import BaseCommand
 from django.db import DatabaseError
 
 from sessions_app.dispatch import dispatcher as dispatch
-from toolcrib import people, workers
-from toolcrib.patience import PatientHttp
+from toolcrib.accounts import invitations as people
+from toolcrib.runtime import web_workers as workers
+from toolcrib.runtime.http_protocol import PatientHttp
 
 GIVE_UP_BEFORE = 0.5  # seconds
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}

@@ -1,0 +1,182 @@
+"""How people get in, and what keeps others out."""
+
+import json
+import re
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.test import Client
+from django.utils import timezone
+
+from catalog.audit import SYSTEM
+from toolcrib.accounts import invitations as people
+from toolcrib.lib.errors import Conflict
+from toolcrib.lib.roles import Role, role_of
+
+PASSWORD = "a long and quiet river"
+
+
+@pytest.fixture
+def browser(db):
+    return Client(enforce_csrf_checks=True)
+
+
+def post(browser, path, **fields):
+    """Send a form as a browser does: with the token of the page it stands on."""
+    page = browser.get(path)
+    found = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode())
+    assert found, page.content
+    return browser.post(path, {**fields, "csrfmiddlewaretoken": found[1]})
+
+
+def sign_in(browser, name, password):
+    return post(browser, "/sign-in", username=name, password=password)
+
+
+def test_the_setup_link_makes_the_first_admin_once(browser):
+    path = f"/setup/{people.setup_code()}"
+
+    answer = post(browser, path, email="Ada@Example.org", password=PASSWORD)
+
+    assert answer.status_code == 302
+    user = User.objects.get()
+    assert role_of(user) == Role.ADMIN
+    assert user.username == "ada@example.org"
+    assert user.password.startswith("argon2")
+    assert browser.get("/").status_code == 200
+    assert Client().get(path).headers["Location"] == "/sign-in"
+    with pytest.raises(Conflict):
+        people.set_up("eve@example.org", PASSWORD)
+
+
+def test_a_wrong_setup_code_is_refused_and_says_where_the_right_one_is(browser):
+    answer = browser.get("/setup/0000")
+    assert answer.status_code == 404
+    assert "prints the right one" in answer.content.decode()
+
+
+@pytest.mark.parametrize("password", ["short", "123456789012", "ada@example.org"])
+def test_a_weak_password_is_refused_with_the_reason(browser, password):
+    answer = post(
+        browser, f"/setup/{people.setup_code()}", email="ada@example.org", password=password
+    )
+    assert answer.status_code == 422
+    assert "assword" in answer.content.decode()
+    assert not User.objects.exists()
+
+
+def test_signing_in_and_out(browser, admin):
+    assert browser.get("/").headers["Location"] == "/sign-in?next=/"
+    assert sign_in(browser, " ADA@example.org ", PASSWORD).headers["Location"] == "/"
+    home = browser.get("/")
+    assert home.status_code == 200
+    cookie = browser.cookies["toolcrib-session"]
+    assert cookie["httponly"]
+    assert cookie["samesite"] == "Lax"
+
+    old = cookie.value
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', home.content.decode())[1]
+    browser.post("/sign-out", {"csrfmiddlewaretoken": token})
+    thief = Client()
+    thief.cookies["toolcrib-session"] = old
+    assert thief.get("/").status_code == 302
+
+
+def test_the_sixth_wrong_password_is_locked_out_and_so_is_the_right_one(browser, admin):
+    answers = [sign_in(browser, admin.username, "wrong wrong wrong") for _ in range(5)]
+    assert answers[-1].status_code == 429
+    assert answers[-1].headers["Retry-After"] == "900"
+    assert sign_in_blocked(browser, admin.username)
+
+
+def sign_in_blocked(browser, name):
+    return browser.post("/sign-in", {"username": name, "password": PASSWORD}).status_code in (
+        403,
+        429,
+    )
+
+
+def test_an_unknown_name_gets_the_same_answer_as_a_wrong_password(browser, admin):
+    def said(name):
+        text = sign_in(browser, name, "wrong wrong wrong").content.decode()
+        text = re.sub(r'value="[^"]*"', "", text)
+        return text.replace(name, "")
+
+    assert said(admin.username) == said("nobody@example.org")
+
+
+def test_the_address_to_go_on_to_cannot_be_another_site(browser, admin):
+    page = browser.get("/sign-in?next=https://evil.example/")
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode())[1]
+    answer = browser.post(
+        "/sign-in?next=https://evil.example/",
+        {"username": admin.username, "password": PASSWORD, "csrfmiddlewaretoken": token},
+    )
+    assert answer.headers["Location"] == "/"
+    theme = Client().post("/theme", {"theme": "dark", "next": "//evil.example"})
+    assert theme.headers["Location"] == "/"
+
+
+@pytest.mark.parametrize(("key", "hours"), [("seen", 0.6), ("began", 12.1)])
+def test_a_session_ends_after_half_an_hour_idle_or_twelve_hours(browser, admin, key, hours):
+    sign_in(browser, admin.username, PASSWORD)
+    assert browser.get("/").status_code == 200
+    session = browser.session
+    session[key] = timezone.now().timestamp() - hours * 3600
+    session.save()
+    assert browser.get("/").status_code == 302
+
+
+def test_changing_the_password_ends_other_sessions(browser, admin):
+    sign_in(browser, admin.username, PASSWORD)
+    people.choose_password(admin, "another long and quiet river")
+    assert browser.get("/").status_code == 302
+
+
+def test_an_invitation_works_once_and_gives_the_role(browser, db, capsys):
+    call_command("invite", "otto@example.org", "--role", "operator", "--json")
+    link = json.loads(capsys.readouterr().out)["link"]
+    path = link.partition("localhost:8000")[2]
+
+    assert post(browser, path, password=PASSWORD).status_code == 302
+
+    assert role_of(User.objects.get()) == Role.OPERATOR
+    assert browser.get("/").status_code == 200
+    assert Client().get(path).status_code == 404
+    with pytest.raises(Conflict):
+        people.invite("otto@example.org", Role.ADMIN, actor=SYSTEM)
+
+
+def test_a_password_link_for_someone_who_is_not_there_says_so(db, capsys):
+    with pytest.raises(SystemExit) as ended:
+        call_command("reset_password", "nobody")
+    assert ended.value.code == 1
+    assert "nobody called nobody" in capsys.readouterr().err
+
+
+def test_an_outsider_sees_who_can_help_and_nothing_else(page_of, outsider, admin):
+    answer = page_of(outsider, "/")
+    text = answer.content.decode()
+    assert answer.status_code == 403
+    assert "operator" in text
+    assert admin.username in text
+    assert "/servers" not in text
+
+
+def test_every_page_carries_the_headers_that_keep_scripts_and_frames_out(browser, admin):
+    answer = browser.get("/sign-in")
+    policy = answer.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert answer.headers["X-Frame-Options"] == "DENY"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert browser.get("/sign-in", headers={"host": "evil.test"}).status_code == 400
+
+
+def test_a_form_without_its_token_is_refused_in_words(browser, admin):
+    answer = browser.post("/sign-in", {"username": "x", "password": "y"})
+    assert answer.status_code == 403
+    assert "reload the page" in answer.content.decode()

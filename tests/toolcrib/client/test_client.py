@@ -1,0 +1,646 @@
+"""The agent's side: the client, and the loop around a model. Against the API itself, in memory."""
+
+import json
+import subprocess
+import sys
+
+import httpx2
+import pytest
+from anthropic.types import Message
+from asgiref.sync import async_to_sync
+from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.wsgi import WSGIHandler
+from django.core.signals import request_finished, request_started
+from django.db import close_old_connections
+from google.genai.types import GenerateContentResponse
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+
+from catalog.audit import SYSTEM
+from catalog.tools.actions import save_custom_tool
+from sessions_app.models import Call, Event
+from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.factories import tool_object
+from tests.support.scripted_models import ScriptedProvider
+from tests.support.upstreams.running import ROOT
+from toolcrib.client import (
+    AgentLoop,
+    ApiError,
+    AsyncAgentLoop,
+    AsyncToolcrib,
+    MissingServers,
+    Toolcrib,
+    ToolcribError,
+    ToolFailed,
+    Unreachable,
+    prepare_resumed_state,
+)
+from toolcrib.client import requests as asks
+from toolcrib.client.http import _Tries
+from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult
+from toolcrib.client.steps import appended
+
+WORD = {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]}
+REPLIES = {
+    "anthropic": ("/messages", Message),
+    "openai": ("/chat/completions", ChatCompletion),
+    "openai-responses": ("/responses", Response),
+    "gemini": (":generateContent", GenerateContentResponse),
+}
+
+
+def said_by(provider, *calls, typed=True):
+    """A model's reply that makes these calls: as its SDK gives it, or as JSON."""
+    model = ScriptedProvider(list(calls))
+    model.requests.append({})
+    path, kind = REPLIES[provider]
+    body = model.reply(path)
+    return kind.model_validate(body) if typed else body
+
+
+@pytest.fixture
+def key(db):
+    """The key of an agent with two groups to load and a tool of its own, on the test's database."""
+    shelve("github", "create_issue", "list_issues", create_issue="Create an issue.")
+    shelve("slack", "post_message")
+    shout = save_custom_tool(
+        tool_object("shout", description="Shout a word.", inputSchema=WORD), actor=SYSTEM
+    )
+    regroup("own", shout)
+    for signal in (request_started, request_finished):
+        signal.disconnect(close_old_connections)
+    yield make_agent_client("scout", mode="deferred").key
+    for signal in (request_started, request_finished):
+        signal.connect(close_old_connections)
+
+
+class Wire(httpx2.BaseTransport):
+    """The way to the API, which can be made to break before or after a request."""
+
+    def __init__(self):
+        self.inner = httpx2.WSGITransport(WSGIHandler())
+        self.faults = []
+        self.sent = []
+
+    def handle_request(self, request):
+        self.sent.append(f"{request.method} {request.url.path.rpartition('/')[2]}")
+        fault = self.faults.pop(0) if self.faults else None
+        if isinstance(fault, httpx2.ConnectError):
+            raise fault
+        response = self.inner.handle_request(request)
+        if fault is not None:
+            raise fault
+        return response
+
+
+@pytest.fixture
+def wire():
+    return Wire()
+
+
+@pytest.fixture
+def crib(key, wire):
+    with Toolcrib("http://testserver/", key, http=httpx2.Client(transport=wire)) as client:
+        yield client
+
+
+def shouting(arguments):
+    return arguments["word"].upper()
+
+
+def texts(results):
+    return json.dumps(results, ensure_ascii=False)
+
+
+# --- The client -----------------------------------------------------------------------------------
+
+
+def test_it_is_imported_without_django():
+    code = (
+        "import sys, toolcrib.client\n"
+        "owned = {name.partition('.')[0] for name in sys.modules}\n"
+        "assert not owned & {'django', 'ninja', 'celery', 'catalog', 'servers', 'sessions_app'}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_method_gives_the_answer_with_names(crib):
+    session = crib.open(metadata={"run": 7})
+    assert (session.mode, session.strategy) == ("deferred", "dispatch")
+    assert "mcp:github" in session.text
+    assert crib.session(session.id).id == session.id
+
+    found = crib.search(session.id, query="create issue", limit=1)
+    assert found.tools[0]["name"] == "github__create_issue"
+    loaded = crib.load(session.id, "mcp:github", ["create_issue"])
+    assert (loaded.tool_names, loaded.remaining) == (["github__create_issue"], 1)
+    assert crib.preload(session.id, ["post_message"])["preloaded"] == ["slack__post_message"]
+    assert crib.details(session.id, "shout")["parameters"] == WORD
+    called = crib.call(session.id, "shout", {"word": "hey"})
+    assert (called.state, called.structured_content) == ("client", {"word": "hey"})
+    state = crib.state(session.id)
+    assert state["expanded_groups"] == {
+        "mcp:github": ["github__create_issue"],
+        "mcp:slack": None,
+    }
+    assert crib.stats(session.id)["tokens"]["delivered"] > 0
+    assert crib.tools(session.id, format="anthropic")[0]["name"] == "search_tools"
+    first = crib.catalog(session.id, format="anthropic", native=True)
+    assert first.body["tools"][0]["type"] == "tool_search_tool_regex_20251119"
+    assert crib.catalog(session.id, first.etag, format="anthropic", native=True) is None
+    assert crib.catalog(session.id, format="text").body["text"] == session.text
+    child = crib.fork(session.id)
+    assert crib.state(child.id) == state
+    assert crib.close(session.id).raw["state"] == "closed"
+    assert [one["kind"] for one in crib.events(session.id)["items"]][-1] == "closed"
+
+
+def test_an_error_carries_its_code_its_words_and_the_way_out(crib):
+    session = crib.open()
+    with pytest.raises(ApiError) as refused:
+        crib.details(session.id, "quagga")
+    error = refused.value
+    assert (error.code, error.status) == ("unknown_tool", 404)
+    assert "not available" in error.message
+    assert "search_tools" in error.hint
+    assert isinstance(error, ToolcribError)
+    with pytest.raises(ApiError, match="no such session"):
+        crib.state("ses_none")
+
+
+def test_an_answer_of_something_else_is_told_as_that(key):
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(404, text="<h1>nginx</h1>"))
+    with (
+        Toolcrib("http://elsewhere", key, http=httpx2.Client(transport=transport)) as crib,
+        pytest.raises(ApiError) as refused,
+    ):
+        crib.open()
+    assert refused.value.code == "not_toolcrib"
+    assert "elsewhere" in refused.value.message
+
+
+def test_a_call_whose_answer_is_lost_is_sent_again_and_runs_once(crib, wire):
+    session = crib.open()
+    wire.faults = [httpx2.ReadError("reset")]
+
+    answer = crib.call(session.id, "shout", {"word": "hey"})
+
+    assert answer.state == "client"
+    assert wire.sent[-2:] == ["POST call", "POST call"]
+    assert Call.objects.count() == 1
+
+
+def test_what_would_happen_twice_is_not_sent_again(crib, wire):
+    wire.faults = [httpx2.ReadError("reset")]
+    with pytest.raises(Unreachable, match="reset"):
+        crib.open()
+    wire.faults = [httpx2.ConnectError("refused")]  # nothing was sent
+    assert crib.open().id
+    assert wire.sent == ["POST sessions"] * 3
+
+
+def test_it_gives_up_after_as_many_attempts_as_it_has(key, wire):
+    crib = Toolcrib("http://testserver", key, attempts=2, http=httpx2.Client(transport=wire))
+    wire.faults = [httpx2.ConnectError("refused")] * 9
+    with crib, pytest.raises(Unreachable):
+        crib.open()
+    assert len(wire.sent) == 2
+
+
+def refused_with(status, code, **headers):
+    body = {"error": {"code": code, "message": "m", "hint": "h"}}
+    return httpx2.Response(status, json=body, headers=headers)
+
+
+def test_it_waits_for_what_passes_and_no_longer_than_it_may():
+    ask = asks.call("ses_1", "a")
+    assert _Tries(ask, 2).refused(refused_with(429, "rate_limited", **{"Retry-After": "7"})) == 7
+    assert _Tries(ask, 2).refused(refused_with(503, "busy", **{"Retry-After": "999"})) == 30
+    under_way = refused_with(409, "idempotency_in_progress", **{"Retry-After": "1"})
+    last = _Tries(ask, 1)
+    assert [last.refused(under_way) for _ in range(5)] == [1] * 5
+    for response in (refused_with(409, "idempotency_conflict"), refused_with(429, "rate_limited")):
+        with pytest.raises(ApiError):
+            _Tries(ask, 1).refused(response)
+
+
+# --- The loop -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typed", [True, False])
+@pytest.mark.parametrize("provider", REPLIES)
+def test_a_models_calls_are_answered_in_its_providers_shape(crib, provider, typed):
+    reply = said_by(
+        provider,
+        ("search_tools", {"query": "shout"}),
+        ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}}),
+        ("shout", {"word": "ho"}),
+        ("deferred_tool_call", {"tool_name": "quagga", "arguments": {}}),
+        typed=typed,
+    )
+    with AgentLoop(crib, provider, functions={"shout": shouting}) as loop:
+        assert loop.system == loop.session.text
+        messages = loop.answer(reply)
+    expected = {
+        "anthropic": lambda: [
+            (part["tool_use_id"], part["content"][0]["text"], part.get("is_error", False))
+            for part in messages[0]["content"]
+        ],
+        "openai": lambda: [
+            (one["tool_call_id"], one["content"], one["content"].startswith("Error: "))
+            for one in messages
+        ],
+        "openai-responses": lambda: [
+            (one["call_id"], one["output"], one["output"].startswith("Error: ")) for one in messages
+        ],
+        "gemini": lambda: [
+            (
+                part["function_response"]["name"],
+                texts(part["function_response"]["response"]),
+                "error" in part["function_response"]["response"],
+            )
+            for part in messages[0]["parts"]
+        ],
+    }[provider]()
+    assert len({one for one, _, _ in expected}) >= 3
+    assert "Shout a word." in expected[0][1]
+    assert "HEY" in expected[1][1]
+    assert "HO" in expected[2][1]
+    assert "not available in this session" in expected[3][1]
+    assert [failed for _, _, failed in expected] == [False, False, False, True]
+
+
+def test_replies_may_be_messages_lists_or_single_calls(crib):
+    block = {"type": "tool_use", "id": "t", "name": "shout", "input": {"word": "a"}}
+    chat = {"id": "c", "type": "function", "function": {"name": "shout", "arguments": '{"word":1}'}}
+    item = {"type": "function_call", "call_id": "c", "name": "shout", "arguments": ""}
+    part = {"function_call": {"name": "shout", "args": {"word": "a"}}}
+    searched = {"type": "tool_search_tool_result", "tool_use_id": "s", "content": {}}
+    forms = {
+        "anthropic": [block, [block], [searched, block], {"content": [searched, block]}],
+        "openai": [chat, [chat], {"tool_calls": [chat]}, {"choices": [{"message": {
+            "tool_calls": [chat]}}, {"message": {}}]}],
+        "openai-responses": [item, [item], {"output": [{"type": "reasoning"}, item]}],
+        "gemini": [part, part["function_call"], [part, {"text": "hm"}], {"parts": [part]},
+                   {"candidates": [{"content": {"parts": [part]}}]}],
+        "json": [{"name": "shout", "arguments": {"word": "a"}}],
+    }  # fmt: skip
+    for provider, replies in forms.items():
+        for reply in replies:
+            assert [one.name for one in PROVIDERS[provider].calls(reply)] == ["shout"], reply
+    for provider, nothing in (
+        ("anthropic", {"content": [{"type": "text", "text": "hm"}]}),
+        ("openai", {"choices": [{"message": {"content": "hm", "tool_calls": None}}]}),
+        ("openai-responses", {"output": []}),
+        ("gemini", {"candidates": [{"content": {"parts": [{"text": "hm"}]}}]}),
+        ("gemini", {"candidates": []}),
+        ("json", []),
+    ):
+        assert PROVIDERS[provider].calls(nothing) == []
+    with AgentLoop(crib, "anthropic") as loop:
+        assert loop.answer({"content": [{"type": "text", "text": "done"}]}) == []
+
+
+def test_a_reply_is_kept_in_the_history_as_it_came_with_its_answers_after(crib):
+    for provider, kept in {
+        "anthropic": lambda reply: [{"role": "assistant", "content": reply.content}],
+        "openai": lambda reply: [reply.choices[0].message],
+        "openai-responses": lambda reply: reply.output,
+        "gemini": lambda reply: [reply.candidates[0].content],
+    }.items():
+        with AgentLoop(crib, provider, functions={"shout": shouting}) as loop:
+            reply = said_by(provider, ("shout", {"word": "hey"}))
+            history = ["before"]
+            assert loop.take(reply, history) is True
+            assert history[:2] == ["before", *kept(reply)]
+            assert "HEY" in texts(history[2])
+            body = said_by(provider, typed=False)
+            assert loop.take(body, history) is False
+
+
+def test_hooks_see_the_real_tool_whatever_name_it_was_called_by(crib):
+    seen = []
+
+    def before(call):
+        seen.append((call.name, call.arguments))
+        return "Issues are not ours to make." if call.name == "github__create_issue" else None
+
+    calls = [
+        ("deferred_tool_call", {"tool_name": "github__create_issue", "arguments": '{"what": "a"}'}),
+        ("call_tool", {"name": "create_issue", "args": {"what": "b"}}),
+        ("create_issue", {"what": "c"}),
+        ("shout", {"word": "d"}),
+        ("search_tools", {"query": "issue"}),
+    ]
+    with AgentLoop(crib, "anthropic", before=before, functions={"shout": shouting}) as loop:
+        (message,) = loop.answer(said_by("anthropic", *calls))
+    assert seen == [
+        ("github__create_issue", {"what": "a"}),
+        ("github__create_issue", {"what": "b"}),
+        ("github__create_issue", {"what": "c"}),
+        ("shout", {"word": "d"}),
+    ]
+    parts = message["content"]
+    assert [part.get("is_error", False) for part in parts] == [True, True, True, False, False]
+    assert "not ours to make" in parts[2]["content"][0]["text"]
+    assert Call.objects.get().tool_name == "shout"
+
+
+def test_a_bare_name_the_catalog_does_not_tell_is_asked_for(crib):
+    seen = []
+    with AgentLoop(crib, "json", before=lambda call: seen.append(call.name)) as loop:
+        shelve("later", "sing.song")
+        loop.answer([{"name": "sing.song", "arguments": {}}, {"name": "quagga", "arguments": {}}])
+    assert seen == ["later__sing_song", "quagga"]
+
+
+def test_the_hook_after_sees_and_may_change_the_result(crib):
+    def after(call, result):
+        assert (call.name, result.asked.name) == ("shout", "deferred_tool_call")
+        return ToolResult(result.asked, call, [{"type": "text", "text": "hidden"}])
+
+    asked = ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}})
+    with AgentLoop(crib, "openai", after=after, functions={"shout": shouting}) as loop:
+        assert loop.answer(said_by("openai", asked))[0]["content"] == "hidden"
+
+
+def test_a_tool_of_the_callers_own_may_fail_or_be_missing(crib):
+    def failing(arguments):
+        raise ToolFailed("No voice today.", hint="Whisper.")
+
+    asked = {"id": "1", "name": "shout", "arguments": {"word": "hey"}}
+    with AgentLoop(crib, "json", functions={"shout": failing}) as loop:
+        (failed,) = loop.answer([asked])
+        (wrong,) = loop.answer([{**asked, "arguments": {"word": 5}}])
+    with AgentLoop(crib, "json") as loop:
+        (missing,) = loop.answer([asked])
+    assert (failed["is_error"], failed["content"][0]["text"]) == (True, "No voice today. Whisper.")
+    assert wrong["is_error"]
+    assert '"properties"' in wrong["content"][0]["text"]  # the schema comes back
+    assert "no function for it" in missing["content"][0]["text"]
+
+
+def test_what_the_model_can_mend_is_a_result_and_what_it_cannot_is_raised(crib):
+    mendable = [
+        {"name": "search_tools", "arguments": {"limit": "ten"}},
+        {"name": "search_tools", "arguments": {}},
+        {"name": "load_tools", "arguments": {"group_id": "none"}},
+        {"name": "load_tools", "arguments": {}},
+        {"name": "get_tool_details", "arguments": {"name": "github__create_isue"}},
+        {"name": "get_tool_details", "arguments": {}},
+        {"name": "deferred_tool_call", "arguments": {}},
+        {"name": "deferred_tool_call", "arguments": {"tool_name": "deferred_tool_call"}},
+        {"name": "shout", "arguments": "no json"},
+    ]
+    with AgentLoop(crib, "json") as loop:
+        results = loop.answer(mendable)
+        assert all(result["is_error"] for result in results)
+        assert all(result["content"][0]["text"] for result in results)
+        assert "github__create_issue" in results[4]["content"][0]["text"]
+        crib.close(loop.session.id)
+        with pytest.raises(ApiError) as ended:
+            loop.answer([{"name": "shout", "arguments": {}}])
+    assert ended.value.code == "session_closed"
+
+
+def test_the_aliases_do_what_their_names_say(crib):
+    told = []
+    with AgentLoop(crib, "json", on_tools_expanded=told.append) as loop:
+        loop.answer([{"name": "tool_search_regex", "arguments": {"query": "^github__create"}}])
+        assert loop.export()["expanded_groups"] == {"mcp:github": ["github__create_issue"]}
+        (found,) = loop.answer([{"name": "tool_search", "arguments": {"query": "post message"}}])
+    assert told == [["github__create_issue"]]
+    assert "slack__post_message" in found["content"][0]["text"]
+
+
+# --- State ----------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_where_another_ended(crib, wire):
+    told = []
+    load = {"name": "load_tools", "arguments": {"group_id": "mcp:github"}}
+    with AgentLoop(crib, "json", on_tools_expanded=told.append) as first:
+        (answer,) = first.answer([load])
+        state, cache = json.loads(json.dumps(first.export())), first.loader_cache
+    assert told == [["github__create_issue", "github__list_issues"]]
+
+    again = AgentLoop(crib, "json", resume=state, loader_cache=cache, on_tools_expanded=told.append)
+    with again as second:
+        wire.sent.clear()
+        (same,) = second.answer([load])
+        assert wire.sent == []  # the cache knows it
+        assert second.export() == state
+        second.answer([{"name": "load_tools", "arguments": {"group_id": "mcp:slack"}}])
+    assert same["content"] == answer["content"]
+    assert told[1:] == [["slack__post_message"]]
+    assert second.resumed.pre_loaded_tools == ["github__create_issue", "github__list_issues"]
+    assert "mcp:github" in second.resumed.remaining_groups
+
+
+def test_a_cache_of_another_run_says_nothing_of_a_new_one(crib, wire):
+    load = {"name": "load_tools", "arguments": {"group_id": "mcp:github"}}
+    with AgentLoop(crib, "json") as first:
+        first.answer([load])
+    with AgentLoop(crib, "json", loader_cache=first.loader_cache) as second:
+        second.answer([load])
+        assert second.export()["expanded_groups"] == {"mcp:github": None}
+
+
+def test_a_state_of_another_strategy_is_refused_before_anything_is_sent(crib, wire):
+    state = {"strategy": "inject", "expanded_groups": {}}
+    loop = AgentLoop(crib, "json", resume=state, wish={"strategy": "dispatch"})
+    with pytest.raises(ToolcribError, match="strategy inject") as refused, loop:
+        pass
+    assert refused.value.code == "strategy_mismatch"
+    assert wire.sent == []
+
+
+def test_loaded_groups_stay_with_dispatch_and_leave_with_inject():
+    groups = {"a": ["a1", "a2"], "b": ["b1", "b2"], "c": ["c1"]}
+    expanded = {"a": None, "b": ["b2"], "gone": None}
+    kept = prepare_resumed_state(groups, expanded, "dispatch")
+    left = prepare_resumed_state(groups, expanded, "inject", {("a", None): "answer"})
+    assert kept.pre_loaded_tools == left.pre_loaded_tools == ["a1", "a2", "b2"]
+    assert kept.remaining_groups == groups
+    assert left.remaining_groups == {"b": ["b1"], "c": ["c1"]}
+    assert left.loader_cache == {("a", None): "answer"}
+
+
+@pytest.mark.parametrize("provider", [*REPLIES, "json"])
+def test_with_inject_the_array_grows_at_its_end_every_turn(crib, provider):
+    def names(tools):
+        inner = tools[0]["function_declarations"] if provider == "gemini" else tools
+        return [tool.get("name") or tool["function"]["name"] for tool in inner]
+
+    calls = [("load_tools", {"group_id": "mcp:slack"}), ("load_tools", {"group_id": "mcp:github"})]
+    wish = {"strategy": "inject"}
+    with AgentLoop(crib, provider, wish=wish, max_iterations=1) as loop:
+        arrays, texts_ = [], []
+        for turn in loop.turns():
+            arrays.append(loop.tools)
+            texts_.append(loop.system)
+            if turn <= len(calls):
+                name, arguments = calls[turn - 1]
+                loop.run(ToolCall(f"c{turn}", name, arguments))
+    assert loop.exhausted
+    first, second, third = arrays
+    assert names(second)[len(names(first)) :] == ["slack__post_message"]
+    added = ["github__create_issue", "github__list_issues"]
+    assert names(third)[len(names(second)) :] == added
+    assert names(third)[: len(names(first))] == names(first)
+    assert "mcp:slack" in texts_[0]
+    assert "mcp:slack" not in texts_[1]
+
+
+def test_what_stood_in_the_array_stays_where_it_stood_whatever_comes():
+    old = [{"name": "b"}, {"name": "a"}]
+    assert appended(old, [{"name": "a"}, {"name": "c"}, {"name": "b"}]) == [*old, {"name": "c"}]
+    chat = [{"type": "function", "function": {"name": name}} for name in "ba"]
+    assert appended(chat, chat[::-1]) == chat
+    declared = [{"function_declarations": old}]
+    more = [{"function_declarations": [{"name": "c"}, *old]}]
+    assert appended(declared, more)[0]["function_declarations"] == [*old, {"name": "c"}]
+    assert appended([], old) == old
+
+
+def test_a_limit_of_turns_is_multiplied_as_suggested(crib):
+    with AgentLoop(crib, "json", max_iterations=2) as loop:
+        assert list(loop.turns()) == [1, 2, 3, 4, 5, 6]
+        assert loop.exhausted
+    with AgentLoop(crib, "json", max_iterations=2, wish={"mode": "full"}) as loop:
+        for _ in loop.turns():
+            break
+        assert (loop.limit, loop.exhausted) == (2, False)
+    with AgentLoop(crib, "json") as loop:
+        assert loop.limit is None
+        assert next(iter(loop.turns())) == 1
+
+
+def test_servers_that_are_needed_must_have_tools_in_scope(crib):
+    with AgentLoop(crib, "json", require_servers=["github", "slack"]):
+        pass
+    needed = AgentLoop(crib, "json", require_servers=["github", "jira"])
+    with pytest.raises(MissingServers, match="needs tools of jira") as refused, needed:
+        pass
+    assert "github, slack" in refused.value.hint
+    assert Event.objects.filter(kind="closed").count() == 2  # none is left open
+
+
+def test_a_session_of_the_callers_own_stays_open(crib):
+    session = crib.open()
+    with AgentLoop(crib, "anthropic", session_id=session.id) as loop:
+        assert loop.session.id == session.id
+    assert crib.session(session.id).raw["state"] == "open"
+
+
+# --- Native forms ---------------------------------------------------------------------------------
+
+
+def test_a_native_search_is_answered_with_references(crib):
+    with AgentLoop(crib, "anthropic", native=True, search="client") as loop:
+        assert loop.tools[0]["name"] == "search_tools"
+        (message,) = loop.answer(said_by("anthropic", ("search_tools", {"query": "create issue"})))
+        reference = message["content"][0]["content"][0]
+    assert reference == {"type": "tool_reference", "tool_name": "github__create_issue"}
+    assert message["content"][0]["tool_use_id"] == "toolu_1_0"
+
+
+def test_a_native_search_is_answered_with_the_tools(crib):
+    options = {"native": True, "search": "client", "functions": {"shout": shouting}}
+    with AgentLoop(crib, "openai-responses", **options) as loop:
+        assert loop.tools[-1]["execution"] == "client"
+        calls = (("tool_search", {"query": "create issue"}), ("own shout", {"word": "hey"}))
+        search, called = loop.answer(said_by("openai-responses", *calls))
+    assert (search["type"], search["call_id"]) == ("tool_search_output", "call_1_0")
+    assert search["tools"][0]["tools"][0]["name"] == "github__create_issue"
+    assert called["output"] == "HEY"  # whatever namespace it was found in
+
+
+def test_a_toolset_has_the_callers_key(crib, key):
+    with AgentLoop(crib, "anthropic", native=True, toolset=True) as loop:
+        assert loop.extras["mcp_servers"][0]["authorization_token"] == key
+        assert loop.extras["betas"] == ["mcp-client-2025-11-20"]
+
+
+# --- What a result can hold -----------------------------------------------------------------------
+
+
+def test_contents_are_shown_as_far_as_the_provider_can():
+    image = {"type": "image", "mimeType": "image/png", "data": "AAAA"}
+    link = {"type": "resource_link", "uri": "file:///a", "name": "a"}
+    content = [{"type": "text", "text": "words"}, image, link]
+    call = ToolCall("7", "7zip__draw", {})
+
+    def made(provider, **fields):
+        result = ToolResult(call, call, **{"content": content, **fields})
+        return PROVIDERS[provider].messages([result])[0]
+
+    blocks = made("anthropic")["content"][0]["content"]
+    assert [block["type"] for block in blocks] == ["text", "image", "text"]
+    assert blocks[1]["source"] == {"type": "base64", "media_type": "image/png", "data": "AAAA"}
+    assert made("openai")["content"].splitlines()[:2] == ["words", "[image, image/png]"]
+    parts = made("openai-responses")["output"]
+    assert parts[1] == {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    shown = made("gemini", structured={"a": 1})["parts"][0]["function_response"]
+    assert shown == {"id": "7", "name": "_7zip__draw", "response": {"output": {"a": 1}}}
+    assert made("openai", content=[], structured={"a": 1})["content"] == '{"a":1}'
+    empty = made("anthropic", content=[])["content"][0]["content"]
+    assert empty == [{"type": "text", "text": "(no content)"}]
+    assert PROVIDERS["gemini"].calls({"name": "_7zip__draw"})[0].name == "7zip__draw"
+
+
+# --- asyncio --------------------------------------------------------------------------------------
+
+
+def test_the_same_for_asyncio(key):
+    told, seen = [], []
+
+    async def before(call):
+        seen.append(call.name)
+
+    async def shout(arguments):
+        return arguments["word"].upper()
+
+    async def run():
+        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(ASGIHandler()))
+        options = {"before": before, "functions": {"shout": shout}, "max_iterations": 1}
+        async with (
+            AsyncToolcrib("http://testserver", key, http=http) as crib,
+            AsyncAgentLoop(
+                crib,
+                "anthropic",
+                wish={"strategy": "inject"},
+                on_tools_expanded=told.append,
+                **options,
+            ) as loop,
+        ):
+            arrays = []
+            async for turn in loop.turns():
+                arrays.append([tool["name"] for tool in loop.tools])
+                if turn == 1:
+                    reply = said_by(
+                        "anthropic",
+                        ("load_tools", {"group_id": "mcp:slack"}),
+                        ("shout", {"word": "hey"}),
+                        ("load_tools", {"group_id": "mcp:github"}),
+                        ("quagga", {}),
+                    )
+                    (message,) = await loop.answer(reply)
+            state = await loop.export()
+            with pytest.raises(ApiError, match="no such session"):
+                await crib.state("ses_none")
+            found = await crib.search(loop.session.id, query="issue")
+            return arrays, message["content"], state, found
+
+    arrays, parts, state, found = async_to_sync(run)()
+    assert [part["tool_use_id"] for part in parts] == [f"toolu_1_{at}" for at in range(4)]
+    assert parts[1]["content"][0]["text"] == "HEY"
+    assert parts[3]["is_error"]
+    assert seen == ["shout", "quagga"]
+    assert told == [["slack__post_message"], ["github__create_issue", "github__list_issues"]]
+    assert list(state["expanded_groups"]) == ["mcp:slack", "mcp:github"]
+    assert arrays[1][len(arrays[0]) :] == told[0] + told[1]
+    assert found.total_matches >= 2

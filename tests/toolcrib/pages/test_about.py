@@ -1,0 +1,83 @@
+"""About: what runs here, whether it is well, and a report that gives nothing away."""
+
+import platform
+
+import pytest
+
+from catalog.audit import SYSTEM
+from catalog.models import Vector
+from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import store as vectors
+from servers.models import Server
+from sessions_app.agents import api_keys as keys
+from tests.support.factories import make_agent, make_server, make_tool
+from toolcrib.accounts.invitations import password_path, setup_code
+from toolcrib.pages import about
+
+pytestmark = pytest.mark.django_db
+CANARY = "canary-7f3a9c"
+
+
+def said():
+    return about.report(about.facts())
+
+
+def test_the_report_names_versions_database_tokenizer_and_counts(settings):
+    make_tool(make_server(slug="weather"))
+
+    report = said()
+
+    assert f"Version: {settings.VERSION}" in report
+    assert f"Python: {platform.python_version()}" in report
+    assert "Database: " in report
+    assert "Tokenizer: " in report
+    assert "Servers: 1\n" in report
+    assert "Tools: 1\n" in report
+
+
+def test_it_says_how_far_search_is(settings, monkeypatch):
+    monkeypatch.setattr(vectors, "model", vectors.Model())
+    make_tool(make_server(slug="weather"), group=True)
+    assert "Search: by words only: embeddings are turned off in this installation\n" in said()
+
+    settings.EMBEDDINGS = True
+    monkeypatch.setattr(vectors, "model", vectors.Model())
+    assert "Search: vectors of 0 of 1 texts are made\n" in said()
+
+    Vector.objects.create(model=meaning.MODEL, text_sha256=next(iter(vectors.wanted())), data=b"")
+    assert "Search: by words and meaning, 1 texts\n" in said()
+
+
+def test_planted_secrets_names_and_addresses_are_not_in_the_page(
+    page_of, admin, settings, monkeypatch
+):
+    settings.SECRET_KEY = f"{CANARY}-secret-key"
+    settings.ENCRYPTION_KEYS = [f"{CANARY}-encryption-key-of-thirty-two-characters"]
+    settings.DATABASE_URL = f"postgres://u:{CANARY}@db.internal/x"
+    settings.REDIS_URL = f"redis://:{CANARY}@127.0.0.1:1/0"
+    settings.EMBEDDED = False
+    settings.PUBLIC_URL = f"https://{CANARY}.example"
+    settings.ALLOWED_HOSTS = [f"{CANARY}.example", "testserver"]
+    monkeypatch.setenv("TOOLCRIB_SECRET_KEY", CANARY)
+    settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_SECRET_KEY"})
+    server = make_server(slug="weather", name=CANARY, url=f"https://{CANARY}.example/mcp")
+    agent = make_agent(f"agent-{CANARY}")
+    key = keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)[1]
+
+    page = page_of(admin, "/settings/about").content.decode()
+
+    assert "Redis: does not answer" in page
+    assert "TOOLCRIB_SECRET_KEY" in page
+    report = said()
+    for secret in (CANARY, key, setup_code(), password_path(admin), "db.internal"):
+        assert secret not in page
+        assert secret not in report
+    assert admin.username not in report
+    assert Server.objects.get() == server
+
+
+def test_a_worker_that_does_not_run_is_said_to_fail(page_of, operator):
+    page = page_of(operator, "/settings/about").content.decode()
+
+    assert "the worker does not run in this process" in page
+    assert "tone-bad" in page

@@ -1,0 +1,134 @@
+"""The palette finds pages, verbs and things by name, within a role and a bounded cost."""
+
+import re
+
+import pytest
+from django.contrib.auth.models import User
+from django.urls import resolve
+
+from catalog.models import Group
+from tests.support.factories import make_agent, make_server, make_session, make_tool
+from toolcrib.lib.roles import Role
+from toolcrib.pages import command_palette as palette
+from toolcrib.pages.navigation import context
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def things():
+    server = make_server(slug="weather", name="Weather station")
+    make_tool(server, "get_forecast")
+    make_tool(server, "report_weather")
+    Group.objects.create(group_id="research", display_name="Weather research")
+    return make_session(make_agent("weatherman"))
+
+
+def labels(query, role=Role.ADMIN):
+    return {
+        section.name: [choice.label for choice in section.choices]
+        for section in palette.find(query, role)
+    }
+
+
+def test_one_word_finds_every_kind_of_thing(things):
+    found = labels("weather")
+    assert found["Servers"] == ["Weather station"]
+    assert found["Tools"] == ["weather__get_forecast", "weather__report_weather"]
+    assert found["Groups"] == ["mcp:weather", "research"]
+    assert found["Agents"] == ["weatherman"]
+    assert found["Sessions"] == [f"{things.session_id[:12]}…"]
+
+
+def test_every_word_must_match_and_names_that_begin_with_it_come_first(things):
+    assert labels("weather FORE")["Tools"] == ["weather__get_forecast"]
+    make_tool(make_server(slug="a"), "not_research")
+    Group.objects.create(group_id="a-research", display_name="A")
+    assert labels("research")["Groups"] == ["research", "a-research"]
+    assert labels("weather nothing-like-it") == {}
+
+
+def test_a_session_is_found_by_the_start_of_its_id(things):
+    assert labels(things.session_id[:9])["Sessions"] == [f"{things.session_id[:12]}…"]
+    assert "Sessions" not in labels("ses_nowhere")
+
+
+@pytest.mark.parametrize("wild", ["%", "_", "\\", "'", '"', "%%%", "a" * 5000])
+def test_wild_cards_and_quotes_are_only_letters(wild, things, page_of, admin):
+    assert "Servers" not in labels(wild[:200])
+    assert page_of(admin, "/palette", query_params={"q": wild}).status_code == 200
+
+
+def test_nothing_asked_shows_pages_and_verbs_alone(things):
+    assert set(labels("")) == {"Pages", "Do"}
+
+
+def test_the_palette_knows_every_destination_of_the_navigation_with_its_keys(rf, admin):
+    request = rf.get("/")
+    request.user = admin
+    nav = [item for section in context(request)["shell"]["nav"] for item in section["items"]]
+    pages = palette.find("", Role.ADMIN)[0].choices
+    known = {(choice.url, choice.keys) for choice in pages}
+    assert nav
+    for item in nav:
+        assert (item["url"], f"g {item['key']}") in known, item["label"]
+
+
+def test_an_operator_is_offered_nothing_that_the_operator_may_not_open(things, operator, client):
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+    verbs = {choice.label for choice in palette.find("", Role.OPERATOR)[1].choices}
+    assert "Add server" not in verbs
+    assert "Make a group" not in verbs
+    assert "Do" not in labels("sync weather", Role.OPERATOR)
+    for section in palette.find("e", Role.OPERATOR) + palette.find("", Role.OPERATOR):
+        for choice in section.choices:
+            assert resolve(choice.url.partition("#")[0]).func.needed_role <= Role.OPERATOR
+            assert client.get(choice.url, follow=True).status_code == 200, choice.url
+
+
+def test_every_choice_of_an_admin_opens(things, admin, client):
+    client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
+    for section in palette.find("", Role.ADMIN) + palette.find("weather", Role.ADMIN):
+        for choice in section.choices:
+            assert client.get(choice.url, follow=True).status_code == 200, choice.url
+
+
+def test_sync_is_a_verb_that_posts_and_leaves_out_what_is_disabled(things, admin, client):
+    make_server(slug="idle", name="Weather of old", enabled=False)
+    found = palette.find("sync weather", Role.ADMIN)
+    (sync,) = next(section for section in found if section.name == "Do").choices
+    assert (sync.label, sync.posts) == ("Sync Weather station", True)
+    client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
+    assert client.get(sync.url).status_code == 405
+    text = client.get("/palette?q=sync+weather").text
+    assert f'<form method="post" action="{sync.url}">' in text
+
+
+def test_the_dialog_gets_the_list_alone_and_the_page_works_without_it(things, page_of, admin):
+    page = page_of(admin, "/palette?q=forecast").text
+    assert page.count("<h1>") == 1
+    assert 'href="/tools/weather__get_forecast"' in page
+    part = page_of(admin, "/palette?q=forecast", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert re.search(r'<a role="option"[^>]*href="/tools/weather__get_forecast"', part)
+    assert 'data-palette-said="1 result"' in part
+    none = page_of(admin, "/palette?q=<b>x", headers={"HX-Request": "true"}).text
+    assert "Nothing is called" in none
+    assert "<b>" not in none
+
+
+def test_a_search_takes_as_many_queries_with_many_rows(
+    things, page_of, admin, client, django_assert_max_num_queries
+):
+    for number in range(30):
+        make_agent(f"weather-{number}")
+        Group.objects.create(group_id=f"weather-{number}", display_name="x")
+    page_of(admin, "/palette?q=weather")
+    with django_assert_max_num_queries(9):  # session, person, six searches, and one to spare
+        answer = client.get("/palette?q=weather", headers={"HX-Request": "true"})
+    assert answer.text.count('role="option"') <= 7 * palette.EACH
+
+
+def test_outsiders_find_nothing(page_of, outsider):
+    assert User.objects.filter(pk=outsider.pk).exists()
+    assert page_of(outsider, "/palette?q=a").status_code == 403

@@ -1,0 +1,237 @@
+"""Settings, people and the profile, as an admin and as an operator meet them."""
+
+import re
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from catalog import preferences
+from catalog.audit import SYSTEM, Actor
+from catalog.models import AuditEntry
+from tests.conftest import make_person
+from toolcrib.accounts import invitations as people
+from toolcrib.lib.errors import Conflict
+from toolcrib.lib.roles import Role, role_of
+
+pytestmark = pytest.mark.django_db
+BACKEND = "django.contrib.auth.backends.ModelBackend"
+PAGES = ("general", "tokens", "sync", "retention", "people", "about", "profile")
+
+
+def text_of(response):
+    return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
+
+
+@pytest.fixture
+def as_admin(client, admin):
+    client.force_login(admin, backend=BACKEND)
+    return client
+
+
+@pytest.fixture
+def as_operator(operator):
+    client = Client()
+    client.force_login(operator, backend=BACKEND)
+    return client
+
+
+def test_settings_begin_with_general_and_list_every_page(as_admin):
+    assert as_admin.get("/settings").headers["Location"] == "/settings/general"
+    page = as_admin.get("/settings/general").content.decode()
+    for name in PAGES:
+        assert f'href="/settings/{name}"' in page
+    assert re.search(r'data-go=","', page)
+    assert as_admin.get("/settings/colours").status_code == 404
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_answers_in_few_queries_and_only_to_those_who_may_look(
+    name, as_admin, as_operator, outsider, client, django_assert_max_num_queries
+):
+    as_admin.get(f"/settings/{name}")
+    with django_assert_max_num_queries(25):
+        assert as_admin.get(f"/settings/{name}").status_code == 200
+    assert as_operator.get(f"/settings/{name}").status_code == 200
+    stranger = Client()
+    stranger.force_login(outsider, backend=BACKEND)
+    assert stranger.get(f"/settings/{name}").status_code == 403
+
+
+def test_a_section_saves_alone_in_peoples_units_and_says_what_changed(as_admin):
+    before = preferences.values()
+
+    answer = as_admin.post("/settings/general", {"session_idle_seconds": "90"}, follow=True)
+
+    assert "Saved: sessions expire when idle for." in text_of(answer)
+    assert preferences.values() == before | {"session_idle_seconds": 5400}
+    assert 'value="90"' in answer.content.decode()
+    assert AuditEntry.objects.get().verb == "settings.change"
+
+
+def test_saving_what_holds_already_changes_nothing(as_admin):
+    fields = {"keep_payloads_days": "30", "keep_sessions_days": "365"}
+
+    assert "Nothing was changed." in text_of(
+        as_admin.post("/settings/retention", fields, follow=True)
+    )
+    assert not AuditEntry.objects.exists()
+
+
+@pytest.mark.parametrize("bad", ["", "0", "x", "99999999", "1.5"])
+def test_a_value_that_cannot_be_is_refused_beside_its_field(as_admin, bad):
+    fields = {"keep_payloads_days": bad, "keep_sessions_days": "10"}
+
+    answer = as_admin.post("/settings/retention", fields)
+
+    assert answer.status_code == 422
+    assert 'aria-invalid="true"' in answer.content.decode()
+    assert preferences.value("keep_sessions_days") == 365
+
+
+def test_what_the_environment_fixes_is_shown_with_its_variable_and_not_changed(as_admin, settings):
+    settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_KEEP_PAYLOADS_DAYS", "TOOLCRIB_SYNC_GAP"})
+    settings.KEEP_PAYLOADS_DAYS = 3
+
+    page = as_admin.get("/settings/retention")
+    assert "3 days Fixed by TOOLCRIB_KEEP_PAYLOADS_DAYS ." in text_of(page)
+    assert 'name="keep_payloads_days"' not in page.content.decode()
+    as_admin.post("/settings/retention", {"keep_payloads_days": 9, "keep_sessions_days": 10})
+    now = preferences.values("retention")
+    assert now == {"keep_payloads_days": 3, "keep_sessions_days": 10}
+    sync = text_of(as_admin.get("/settings/sync"))
+    assert "Fixed by TOOLCRIB_SYNC_GAP" in sync
+    assert "The default; TOOLCRIB_MAX_TOOLS changes it." in sync
+
+
+def test_an_operator_reads_settings_and_changes_none(as_operator, admin):
+    page = as_operator.get("/settings/retention")
+    assert "Only admins change settings." in text_of(page)
+    assert (
+        "<button"
+        not in page.content.decode().partition('class="settings"')[2].partition("</main>")[0]
+    )
+
+    answer = as_operator.post("/settings/retention", {"keep_payloads_days": 1})
+
+    assert answer.status_code == 403
+    assert preferences.value("keep_payloads_days") == 30
+
+
+def test_every_setting_of_the_environment_that_is_shown_exists(settings):
+    from toolcrib.pages.settings_views import ENVIRONMENT
+
+    for rows in ENVIRONMENT.values():
+        for variable, attribute, *_ in rows:
+            assert hasattr(settings, attribute), variable
+
+
+# --- People -------------------------------------------------------------------------------------
+
+
+def test_an_invitation_shows_its_link_once_and_the_link_works(as_admin):
+    answer = as_admin.post("/settings/people", {"name": "Bo@example.org", "role": "operator"})
+
+    link = re.search(r"http://localhost:8000(/join/[^<\s]+)", answer.content.decode())[1]
+    assert "no-store" in answer.headers["Cache-Control"]
+    assert "/join/" not in as_admin.get("/settings/people").content.decode()
+    assert "Invited" in text_of(as_admin.get("/settings/people"))
+    bo = Client()
+    assert bo.post(link, {"password": "a long and quiet river"}).status_code == 302
+    assert role_of(User.objects.get(username="bo@example.org")) == Role.OPERATOR
+    assert AuditEntry.objects.filter(verb="person.invite", actor_label="ada@example.org").exists()
+
+
+@pytest.mark.parametrize("name", ["", "two words", "x" * 151, "otto@example.org"])
+def test_an_invitation_that_cannot_be_says_why(as_admin, operator, name):
+    answer = as_admin.post("/settings/people", {"name": name, "role": "operator"})
+
+    assert answer.status_code == 422
+    assert "/join/" not in answer.content.decode()
+
+
+def test_a_role_is_changed_and_holds_at_the_next_request(as_admin, as_operator, operator):
+    as_admin.post(f"/settings/people/{operator.pk}/role", {"role": "outsider"})
+
+    assert as_operator.get("/tools").status_code == 403
+    entry = AuditEntry.objects.get(verb="person.role")
+    assert (entry.before, entry.after) == ({"role": "operator"}, {"role": "outsider"})
+
+
+def test_a_disabled_person_is_out_at_once_and_may_come_back(as_admin, as_operator, operator):
+    path = f"/settings/people/{operator.pk}"
+
+    as_admin.post(f"{path}/disable")
+    assert as_operator.get("/tools").headers["Location"].startswith("/sign-in")
+    as_admin.post(f"{path}/enable")
+
+    operator.refresh_from_db()
+    assert operator.is_active
+    assert list(AuditEntry.objects.values_list("verb", flat=True)) == [
+        "person.enable",
+        "person.disable",
+    ]
+
+
+@pytest.mark.parametrize(("act", "fields"), [("disable", {}), ("role", {"role": "operator"})])
+def test_the_last_admin_stays(as_admin, admin, act, fields):
+    people.invite("eve@example.org", Role.ADMIN, actor=SYSTEM)  # who has not joined
+    gone = make_person("zoe@example.org", Role.ADMIN)
+    people.set_active(gone, False, actor=SYSTEM)
+
+    answer = as_admin.post(f"/settings/people/{admin.pk}/{act}", fields, follow=True)
+
+    assert "ada@example.org is the last admin." in text_of(answer)
+    admin.refresh_from_db()
+    assert role_of(admin) == Role.ADMIN
+
+
+def test_an_admin_may_go_when_another_stays(admin):
+    make_person("bo@example.org", Role.ADMIN)
+
+    people.set_active(admin, False, actor=SYSTEM)
+    with pytest.raises(Conflict):
+        people.change_role(
+            User.objects.get(username="bo@example.org"), Role.OPERATOR, actor=Actor.command("x")
+        )
+
+
+def test_a_password_link_is_shown_to_admins_only(as_admin, as_operator, operator, admin):
+    answer = as_admin.post(f"/settings/people/{operator.pk}/link")
+    assert "/join/" in answer.content.decode()
+    assert "A password link for otto@example.org" in text_of(answer)
+
+    for act in ("link", "role", "disable"):
+        refused = as_operator.post(f"/settings/people/{admin.pk}/{act}", {"role": "outsider"})
+        assert refused.status_code == 403
+    assert as_operator.post("/settings/people", {"name": "x", "role": "admin"}).status_code == 403
+    assert not User.objects.filter(username="x").exists()
+    assert "Invite person" not in text_of(as_operator.get("/settings/people"))
+
+
+@pytest.mark.parametrize(("path", "status"), [("0/role", 404), ("{}/paint", 404), ("{}/role", 422)])
+def test_what_cannot_be_done_to_a_person_is_told_in_words(as_admin, operator, path, status):
+    assert as_admin.post(f"/settings/people/{path.format(operator.pk)}").status_code == status
+
+
+def test_the_list_of_people_costs_the_same_for_many(as_admin, django_assert_max_num_queries):
+    as_admin.get("/settings/people")
+    User.objects.bulk_create(User(username=f"p{n}", password="!") for n in range(600))
+
+    with django_assert_max_num_queries(18):
+        page = as_admin.get("/settings/people")
+
+    assert "there are more people" in text_of(page)
+
+
+# --- Profile ------------------------------------------------------------------------------------
+
+
+def test_single_keys_are_switched_off_for_a_browser_and_on_again(as_operator):
+    assert 'data-keys="on"' in as_operator.get("/tools").content.decode()
+
+    as_operator.post("/settings/profile", {})
+    assert 'data-keys="off"' in as_operator.get("/tools").content.decode()
+
+    as_operator.post("/settings/profile", {"keys": "on"})
+    assert 'data-keys="on"' in as_operator.get("/tools").content.decode()

@@ -1,0 +1,35 @@
+"""Toolcrib from an agent's side: the agent API in Python, and a loop around a model.
+
+Needs httpx2 and nothing else: no Django, no settings. `toolcrib/client*.py` and
+`toolcrib/lib/errors.py` may be copied into any project.
+"""
+
+from toolcrib.client.http import ApiError, AsyncToolcrib, Toolcrib, Unreachable
+from toolcrib.client.loop import AgentLoop, AsyncAgentLoop
+from toolcrib.client.providers import ToolCall, ToolResult
+from toolcrib.client.requests import CallResult, Catalog, Found, Loaded, Session, State
+from toolcrib.client.resume import ResumedState, prepare_resumed_state
+from toolcrib.client.steps import MissingServers, ToolFailed
+from toolcrib.lib.errors import ToolcribError
+
+__all__ = [
+    "AgentLoop",
+    "ApiError",
+    "AsyncAgentLoop",
+    "AsyncToolcrib",
+    "CallResult",
+    "Catalog",
+    "Found",
+    "Loaded",
+    "MissingServers",
+    "ResumedState",
+    "Session",
+    "State",
+    "ToolCall",
+    "ToolFailed",
+    "ToolResult",
+    "Toolcrib",
+    "ToolcribError",
+    "Unreachable",
+    "prepare_resumed_state",
+]

@@ -1,0 +1,172 @@
+"""The agent's loop, for programs that wait and for asyncio. Part of toolcrib.client.
+
+with Toolcrib(url, key) as crib, AgentLoop(crib, "anthropic") as loop:
+    for _ in loop.turns():
+        reply = model(system=loop.system, tools=loop.tools, messages=messages)
+        results = loop.answer(reply)
+        if not results:
+            break
+        messages += [<the reply>, *results]
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any, Self, TypeVar, Unpack
+
+from toolcrib.client import requests as asks
+from toolcrib.client.http import AsyncToolcrib, Toolcrib
+from toolcrib.client.providers import ToolCall, ToolResult
+from toolcrib.client.requests import Json, State
+from toolcrib.client.steps import META, Loop, Options, Run, Step, Steps
+from toolcrib.lib.errors import ToolcribError
+
+T = TypeVar("T")
+TOGETHER = 8  # calls of one reply at once: more than servers take are refused as busy
+
+
+class AgentLoop(Loop):
+    """A run of an agent. A context manager: opens the session, and closes the one it opened."""
+
+    def __init__(self, crib: Toolcrib, provider: str, **options: Unpack[Options]) -> None:
+        super().__init__(provider, **options)
+        self.crib = crib
+
+    def __enter__(self) -> Self:
+        self._drive(self.opening())
+        self.extras = with_key(self.extras, self.crib.key)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._session_id:
+            self.crib.close(self.session.id)
+
+    def turns(self) -> Iterator[int]:
+        """Count turns up to the limit; each begins with what the model is to be shown then."""
+        for turn in count(1) if self.limit is None else range(1, self.limit + 1):
+            if turn > 1:
+                self.refresh()
+            yield turn
+        self.exhausted = True
+
+    def refresh(self) -> None:
+        """Read the tools array again, where loaded tools join it."""
+        if self.session.strategy == "inject":
+            self._drive(self.reading())
+
+    def take(self, reply: Any, messages: list[Any]) -> bool:
+        """Append a reply and what answers its calls; false where it has none: the model is done."""
+        messages += self.said_of(reply)
+        results = self.answer(reply)
+        messages += results
+        return bool(results)
+
+    def answer(self, reply: Any) -> list[Json]:
+        """Answer every call in a model's reply; return the messages to send it. None: no calls."""
+        return self.messages_of([self.run(call) for call in self.calls_of(reply)])
+
+    def run(self, call: ToolCall) -> ToolResult:
+        return self._drive(self.answering(call))
+
+    def export(self) -> State:
+        """What was loaded, to go on with later as `resume`."""
+        return self.crib.send(asks.state(self.session.id))
+
+    def _drive(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    value = self._do(step)
+                except ToolcribError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            return step.function(*step.arguments)
+        return self.crib.send(step)
+
+
+class AsyncAgentLoop(Loop):
+    """The same for asyncio. Calls of one reply run together; loads in the model's order."""
+
+    def __init__(self, crib: AsyncToolcrib, provider: str, **options: Unpack[Options]) -> None:
+        super().__init__(provider, **options)
+        self.crib = crib
+        self._in_order = asyncio.Lock()
+        self._together = asyncio.Semaphore(TOGETHER)
+
+    async def __aenter__(self) -> Self:
+        await self._drive(self.opening())
+        self.extras = with_key(self.extras, self.crib.key)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if not self._session_id:
+            await self.crib.close(self.session.id)
+
+    async def turns(self) -> AsyncIterator[int]:
+        for turn in count(1) if self.limit is None else range(1, self.limit + 1):
+            if turn > 1:
+                await self.refresh()
+            yield turn
+        self.exhausted = True
+
+    async def refresh(self) -> None:
+        if self.session.strategy == "inject":
+            await self._drive(self.reading())
+
+    async def take(self, reply: Any, messages: list[Any]) -> bool:
+        messages += self.said_of(reply)
+        results = await self.answer(reply)
+        messages += results
+        return bool(results)
+
+    async def answer(self, reply: Any) -> list[Json]:
+        calls = self.calls_of(reply)
+        results = await asyncio.gather(*map(self.run, calls), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return self.messages_of([one for one in results if isinstance(one, ToolResult)])
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        async with self._in_order if call.name in META else self._together:
+            return await self._drive(self.answering(call))
+
+    async def export(self) -> State:
+        return await self.crib.send(asks.state(self.session.id))
+
+    async def _drive(self, steps: Steps[T]) -> T:
+        try:
+            step = next(steps)
+            while True:
+                try:
+                    value = await self._do(step)
+                except ToolcribError as error:
+                    step = steps.throw(error)
+                else:
+                    step = steps.send(value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    async def _do(self, step: Step) -> Any:
+        if isinstance(step, Run):
+            value = step.function(*step.arguments)
+            return await value if inspect.isawaitable(value) else value
+        return await self.crib.send(step)
+
+
+def with_key(extras: Json, key: str) -> Json:
+    """Put the key where the provider is to reach Toolcrib itself; Toolcrib sends none."""
+    if "mcp_servers" not in extras:
+        return extras
+    servers = [{**server, "authorization_token": key} for server in extras["mcp_servers"]]
+    return {**extras, "mcp_servers": servers}
