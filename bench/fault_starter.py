@@ -132,13 +132,13 @@ def become_installation(out: str, err: str) -> NoReturn:
     os.closerange(3, 256)
     from django.core.management import execute_from_command_line
 
-    from sessions_app.dispatch import planner as planning
-    from sessions_app.ledger import calls as ledger
+    from sessions_app.dispatch import planner
+    from sessions_app.ledger import calls as call_ledger
     from toolcrib.config.databases import make_tables_if_new
     from toolcrib.lib.process_identity import this_process
 
     # The one thing a module knows of the process that read it.
-    for module in (ledger, planning):
+    for module in (call_ledger, planner):
         vars(module)["HOLDER"] = this_process()
     sys.argv = ["manage.py", "serve"]
     make_tables_if_new(sys.argv[1:2])

@@ -59,8 +59,8 @@ def fill(path, agents):
 
     from catalog.audit import Actor
     from catalog.models import Vector
-    from catalog.search.embeddings import encoder as meaning
-    from catalog.search.embeddings import store as vectors
+    from catalog.search.embeddings import encoder
+    from catalog.search.embeddings import store as vector_store
     from sessions_app.agents.actions import create_with_key
     from tests.support.factories import fold, make_server
 
@@ -76,10 +76,10 @@ def fill(path, agents):
         fold(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
     made = []
-    for key in vectors.wanted():
-        vector = noise.normal(size=meaning.WIDTH)
+    for key in vector_store.wanted():
+        vector = noise.normal(size=encoder.WIDTH)
         data = (vector / np.linalg.norm(vector)).astype(np.float16).tobytes()
-        made.append(Vector(model=meaning.MODEL, text_sha256=key, data=data))
+        made.append(Vector(model=encoder.MODEL, text_sha256=key, data=data))
     Vector.objects.bulk_create(made, batch_size=500)
     actor = Actor("command", "bench")
     return [

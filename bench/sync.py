@@ -37,8 +37,8 @@ from catalog.audit import SYSTEM  # noqa: E402
 from catalog.models import Definition, DefinitionChange, Tool  # noqa: E402
 from servers.mcp_json.parser import ServerDraft  # noqa: E402
 from servers.models import Server, SyncRun, Trigger  # noqa: E402
-from servers.registration import actions as registry  # noqa: E402
-from servers.sync import runner as sync  # noqa: E402
+from servers.registration import actions as server_actions  # noqa: E402
+from servers.sync import runner  # noqa: E402
 from tests.support.upstreams.running import running_http  # noqa: E402
 
 SIZES = ((100, 1), (1_000, 10), (10_000, 100))
@@ -72,9 +72,9 @@ def measure(tools: int, pages: int, rounds: int) -> dict[str, object]:
             DefinitionChange.objects.all().delete()
             Definition.objects.all().delete()
             draft = ServerDraft(name="many", slug="many", transport="http", url=url)
-            server = registry.add_server(draft, actor=SYSTEM)
+            server = server_actions.add_server(draft, actor=SYSTEM)
             for kind in ("first", "again"):
-                seconds, run = timed(sync.sync_now, server.pk, Trigger.MANUAL)
+                seconds, run = timed(runner.sync_now, server.pk, Trigger.MANUAL)
                 assert isinstance(run, SyncRun)
                 assert run.outcome == "ok", run.error
                 times[kind].append(seconds)

@@ -8,7 +8,7 @@ from django.urls import URLPattern, path
 
 from catalog.approvals import views as approval_views
 from catalog.audit import views as audit_views
-from catalog.groups import board_views as group_acts
+from catalog.groups import board_views
 from catalog.groups import views as group_views
 from catalog.tools import hint_views, views
 
@@ -35,17 +35,17 @@ urlpatterns: list[URLPattern] = [
     path("groups/all/create", group_views.create, name="group-create"),
     path("groups/all/order", group_views.order, name="groups-order"),
     path("groups/all/compare", group_views.compare, name="groups-compare"),
-    path("groups/all/add-tools", group_acts.assign_any, name="groups-add-tools"),
-    path("groups/all/remove-tools", group_acts.remove_any, name="groups-remove-tools"),
-    path("groups/undo/<int:entry_id>", group_acts.undo, name="group-undo"),
+    path("groups/all/add-tools", board_views.assign_any, name="groups-add-tools"),
+    path("groups/all/remove-tools", board_views.remove_any, name="groups-remove-tools"),
+    path("groups/undo/<int:entry_id>", board_views.undo, name="group-undo"),
     path("groups/<str:group_id>", group_views.group, name="group"),
     path("groups/<str:group_id>/edit", group_views.edit, name="group-edit"),
-    path("groups/<str:group_id>/assign", group_acts.assign, name="group-assign"),
-    path("groups/<str:group_id>/move", group_acts.move, name="group-move"),
+    path("groups/<str:group_id>/assign", board_views.assign, name="group-assign"),
+    path("groups/<str:group_id>/move", board_views.move, name="group-move"),
     path("groups/<str:group_id>/changes", group_views.changes, name="group-changes"),
-    path("groups/<str:group_id>/remove", group_acts.remove, name="group-remove"),
-    path("groups/<str:group_id>/order", group_acts.order_members, name="group-order"),
-    path("groups/<str:group_id>/preload", group_acts.preload, name="group-preload"),
+    path("groups/<str:group_id>/remove", board_views.remove, name="group-remove"),
+    path("groups/<str:group_id>/order", board_views.order_members, name="group-order"),
+    path("groups/<str:group_id>/preload", board_views.preload, name="group-preload"),
     path("groups/<str:group_id>/delete", group_views.delete, name="group-delete"),
     path("approvals", approval_views.approval_list, name="approvals"),
     path("approvals/bulk", approval_views.decide_many, name="approvals-bulk"),

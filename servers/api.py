@@ -14,13 +14,13 @@ from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.models import ToolState
-from servers.mcp_json import importer as imports
+from servers.mcp_json import importer
 from servers.mcp_json.parser import ServerDraft, slug_of
 from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
-from servers.registration import actions as registry
-from servers.registration import connection_test as checking
+from servers.registration import actions as server_actions
+from servers.registration import connection_test
 from servers.secret import Secret
-from servers.sync import scheduling as due
+from servers.sync import scheduling
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import check_limit, page
@@ -192,7 +192,7 @@ def draft_of(
     elif body.url:
         raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
     entry = {"type": body.transport, **{key: value for key, value in target.items() if value}}
-    draft = imports.read_one(entry, name=name, slug=slug, variables=body.variables)
+    draft = importer.read_one(entry, name=name, slug=slug, variables=body.variables)
     variables = Credential.objects.filter(server=known, kind=CredentialKind.VARIABLE)
     stored = set(variables.values_list("name", flat=True)) if known else set()
     draft = replace(
@@ -201,7 +201,7 @@ def draft_of(
         missing=tuple(name for name in draft.missing if name not in stored),
     )
     same = body.confirm_argv == [body.command, *body.args]
-    return draft, imports.draft_digest(draft) if same else ""
+    return draft, importer.draft_digest(draft) if same else ""
 
 
 @router.get("", response={200: ServerPage, **ERRORS})
@@ -224,24 +224,24 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
         slug=body.slug if body.slug is not None else slug_of(body.name, taken),
         description=body.description,
     )
-    server = registry.add_server(draft, actor=key_actor(request), confirmed=confirmed)
-    due.request_sync(server.pk, Trigger.ADDED)
+    server = server_actions.add_server(draft, actor=key_actor(request), confirmed=confirmed)
+    scheduling.request_sync(server.pk, Trigger.ADDED)
     return Status(201, shown(find(server.slug)))
 
 
 @router.post("/test", response={200: TestOut, **ERRORS})
-def test_draft(request: HttpRequest, body: ServerIn) -> checking.Tested:
+def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.Tested:
     """Try a server before registering it. For stdio this runs the program."""
     slug = body.slug or slug_of(body.name, set())
     draft, confirmed = draft_of(body, name=body.name, slug=slug)
-    return checking.check_draft(draft, confirmed=confirmed, actor=key_actor(request))
+    return connection_test.check_draft(draft, confirmed=confirmed, actor=key_actor(request))
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})
 def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     """Check an mcp.json, or save its good servers. Programs need their digest in `confirm`."""
-    check = imports.check_text(body.text, body.variables)
-    drafts = [draft.masked() | {"confirm": imports.draft_digest(draft)} for draft in check.drafts]
+    check = importer.check_text(body.text, body.variables)
+    drafts = [draft.masked() | {"confirm": importer.draft_digest(draft)} for draft in check.drafts]
     answer: dict[str, Any] = {
         "shape": check.shape,
         "drafts": drafts,
@@ -250,10 +250,10 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     }
     if body.check_only:
         return answer
-    done = imports.save(check, actor=key_actor(request), confirmed=body.confirm)
+    done = importer.save(check, actor=key_actor(request), confirmed=body.confirm)
     for item in done:
         if item.server:
-            due.request_sync(item.server.pk, Trigger.ADDED)
+            scheduling.request_sync(item.server.pk, Trigger.ADDED)
     return answer | {
         "saved": [item.server.slug for item in done if item.server],
         "known": [item.known.slug for item in done if item.known],
@@ -268,7 +268,7 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
 @router.get("/export", response={200: dict[str, Any], **ERRORS})
 def export_servers(request: HttpRequest) -> dict[str, Any]:
     """Every server as mcp.json, with ${NAME} for every secret."""
-    exported: dict[str, Any] = json.loads(imports.export_text())
+    exported: dict[str, Any] = json.loads(importer.export_text())
     return exported
 
 
@@ -282,23 +282,23 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
     server, actor = find(slug), key_actor(request)
     changes = body.model_dump(exclude_none=True, exclude={"connection", "enabled"})
     if changes:
-        registry.change_settings(server, changes, actor=actor)
+        server_actions.change_settings(server, changes, actor=actor)
     if body.connection is not None:
         draft, confirmed = draft_of(
             body.connection, name=server.name, slug=server.slug, known=server
         )
-        registry.edit_connection(server, draft, actor=actor, confirmed=confirmed)
-        due.request_sync(server.pk, Trigger.MANUAL)
+        server_actions.edit_connection(server, draft, actor=actor, confirmed=confirmed)
+        scheduling.request_sync(server.pk, Trigger.MANUAL)
     if body.enabled is not None:
-        registry.set_enabled(server, body.enabled, actor=actor)
+        server_actions.set_enabled(server, body.enabled, actor=actor)
         if body.enabled:
-            due.request_sync(server.pk, Trigger.MANUAL)
+            scheduling.request_sync(server.pk, Trigger.MANUAL)
     return shown(find(slug))
 
 
 @router.delete("/{slug}", response={204: None, **ERRORS})
 def delete_server(request: HttpRequest, slug: str) -> Status[None]:
-    registry.delete_server(find(slug), actor=key_actor(request))
+    server_actions.delete_server(find(slug), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -309,8 +309,8 @@ def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dic
         name: Secret(text) if text is not None else None for name, text in body.values.items()
     }
     server = find(slug)
-    registry.set_credentials(server, body.kind, values, actor=key_actor(request))
-    due.request_sync(server.pk, Trigger.MANUAL)
+    server_actions.set_credentials(server, body.kind, values, actor=key_actor(request))
+    scheduling.request_sync(server.pk, Trigger.MANUAL)
     return shown(find(slug))
 
 
@@ -320,13 +320,13 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     server = find(slug)
     if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    due.ask(server, actor=key_actor(request))
+    scheduling.ask(server, actor=key_actor(request))
     return Status(202, {"status": "asked"})
 
 
 @router.post("/{slug}/test", response={200: TestOut, **ERRORS})
-def test_server(request: HttpRequest, slug: str) -> checking.Tested:
-    return checking.check_server(find(slug), actor=key_actor(request))
+def test_server(request: HttpRequest, slug: str) -> connection_test.Tested:
+    return connection_test.check_server(find(slug), actor=key_actor(request))
 
 
 @router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})

@@ -2,15 +2,14 @@
 
 from celery import shared_task
 
-from servers.sync import runner as sync
-from servers.sync import scheduling as due
+from servers.sync import runner, scheduling
 
 
 @shared_task(name="servers.tasks.sync_server")  # type: ignore[untyped-decorator]
 def sync_server(server_id: int) -> None:
-    sync.sync_if_due(server_id)
+    runner.sync_if_due(server_id)
 
 
 @shared_task(name="servers.tasks.sync_due")  # type: ignore[untyped-decorator]
 def sync_due() -> None:
-    due.send_due()
+    scheduling.send_due()

@@ -2,15 +2,14 @@
 
 from django.urls import URLPattern, path
 
-from servers.web import import_views as add_views
-from servers.web import settings_views, views
+from servers.web import import_views, settings_views, views
 
 urlpatterns: list[URLPattern] = [
     path("servers", views.servers, name="servers"),
-    path("servers/add", add_views.source, name="server-add"),
-    path("servers/add/check", add_views.check, name="server-add-check"),
-    path("servers/add/connect", add_views.connect, name="server-add-connect"),
-    path("servers/add/progress", add_views.progress, name="server-add-progress"),
+    path("servers/add", import_views.source, name="server-add"),
+    path("servers/add/check", import_views.check, name="server-add-check"),
+    path("servers/add/connect", import_views.connect, name="server-add-connect"),
+    path("servers/add/progress", import_views.progress, name="server-add-progress"),
     path("servers/export", views.export, name="server-export"),
     path("servers/bulk", views.bulk, name="servers-bulk"),
     path("servers/<slug:slug>", views.server, name="server"),

@@ -5,9 +5,9 @@ import time
 
 from celery import shared_task
 
-from sessions_app.ledger import calls as ledger
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.playground import golden_runs
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import lifecycle
 
 logger = logging.getLogger(__name__)
 
@@ -17,13 +17,13 @@ _next_prune = 0.0
 
 def tidy() -> None:
     """Expire idle sessions, give up calls of dead processes, forget what is too old."""
-    expired, given_up = opening.expire_idle(), ledger.recover()
+    expired, given_up = lifecycle.expire_idle(), call_ledger.recover()
     if expired or given_up:
         logger.info("Expired %d sessions, gave up %d calls", expired, given_up)
     global _next_prune
     if time.monotonic() >= _next_prune:
         _next_prune = time.monotonic() + PRUNE_EVERY
-        ledger.prune()
+        call_ledger.prune()
 
 
 @shared_task(name="sessions_app.tasks.tidy_sessions")  # type: ignore[untyped-decorator]

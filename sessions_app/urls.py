@@ -6,11 +6,11 @@ agent has two parts, the second of which is no act upon an agent.
 
 from django.urls import URLPattern, path
 
-from sessions_app.agents import onboarding_views as welcome_views
+from sessions_app.agents import onboarding_views
 from sessions_app.agents import views as agent_views
 from sessions_app.playground import try_views
 from sessions_app.playground import views as playground_views
-from sessions_app.review import views as session_views
+from sessions_app.review import views as review_views
 from sessions_app.usage import views as usage_views
 
 agent_pages: list[URLPattern] = [
@@ -29,21 +29,21 @@ agent_pages: list[URLPattern] = [
 ]
 
 session_pages: list[URLPattern] = [
-    path("sessions", session_views.sessions, name="sessions"),
-    path("sessions/new", session_views.newer, name="sessions-new"),
-    path("sessions/<str:session_id>.json", session_views.session_json, name="session-json"),
-    path("sessions/<str:session_id>", session_views.session, name="session"),
+    path("sessions", review_views.sessions, name="sessions"),
+    path("sessions/new", review_views.newer, name="sessions-new"),
+    path("sessions/<str:session_id>.json", review_views.session_json, name="session-json"),
+    path("sessions/<str:session_id>", review_views.session, name="session"),
     path("tools/<str:public_name>/try", try_views.try_tool, name="tool-try"),
-    path("tools/<str:public_name>/use", session_views.tool_use, name="tool-use"),
+    path("tools/<str:public_name>/use", review_views.tool_use, name="tool-use"),
 ]
 
 welcome_pages: list[URLPattern] = [
-    path("welcome/start", welcome_views.start, name="welcome-start"),
-    path("welcome/group", welcome_views.look, name="welcome-group"),
-    path("welcome/agent", welcome_views.agent, name="welcome-agent"),
-    path("welcome/agent/waiting", welcome_views.waiting, name="welcome-waiting"),
-    path("welcome/skip", welcome_views.skip, name="welcome-skip"),
-    path("welcome/dismiss", welcome_views.dismiss, name="welcome-dismiss"),
+    path("welcome/start", onboarding_views.start, name="welcome-start"),
+    path("welcome/group", onboarding_views.look, name="welcome-group"),
+    path("welcome/agent", onboarding_views.agent, name="welcome-agent"),
+    path("welcome/agent/waiting", onboarding_views.waiting, name="welcome-waiting"),
+    path("welcome/skip", onboarding_views.skip, name="welcome-skip"),
+    path("welcome/dismiss", onboarding_views.dismiss, name="welcome-dismiss"),
 ]
 
 usage_pages: list[URLPattern] = [

@@ -8,10 +8,10 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
-from sessions_app.agents import api_keys as keys
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.agents import api_keys
+from sessions_app.sessions import rate_limits
 from tests.support import parts
 from toolcrib.lib.roles import Role, give_role
 
@@ -82,10 +82,10 @@ def make_person(name: str, role: Role) -> User:
 @pytest.fixture(autouse=True)
 def fresh_memory():
     """Forget what a process keeps: revisions and ids begin anew with every test's database."""
-    shelf.forget()
-    limiting.forget()
+    cache.forget()
+    rate_limits.forget()
     yield
-    shelf.forget()
+    cache.forget()
 
 
 @pytest.fixture
@@ -105,12 +105,12 @@ def outsider(db):
 
 @pytest.fixture
 def admin_token(db):
-    return keys.mint("tests", "admin", actor=SYSTEM)[1]
+    return api_keys.mint("tests", "admin", actor=SYSTEM)[1]
 
 
 @pytest.fixture
 def operator_token(db):
-    return keys.mint("tests", "operator", actor=SYSTEM)[1]
+    return api_keys.mint("tests", "operator", actor=SYSTEM)[1]
 
 
 @pytest.fixture

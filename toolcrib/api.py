@@ -17,7 +17,7 @@ from catalog.groups.api import router as groups_router
 from catalog.tools.api import router as catalog_router
 from catalog.tools.hints_api import router as hints_router
 from servers.api import router as servers_router
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.agents.api import router as agents_router
 from sessions_app.models import ApiKey, Scope
 from sessions_app.playground.api import router as search_router
@@ -36,7 +36,7 @@ class KeyAuth(HttpBearer):
     """A bearer key with enough scope: operators read, admins write. Cookies mean nothing here."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Actor | None:
-        key = keys.find(token)
+        key = api_keys.find(token)
         if key is None:
             return None
         if key.scope == Scope.AGENT:
@@ -56,7 +56,7 @@ class AgentAuth(HttpBearer):
     """An agent's key; or an operator's, for what operators may read of all agents."""
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiKey | None:
-        key = keys.find(token)
+        key = api_keys.find(token)
         if key is not None:
             if key.agent is None and request.method in WRITES:
                 raise Forbidden("This call is an agent's.", hint="Use an agent's key.")

@@ -24,11 +24,13 @@ from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 
-from sessions_app.fast_path import mcp_call as mcp_short  # noqa: E402
-from sessions_app.fast_path import rest_call as call_path  # noqa: E402
-from sessions_app.fast_path import rest_load_search as act_path  # noqa: E402
+from sessions_app.fast_path import (  # noqa: E402
+    mcp_call,
+    rest_call,
+    rest_load_search,
+)
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
-from sessions_app.mcp import errors as mcp_refusals  # noqa: E402
+from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
 from toolcrib.runtime.memory_tuning import collector, share_heaps  # noqa: E402
@@ -125,14 +127,14 @@ class Answering:
         self._over = True
         more = {"connection": "close"}
         if mcp_endpoint.handles(self._path):
-            await mcp_refusals.refuse(self._send, error, more)
+            await mcp_errors.refuse(self._send, error, more)
             return
         if "retry_after" in error.details:
             more["retry-after"] = str(error.details["retry_after"])
         is_api = self._path.startswith("/api/")
         text = json.dumps(error.as_json()) if is_api else f"{error.sentence}\n"
         kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
-        await mcp_refusals.answer(self._send, error.status, kind, text, more)
+        await mcp_errors.answer(self._send, error.status, kind, text, more)
 
 
 def _stopping() -> ToolcribError:
@@ -189,15 +191,15 @@ class Router:
         """Hand a request to whom it is for, the short ways first."""
         path = scope["path"]
         if mcp_endpoint.handles(path):
-            if mcp_short.is_call(scope):
-                await mcp_short.call(scope, receive, send, self.mcp)
+            if mcp_call.is_call(scope):
+                await mcp_call.call(scope, receive, send, self.mcp)
             else:
                 await self.turn()
                 await self.mcp(scope, receive, send)
-        elif call_path.is_call(scope):
-            await call_path.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
-        elif act_path.is_act(scope):
-            await act_path.act(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
+        elif rest_call.is_call(scope):
+            await rest_call.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
+        elif rest_load_search.is_act(scope):
+            await rest_load_search.act(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
         else:
             is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages

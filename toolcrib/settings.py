@@ -11,7 +11,7 @@ from csp.constants import NONE, SELF
 from django.core.exceptions import ImproperlyConfigured
 
 from toolcrib.config import environment as env
-from toolcrib.config import installation_keys as keys
+from toolcrib.config import installation_keys
 from toolcrib.config.databases import database_from_url, sqlite_database
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -31,8 +31,10 @@ if not EMBEDDED and not (DATABASE_URL and REDIS_URL):
 
 DATA_DIR = Path(env.text("TOOLCRIB_DATA") or BASE_DIR / "var").expanduser().resolve()
 if EMBEDDED:
-    keys.make_private_dir(DATA_DIR)
-    keys.make_private_file(DATA_DIR / "toolcrib.sqlite3")  # its -wal and -shm get the same mode
+    installation_keys.make_private_dir(DATA_DIR)
+    installation_keys.make_private_file(
+        DATA_DIR / "toolcrib.sqlite3"
+    )  # its -wal and -shm get the same mode
 
 DEBUG = env.flag("DEBUG")
 BIND = env.text("TOOLCRIB_BIND", "127.0.0.1")
@@ -44,16 +46,20 @@ DRAIN = env.number("TOOLCRIB_DRAIN", 2 if EMBEDDED else 8, low=1, high=300)
 # --- Keys and hosts ---------------------------------------------------------------------------
 
 if EMBEDDED:
-    SECRET_KEY = env.secret("TOOLCRIB_SECRET_KEY") or keys.local_key(DATA_DIR / "secret.key")
-    ENCRYPTION_KEYS = keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
+    SECRET_KEY = env.secret("TOOLCRIB_SECRET_KEY") or installation_keys.local_key(
+        DATA_DIR / "secret.key"
+    )
+    ENCRYPTION_KEYS = installation_keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     if not ENCRYPTION_KEYS[0]:
-        ENCRYPTION_KEYS = [keys.local_key(DATA_DIR / "encryption.key")]
+        ENCRYPTION_KEYS = [installation_keys.local_key(DATA_DIR / "encryption.key")]
     ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env.words("TOOLCRIB_HOSTS")]
 else:
-    SECRET_KEY = keys.required("TOOLCRIB_SECRET_KEY", env.secret("TOOLCRIB_SECRET_KEY"))
+    SECRET_KEY = installation_keys.required(
+        "TOOLCRIB_SECRET_KEY", env.secret("TOOLCRIB_SECRET_KEY")
+    )
     ENCRYPTION_KEYS = [
-        keys.required("TOOLCRIB_ENCRYPTION_KEYS", key)
-        for key in keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
+        installation_keys.required("TOOLCRIB_ENCRYPTION_KEYS", key)
+        for key in installation_keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     ]
     ALLOWED_HOSTS = env.words("TOOLCRIB_HOSTS")
     if not ALLOWED_HOSTS or any(host == "*" or host.startswith(".") for host in ALLOWED_HOSTS):

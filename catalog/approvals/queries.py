@@ -16,9 +16,9 @@ from catalog.audit import Actor
 from catalog.audit.queries import Row
 from catalog.definitions import ingest
 from catalog.models import AuditEntry, Group, Membership, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from catalog.tools import detail
-from catalog.tools import queries as browsing
+from catalog.tools import queries as tool_queries
 from catalog.tools.queries import Page
 from toolcrib.lib.errors import Conflict
 
@@ -72,7 +72,7 @@ def page_of(server: str = "", *, offset: int) -> Page[Tool]:
     rows = _open()
     if server:
         rows = rows.filter(server__slug=server)
-    return browsing.page(rows, offset, PAGE)
+    return tool_queries.page(rows, offset, PAGE)
 
 
 def _open() -> QuerySet[Tool]:
@@ -147,4 +147,4 @@ def hold(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     tool = ingest.locked(tool, sha256)
     if tool.held_at:
         raise Conflict(f"{tool.public_name} is held already.", code="already_decided")
-    return tools.hold(tool, "Held while its definition is reviewed.", actor=actor)
+    return tool_actions.hold(tool, "Held while its definition is reviewed.", actor=actor)

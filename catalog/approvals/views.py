@@ -13,17 +13,17 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from catalog.approvals import queries as approvals
+from catalog.approvals import queries as approval_queries
 from catalog.definitions import ingest
 from catalog.models import Tool, ToolState
-from catalog.tools import queries as browsing
+from catalog.tools import queries as tool_queries
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.roles import actor_of, operator_required
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
     "approve": (ingest.approve, "Agents now get the new definition of {}."),
     "keep-old": (ingest.keep_old, "Agents keep the older definition of {}."),
-    "hold": (approvals.hold, "{} is held. Calls to it are stopped."),
+    "hold": (approval_queries.hold, "{} is held. Calls to it are stopped."),
 }
 TOGETHER = {
     "approve": "Approved {}: agents now get the new definitions.",
@@ -36,15 +36,17 @@ TOGETHER = {
 @operator_required
 def approval_list(request: HttpRequest) -> HttpResponse:
     server = request.GET.get("server", "").replace("\0", "")
-    page = approvals.page_of(server, offset=browsing.offset_of(request.GET, approvals.PAGE))
+    page = approval_queries.page_of(
+        server, offset=tool_queries.offset_of(request.GET, approval_queries.PAGE)
+    )
     context: dict[str, Any] = {
         "page": page,
-        "items": approvals.describe(page.rows),
+        "items": approval_queries.describe(page.rows),
         "shown": page.says("definition"),
         "server": server,
-        "servers": approvals.servers(),
+        "servers": approval_queries.servers(),
         "address": request.GET.urlencode(),
-        "decisions": approvals.last_decisions(),
+        "decisions": approval_queries.last_decisions(),
     }
     context["total"] = sum(count for _, count in context["servers"])
     return render(request, "catalog/approvals.html", context)
@@ -81,13 +83,15 @@ def decide_many(request: HttpRequest) -> HttpResponse:
     act = request.POST.get("act", "")
     if act not in ACTS:
         raise Invalid("There is no such decision.", hint="Approve, keep old, or hold.")
-    picked = [text.partition(" ")[::2] for text in request.POST.getlist("tool")[: approvals.PAGE]]
+    picked = [
+        text.partition(" ")[::2] for text in request.POST.getlist("tool")[: approval_queries.PAGE]
+    ]
     seen = {name: digest for digest, name in picked if digest and name}
     if not seen:
         raise Invalid("No tool is selected.", hint="Go back and select at least one.")
     waiting = Tool.objects.with_definitions().filter(public_name__in=seen)
     done, left = 0, [f"{name} is gone." for name in _gone(seen, waiting)]
-    for item in approvals.describe(waiting):
+    for item in approval_queries.describe(waiting):
         try:
             _decide_one(request, item, act, seen[item.tool.public_name])
             done += 1
@@ -105,7 +109,9 @@ def _gone(seen: dict[str, str], found: Iterable[Tool]) -> list[str]:
     return sorted(set(seen) - {tool.public_name for tool in found})
 
 
-def _decide_one(request: HttpRequest, item: approvals.Waiting, act: str, digest: str) -> None:
+def _decide_one(
+    request: HttpRequest, item: approval_queries.Waiting, act: str, digest: str
+) -> None:
     name = item.tool.public_name
     if act == "approve" and item.destructive:
         raise Invalid(f"{name} may delete or overwrite. Approve it by itself.")
@@ -127,12 +133,12 @@ def _is_part(request: HttpRequest) -> bool:
 def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:
     """Say who was faster, or show what the definition became meanwhile."""
     if not _is_part(request):
-        context = {"tool": tool, "error": error, "decision": approvals.decision_on(tool)}
+        context = {"tool": tool, "error": error, "decision": approval_queries.decision_on(tool)}
         return render(request, "catalog/approval_late.html", context, status=error.status)
     tool = Tool.objects.with_definitions().get(pk=tool.pk)
     if tool.state == ToolState.WAITING:
         context = {
-            "item": approvals.describe([tool])[0],
+            "item": approval_queries.describe([tool])[0],
             "late": error,
             "address": request.POST.get("address", ""),
         }
@@ -143,8 +149,8 @@ def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
 def _settled(request: HttpRequest, tool: Tool, *, late: bool = False) -> HttpResponse:
     context = {
         "tool": tool,
-        "decision": approvals.decision_on(tool),
+        "decision": approval_queries.decision_on(tool),
         "late": late,
-        "left": approvals.waiting_count(),
+        "left": approval_queries.waiting_count(),
     }
     return render(request, "catalog/_approval_settled.html", context)

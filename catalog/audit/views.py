@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from catalog.audit import queries as audit_reads
+from catalog.audit import queries as audit_queries
 from catalog.audit.queries import AuditFilter, Row
 from toolcrib.lib.roles import operator_required
 
@@ -17,14 +17,14 @@ from toolcrib.lib.roles import operator_required
 @operator_required
 def audit_log(request: HttpRequest) -> HttpResponse:
     wanted = AuditFilter.read(request.GET)
-    page = audit_reads.page_of(wanted)
+    page = audit_queries.page_of(wanted)
     context: dict[str, Any] = {
         "page": page,
         "rows": [Row.of(entry) for entry in page.rows],
         "shown": f"{page.total:,} {'entry' if page.total == 1 else 'entries'}",
         "wanted": wanted,
         "local": request.GET.get("times") == "local",
-        "left_out": audit_reads.left_out(page.total),
+        "left_out": audit_queries.left_out(page.total),
         "query": _query(request, drop=("before", "after", "times")),
     }
     if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
@@ -32,7 +32,7 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         query = _query(request)
         response["HX-Push-Url"] = f"{request.path}?{query}" if query else request.path
         return response
-    context["facets"] = audit_reads.facets(wanted)
+    context["facets"] = audit_queries.facets(wanted)
     return render(request, "catalog/audit.html", context)
 
 
@@ -48,13 +48,13 @@ def _query(request: HttpRequest, drop: tuple[str, ...] = ()) -> str:
 @require_safe
 @operator_required
 def export_csv(request: HttpRequest) -> HttpResponse:
-    return _file(request, audit_reads.as_csv, "csv", "text/csv; charset=utf-8")
+    return _file(request, audit_queries.as_csv, "csv", "text/csv; charset=utf-8")
 
 
 @require_safe
 @operator_required
 def export_json(request: HttpRequest) -> HttpResponse:
-    return _file(request, audit_reads.as_json, "json", "application/json")
+    return _file(request, audit_queries.as_json, "json", "application/json")
 
 
 def _file(

@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import Actor
-from catalog.definitions import public_names as naming
+from catalog.definitions import public_names
 from catalog.definitions.findings import Neighbours, findings_of
 from catalog.definitions.parsing import Rejection, RemoteTool, search_text
 from catalog.groups.state import next_position
@@ -273,7 +273,9 @@ def apply(
 
 def _public_names(server: "Server", new: Iterable[str]) -> dict[str, str]:
     taken = Tool.objects.filter(public_name__startswith=f"{server.slug}__")
-    return naming.public_names(server.slug, new, set(taken.values_list("public_name", flat=True)))
+    return public_names.public_names(
+        server.slug, new, set(taken.values_list("public_name", flat=True))
+    )
 
 
 def _foreign_names(server: "Server") -> list[str]:

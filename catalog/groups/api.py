@@ -8,12 +8,12 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from ninja import Query, Router, Schema, Status
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.cache import ShelfGroup, preloaded
-from catalog.groups import actions as groups
-from catalog.groups import board as group_board
-from catalog.groups import health as group_reads
-from catalog.groups import state as group_states
+from catalog.groups import actions as group_actions
+from catalog.groups import board
+from catalog.groups import health as group_health
+from catalog.groups import state as group_state
 from catalog.groups.actions import Edit
 from catalog.groups.board import Cost
 from catalog.groups.health import Drift
@@ -143,9 +143,9 @@ def _shown(
     group: Any, here: ShelfGroup | None, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
     """Shape a group of `_rows` with what it costs."""
-    cost = group_board.definitions_cost(here) if here else NOTHING
+    cost = board.definitions_cost(here) if here else NOTHING
     return {
-        **{name: group_states.field(group, name) for name in group_states.FIELDS},
+        **{name: group_state.field(group, name) for name in group_state.FIELDS},
         "position": group.position,
         "tools": group.members,
         "preloaded": cost.preloaded,
@@ -158,13 +158,13 @@ def _shown(
 
 def _detail(group_id: str, *done: Done | None) -> dict[str, Any]:
     group = _find(group_id)
-    drift = group_reads.drift(group)
-    lints = [*group_reads.group_lints([group])[group.pk], *group_reads.tool_lints(group)]
+    drift = group_health.drift(group)
+    lints = [*group_health.group_lints([group])[group.pk], *group_health.tool_lints(group)]
     members = group.memberships.select_related(
         "tool", "tool__server", "tool__approved", "tool__latest"
     ).order_by("position", "tool__public_name")
     return {
-        **_shown(group, group_board.standing(group), drift, lints),
+        **_shown(group, board.standing(group), drift, lints),
         "members": [_member(group, member) for member in members],
         "drift": {"missing": drift.missing, "new": drift.new},
         "lints": [vars(lint) for lint in lints],
@@ -205,8 +205,8 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
     items, following = page(
         list(rows[: check_limit(limit) + 1]), limit, lambda row: f"{row.position}:{row.group_id}"
     )
-    drifts, lints = group_reads.drifts(items), group_reads.group_lints(items)
-    here = shelf.current().by_pk
+    drifts, lints = group_health.drifts(items), group_health.group_lints(items)
+    here = cache.current().by_pk
     return {
         "items": [
             _shown(group, here.get(group.pk), drifts[group.pk], lints[group.pk]) for group in items
@@ -217,12 +217,12 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
 
 @router.post("", response={201: GroupDetail, **ERRORS})
 def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
-    done = groups.create(
+    done = group_actions.create(
         body.group_id,
         body.display_name,
         body.description,
         preload_default=body.preload_default,
-        follows=group_states.server_of(body.follows) if body.follows else None,
+        follows=group_state.server_of(body.follows) if body.follows else None,
         actor=key_actor(request),
     )
     return Status(201, _detail(done.group.group_id, done))
@@ -231,7 +231,7 @@ def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
 @router.put("", response={200: Undoable, **ERRORS})
 def order_groups(request: HttpRequest, body: OrderIn) -> dict[str, Any]:
     """Put these groups first, in this order; the others follow as they stood."""
-    done = groups.order(body.group_ids, actor=key_actor(request))
+    done = group_actions.order(body.group_ids, actor=key_actor(request))
     return {"group_id": done.group.group_id if done else "", "undo": _entries(done)}
 
 
@@ -250,21 +250,25 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
     position = given.pop("position", None)
     wanted: Edit = given  # type: ignore[assignment]
     if given.get("follows"):
-        wanted["follows"] = group_states.server_of(given["follows"])
+        wanted["follows"] = group_state.server_of(given["follows"])
     elif "follows" in given:
         wanted["follows"] = None
     with transaction.atomic():
-        edited = groups.edit(groups.find(group_id), actor=key_actor(request), **wanted)
+        edited = group_actions.edit(
+            group_actions.find(group_id), actor=key_actor(request), **wanted
+        )
         moved = None
         if position is not None:
-            moved = groups.move(edited.group, min(position, LARGEST), actor=key_actor(request))
+            moved = group_actions.move(
+                edited.group, min(position, LARGEST), actor=key_actor(request)
+            )
     return _detail(edited.group.group_id, edited, moved)
 
 
 @router.delete("/{group_id}", response={200: Undoable, **ERRORS})
 def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     """Delete a group; undoing brings it back with its members and agents."""
-    done = groups.delete(groups.find(group_id), actor=key_actor(request))
+    done = group_actions.delete(group_actions.find(group_id), actor=key_actor(request))
     return {"group_id": group_id, "undo": _entries(done)}
 
 
@@ -274,31 +278,35 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; those already in stay as they are."""
-    group, place = groups.find(group_id), body.position
-    done = groups.assign(group, groups.find_tools(body.tools), place, actor=key_actor(request))
+    group, place = group_actions.find(group_id), body.position
+    done = group_actions.assign(
+        group, group_actions.find_tools(body.tools), place, actor=key_actor(request)
+    )
     return _detail(group_id, done)
 
 
 @router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) -> dict[str, Any]:
-    group = groups.find(group_id)
-    done = groups.remove(group, groups.find_tools(tool), actor=key_actor(request))
+    group = group_actions.find(group_id)
+    done = group_actions.remove(group, group_actions.find_tools(tool), actor=key_actor(request))
     return _detail(group_id, done)
 
 
 @router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others follow as they stood."""
-    done = groups.order_members(groups.find(group_id), body.tools, actor=key_actor(request))
+    done = group_actions.order_members(
+        group_actions.find(group_id), body.tools, actor=key_actor(request)
+    )
     return _detail(group_id, done)
 
 
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def set_preload(request: HttpRequest, group_id: str, body: PreloadIn) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
-    group = groups.find(group_id)
-    done = groups.set_preload(
-        group, groups.find_tools(body.tools), body.preload, actor=key_actor(request)
+    group = group_actions.find(group_id)
+    done = group_actions.set_preload(
+        group, group_actions.find_tools(body.tools), body.preload, actor=key_actor(request)
     )
     return _detail(group_id, done)
 
@@ -310,5 +318,5 @@ def undo(request: HttpRequest, audit_id: int) -> dict[str, Any]:
     entry = AuditEntry.objects.filter(pk=min(audit_id, 2**63 - 1)).first()
     if entry is None:
         raise NotFound("There is no such audit entry.", hint="GET /api/v1/audit lists them.")
-    done = groups.undo(entry, actor=key_actor(request))
+    done = group_actions.undo(entry, actor=key_actor(request))
     return {"group_id": done.group.group_id, "undo": _entries(done)}

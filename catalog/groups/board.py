@@ -11,15 +11,14 @@ from typing import Any
 
 from django.db.models import Exists, OuterRef, QuerySet
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.audit import Actor, sentence
 from catalog.cache import Item, Place, ShelfGroup
 from catalog.groups.state import FIELDS, State, touched
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
-from catalog.tools import queries as browsing
+from catalog.tools import queries as tool_queries
 from catalog.tools.queries import Page, ToolFilter
-from sessions_app.usage import call_stats as calls_seen
+from sessions_app.usage import call_stats
 from toolcrib.lib.token_counter import count
 
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
@@ -104,21 +103,21 @@ class Board:
 
 
 def standing(group: Group) -> ShelfGroup | None:
-    return shelf.current().by_pk.get(group.pk)
+    return cache.current().by_pk.get(group.pk)
 
 
-@shelf.worked_out_once
-def line_of(group: ShelfGroup) -> render.GroupLine:
+@cache.worked_out_once
+def line_of(group: ShelfGroup) -> rendering.GroupLine:
     names = tuple(place.item.name for place in group.offered)
-    return render.GroupLine(group.group_id, group.display_name, group.description, names)
+    return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
 
 
 @lru_cache(maxsize=2_000)
-def stub_tokens(line: render.GroupLine, budget: int) -> int:
+def stub_tokens(line: rendering.GroupLine, budget: int) -> int:
     """Count the lines a catalog has for this group alone."""
     if not line.names:
         return 0
-    return render.catalog([line], header="", budget=budget).tokens - count("\n\n")
+    return rendering.catalog([line], header="", budget=budget).tokens - count("\n\n")
 
 
 def cost(group: ShelfGroup | None, budget: int) -> Cost:
@@ -127,7 +126,7 @@ def cost(group: ShelfGroup | None, budget: int) -> Cost:
     return replace(definitions_cost(group), stub=stub_tokens(line_of(group), budget))
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def definitions_cost(group: ShelfGroup) -> Cost:
     """Sum what the definitions cost, the lines of the catalog left out."""
     at_start = [place for place in group.offered if place.preload]
@@ -138,7 +137,7 @@ def definitions_cost(group: ShelfGroup) -> Cost:
 
 def priced() -> list[Any]:
     """Return all groups, each with its tool_count, all_tokens, preload_tokens and rest_tokens."""
-    here = shelf.current().by_pk
+    here = cache.current().by_pk
     found: list[Any] = list(Group.objects.order_by("position", "group_id"))
     for group in found:
         cost = definitions_cost(here[group.pk]) if group.pk in here else Cost(0, 0, 0)
@@ -169,7 +168,7 @@ def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int 
     return Board(first, rest, made, made.stub // made.tools if made.tools else 0, suggested)
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _sections(group: ShelfGroup) -> tuple[Sequence[Place], Sequence[Place]]:
     """Split the members in those that are preloaded and the others."""
     preload = [place for place in group.places if place.preload]
@@ -232,7 +231,7 @@ def _row(group: Group, item: Item, preload: bool | None, first: bool, last: bool
 def _suggested(group: Group, preload: Sequence[Place]) -> list[Row]:
     """Choose what to give on demand first: of the rarely called preloads, the costliest."""
     given = {place.item.tool_id: place.item for place in preload if place.item.offered}
-    seen = calls_seen.of_tools(given)
+    seen = call_stats.of_tools(given)
     calls = {pk: seen[pk].calls if pk in seen else 0 for pk in given}
     rare = [pk for pk in given if calls[pk] < RARELY]
     rare.sort(key=lambda pk: (-(tokens_of(given[pk]) or 0), given[pk].name))
@@ -261,7 +260,7 @@ def tools(group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: i
     )
     if inside in ("yes", "no"):
         rows = rows.filter(inside=inside == "yes")
-    return browsing.page(rows, offset, size)
+    return tool_queries.page(rows, offset, size)
 
 
 # --- Two groups ---------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from catalog.groups import actions as writes
-from catalog.groups import board as group_board
-from catalog.groups import preview as group_preview
+from catalog.groups import board, preview
 from catalog.groups import state as states
 from catalog.groups import undo as group_offers
 from catalog.groups.forms import PRELOADS
@@ -74,7 +73,7 @@ def _perform(
     what = picked.names[0] if len(picked.names) == 1 else f"{len(picked.names)} tools"
     others: Sequence[AuditEntry] = ()
     if picked.seen is not None:
-        others = group_board.by_others(group, picked.seen, actor_of(request))
+        others = board.by_others(group, picked.seen, actor_of(request))
     try:
         with transaction.atomic():
             tools = picked.tools()
@@ -116,7 +115,7 @@ def _refused(
         messages.error(request, error.sentence)
         return redirect(_back(request, group.group_id))
     name = picked.names[0] if len(picked.names) == 1 else ""
-    extra = {"failed": name, "failure": error.sentence, "told": group_board.told(others)}
+    extra = {"failed": name, "failure": error.sentence, "told": board.told(others)}
     response = _board(request, group, 422, **extra)
     response["HX-Trigger"] = json.dumps({"announce": error.sentence})
     return response
@@ -131,7 +130,7 @@ def _done(
     others: Sequence[AuditEntry],
     leaves: str,
 ) -> HttpResponse:
-    told = group_board.told(others)
+    told = board.told(others)
     offer = group_offers.made(f"{words}.", *done)
     if "HX-Request" not in request.headers:
         group_offers.offer(request, f"{words}.", *done)
@@ -147,8 +146,8 @@ def _done(
 
 
 def _paid(group_id: str) -> int:
-    group = group_board.standing(writes.find(group_id))
-    return group_board.cost(group, group_preview.BUDGET).paid
+    group = board.standing(writes.find(group_id))
+    return board.cost(group, preview.BUDGET).paid
 
 
 # --- Acts ---------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ def order_members(request: HttpRequest, group_id: str) -> HttpResponse:
     picked = Picked.read(request, list(STEPS))
 
     def act(group: Group, tools: list[Tool]) -> list[Done]:
-        among = group_board.section_names(group, tools[0].public_name)
+        among = board.section_names(group, tools[0].public_name)
         step = STEPS[picked.word]
         return [
             writes.shift_member(group, tools[0], step, actor=actor_of(request), among=set(among))

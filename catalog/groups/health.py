@@ -13,7 +13,7 @@ from typing import Any
 from django.db.models import Count, Max, Q
 from django.utils import timezone
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.cache import ShelfGroup
 from catalog.groups import lints
 from catalog.groups.lints import GroupFacts, Lint
@@ -55,7 +55,7 @@ def drift(group: Group) -> Drift:
 def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     """Say for each group what drifted, by primary key. See `drift`."""
     found = {group.pk: Drift() for group in groups}
-    standing = shelf.current().by_pk
+    standing = cache.current().by_pk
     here = {pk: standing[pk] for pk in found if pk in standing}
     for pk, group in here.items():
         found[pk].missing.extend(_not_given(group))
@@ -69,17 +69,17 @@ def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     return found
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _not_given(group: ShelfGroup) -> list[str]:
     return [place.item.name for place in group.places if not place.item.offered]
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _servers(group: ShelfGroup) -> set[int]:
     return {place.item.server_id for place in group.places if place.item.server_id}
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _tools(group: ShelfGroup) -> set[int]:
     return {place.item.tool_id for place in group.places}
 
@@ -120,11 +120,11 @@ def _last_chosen(groups: Sequence[Group]) -> dict[int, datetime]:
 
 def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
     """Advise on each group as a whole, by primary key; its tools' texts are not read."""
-    here = shelf.current().by_pk
+    here = cache.current().by_pk
     return {group.pk: _advice(here[group.pk]) if group.pk in here else [] for group in groups}
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _advice(group: ShelfGroup) -> list[Lint]:
     preloads: dict[str, int] = defaultdict(int)
     names: dict[str, list[str]] = defaultdict(list)
@@ -138,11 +138,11 @@ def _advice(group: ShelfGroup) -> list[Lint]:
 
 def tool_lints(group: Group) -> list[Lint]:
     """Advise on the tools of a group that agents get."""
-    here = shelf.current().by_pk.get(group.pk)
+    here = cache.current().by_pk.get(group.pk)
     return _advice_on_tools(here) if here else []
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _advice_on_tools(group: ShelfGroup) -> list[Lint]:
     return [
         lint

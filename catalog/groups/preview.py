@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.cache import Item
-from catalog.definitions import diff as diffs
-from catalog.groups import board as group_board
+from catalog.definitions import diff as definition_diff
+from catalog.groups import board
 from catalog.groups import state as states
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group
@@ -33,16 +32,16 @@ MOST_ACTS = 100
 class Seen:
     """The catalog's text and the tools array of a session that opens now."""
 
-    line: render.GroupLine
+    line: rendering.GroupLine
     preloads: Sequence[Item]
 
     @cached_property
-    def catalog(self) -> render.Catalog:
-        return render.catalog([self.line], header=render.DISPATCH_HEADER, budget=BUDGET)
+    def catalog(self) -> rendering.Catalog:
+        return rendering.catalog([self.line], header=rendering.DISPATCH_HEADER, budget=BUDGET)
 
     @property
     def meta(self) -> list[dict[str, Any]]:
-        return render.meta_tools("dispatch") if self.line.names else []
+        return rendering.meta_tools("dispatch") if self.line.names else []
 
     @property
     def meta_tokens(self) -> int:
@@ -50,7 +49,7 @@ class Seen:
 
     @property
     def preload_tokens(self) -> int:
-        return sum(group_board.tokens_of(item) or 0 for item in self.preloads)
+        return sum(board.tokens_of(item) or 0 for item in self.preloads)
 
     @property
     def tokens(self) -> int:
@@ -93,7 +92,7 @@ class Seen:
 
 def tool_object(item: Item) -> dict[str, Any]:
     schema = item.approved.input_schema if item.approved else {}
-    return render.tool_object(
+    return rendering.tool_object(
         item.name, item.description, schema, source=item.source, server=item.server
     )
 
@@ -107,11 +106,11 @@ def signature(item: Item) -> str:
 
 
 def seen(group: Group) -> Seen:
-    here = group_board.standing(group)
+    here = board.standing(group)
     if here is None:
-        return Seen(render.GroupLine(group.group_id, group.display_name, "", ()), ())
+        return Seen(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
     given = [place.item for place in here.offered if place.preload]
-    return Seen(group_board.line_of(here), given)
+    return Seen(board.line_of(here), given)
 
 
 def curl(group: Group, base_url: str) -> str:
@@ -143,8 +142,8 @@ class Change:
         return self.before != self.after
 
     @property
-    def spans(self) -> tuple[diffs.Span, ...]:
-        return diffs.words(self.before, self.after)
+    def spans(self) -> tuple[definition_diff.Span, ...]:
+        return definition_diff.words(self.before, self.after)
 
 
 def change(group: Group, now: Seen) -> Change | None:
@@ -160,7 +159,7 @@ def change(group: Group, now: Seen) -> Change | None:
 
 def _last_edit(group: Group) -> list[AuditEntry]:
     found: list[AuditEntry] = []
-    for entry in group_board.acts(group)[:MOST_ACTS]:
+    for entry in board.acts(group)[:MOST_ACTS]:
         if found and found[-1].at - entry.at > PAUSE:
             break
         found.append(entry)
@@ -185,9 +184,9 @@ def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> Seen | None:
 
 def _as_it_was(fields: State, members: Mapping[str, State | None]) -> Seen:
     there = [(one.get("position", 0), name) for name, one in members.items() if one]
-    by_name = {item.name: item for item in shelf.current().items.values() if item.offered}
+    by_name = {item.name: item for item in cache.current().items.values() if item.offered}
     items = [by_name[name] for _, name in sorted(there) if name in by_name]
-    line = render.GroupLine(
+    line = rendering.GroupLine(
         fields["group_id"],
         fields["display_name"],
         fields["description"],
@@ -195,4 +194,4 @@ def _as_it_was(fields: State, members: Mapping[str, State | None]) -> Seen:
     )
     was = Group(deferred=fields["deferred"], preload_default=fields["preload_default"])
     own = {name: one.get("preload") for name, one in members.items() if one}
-    return Seen(line, [item for item in items if shelf.preloaded(was, item, own[item.name])])
+    return Seen(line, [item for item in items if cache.preloaded(was, item, own[item.name])])

@@ -14,23 +14,23 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.groups import actions as writes
 from catalog.groups import board as group_board
-from catalog.groups import health as group_reads
-from catalog.groups import preview as group_preview
-from catalog.groups import state as group_states
+from catalog.groups import health as group_health
+from catalog.groups import preview
+from catalog.groups import state as group_state
 from catalog.groups.board import Cost
 from catalog.groups.forms import NewGroupForm, SettingsForm
 from catalog.groups.lints import Lint
 from catalog.groups.undo import OFFERED, offer
 from catalog.models import Group, Tool
 from catalog.tools import detail
-from catalog.tools import filters as facets
-from catalog.tools import queries as browsing
+from catalog.tools import filters as tool_filters
+from catalog.tools import queries as tool_queries
 from catalog.tools.forms import DeleteForm
 from catalog.tools.queries import ToolFilter
-from toolcrib.lib import token_counter as tokens
+from toolcrib.lib import token_counter
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.request import clean_address, number
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
@@ -59,14 +59,12 @@ def groups(request: HttpRequest) -> HttpResponse:
 
 def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> HttpResponse:
     every = Group.objects.select_related("follows").order_by("position", "group_id")
-    page = browsing.page(every, browsing.offset_of(request.GET, SHOWN), SHOWN)
+    page = tool_queries.page(every, tool_queries.offset_of(request.GET, SHOWN), SHOWN)
     found = page.rows
-    drifts, lints = group_reads.drifts(found), group_reads.group_lints(found)
-    standing = shelf.current().by_pk  # once: it asks for its revision every time
-    costs = {
-        group.pk: group_board.cost(standing.get(group.pk), group_preview.BUDGET) for group in found
-    }
-    used, last = group_reads.users(found), page.total - 1
+    drifts, lints = group_health.drifts(found), group_health.group_lints(found)
+    standing = cache.current().by_pk  # once: it asks for its revision every time
+    costs = {group.pk: group_board.cost(standing.get(group.pk), preview.BUDGET) for group in found}
+    used, last = group_health.users(found), page.total - 1
     context = {
         "page": page,
         "shown": page.says("group"),
@@ -86,7 +84,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
 
 
 def _cost(group: Group) -> Cost:
-    return group_board.cost(group_board.standing(group), group_preview.BUDGET)
+    return group_board.cost(group_board.standing(group), preview.BUDGET)
 
 
 @require_safe
@@ -114,7 +112,7 @@ def create(request: HttpRequest) -> HttpResponse:
         given = form.cleaned_data
         slug = given.pop("follows")
         try:
-            server = group_states.server_of(slug) if slug else None
+            server = group_state.server_of(slug) if slug else None
             done = writes.create(**given, follows=server, actor=actor_of(request))
         except ToolcribError as error:
             form.add_error(None, error.sentence)
@@ -162,12 +160,12 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
     if target == "board-preview":
         part = {"group": group, **_right(request, group)}
         return _part(request, "catalog/_group_preview.html", part, TABS[part["tab"]])
-    drift = group_reads.drift(group)
+    drift = group_health.drift(group)
     context = {
         "drift": drift,
         "missing": _reasons(drift.missing),
-        "lints": group_reads.group_lints([group])[group.pk],
-        "tool_lints": _by_code(group_reads.tool_lints(group)),
+        "lints": group_health.group_lints([group])[group.pk],
+        "tool_lints": _by_code(group_health.tool_lints(group)),
         "offer": request.session.pop(OFFERED, None),
         "page_tabs": _page_tabs(group, "group"),
         **board_context(request, group),
@@ -186,7 +184,7 @@ def board_context(request: HttpRequest, group: Group, **extra: Any) -> dict[str,
     """What the three panels show, by what the address asks for."""
     board = group_board.board(
         group,
-        group_preview.BUDGET,
+        preview.BUDGET,
         preload_from=number(request.GET, "p", digits=9),
         demand_from=number(request.GET, "d", digits=9),
     )
@@ -207,7 +205,7 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
     """List all tools by what the address asks for, those outside the group first."""
     wanted = ToolFilter.read(request.GET)
     inside = request.GET.get("in", "")
-    offset = browsing.offset_of(request.GET, LISTED)
+    offset = tool_queries.offset_of(request.GET, LISTED)
     found = group_board.tools(group, wanted, inside=inside, offset=offset, size=LISTED)
     slugs = Tool.objects.current().exclude(server=None).order_by("server__slug")
     return {
@@ -215,7 +213,7 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
         "inside": inside if inside in ("yes", "no") else "",
         "page": found,
         "shown": found.says("tool"),
-        "tools": [(facets.row(tool), tool.inside) for tool in found.rows],  # type: ignore[attr-defined]
+        "tools": [(tool_filters.row(tool), tool.inside) for tool in found.rows],  # type: ignore[attr-defined]
         "slugs": list(slugs.values_list("server__slug", flat=True).distinct()),
         "address": request.GET.urlencode(),
     }
@@ -224,15 +222,15 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
 def _right(request: HttpRequest, group: Group) -> dict[str, Any]:
     tab = request.GET.get("tab", "")
     tab = tab if tab in TABS else "catalog"
-    now = group_preview.seen(group)
+    now = preview.seen(group)
     base = request.build_absolute_uri("/")
     return {
         "tab": tab,
         "tabs": TABS,
         "preview": now,
-        "curl": group_preview.curl(group, base) if tab == "curl" else "",
-        "change": group_preview.change(group, now) if tab == "change" else None,
-        "estimator": tokens.estimator(),
+        "curl": preview.curl(group, base) if tab == "curl" else "",
+        "change": preview.change(group, now) if tab == "change" else None,
+        "estimator": token_counter.estimator(),
     }
 
 
@@ -290,8 +288,8 @@ def _settings_page(
     return render(request, "catalog/group_settings.html", context | forms, status=status)
 
 
-def _fields(group: Group) -> group_states.State:
-    return {name: group_states.field(group, name) for name in group_states.FIELDS}
+def _fields(group: Group) -> group_state.State:
+    return {name: group_state.field(group, name) for name in group_state.FIELDS}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -307,8 +305,8 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
         try:
             wanted = _merged(request, group, given)
             slug = wanted.pop("follows", None)
-            if "follows" in given and slug != group_states.field(group, "follows"):
-                wanted["follows"] = group_states.server_of(slug) if slug else None
+            if "follows" in given and slug != group_state.field(group, "follows"):
+                wanted["follows"] = group_state.server_of(slug) if slug else None
             done = writes.edit(group, actor=actor_of(request), **wanted)
         except ToolcribError as error:
             form.add_error(None, error.sentence)
@@ -318,7 +316,7 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
     return _settings_page(request, group, status=422, settings_form=form)
 
 
-def _merged(request: HttpRequest, group: Group, given: group_states.State) -> Any:
+def _merged(request: HttpRequest, group: Group, given: group_state.State) -> Any:
     """Keep what another person saved meanwhile, but where both changed the same."""
     if "seen" not in request.POST:
         return dict(given)

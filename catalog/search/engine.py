@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from catalog.search import ranking
 from catalog.search.bm25 import Document, Floats, Postings, document
-from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import encoder
 from catalog.search.near import Names
 from catalog.search.ranking import Asked, ByWords
 from catalog.search.regex import LONGEST_PATTERN, matches
@@ -54,7 +54,7 @@ class Searchable:
     @property
     def passage(self) -> str:
         """The text whose meaning is encoded."""
-        return meaning.passage(self.own_name, self.description, self.parameters, self.hints)
+        return encoder.passage(self.own_name, self.description, self.parameters, self.hints)
 
     @property
     def key(self) -> str:
@@ -95,9 +95,9 @@ class Meanings(Protocol):
 
     @property
     def reason(self) -> str: ...
-    def encode(self, texts: Sequence[str]) -> meaning.Vectors: ...
+    def encode(self, texts: Sequence[str]) -> encoder.Vectors: ...
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]: ...
-    def products(self, rows: NDArray[np.intp], vectors: meaning.Vectors) -> NDArray[np.float32]: ...
+    def products(self, rows: NDArray[np.intp], vectors: encoder.Vectors) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -127,7 +127,7 @@ def prepared(tool: Searchable) -> Prepared:
 
 @lru_cache(maxsize=MOST_PREPARED)
 def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
-    return meaning.key(meaning.passage(name, description, parameters, hints))
+    return encoder.key(encoder.passage(name, description, parameters, hints))
 
 
 class Index:

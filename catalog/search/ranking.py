@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.search import translation as glossary
+from catalog.search import translation
 from catalog.search.bm25 import Floats, Postings
 from catalog.search.query import clauses
 from catalog.search.spelling import SPELLING
@@ -82,7 +82,7 @@ def _read(
 
     What tools hold as it was asked for is searched for too.
     """
-    reading = glossary.english(
+    reading = translation.english(
         query,
         terms.values(),
         [terms[word] for word in unknown],

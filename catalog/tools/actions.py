@@ -11,8 +11,7 @@ from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import Actor
-from catalog.definitions import ingest
-from catalog.definitions import public_names as naming
+from catalog.definitions import ingest, public_names
 from catalog.definitions.findings import Neighbours, findings_of
 from catalog.definitions.parsing import Rejected, RemoteTool, read_tool
 from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
@@ -128,8 +127,8 @@ def _read(raw: object) -> RemoteTool:
 def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> Tool:
     """Add a tool that agents run themselves, or give one a new definition."""
     remote = _read(raw)
-    public = naming.public_name("", remote.name)
-    if public in naming.META_TOOLS:
+    public = public_names.public_name("", remote.name)
+    if public in public_names.META_TOOLS:
         raise Conflict(f"{public} is the name of one of Toolcrib's own tools.", hint="Rename it.")
     if tool is not None and tool.name != remote.name:
         raise Invalid("A custom tool keeps its name.", hint="Add another one under the new name.")

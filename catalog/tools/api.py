@@ -9,7 +9,7 @@ from ninja import Body, Router, Schema, Status
 from catalog.audit import sentence
 from catalog.definitions import ingest
 from catalog.models import AuditEntry, Definition, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import check_limit, page
@@ -117,7 +117,7 @@ def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
 
 
 def _in_shape(definition: Definition | None, shape: str) -> dict[str, Any] | None:
-    return tools.in_shape(definition.tool, shape) if definition else None
+    return tool_actions.in_shape(definition.tool, shape) if definition else None
 
 
 @router.get("/tools", response={200: ToolPage, **ERRORS}, tags=["tools"])
@@ -146,7 +146,7 @@ def list_tools(
 @router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
 def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
     """Add a tool that agents run themselves, in MCP, OpenAI or Anthropic shape."""
-    tool = tools.save_custom_tool(body, actor=key_actor(request))
+    tool = tool_actions.save_custom_tool(body, actor=key_actor(request))
     return Status(201, shown(find(tool.public_name), shape="mcp"))
 
 
@@ -161,9 +161,9 @@ def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, A
 def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
     tool, actor = find(name), key_actor(request)
     if body.description_override is not None:
-        tools.override_description(tool, body.description_override, actor=actor)
+        tool_actions.override_description(tool, body.description_override, actor=actor)
     if body.call_policy is not None:
-        tools.set_call_policy(tool, body.call_policy, actor=actor)
+        tool_actions.set_call_policy(tool, body.call_policy, actor=actor)
     return shown(find(name), shape="mcp")
 
 
@@ -174,13 +174,13 @@ def replace_custom_tool(
     tool = find(name)
     if tool.server_id is not None:
         raise Invalid("Only a custom tool can be replaced.", hint="A server's tools are synced.")
-    tools.save_custom_tool(body, actor=key_actor(request), tool=tool)
+    tool_actions.save_custom_tool(body, actor=key_actor(request), tool=tool)
     return shown(find(name), shape="mcp")
 
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
 def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
-    tools.delete_custom_tool(find(name), actor=key_actor(request))
+    tool_actions.delete_custom_tool(find(name), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -198,13 +198,13 @@ def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any
 
 @router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
-    tools.hold(find(name), body.reason, actor=key_actor(request))
+    tool_actions.hold(find(name), body.reason, actor=key_actor(request))
     return shown(find(name), shape="mcp")
 
 
 @router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def release(request: HttpRequest, name: str) -> dict[str, Any]:
-    tools.release(find(name), actor=key_actor(request))
+    tool_actions.release(find(name), actor=key_actor(request))
     return shown(find(name), shape="mcp")
 
 

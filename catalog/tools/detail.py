@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from catalog.definitions import diff as diffs
+from catalog.definitions import diff as definition_diff
 from catalog.definitions.findings import change_findings
 from catalog.models import AuditEntry, CallPolicy, Definition, DefinitionChange, Tool, ToolState
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from toolcrib.lib.token_counter import count_definition
 
 HISTORY = 100
@@ -21,7 +21,7 @@ HELD_CALLS = {
 class Change:
     """A definition beside the one before it, with advice."""
 
-    sections: list[diffs.Section]
+    sections: list[definition_diff.Section]
     before: dict[str, Any] | None
     after: dict[str, Any]
     advice: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ class Change:
         before, after = old.tool if old else None, new.tool
         turned = [found.text for found in change_findings(before, after)] if before else []
         return cls(
-            sections=diffs.compare(before, after),
+            sections=definition_diff.compare(before, after),
             before=before,
             after=after,
             advice=turned + [found["text"] for found in findings],
@@ -59,7 +59,7 @@ class Given:
 
     @property
     def shapes(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(label, tools.in_shape(self.tool, shape)) for shape, label in SHAPES]
+        return [(label, tool_actions.in_shape(self.tool, shape)) for shape, label in SHAPES]
 
 
 def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:

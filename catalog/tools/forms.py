@@ -5,7 +5,7 @@ from typing import Any
 from django import forms
 
 from catalog.models import CallPolicy, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -60,7 +60,7 @@ class CustomToolForm(forms.Form):
 
     def clean_definition(self) -> object:
         try:
-            return tools.parse_tool_text(self.cleaned_data["definition"])
+            return tool_actions.parse_tool_text(self.cleaned_data["definition"])
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
 

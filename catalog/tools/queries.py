@@ -12,10 +12,10 @@ from django.db.models import Count, F, Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.cache import Shelf, ShelfGroup
 from catalog.models import Tool, ToolState
-from sessions_app.usage import call_stats as calls_seen
+from sessions_app.usage import call_stats
 from toolcrib.lib.request import number, text
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ class ToolFilter:
         if self.findings:
             wanted &= ~Q(findings=[])
         if self.unused:
-            wanted &= calls_seen.never()
+            wanted &= call_stats.never()
         return wanted
 
 
@@ -119,7 +119,7 @@ def _mentions(text: str) -> Q:
     )
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _claims(whole: Shelf) -> dict[str, list[int]]:
     """List the tools whose server sets each annotation to true, gone ones included."""
     found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
@@ -136,7 +136,7 @@ def claimed(hint: str) -> Q:
 
     Bodies are kept as text, since jsonb would refuse some of them: the shelf has read them.
     """
-    tools = _claims(shelf.current())[hint]
+    tools = _claims(cache.current())[hint]
     if len(tools) <= LISTED:
         return Q(pk__in=tools)
     pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
@@ -213,7 +213,7 @@ def counts() -> Counts:
         new=Count("pk", filter=Q(state=ToolState.WAITING, approved=None)),
     )
     servers = Tool.objects.filter(current).exclude(server=None).values_list("server__slug")
-    whole = shelf.current()
+    whole = cache.current()
     return Counts(
         states={state: found[f"state_{state}"] for state in ToolState.values},
         badges=_badges(whole),
@@ -226,7 +226,7 @@ def counts() -> Counts:
     )
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _badges(whole: Shelf) -> dict[str, int]:
     claims, items = _claims(whole), whole.items
     return {
@@ -243,6 +243,6 @@ def _group_sizes(whole: Shelf) -> list[tuple[str, int]]:
     return sorted((name, size) for name, size in sizes.items() if size)
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _current(group: ShelfGroup) -> int:
     return sum(place.item.state != ToolState.MISSING for place in group.places)

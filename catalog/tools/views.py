@@ -15,8 +15,8 @@ from catalog.groups.undo import OFFERED
 from catalog.models import Group, Tool
 from catalog.tools import actions as writes
 from catalog.tools import detail, hint_views
-from catalog.tools import filters as facets
-from catalog.tools import queries as browsing
+from catalog.tools import filters as tool_filters
+from catalog.tools import queries as tool_queries
 from catalog.tools.forms import (
     BulkHoldForm,
     CustomToolForm,
@@ -26,7 +26,7 @@ from catalog.tools.forms import (
     PolicyForm,
 )
 from catalog.tools.queries import ToolFilter
-from sessions_app.usage import call_stats as calls_seen
+from sessions_app.usage import call_stats
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.request import clean_address
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
@@ -70,11 +70,11 @@ def _is_part(request: HttpRequest) -> bool:
 @operator_required
 def tools(request: HttpRequest) -> HttpResponse:
     wanted = ToolFilter.read(request.GET)
-    page = browsing.tools(wanted, offset=browsing.offset_of(request.GET))
-    calls = calls_seen.of_tools([tool.pk for tool in page.rows])
+    page = tool_queries.tools(wanted, offset=tool_queries.offset_of(request.GET))
+    calls = call_stats.of_tools([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
-        "rows": [facets.row(tool, calls.get(tool.pk)) for tool in page.rows],
+        "rows": [tool_filters.row(tool, calls.get(tool.pk)) for tool in page.rows],
         "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
         "shown": page.says("tool"),
         "wanted": wanted,
@@ -87,10 +87,10 @@ def tools(request: HttpRequest) -> HttpResponse:
         response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
         return response
-    counts = browsing.counts()
+    counts = tool_queries.counts()
     context |= {
         "counts": counts,
-        "facets": facets.of_tools(wanted, counts),
+        "facets": tool_filters.of_tools(wanted, counts),
         "offer": request.session.pop(OFFERED, None),
     }
     return render(request, "catalog/tools.html", context)

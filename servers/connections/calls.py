@@ -16,8 +16,7 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.connections import coordination as dialling
-from servers.connections import pool, results, still_open
+from servers.connections import coordination, pool, results, still_open
 from servers.connections.bulkhead import Turn
 from servers.connections.connection import Answer, Connection, ServerRefused
 from servers.connections.pool import Owner, Pool
@@ -144,10 +143,10 @@ class Caller(pool.Watcher):
         return await in_thread(spec_now, server_id)
 
     async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await in_thread(dialling.claim, server_id, apart)
+        return await in_thread(coordination.claim, server_id, apart)
 
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
-        await in_thread(dialling.answered, spec.server_id)
+        await in_thread(coordination.answered, spec.server_id)
 
 
 @asynccontextmanager

@@ -29,7 +29,7 @@ from servers.connections.subscriptions import Subscription
 from servers.connections.tool_listing import all_pages
 from servers.errors import ListingError, UpstreamError
 from servers.spec import Listing, OnProgress, ServerSpec
-from servers.transports import http as network
+from servers.transports import http as upstream_http
 from servers.transports import sse, stdio
 from servers.transports.direct_http import EMPTY, Elsewhere, Lean, Said, unanswered
 from servers.transports.http1 import Lines
@@ -289,9 +289,9 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             yield watched(wired(child, link), link)
         return
     url = spec.url.reveal()
-    checked = network.check_url(url)
+    checked = upstream_http.check_url(url)
     headers = {name: value.reveal() for name, value in spec.headers.items()}
-    async with network.upstream(headers) as upstream:
+    async with upstream_http.upstream(headers) as upstream:
         if spec.transport == "sse":
             async with _in_time(sse.opened(upstream, url), link) as stream:
                 yield watched(wired(stream, link), link)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from django.conf import settings
 
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.connections.pool import Owner
 from servers.models import Server
 
@@ -52,7 +52,7 @@ class Gauge:
 
 def gauge(server: Server) -> Gauge:
     """How busy a server is now."""
-    shared = calling._pool()
+    shared = upstream_calls._pool()
     turns = shared.bulkheads.get(server.pk) if shared is not None else None
     owners = [] if shared is None else list(shared.owners.items())
     connection, retry_in = _connection([owner for key, owner in owners if key[0] == server.pk])
@@ -70,7 +70,7 @@ def gauge(server: Server) -> Gauge:
 
 def gauges() -> list[Gauge]:
     """The servers that calls of this process went to, or that are connected."""
-    shared = calling._pool()
+    shared = upstream_calls._pool()
     if shared is None:
         return []
     known = {*list(shared.bulkheads), *(key[0] for key in list(shared.owners))}

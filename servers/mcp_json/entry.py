@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from servers.mcp_json import plaintext_secrets as plain_secrets
+from servers.mcp_json import plaintext_secrets
 from servers.mcp_json.jsonc import JsonMap, repeated_keys
 from servers.mcp_json.placeholders import Bindings, Reference, References, written
 from servers.registration.argv_warnings import runs_inline_code
@@ -168,7 +168,7 @@ class _Entry:
     def program(self) -> tuple[str, tuple[str, ...], str]:
         command = self.path("command")
         cwd = self.path("cwd")
-        if plain_secrets.looks_like_secret(command):
+        if plaintext_secrets.looks_like_secret(command):
             raise Refused("The command holds a secret.", "Move it to env or args.", "bad_argv")
         args = [self.bindings.kept(arg) for arg in self.args()]
         check_argv([command, *args], "")
@@ -181,7 +181,7 @@ class _Entry:
                     "bad_argv",
                 )
         else:
-            args = plain_secrets.out_of_args(args, self.move)
+            args = plaintext_secrets.out_of_args(args, self.move)
         check_argv([command, *args], "" if "${" in cwd else cwd)
         self.warnings += argv_warnings([command, *args])
         return command, tuple(args), cwd
@@ -204,7 +204,7 @@ class _Entry:
             if value is None:
                 return written(reference.name)
             if value != self.bindings.defaults.get(reference.name) and not (
-                _PATH_VALUE.fullmatch(value) and not plain_secrets.looks_like_secret(value)
+                _PATH_VALUE.fullmatch(value) and not plaintext_secrets.looks_like_secret(value)
             ):
                 raise Refused(
                     f"{field} is to be filled in from {reference.name}, which is not a full path.",
@@ -240,7 +240,7 @@ class _Entry:
             text = self.bindings.references.replace(base[0], write_base) + text[base.end() :]
         url = check_url(self.bindings.kept(text), allow_http=self.allow_http)
         self.warnings += url_warnings(url)
-        return plain_secrets.out_of_url(url, self.move)
+        return plaintext_secrets.out_of_url(url, self.move)
 
     def env(self) -> dict[str, Secret]:
         values = {}
@@ -316,7 +316,9 @@ class _Entry:
     def count(self, name: str, text: str) -> None:
         """Count the secrets that stood in the text itself."""
         plain = re.sub(r"\$\{[^{}]*\}|^(?:Bearer|Basic|Token) ", "", text, flags=re.IGNORECASE)
-        speaks = plain_secrets.speaks_of_secret(name) or plain_secrets.looks_like_secret(plain)
+        speaks = plaintext_secrets.speaks_of_secret(name) or plaintext_secrets.looks_like_secret(
+            plain
+        )
         self.literal_secrets += bool(plain.strip() and speaks)
 
     def check_variables(self, transport: str) -> None:
@@ -358,10 +360,10 @@ class _Entry:
             return [self.without_secrets(name, item, among=among) for item in value]
         if not isinstance(value, str):
             return value
-        speaks = among or plain_secrets.speaks_of_secret(name)
+        speaks = among or plaintext_secrets.speaks_of_secret(name)
         speaks = speaks and not re.fullmatch(r"\$\{.*\}", value)
-        if value and (speaks or plain_secrets.looks_like_secret(value) or "://" in value):
-            kept = "•••" if speaks else plain_secrets.out_of_args([value], lambda *_: "•••")[0]
+        if value and (speaks or plaintext_secrets.looks_like_secret(value) or "://" in value):
+            kept = "•••" if speaks else plaintext_secrets.out_of_args([value], lambda *_: "•••")[0]
             if kept != value:
                 self.warnings.append(f"{visible(name[:40])} held a secret, which was not kept.")
             return _without_nul(kept)

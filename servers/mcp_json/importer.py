@@ -20,8 +20,8 @@ from servers.mcp_json.parser import (
     target_string,
 )
 from servers.models import CredentialKind, Server
-from servers.registration import actions as registry
-from servers.registration import validation as checks
+from servers.registration import actions as server_actions
+from servers.registration import validation
 from toolcrib.lib.errors import Invalid, ToolcribError
 
 
@@ -65,7 +65,7 @@ def read_one(
 
 def draft_digest(draft: ServerDraft) -> str:
     """What a person confirms before this draft's program may run; empty where it runs none."""
-    return checks.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
+    return validation.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
 
 
 def save(
@@ -101,7 +101,7 @@ def save(
         digest = draft_digest(draft)
         allowed = digest if allow_programs or digest in confirmed else ""
         try:
-            server = registry.add_server(draft, actor=actor, confirmed=allowed)
+            server = server_actions.add_server(draft, actor=actor, confirmed=allowed)
             done.append(Imported(draft.name, server=server))
         except ToolcribError as error:
             done.append(

@@ -27,7 +27,7 @@ from servers.models import (
     Trust,
     origin_of,
 )
-from servers.registration import validation as checks
+from servers.registration import validation
 from servers.registration.argv_warnings import runs_inline_code
 from servers.registration.credentials import decrypt, encrypt, origin_digest
 from servers.registration.drafts import RESERVED_SLUGS, ServerDraft
@@ -64,7 +64,7 @@ class NotConfirmed(Conflict):
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(
-            f"This runs a program on this machine: {checks.shown_argv(argv)}",
+            f"This runs a program on this machine: {validation.shown_argv(argv)}",
             hint="Confirm exactly this command to go on; over the API, repeat it as confirm_argv.",
             details={"argv": list(argv)},
         )
@@ -79,20 +79,20 @@ def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
     """Pass only programs that this installation allows and an admin confirmed to the letter."""
     if not settings.ALLOW_STDIO:
         raise StdioOff
-    checks.check_argv(argv, cwd)
-    if checks.PLACEHOLDER.search(argv[0]) or checks.PLACEHOLDER.search(cwd):
+    validation.check_argv(argv, cwd)
+    if validation.PLACEHOLDER.search(argv[0]) or validation.PLACEHOLDER.search(cwd):
         raise Invalid(
             "The command or its working folder is a variable, so nobody can see what would run.",
             hint="Write the program out; an argument may be a variable.",
             code="bad_argv",
         )
-    if runs_inline_code(argv) and any(checks.PLACEHOLDER.search(word) for word in argv):
+    if runs_inline_code(argv) and any(validation.PLACEHOLDER.search(word) for word in argv):
         raise Invalid(
             "It runs code written in its arguments, and a variable would hide a part of it.",
             hint="Write the code out, and pass values by env.",
             code="bad_argv",
         )
-    if confirmed != checks.argv_digest(argv, cwd):
+    if confirmed != validation.argv_digest(argv, cwd):
         raise NotConfirmed(argv)
 
 
@@ -107,11 +107,11 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
     if draft.transport == Transport.STDIO:
         check_program([draft.command, *draft.args], draft.cwd, confirmed=confirmed)
         for name, value in draft.env.items():
-            checks.check_env(name, value.reveal())
+            validation.check_env(name, value.reveal())
     elif draft.transport in (Transport.HTTP, Transport.SSE):
-        checks.check_url(draft.url, allow_http=settings.ALLOW_PLAIN_HTTP)
+        validation.check_url(draft.url, allow_http=settings.ALLOW_PLAIN_HTTP)
         for name, value in draft.headers.items():
-            checks.check_header(name, value.reveal())
+            validation.check_header(name, value.reveal())
     else:
         raise Invalid("A transport is stdio, http or sse.", code="bad_transport")
     for name, value in draft.variables.items():
@@ -128,7 +128,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
 
 def check_variable(name: str, value: Secret, argv: Sequence[str]) -> None:
     """Let a variable fill in a value, and never become an option of a confirmed program."""
-    if not checks.PLACEHOLDER.fullmatch(f"${{{name}}}") or len(name) > 200:
+    if not validation.PLACEHOLDER.fullmatch(f"${{{name}}}") or len(name) > 200:
         raise Invalid(
             "A variable's name has letters, digits and _, at most 200.", code="bad_variable"
         )
@@ -204,7 +204,7 @@ def edit_connection(
     server.command, server.args, server.cwd = draft.command, list(draft.args), draft.cwd
     server.confirmed_argv = ""
     if server.transport == Transport.STDIO:
-        server.confirmed_argv = checks.argv_digest(server.argv, server.cwd)
+        server.confirmed_argv = validation.argv_digest(server.argv, server.cwd)
     server.generation += 1
     server.save()
     _store(server, CredentialKind.HEADER, draft.headers)
@@ -225,9 +225,9 @@ def set_credentials(
     server = Server.objects.select_for_update().get(pk=server.pk)
     for name, value in values.items():
         if kind == CredentialKind.HEADER and value is not None:
-            checks.check_header(name, value.reveal())
+            validation.check_header(name, value.reveal())
         elif kind == CredentialKind.ENV and value is not None:
-            checks.check_env(name, value.reveal())
+            validation.check_env(name, value.reveal())
         elif kind == CredentialKind.VARIABLE and value is not None:
             check_variable(name, value, server.argv)
     gone = [name for name, value in values.items() if value is None]
@@ -357,7 +357,7 @@ def filled(text: str, variables: Mapping[str, Secret]) -> Secret:
         known = variables.get(found[1])
         return known.reveal() if known else found[0]
 
-    return Secret(checks.PLACEHOLDER.sub(value, text))
+    return Secret(validation.PLACEHOLDER.sub(value, text))
 
 
 def _shown(server: Server) -> dict[str, object]:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from catalog import audit
 from catalog.audit import Actor
 from servers.models import Server, ServerState, Transport
-from servers.registration import actions as registry
+from servers.registration import actions as server_actions
 from servers.registration.drafts import ServerDraft
 from servers.spec import ServerSpec
-from servers.sync import runner as sync
+from servers.sync import runner
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -31,11 +31,11 @@ def check_server(server: Server, *, actor: Actor) -> Tested:
     """Test a registered server, and note its state."""
     audit.record(actor, "server.test", server)
     try:
-        spec = registry.spec_of(server)
+        spec = server_actions.spec_of(server)
     except ToolcribError as error:
         return _failure(error, 0)
     tested = _try(spec)
-    registry.report_state(
+    server_actions.report_state(
         server.pk,
         server.generation,
         ServerState.CONNECTED if tested.ok else ServerState.FAILING,
@@ -48,7 +48,7 @@ def check_server(server: Server, *, actor: Actor) -> Tested:
 
 def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
     """Test before saving. The same gate stands here: a test runs the program."""
-    registry.check_draft(draft, confirmed=confirmed)
+    server_actions.check_draft(draft, confirmed=confirmed)
     known = Server(
         slug=draft.slug,
         transport=draft.transport,
@@ -58,7 +58,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
         url=draft.url,
     )
     audit.record(actor, "server.test", known, after={"address": known.address, "saved": False})
-    filled = [registry.filled(part, draft.variables) for part in known.argv]
+    filled = [server_actions.filled(part, draft.variables) for part in known.argv]
     return _try(
         ServerSpec(
             server_id=0,
@@ -68,7 +68,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
             argv=tuple(filled) if draft.transport == Transport.STDIO else (),
             cwd=draft.cwd,
             env=draft.env,
-            url=registry.filled(draft.url, draft.variables),
+            url=server_actions.filled(draft.url, draft.variables),
             headers=draft.headers,
             hidden=(*draft.variables.values(), *draft.env.values()),
         )
@@ -78,7 +78,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
 def _try(spec: ServerSpec) -> Tested:
     began = time.monotonic()
     try:
-        fetched = asyncio.run(sync.visit(spec))
+        fetched = asyncio.run(runner.visit(spec))
     except ToolcribError as error:
         return _failure(error, _since(began))
     count = len(fetched.listing.tools)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from django.db import connection
 
 from servers.models import Server, SyncRun
-from servers.sync import runner as sync
+from servers.sync import runner
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -17,7 +17,7 @@ def sync_side_by_side(
 
     def one(server: Server) -> SyncRun | ToolcribError:
         try:
-            return sync.sync_now(server.pk, trigger)
+            return runner.sync_now(server.pk, trigger)
         except ToolcribError as error:
             return error
         finally:

@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 from django.db import DatabaseError
 
-from servers.connections import coordination as dialling
-from servers.connections import still_open
+from servers.connections import coordination, still_open
 from servers.connections.pool import Pool, Watcher
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.registration.actions import report_state, spec_of
 from servers.spec import ServerSpec
-from servers.sync import scheduling as due
+from servers.sync import scheduling
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
 
@@ -55,14 +54,14 @@ class Listener(Watcher):
         return await in_thread(spec_now, server_id)
 
     async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await in_thread(dialling.claim, server_id, apart)
+        return await in_thread(coordination.claim, server_id, apart)
 
     async def connecting(self, spec: ServerSpec) -> None:
         await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
 
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
         await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
-        await in_thread(dialling.answered, spec.server_id)
+        await in_thread(coordination.answered, spec.server_id)
         if kept:  # a change may have been missed while we were away
             await in_thread(_sync_if_stale, spec.server_id)
 
@@ -80,7 +79,7 @@ class Listener(Watcher):
             while server_id in self.noticed:
                 self.noticed.discard(server_id)
                 try:
-                    await in_thread(due.request_sync, server_id, Trigger.LIST_CHANGED)
+                    await in_thread(scheduling.request_sync, server_id, Trigger.LIST_CHANGED)
                 except DatabaseError:
                     logger.exception("A change of server %s could not be noted yet", server_id)
                     self.noticed.add(server_id)
@@ -135,4 +134,4 @@ def _sync_if_stale(server_id: int) -> None:
     # A sync that runs now opened this connection, or will list over it.
     rows = Server.objects.filter(pk=server_id, sync_lease_until=None)
     if rows.exclude(last_sync_started_at=None).exists():
-        due.request_sync(server_id, Trigger.SCHEDULE)
+        scheduling.request_sync(server_id, Trigger.SCHEDULE)

@@ -28,8 +28,8 @@ from servers.errors import printable
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
 from servers.registration.actions import report_state, spec_of
 from servers.spec import Listing, ServerSpec
-from servers.sync import scheduling as due
-from toolcrib.lib import process_identity as holder
+from servers.sync import scheduling
+from toolcrib.lib import process_identity
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -91,14 +91,14 @@ def _take(which: Q) -> Lease | None:
         free = Q(sync_lease_until=None) | Q(sync_lease_until__lt=Now())
         rows = Server.objects.select_for_update().filter(which, enabled=True)
         server = rows.annotate(free=Case(When(free, then=True), default=False)).first()
-        if server is None or not (server.free or holder.is_dead(server.sync_holder)):
+        if server is None or not (server.free or process_identity.is_dead(server.sync_holder)):
             return None
         now = timezone.now()
         trigger = server.sync_trigger
         Server.objects.filter(pk=server.pk).update(
             sync_fence=F("sync_fence") + 1,
             sync_lease_until=Now() + LEASE,
-            sync_holder=holder.this_process(),
+            sync_holder=process_identity.this_process(),
             sync_due_at=None,
             sync_sent_at=None,
             sync_trigger=Trigger.SCHEDULE,
@@ -267,18 +267,21 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
             )
         _finish(record)
     wait = (
-        CONFIRM_REMOVALS if result.removals_held else due.next_poll(server, fetched.listing.ttl_ms)
+        CONFIRM_REMOVALS
+        if result.removals_held
+        else scheduling.next_poll(server, fetched.listing.ttl_ms)
     )
     _release(lease, wait)
 
 
 def _flap_warning(server: Server) -> list[str]:
-    names = due.flapping(server)
+    names = scheduling.flapping(server)
     if not names:
         return []
     return [
-        f"Changed more than {due.FLAPS} times in an hour: {', '.join(names[:5])}. Until it is calm "
-        "for an hour, the server's notifications are not heard; syncs on schedule go on."
+        f"Changed more than {scheduling.FLAPS} times in an hour: {', '.join(names[:5])}. "
+        "Notifications of this server are ignored until nothing changed for an hour; scheduled "
+        "syncs continue."
     ]
 
 
@@ -347,10 +350,10 @@ def _release(lease: Lease, wait: timedelta) -> None:
         following = timezone.now() + wait
         if asked is not None:
             # What this sync found may have widened the gap since somebody asked.
-            following = max(asked, due.earliest(server, server.sync_trigger))
+            following = max(asked, scheduling.earliest(server, server.sync_trigger))
         Server.objects.filter(pk=server.pk).update(sync_due_at=following, sync_lease_until=None)
     if asked is not None:
-        due.send(server.pk, following)
+        scheduling.send(server.pk, following)
 
 
 def _finish(record: SyncRun) -> None:

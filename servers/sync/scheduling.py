@@ -20,7 +20,7 @@ from catalog.audit import Actor
 from catalog.models import DefinitionChange
 from servers.connections import pool
 from servers.models import Server, Trigger
-from toolcrib.lib import process_identity as holder
+from toolcrib.lib import process_identity
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def send_due() -> None:
     # A lease with nothing planned that ran out, or whose holder is gone, was a killed process's.
     held = Server.objects.filter(enabled=True, sync_due_at=None).exclude(sync_lease_until=None)
     for server_id, until, by in held.values_list("pk", "sync_lease_until", "sync_holder"):
-        if (until is not None and until < now) or holder.is_dead(by):
+        if (until is not None and until < now) or process_identity.is_dead(by):
             held.filter(pk=server_id).update(sync_due_at=now, sync_sent_at=None)
     rows = Server.objects.filter(enabled=True, sync_due_at__lte=now).filter(
         Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30)),

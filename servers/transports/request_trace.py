@@ -10,7 +10,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 
 from servers.errors import UpstreamError, megabytes
-from servers.transports import jsonrpc as messages
+from servers.transports import jsonrpc
 
 HEAD = 200  # bytes of a message in which its id is looked for
 
@@ -45,8 +45,8 @@ class Attempt:
 
     async def examine(self, raw: bytes) -> None:
         """Look at an answer as it arrived, for what a lenient parser would not tell."""
-        large = len(raw) > messages.LARGE
-        found = await asyncio.to_thread(messages.read, raw) if large else messages.read(raw)
+        large = len(raw) > jsonrpc.LARGE
+        found = await asyncio.to_thread(jsonrpc.read, raw) if large else jsonrpc.read(raw)
         if found.is_answer:
             self.refused = found.is_refusal
             if self.status < 400:  # the body of a refusal is no answer

@@ -15,9 +15,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from servers.models import Server
-from servers.web import import_wizard as wizard
-from servers.web import presenters as shown
-from servers.web import token_savings as saving
+from servers.web import import_wizard, presenters, token_savings
 from servers.web.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
 from servers.web.views import is_fragment
 from toolcrib.lib.errors import ToolcribError
@@ -64,12 +62,12 @@ def check(request: HttpRequest) -> HttpResponse:
     """Take a source or typed values and keep them (POST), or show what they hold (GET)."""
     if request.method == "POST":
         return _take_values(request) if "again" in request.POST else _take_source(request)
-    memory = wizard.recall(request.session)
+    memory = import_wizard.recall(request.session)
     if memory is None:
         return redirect("server-add")
-    if memory.text == wizard.NOTHING:
+    if memory.text == import_wizard.NOTHING:
         return redirect("server-add-progress")
-    context = {"checked": wizard.check(memory), "memory": memory, "steps": _steps(1)}
+    context = {"checked": import_wizard.check(memory), "memory": memory, "steps": _steps(1)}
     return render(request, "servers/add_check.html", context)
 
 
@@ -78,10 +76,10 @@ def _take_source(request: HttpRequest) -> HttpResponse:
     form = kind(request.POST)
     problem: dict[str, str] = {}
     if form.is_valid():
-        memory = wizard.Memory(form.text())
-        checked = wizard.check(memory)
+        memory = import_wizard.Memory(form.text())
+        checked = import_wizard.check(memory)
         if not checked.unreadable:
-            wizard.remember(request.session, memory)
+            import_wizard.remember(request.session, memory)
             # Where the program was shown beside the button, pressing it was the consent to it.
             if request.POST.getlist("confirm"):
                 return connect(request)
@@ -89,7 +87,7 @@ def _take_source(request: HttpRequest) -> HttpResponse:
         found = checked.check.problems[0]
         problem = {"message": found.message, "hint": found.hint}
     else:
-        problem = {"message": " ".join(shown.form_errors(form)), "hint": ""}
+        problem = {"message": " ".join(presenters.form_errors(form)), "hint": ""}
     if is_fragment(request):
         return render(request, "servers/_problem.html", {"problem": problem}, status=422)
     context = source_context(kind()) | {"problem": problem}
@@ -97,10 +95,10 @@ def _take_source(request: HttpRequest) -> HttpResponse:
 
 
 def _take_values(request: HttpRequest) -> HttpResponse:
-    memory = wizard.recall(request.session)
+    memory = import_wizard.recall(request.session)
     if memory is None:
         return redirect("server-add")
-    wizard.remember(request.session, wizard.with_values(memory, request.POST))
+    import_wizard.remember(request.session, import_wizard.with_values(memory, request.POST))
     return redirect("server-add-check")
 
 
@@ -109,17 +107,17 @@ def _take_values(request: HttpRequest) -> HttpResponse:
 @admin_required
 def connect(request: HttpRequest) -> HttpResponse:
     """Save what was picked and go on to watch the syncs."""
-    memory = wizard.recall(request.session)
+    memory = import_wizard.recall(request.session)
     if memory is None:
         return redirect("server-add")
-    memory = wizard.with_values(memory, request.POST)
-    wizard.remember(request.session, memory)
+    memory = import_wizard.with_values(memory, request.POST)
+    import_wizard.remember(request.session, memory)
     try:
-        memory = wizard.connect(memory, request.POST, actor=actor_of(request))
+        memory = import_wizard.connect(memory, request.POST, actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
         return redirect("server-add-check")
-    wizard.remember(request.session, memory)
+    import_wizard.remember(request.session, memory)
     return redirect("server-add-progress")
 
 
@@ -128,7 +126,7 @@ def connect(request: HttpRequest) -> HttpResponse:
 @admin_required
 def progress(request: HttpRequest) -> HttpResponse:
     """Show how far each saved server is; the poll gets the rows alone and hears of ends once."""
-    memory = wizard.recall(request.session)
+    memory = import_wizard.recall(request.session)
     if memory is None:
         return redirect("server-add")
     context = _progress(memory)
@@ -138,15 +136,15 @@ def progress(request: HttpRequest) -> HttpResponse:
     response = render(request, "servers/_progress_rows.html", context)
     news = [row for row in context["rows"] if row["ended"] and row["server"].slug not in known]
     if news:
-        said = " ".join(shown.spoken(row) for row in news)
+        said = " ".join(presenters.spoken(row) for row in news)
         response["HX-Trigger"] = json.dumps({"announce": said})
     return response
 
 
-def _progress(memory: wizard.Memory) -> dict[str, Any]:
-    servers = list(shown.with_costs(Server.objects.filter(pk__in=memory.saved)))
-    runs = shown.newest_runs(memory.saved)
-    rows = [shown.progress_of(server, runs.get(server.pk)) for server in servers]
+def _progress(memory: import_wizard.Memory) -> dict[str, Any]:
+    servers = list(presenters.with_costs(Server.objects.filter(pk__in=memory.saved)))
+    runs = presenters.newest_runs(memory.saved)
+    rows = [presenters.progress_of(server, runs.get(server.pk)) for server in servers]
     ended = [row["server"].slug for row in rows if row["ended"]]
     connected = [row["server"] for row in rows if row["ended"] == "done"]
     running = len(rows) - len(ended)
@@ -158,7 +156,7 @@ def _progress(memory: wizard.Memory) -> dict[str, Any]:
         "connected": connected,
         "poll_url": f"{here}?ended={','.join(ended)}",
         "here": here,
-        "saving": saving.of(memory.saved) if connected and not running else None,
+        "saving": token_savings.of(memory.saved) if connected and not running else None,
     }
 
 

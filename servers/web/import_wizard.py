@@ -14,14 +14,14 @@ from django.contrib.sessions.backends.base import SessionBase
 from django.http import QueryDict
 
 from catalog.audit import Actor
-from servers.mcp_json import importer as imports
+from servers.mcp_json import importer
 from servers.mcp_json.parser import parse_mcp_json
 from servers.models import Server, Transport, Trigger
-from servers.registration import validation as checks
+from servers.registration import validation
 from servers.registration.credentials import UnreadableCredential, decrypt, encrypt
 from servers.registration.drafts import ImportCheck, Problem, ServerDraft, target_of, target_string
 from servers.secret import Secret
-from servers.sync import scheduling as due
+from servers.sync import scheduling
 from toolcrib.lib.errors import Conflict, Invalid
 
 KEY = "add-servers"
@@ -103,7 +103,7 @@ class CheckedRow:
 
     @property
     def program(self) -> str:
-        return checks.shown_argv(self.draft.argv) if self.draft.argv else ""
+        return validation.shown_argv(self.draft.argv) if self.draft.argv else ""
 
     @property
     def masked(self) -> list[tuple[str, list[str]]]:
@@ -142,7 +142,7 @@ class Checked:
 
 
 def check(memory: Memory) -> Checked:
-    found = imports.check_text(
+    found = importer.check_text(
         memory.text.reveal(), {name: value.reveal() for name, value in memory.variables.items()}
     )
     fields = ("transport", "url", "command", "args")
@@ -154,7 +154,7 @@ def check(memory: Memory) -> Checked:
             rows.append(
                 CheckedRow(
                     draft=draft,
-                    digest=imports.draft_digest(draft),
+                    digest=importer.draft_digest(draft),
                     duplicate=target in seen,
                     stdio_off=bool(draft.argv) and not settings.ALLOW_STDIO,
                 )
@@ -201,7 +201,7 @@ def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
         )
     names = {row.draft.slug: row.draft.name for row in checked.rows}
     only_picked = replace(checked.check, problems=())
-    done = imports.save(
+    done = importer.save(
         only_picked,
         actor=actor,
         confirmed=post.getlist("confirm"),
@@ -210,8 +210,8 @@ def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
     )
     for item in done:
         if item.server:
-            due.request_sync(item.server.pk, Trigger.ADDED)
-    problems: list[Problem | imports.Imported] = [*checked.check.problems]
+            scheduling.request_sync(item.server.pk, Trigger.ADDED)
+    problems: list[Problem | importer.Imported] = [*checked.check.problems]
     problems += [item for item in done if not item.server]
     if not problems and len(done) == len(checked.rows):
         memory = replace(memory, text=NOTHING, variables={})  # keep no secret that is done with
@@ -275,5 +275,5 @@ def edited_draft(server: Server, text: Secret) -> ServerDraft:
 
 def needs_confirmation(server: Server, draft: ServerDraft) -> bool:
     return draft.transport == Transport.STDIO and (
-        imports.draft_digest(draft) != server.confirmed_argv
+        importer.draft_digest(draft) != server.confirmed_argv
     )

@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from catalog.models import Tool, ToolState
 from servers.models import Server, ServerState, SyncRun, Transport
-from sessions_app.usage import call_stats as calls_seen
+from sessions_app.usage import call_stats
 
 PAGE = 100
 TOOLS = 200
@@ -100,7 +100,7 @@ def listing(wanted: Wanted) -> Shown:
     total = picked.count()
     page = wanted.order(with_costs(picked))[wanted.start : wanted.start + PAGE]
     found = list(page)
-    calls = calls_seen.of_servers([server.pk for server in found])
+    calls = call_stats.of_servers([server.pk for server in found])
     rows: list[Shown] = [
         {"server": server, "busy": is_busy(server), "calls": calls.get(server.pk)}
         for server in found

@@ -12,15 +12,13 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from servers.mcp_json import importer as imports
+from servers.mcp_json import importer
 from servers.models import Server, Trigger
-from servers.registration import actions as registry
-from servers.registration import validation as checks
+from servers.registration import actions as server_actions
+from servers.registration import validation
 from servers.secret import Secret
 from servers.sync.scheduling import request_sync
-from servers.web import forms
-from servers.web import import_wizard as wizard
-from servers.web import presenters as shown
+from servers.web import forms, import_wizard, presenters
 from servers.web.views import find, page_context, redirect_to
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
@@ -31,10 +29,10 @@ def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpR
     context = page_context(request, server, "server-settings") | {
         "credentials": list(server.credentials.all()),
         "kinds": forms.KIND_WORDS,
-        "settings_rows": shown.settings_rows(server, forms.SettingsForm.of(server)),
+        "settings_rows": presenters.settings_rows(server, forms.SettingsForm.of(server)),
     }
     if role_of(request.user) >= Role.ADMIN:
-        waiting = wizard.recall_edit(request.session, server)
+        waiting = import_wizard.recall_edit(request.session, server)
         context |= {
             "settings_form": forms.SettingsForm.of(server),
             "connection_form": forms.connection_form(server),
@@ -49,11 +47,11 @@ def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpR
 def _waiting(server: Server, text: Secret) -> dict[str, str] | None:
     """Show the program that waits for a confirmation."""
     try:
-        draft = wizard.edited_draft(server, text)
+        draft = import_wizard.edited_draft(server, text)
     except ToolcribError:
         return None
-    argv = checks.shown_argv(draft.argv)
-    return {"argv": argv, "cwd": draft.cwd, "digest": imports.draft_digest(draft)}
+    argv = validation.shown_argv(draft.argv)
+    return {"argv": argv, "cwd": draft.cwd, "digest": importer.draft_digest(draft)}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -67,7 +65,7 @@ def settings(request: HttpRequest, slug: str) -> HttpResponse:
     if not form.is_valid():
         return settings_page(request, server, settings_form=form)
     try:
-        registry.change_settings(server, form.cleaned_data, actor=actor_of(request))
+        server_actions.change_settings(server, form.cleaned_data, actor=actor_of(request))
     except ToolcribError as error:
         return settings_page(request, server, settings_form=refused(form, error))
     messages.success(request, f"The settings of {server.name} are saved.")
@@ -81,23 +79,29 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
     """Save how a server is reached. A new program waits in the session for its confirmation."""
     server = find(slug)
     if "cancel" in request.POST:
-        wizard.forget_edit(request.session)
+        import_wizard.forget_edit(request.session)
         return redirect_to("server-settings", server, "connection")
-    waiting = wizard.recall_edit(request.session, server) if "confirm" in request.POST else None
+    waiting = (
+        import_wizard.recall_edit(request.session, server) if "confirm" in request.POST else None
+    )
     form = forms.connection_form(server, request.POST if waiting is None else None)
     if waiting is None and not form.is_valid():
-        return settings_page(request, server, connection_problem=" ".join(shown.form_errors(form)))
+        return settings_page(
+            request, server, connection_problem=" ".join(presenters.form_errors(form))
+        )
     text = waiting or form.text(server)
     try:
-        draft = wizard.edited_draft(server, text)
+        draft = import_wizard.edited_draft(server, text)
         confirmed = request.POST.get("confirm", "")
-        if wizard.needs_confirmation(server, draft) and confirmed != imports.draft_digest(draft):
-            wizard.remember_edit(request.session, server, text)
+        if import_wizard.needs_confirmation(server, draft) and confirmed != importer.draft_digest(
+            draft
+        ):
+            import_wizard.remember_edit(request.session, server, text)
             return redirect_to("server-settings", server, "connection")
-        registry.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
+        server_actions.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
     except ToolcribError as error:
         return settings_page(request, server, connection_problem=error.sentence)
-    wizard.forget_edit(request.session)
+    import_wizard.forget_edit(request.session)
     request_sync(server.pk, Trigger.MANUAL)
     messages.success(request, f"The connection of {server.name} is saved. A sync was asked for.")
     return redirect_to("server-settings", server, "connection")
@@ -117,7 +121,7 @@ def credentials(request: HttpRequest, slug: str) -> HttpResponse:
     value = None if removing else Secret(form.cleaned_data["value"])
     try:
         kind = str(request.POST.get("kind", ""))
-        registry.set_credentials(server, kind, {name: value}, actor=actor_of(request))
+        server_actions.set_credentials(server, kind, {name: value}, actor=actor_of(request))
     except ToolcribError as error:
         return settings_page(request, server, credential_form=refused(form, error))
     request_sync(server.pk, Trigger.MANUAL)
@@ -133,7 +137,7 @@ def delete(request: HttpRequest, slug: str) -> HttpResponse:
     if request.POST.get("typed_name") != server.slug:
         error = "This is not its name, so nothing was deleted."
         return settings_page(request, server, delete_error=error)
-    registry.delete_server(server, actor=actor_of(request))
+    server_actions.delete_server(server, actor=actor_of(request))
     messages.success(request, f"{server.name} is deleted, with its tools and credentials.")
     return redirect("servers")
 

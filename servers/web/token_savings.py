@@ -7,11 +7,10 @@ has these servers' groups. Reads only.
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.cache import Item
 from catalog.models import Group
-from servers.web import presenters as shown
+from servers.web import presenters
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
@@ -43,10 +42,10 @@ class Saving:
 
 def of(server_ids: Collection[int]) -> Saving:
     """Weigh the tools of these servers as they stand in the groups that follow them."""
-    price = shown.price(server_ids)
+    price = presenters.price(server_ids)
     following = Group.objects.filter(follows__in=server_ids)
     wanted = set(following.values_list("pk", flat=True))
-    groups = [group for group in shelf.current().groups if group.pk in wanted]
+    groups = [group for group in cache.current().groups if group.pk in wanted]
     lines = []
     preloaded: dict[str, Item] = {}
     for group in groups:
@@ -54,11 +53,11 @@ def of(server_ids: Collection[int]) -> Saving:
         if offered:
             names = tuple(place.item.name for place in offered)
             lines.append(
-                render.GroupLine(group.group_id, group.display_name, group.description, names)
+                rendering.GroupLine(group.group_id, group.display_name, group.description, names)
             )
         preloaded |= {place.item.name: place.item for place in offered if place.preload}
-    text = render.catalog(lines, header=render.DISPATCH_HEADER, budget=BUDGET)
-    meta = render.meta_tools(STRATEGY) if lines else []
+    text = rendering.catalog(lines, header=rendering.DISPATCH_HEADER, budget=BUDGET)
+    meta = rendering.meta_tools(STRATEGY) if lines else []
     bare = text.tokens + _tokens(meta)
     paid = text.tokens + _tokens([*meta, *map(_definition, preloaded.values())])
     return Saving(price["tools"], price["tokens"], stubs=bare, preloads=paid - bare)
@@ -66,7 +65,7 @@ def of(server_ids: Collection[int]) -> Saving:
 
 def _definition(item: Item) -> dict[str, object]:
     schema = item.approved.input_schema if item.approved else {}
-    return render.tool_object(
+    return rendering.tool_object(
         item.name, item.description, schema, source=item.source, server=item.server
     )
 

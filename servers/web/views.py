@@ -11,15 +11,13 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
-from servers.connections import metrics as gauges
-from servers.mcp_json import importer as imports
+from servers.connections import metrics
+from servers.mcp_json import importer
 from servers.models import Server, Transport, Trigger
-from servers.registration import actions as registry
-from servers.registration import connection_test as checking
-from servers.registration import validation as checks
-from servers.sync import scheduling as due
-from servers.web import forms
-from servers.web import presenters as shown
+from servers.registration import actions as server_actions
+from servers.registration import connection_test, validation
+from servers.sync import scheduling
+from servers.web import forms, presenters
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
@@ -32,7 +30,7 @@ TABS = {
 
 
 def find(slug: str) -> Server:
-    server = shown.with_costs(Server.objects.filter(slug=slug)).first()
+    server = presenters.with_costs(Server.objects.filter(slug=slug)).first()
     if server is None:
         raise NotFound(f"There is no server called {slug}.", hint="Look in the list of servers.")
     return server
@@ -56,11 +54,11 @@ def is_fragment(request: HttpRequest) -> bool:
 @operator_required
 @vary_on_headers("HX-Request")
 def servers(request: HttpRequest) -> HttpResponse:
-    wanted = shown.Wanted.of(request.GET)
-    context = shown.listing(wanted)
+    wanted = presenters.Wanted.of(request.GET)
+    context = presenters.listing(wanted)
     if is_fragment(request):
         return render(request, "servers/_rows.html", context)
-    context |= {"health": shown.health(), "facets": shown.facets(wanted)}
+    context |= {"health": presenters.health(), "facets": presenters.facets(wanted)}
     return render(request, "servers/list.html", context)
 
 
@@ -74,12 +72,12 @@ def bulk(request: HttpRequest) -> HttpResponse:
     many = f"{len(chosen):,} server{'' if len(chosen) == 1 else 's'}"
     if request.POST.get("act") == "disable":
         for one in chosen:
-            registry.set_enabled(one, False, actor=actor_of(request))
+            server_actions.set_enabled(one, False, actor=actor_of(request))
         messages.success(request, f"Disabled {many}. Agents get none of their tools.")
     else:
         enabled = [one for one in chosen if one.enabled]
         for one in enabled:
-            due.ask(one, actor=actor_of(request))
+            scheduling.ask(one, actor=actor_of(request))
         left = (
             f" {len(chosen) - len(enabled)} disabled left out."
             if len(enabled) < len(chosen)
@@ -95,7 +93,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
 def export(request: HttpRequest) -> HttpResponse:
     """Give every server as mcp.json, with ${NAME} for every secret."""
     return HttpResponse(
-        imports.export_text(),
+        importer.export_text(),
         content_type="application/json",
         headers={"Content-Disposition": 'attachment; filename="mcp.json"'},
     )
@@ -111,10 +109,10 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
     return {
         "server": server,
         "tab": tab,
-        "busy": asked or shown.is_busy(server),
-        "run": shown.newest_runs([server.pk]).get(server.pk),
+        "busy": asked or presenters.is_busy(server),
+        "run": presenters.newest_runs([server.pk]).get(server.pk),
         "voided": [one for one in server.credentials.all() if one.voided],
-        "argv": checks.shown_argv(server.argv) if server.transport == Transport.STDIO else "",
+        "argv": validation.shown_argv(server.argv) if server.transport == Transport.STDIO else "",
         "tabs": [
             {
                 "label": label,
@@ -135,12 +133,12 @@ def server(request: HttpRequest, slug: str) -> HttpResponse:
 
 def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
     return page_context(request, found, "server") | {
-        "claims": shown.claims(found),
+        "claims": presenters.claims(found),
         "credentials": list(found.credentials.all()),
         "trust": forms.TRUST_WORDS[found.trust],
         "policy": forms.POLICY_WORDS[found.connection_policy],
-        "numbers": shown.numbers(found),
-        "gauge": gauges.gauge(found),
+        "numbers": presenters.numbers(found),
+        "gauge": metrics.gauge(found),
     }
 
 
@@ -148,7 +146,7 @@ def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
 @operator_required
 def tools(request: HttpRequest, slug: str) -> HttpResponse:
     found = find(slug)
-    context = page_context(request, found, "server-tools") | shown.tools_of(found)
+    context = page_context(request, found, "server-tools") | presenters.tools_of(found)
     return render(request, "servers/tools.html", context)
 
 
@@ -158,7 +156,9 @@ def syncs(request: HttpRequest, slug: str) -> HttpResponse:
     found = find(slug)
     context = page_context(request, found, "server-syncs")
     return render(
-        request, "servers/syncs.html", context | shown.history(found, request.GET.get("after", ""))
+        request,
+        "servers/syncs.html",
+        context | presenters.history(found, request.GET.get("after", "")),
     )
 
 
@@ -172,7 +172,7 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
     ended = is_fragment(request) and not context["busy"]
     response = render(request, "servers/_status.html", context | {"ended": ended})
     if ended:
-        said = {"announce": shown.ending(found, context["run"])}
+        said = {"announce": presenters.ending(found, context["run"])}
         response["HX-Trigger"] = json.dumps(said)
     return response
 
@@ -183,7 +183,7 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
     found = find(slug)
     if not found.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    due.ask(found, actor=actor_of(request))
+    scheduling.ask(found, actor=actor_of(request))
     request.session["sync_asked"] = slug
     return back(request, reverse("server", args=[slug]))
 
@@ -193,7 +193,7 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
 def test(request: HttpRequest, slug: str) -> HttpResponse:
     """Try the connection and stay on the page."""
     found = find(slug)
-    tested = checking.check_server(found, actor=actor_of(request))
+    tested = connection_test.check_server(found, actor=actor_of(request))
     if is_fragment(request):
         return render(request, "servers/_tested.html", {"tested": tested})
     return render(
@@ -204,8 +204,8 @@ def test(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def enable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = registry.set_enabled(find(slug), True, actor=actor_of(request))
-    due.request_sync(found.pk, Trigger.MANUAL)
+    found = server_actions.set_enabled(find(slug), True, actor=actor_of(request))
+    scheduling.request_sync(found.pk, Trigger.MANUAL)
     messages.success(request, f"{found.name} is enabled. A sync has been asked for.")
     return back(request, reverse("server", args=[slug]))
 
@@ -213,7 +213,7 @@ def enable(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def disable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = registry.set_enabled(find(slug), False, actor=actor_of(request))
+    found = server_actions.set_enabled(find(slug), False, actor=actor_of(request))
     messages.success(request, f"{found.name} is disabled. Agents get none of its tools.")
     return back(request, reverse("server", args=[slug]))
 

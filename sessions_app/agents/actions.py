@@ -14,7 +14,7 @@ from catalog import audit, preferences
 from catalog.audit import Actor
 from catalog.models import Group, Revision
 from catalog.tools.actions import UNKEEPABLE
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentGroup, Mode, Scope, Strategy
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
@@ -86,7 +86,7 @@ def create_with_key(
 ) -> tuple[Agent, str]:
     """Make an agent and its first key, whose text is returned here and never again."""
     agent = create(name, groups=groups, all_groups=all_groups, actor=actor, **settings)
-    return agent, keys.mint(agent.name, Scope.AGENT, agent=agent, actor=actor)[1]
+    return agent, api_keys.mint(agent.name, Scope.AGENT, agent=agent, actor=actor)[1]
 
 
 @transaction.atomic

@@ -9,9 +9,9 @@ from django.utils import timezone
 from ninja import Router, Schema, Status
 from pydantic import Field
 
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.agents import queries as agents_shown
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
+from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, ApiKey, Scope
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
@@ -41,7 +41,7 @@ class AgentOut(Schema):
     max_sessions: int
     created_at: datetime
     last_seen_at: datetime | None
-    keys: int  # good now
+    api_keys: int  # good now
     open_sessions: int
 
 
@@ -111,7 +111,7 @@ class KeyIn(Strict):
 
 
 def find(name: str) -> Agent:
-    agent = agents_shown.rows().filter(name=name).first() if name.isprintable() else None
+    agent = agent_queries.rows().filter(name=name).first() if name.isprintable() else None
     if agent is None:
         raise NotFound("There is no agent of this name.", hint="GET /api/v1/agents lists them.")
     return agent
@@ -120,7 +120,7 @@ def find(name: str) -> Agent:
 def shown(agent: Agent) -> dict[str, Any]:
     body = {name: getattr(agent, name) for name in AgentOut.model_fields if hasattr(agent, name)}
     return body | {
-        "groups": agents_shown.group_names(agent),
+        "groups": agent_queries.group_names(agent),
         "keys": agent.key_count,  # type: ignore[attr-defined]
         "open_sessions": agent.open_count,  # type: ignore[attr-defined]
     }
@@ -130,7 +130,7 @@ def shown_key(key: ApiKey) -> dict[str, Any]:
     body = {name: getattr(key, name) for name in KeyOut.model_fields if hasattr(key, name)}
     return body | {
         "agent": key.agent.name if key.agent else None,
-        "state": agents_shown.key_state(key, timezone.now()),
+        "state": agent_queries.key_state(key, timezone.now()),
     }
 
 
@@ -139,7 +139,7 @@ def shown_key(key: ApiKey) -> dict[str, Any]:
 
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
 def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
-    found = agents_shown.rows().filter(name__gt=cursor)
+    found = agent_queries.rows().filter(name__gt=cursor)
     items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: row.name)
     return {"items": [shown(agent) for agent in items], "next_cursor": following}
 
@@ -147,7 +147,7 @@ def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
 @router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
 def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
     """Make an agent. `POST /agents/{name}/keys` gives it a key."""
-    agent = agents.create(
+    agent = agent_actions.create(
         **body.settings(),
         groups=body.groups or (),
         all_groups=bool(body.all_groups),
@@ -166,21 +166,25 @@ def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, An
     """Change what is sent, all or nothing. `groups` is the whole list, in order."""
     actor = key_actor(request)
     with transaction.atomic():
-        agent = agents.change(find(name), actor=actor, **body.settings())
+        agent = agent_actions.change(find(name), actor=actor, **body.settings())
         if body.groups is not None or body.all_groups is not None:
-            kept = agents.group_ids(agent) if body.groups is None and not body.all_groups else ()
-            agents.set_groups(
+            kept = (
+                agent_actions.group_ids(agent)
+                if body.groups is None and not body.all_groups
+                else ()
+            )
+            agent_actions.set_groups(
                 agent, body.groups or kept, all_groups=bool(body.all_groups), actor=actor
             )
         if body.enabled is not None:
-            agents.set_enabled(agent, body.enabled, actor=actor)
+            agent_actions.set_enabled(agent, body.enabled, actor=actor)
     return shown(find(agent.name))
 
 
 @router.delete("/agents/{name}", response={204: None, **ERRORS}, tags=["agents"])
 def delete_agent(request: HttpRequest, name: str) -> Status[None]:
     """Delete an agent with its keys, its sessions and their calls."""
-    agents.delete(find(name), actor=key_actor(request))
+    agent_actions.delete(find(name), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -201,7 +205,7 @@ def add_agent_key(
     """Make a key. Its text is in this answer and nowhere else."""
     agent = find(name)
     expires = timezone.now() + timedelta(days=body.days) if body.days else None
-    key, text = keys.mint(
+    key, text = api_keys.mint(
         agent.name if body.name is None else body.name,
         Scope.AGENT,
         agent=agent,
@@ -224,22 +228,22 @@ def list_keys(
 @router.get("/keys/{key}", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def get_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """One key, by its id or its prefix."""
-    return shown_key(keys.named(key))
+    return shown_key(api_keys.named(key))
 
 
 @router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS}, tags=["keys"])
 def rotate_key(request: HttpRequest, response: HttpResponse, key: str) -> Status[dict[str, Any]]:
     """Make a key in place of this one, which ends in 24 hours."""
-    new, text = keys.rotate(keys.named(key), actor=key_actor(request))
+    new, text = api_keys.rotate(api_keys.named(key), actor=key_actor(request))
     return _new_key(response, new, text)
 
 
 @router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """Refuse a key from the next request on."""
-    found = keys.named(key)
-    keys.revoke(found, actor=key_actor(request))
-    return shown_key(keys.named(str(found.pk)))
+    found = api_keys.named(key)
+    api_keys.revoke(found, actor=key_actor(request))
+    return shown_key(api_keys.named(str(found.pk)))
 
 
 def _key_page(limit: int, cursor: int | None, **wanted: Any) -> dict[str, Any]:

@@ -17,10 +17,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.models import Group
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.agents import queries as agents_shown
-from sessions_app.agents import snippets
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys, snippets
+from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, AgentSession, Mode, Scope
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
@@ -93,11 +92,11 @@ def agent(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         request.session.pop(NEXT, None)
         if found is None:
-            found, text = agents.create_with_key(
+            found, text = agent_actions.create_with_key(
                 FIRST, all_groups=True, mode=Mode.DEFERRED, actor=actor_of(request)
             )
         elif "key" in request.POST:
-            text = keys.mint(FIRST, Scope.AGENT, agent=found, actor=actor_of(request))[1]
+            text = api_keys.mint(FIRST, Scope.AGENT, agent=found, actor=actor_of(request))[1]
     context = {"name": FIRST, "agent": found, "text": text}
     if found is not None:
         context |= _ways(found, text) | _waiting(found)
@@ -107,7 +106,7 @@ def agent(request: HttpRequest) -> HttpResponse:
 
 def _ways(agent: Agent, text: str) -> dict[str, Any]:
     key = text or snippets.NO_KEY
-    example = agents_shown.example_of(agent)
+    example = agent_queries.example_of(agent)
     return {
         "first_request": first_request(settings.PUBLIC_URL, key),
         "snippets": snippets.for_agent(settings.PUBLIC_URL, key, example=example),

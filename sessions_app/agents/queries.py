@@ -11,11 +11,10 @@ from django.db.models.functions import Coalesce
 from django.forms import BaseForm
 from django.utils import timezone
 
-from catalog.groups import board as group_board
+from catalog.groups import board
 from catalog.models import CallPolicy, Membership, Tool
 from catalog.tools.queries import Page
-from sessions_app.agents import api_keys as keys
-from sessions_app.agents import snippets
+from sessions_app.agents import api_keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
 
 PAGE = 50
@@ -62,7 +61,7 @@ def group_names(agent: Agent) -> list[str]:
 
 def groups_of(agent: Agent) -> dict[str, Any]:
     """Return the agent's groups in its order with what they cost, and those that could be added."""
-    by_id = {group.pk: group for group in group_board.priced()}
+    by_id = {group.pk: group for group in board.priced()}
     links = [link.group_id for link in agent.group_links.all()]
     if agent.all_groups:
         links = list(by_id)
@@ -86,7 +85,7 @@ def keys_of(agent: Agent) -> list[dict[str, Any]]:
 def key_state(key: ApiKey, now: datetime) -> str:
     if key.revoked_at:
         return "revoked"
-    return "active" if keys.is_good(key, now) else "expired"
+    return "active" if api_keys.is_good(key, now) else "expired"
 
 
 def example_of(agent: Agent) -> snippets.Example | None:

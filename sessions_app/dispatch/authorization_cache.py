@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from catalog.models import Revision
 from servers.models import Server
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.ledger.sql import Cursor, Row
 from sessions_app.models import (
     Agent,
@@ -28,9 +28,7 @@ from sessions_app.models import (
     SessionState,
     ShownDefinition,
 )
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import scope
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import lifecycle, scope, surface
 from sessions_app.sessions.loading import LEAST_IDLE
 from sessions_app.sessions.scope import Scope
 from sessions_app.sessions.surface import Pin
@@ -199,8 +197,8 @@ def learn(token: Token, session_id: str, tool: str) -> Standing | None:
 
     None where the long way has to say why not.
     """
-    key = keys.find_by_digest(token) if isinstance(token, str) else None
-    session = opening.by_id.first(session_id) if "\0" not in session_id else None
+    key = api_keys.find_by_digest(token) if isinstance(token, str) else None
+    session = lifecycle.by_id.first(session_id) if "\0" not in session_id else None
     if session is None or not _good(token, key, session):
         return None
     item = scope.of_session(session).lookup(tool)
@@ -235,13 +233,13 @@ def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
 def _read(
     token: Token, key: ApiKey | None, session_id: str, found: Row, expires: datetime | None
 ) -> Standing | None:
-    session = opening.by_id.first(session_id)
+    session = lifecycle.by_id.first(session_id)
     if session is None or not _good(token, key, session):
         return None
     seen = scope.of_session(session)
     if seen.revision != found[0]:
         return None
-    loaded, older = _loaded(seen, surfaces.shown_pins(session))
+    loaded, older = _loaded(seen, surface.shown_pins(session))
     return Standing(
         key_id=key.pk if key else None,
         agent=session.agent,
@@ -250,7 +248,7 @@ def _read(
         seen=seen,
         loaded=loaded,
         older=older,
-        at_once=surfaces.as_last_shown(session, surfaces.surface_of(session.snapshot).pins),
+        at_once=surface.as_last_shown(session, surface.surface_of(session.snapshot).pins),
         stamp=tuple(found[:MINE]),
         expires=expires,
         until=time.monotonic() + FRESH_FOR,

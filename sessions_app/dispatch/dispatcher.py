@@ -19,20 +19,18 @@ from catalog.audit import Actor
 from catalog.cache import Item
 from catalog.definitions.validation import validators
 from catalog.models import Tool
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
 from servers.spec import OnProgress
 from servers.transports.jsonrpc import LARGE
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.dispatch import key_revocation as revoking
-from sessions_app.dispatch import planner as planning
+from sessions_app.dispatch import authorization_cache, key_revocation, planner
 from sessions_app.dispatch.authorization_cache import Token, Verdict
 from sessions_app.dispatch.planner import CallPlan, CallRequest, Ended
-from sessions_app.ledger import batch_writer as writing
-from sessions_app.ledger import calls as ledger
+from sessions_app.ledger import batch_writer
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import Answer, Ending
 from sessions_app.models import Agent, CallState
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import rate_limits
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
@@ -78,8 +76,8 @@ class _Carried:
 
     def over(self, task: "asyncio.Task[Answer]") -> None:
         _carried.discard(self)
-        ledger.carried.discard(self.plan.entry.call_id)
-        revoking.leave(self)
+        call_ledger.carried.discard(self.plan.entry.call_id)
+        key_revocation.leave(self)
         # Where the caller has left, nobody else looks at it.
         problem = None if task.cancelled() else task.exception()
         if problem is not None and not isinstance(problem, ToolcribError | DatabaseError):
@@ -122,12 +120,12 @@ async def dispatch(
         if plan is not None:
             plan.key = key
             return (await _carry_out(plan, on_progress)).body
-    found = await _on_database(planning.plan_call)(agent, session_id, request, counted=counted)
+    found = await _on_database(planner.plan_call)(agent, session_id, request, counted=counted)
     if isinstance(found, str):
         return found
     if isinstance(found, Ended):
-        return (await ledger.finish(found.entry, found.ending)).body
-    await ledger.accept(found.entry, agent)
+        return (await call_ledger.finish(found.entry, found.ending)).body
+    await call_ledger.accept(found.entry, agent)
     found.key = key
     return (await _carry_out(found, on_progress)).body
 
@@ -140,28 +138,28 @@ async def short_way(
     What is not known yet, or has changed, is found out first. Returns no plan where the long way
     has to be gone, and the limit the call was held to so far.
     """
-    for _ in range(2 if writing.is_running() else 0):
-        ready = standing.known(token, session_id)
+    for _ in range(2 if batch_writer.is_running() else 0):
+        ready = authorization_cache.known(token, session_id)
         if ready is None or not ready.knows(request.tool_name):
-            ready = await in_thread(standing.learn, token, session_id, request.tool_name)
+            ready = await in_thread(authorization_cache.learn, token, session_id, request.tool_name)
         if ready is None:
             break
-        if size > ON_LOOP or not planning.is_brief(ready, request):
-            plan = await asyncio.to_thread(planning.at_hand, ready, request)
+        if size > ON_LOOP or not planner.is_brief(ready, request):
+            plan = await asyncio.to_thread(planner.at_hand, ready, request)
         else:
-            plan = planning.at_hand(ready, request)
+            plan = planner.at_hand(ready, request)
         if plan is None:
             break
         if counted != ready.agent.calls_per_minute:
             try:
                 await _count(ready.agent)
-            except limiting.TooMany:
+            except rate_limits.TooMany:
                 break  # it was not counted; who asks may not be who they were
             counted = ready.agent.calls_per_minute
-        verdict = await ledger.accept_if(plan.entry, ready)
+        verdict = await call_ledger.accept_if(plan.entry, ready)
         if verdict is Verdict.ACCEPTED:
             return plan, counted
-        standing.drop(token, session_id)
+        authorization_cache.drop(token, session_id)
         if verdict is Verdict.REFUSED:
             break
     return None, counted
@@ -169,9 +167,9 @@ async def short_way(
 
 async def _count(agent: Agent) -> None:
     if settings.REDIS_URL:
-        await asyncio.to_thread(limiting.check_rate, agent, "calls", agent.calls_per_minute)
+        await asyncio.to_thread(rate_limits.check_rate, agent, "calls", agent.calls_per_minute)
     else:
-        limiting.check_rate(agent, "calls", agent.calls_per_minute)
+        rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
 
 
 async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> Answer | int:
@@ -182,16 +180,16 @@ async def quickly(token: Token, session_id: str, request: CallRequest, size: int
 
 async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> dict[str, Any]:
     """Call a tool as a person, outside any session, by the same checks and ledger."""
-    found = await _on_database(planning.plan_try)(tool, arguments, actor)
+    found = await _on_database(planner.plan_try)(tool, arguments, actor)
     if isinstance(found, Ended):
-        answer = await ledger.finish(found.entry, found.ending)
+        answer = await call_ledger.finish(found.entry, found.ending)
     else:
-        await ledger.accept(found.entry, None)
+        await call_ledger.accept(found.entry, None)
         found.key = actor.id if actor.kind == "token" else None
         try:
             answer = await _carry_out(found, None)
         finally:
-            await calling.forget_session(found.target.session)
+            await upstream_calls.forget_session(found.target.session)
     told: dict[str, Any] = json.loads(answer.body)
     return told
 
@@ -204,8 +202,8 @@ async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
     task = asyncio.create_task(_run(plan, on_progress))
     carried = _Carried(plan, task)
     _carried.add(carried)
-    ledger.carried.add(plan.entry.call_id)
-    revoking.enter(carried)
+    call_ledger.carried.add(plan.entry.call_id)
+    key_revocation.enter(carried)
     task.add_done_callback(carried.over)
     try:
         return await asyncio.shield(task)
@@ -244,11 +242,11 @@ async def _ask(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
         shown = asyncio.get_running_loop().call_later(SHOWN_AFTER, _show_sent, plan)
 
     def late(what: str) -> None:
-        noting = asyncio.ensure_future(in_thread(ledger.note_late, plan.entry.pk or 0, what))
+        noting = asyncio.ensure_future(in_thread(call_ledger.note_late, plan.entry.pk or 0, what))
         noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     try:
-        return await calling.call(
+        return await upstream_calls.call(
             plan.target,
             plan.item.own_name,
             plan.arguments,
@@ -265,7 +263,7 @@ async def _ask(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
 
 
 def _show_sent(plan: CallPlan) -> None:
-    noting = asyncio.ensure_future(ledger.mark_sent(plan.entry))
+    noting = asyncio.ensure_future(call_ledger.mark_sent(plan.entry))
     noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
@@ -307,7 +305,7 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> Answer:
     brief = outcome.size <= LARGE and _is_compiled(plan.item)
     ending = _ending(plan, outcome) if brief else await asyncio.to_thread(_ending, plan, outcome)
     try:
-        answer = await ledger.finish(plan.entry, ending)
+        answer = await call_ledger.finish(plan.entry, ending)
     except DatabaseError:
         logger.exception("The end of call %s could not be recorded", plan.entry.call_id)
         if not plan.sent:
@@ -317,7 +315,7 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> Answer:
             hint="Look what the tool did before calling it again.",
         ) from None
     if outcome.code == "key_revoked":
-        raise revoking.Revoked
+        raise key_revocation.Revoked
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
         raise NotSent(
             outcome.message,

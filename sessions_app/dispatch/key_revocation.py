@@ -15,7 +15,7 @@ from django.db import DatabaseError
 from django.db.models import Q
 from django.utils import timezone
 
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
@@ -92,4 +92,6 @@ def _good(wanted: Collection[int]) -> set[int]:
     """Say which of these keys may still be used."""
     now = timezone.now()
     owned = Q(agent=None) | Q(agent__enabled=True)
-    return {key.pk for key in ApiKey.objects.filter(owned, pk__in=wanted) if keys.is_good(key, now)}
+    return {
+        key.pk for key in ApiKey.objects.filter(owned, pk__in=wanted) if api_keys.is_good(key, now)
+    }

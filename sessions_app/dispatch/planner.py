@@ -11,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import Actor
 from catalog.cache import Item
 from catalog.definitions.public_names import META_TOOLS
@@ -20,15 +20,12 @@ from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
 from servers.connections.calls import Target
 from servers.models import Server
 from sessions_app.dispatch.authorization_cache import Standing
-from sessions_app.ledger import calls as ledger
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import HOLDER, Ending
 from sessions_app.ledger.payloads import arguments_of, check, kept_arguments
 from sessions_app.ledger.sql import Entry, new_call_id
 from sessions_app.models import Agent, AgentSession, CallPath, CallState
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading, scope
-from sessions_app.sessions import rate_limits as limiting
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import lifecycle, loading, rate_limits, scope, surface
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
@@ -93,17 +90,19 @@ def plan_call(
     counted: int = 0,
 ) -> CallPlan | Ended | str:
     """Check everything, the long way; or return an answer's JSON that was given before."""
-    session = opening.find(agent, session_id)
+    session = lifecycle.find(agent, session_id)
     loading.check_open(session)
-    key = ledger.check_key(request.idempotency_key)
+    key = call_ledger.check_key(request.idempotency_key)
     check(request.arguments, "/arguments")
     check(request.tool_name, "/tool_name")
-    asked = ledger.request_digest(key, session.session_id, request.tool_name, request.arguments)
-    before = ledger.answered_before(agent, key, asked)
+    asked = call_ledger.request_digest(
+        key, session.session_id, request.tool_name, request.arguments
+    )
+    before = call_ledger.answered_before(agent, key, asked)
     if before is not None:
         return before
     if counted != agent.calls_per_minute:
-        limiting.check_rate(agent, "calls", agent.calls_per_minute)
+        rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
     entry = _entry(request, key, asked, session_id=session.pk, agent_id=agent.pk)
     return _planned(entry, request, lambda: _find(session, request.tool_name), session)
 
@@ -113,7 +112,7 @@ def plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | 
     check(arguments, "/arguments")
     request = CallRequest(tool.public_name, arguments, path=CallPath.TRY)
     entry = _entry(request, None, "", actor=actor.label[:200])
-    return _planned(entry, request, lambda: shelf.item(tool.pk), None)
+    return _planned(entry, request, lambda: cache.item(tool.pk), None)
 
 
 def _entry(
@@ -150,10 +149,10 @@ def at_hand(ready: Standing, request: CallRequest) -> CallPlan | None:
     if item is None or facts is None:
         return None
     try:
-        key = ledger.check_key(request.idempotency_key)
+        key = call_ledger.check_key(request.idempotency_key)
         check(request.arguments, "/arguments")
         check(name, "/tool_name")
-        asked = ledger.request_digest(key, ready.session_id, name, request.arguments)
+        asked = call_ledger.request_digest(key, ready.session_id, name, request.arguments)
         entry = _entry(request, key, asked, session_id=ready.session_pk, agent_id=ready.agent.pk)
         arguments = arguments_of(request.arguments)
         _check_usable(item)
@@ -196,7 +195,7 @@ def _planned(
         _name(entry, item)
         arguments = arguments_of(request.arguments)
         _check_usable(item)
-        pin = surfaces.pinned(session, item.name) if session else None
+        pin = surface.pinned(session, item.name) if session else None
         shown = pin["definition"] if pin else None
         entry.definition_id = _checked(item, shown, arguments)
         entry.implicit_load = session is not None and pin is None

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def recognised(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
     scheme, _, token = found.get(b"authorization", b"").partition(b" ")
     plain = (
         scheme == b"Bearer"
-        and token.startswith(keys.PREFIX.encode())
+        and token.startswith(api_keys.PREFIX.encode())
         and length.isdigit()
         and int(length) <= settings.MAX_BODY_BYTES
         and found.get(b"content-type", b"").lower() == b"application/json"

@@ -13,8 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch import authorization_cache, dispatcher
 from sessions_app.dispatch.key_revocation import Revoked
 from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
@@ -31,7 +30,7 @@ from sessions_app.fast_path.http import (
     unless_gone,
     whole_body,
 )
-from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger import batch_writer
 from sessions_app.ledger.calls import Answer
 from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.errors import refuse
@@ -78,7 +77,7 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
             return
         scope_[COUNTED] = told
     await ordinary(scope_, again(body, whole, receive), send)
-    if message is not None and writing.is_running():
+    if message is not None and batch_writer.is_running():
         try:
             await in_thread(_learn, digest, message["params"]["name"])
         except DatabaseError as error:
@@ -155,17 +154,17 @@ async def _answered(
 ) -> Answer | int:
     """Carry out a call, or return the limit it was held to, for the endpoint to do it."""
     session_id, params = _rolling.get(digest, ""), message["params"]
-    ready = standing.known(digest, session_id)
-    if ready is None and session_id and writing.is_running():
+    ready = authorization_cache.known(digest, session_id)
+    if ready is None and session_id and batch_writer.is_running():
         try:
-            ready = await in_thread(standing.learn, digest, session_id, params["name"])
+            ready = await in_thread(authorization_cache.learn, digest, session_id, params["name"])
         except DatabaseError as error:  # the endpoint says so in its own words
             logger.warning("The database did not answer: %s", error)
     item = ready.seen.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
         return 0
     request = CallRequest(params["name"], params.get("arguments") or {}, path=CallPath.NATIVE)
-    working = dispatch.quickly(digest, session_id, request, size)
+    working = dispatcher.quickly(digest, session_id, request, size)
     try:
         return await unless_gone(working, receive)
     except Revoked:
@@ -191,7 +190,7 @@ def _learn(digest: str, name: str) -> None:
     if len(_rolling) >= MOST:
         _rolling.clear()
     _rolling[digest] = session.session_id
-    standing.learn(digest, session.session_id, name)
+    authorization_cache.learn(digest, session.session_id, name)
 
 
 async def _answer(send: Send, asked: int | str, told: Answer) -> None:

@@ -11,7 +11,7 @@ import secrets
 
 from django.db import DatabaseError
 
-from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch import dispatcher
 from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
     COUNTED,
@@ -59,7 +59,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
     answer: Answer | int = 0
     if request is not None:
         try:
-            working = dispatch.quickly(token, session_id, request, len(body))
+            working = dispatcher.quickly(token, session_id, request, len(body))
             answer = await unless_gone(working, receive)
         except Gone:
             return

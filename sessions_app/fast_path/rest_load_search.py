@@ -10,7 +10,7 @@ from typing import Any
 from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
 
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.fast_path.http import (
     START,
     Application,
@@ -26,15 +26,12 @@ from sessions_app.fast_path.http import (
     unless_gone,
     whole_body,
 )
-from sessions_app.formats import catalog as native
-from sessions_app.formats import native as formats_native
+from sessions_app.formats import catalog
+from sessions_app.formats import native as native_formats
 from sessions_app.ledger.payloads import check
 from sessions_app.models import Agent
-from sessions_app.sessions import concurrency as crowding
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading
-from sessions_app.sessions import rate_limits as limiting
-from sessions_app.sessions import search as finding
+from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
+from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
@@ -48,7 +45,7 @@ PLAIN = FoundIn(format="json", call_id="")
 def load(agent: Agent, session_id: str, body: LoadIn) -> dict[str, Any]:
     """Load a group's tools, all or by name."""
     check({"group_id": body.group_id, "tool_names": body.tool_names}, "")
-    session = opening.find(agent, session_id)
+    session = lifecycle.find(agent, session_id)
     return loading.load(session, body.group_id, body.tool_names).as_json()
 
 
@@ -56,13 +53,13 @@ def search(agent: Agent, session_id: str, body: SearchIn, wanted: FoundIn) -> di
     """Find tools by words, by pattern, or one by its exact name."""
     check(wanted.call_id, "/call_id")
     check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
-    session = opening.find(agent, session_id)
-    limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    most = formats_native.MOST_REFERENCES if wanted.format == "anthropic" else 50
-    asked = finding.query_of(body, most=most, full=wanted.format != "json")
+    session = lifecycle.find(agent, session_id)
+    rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
+    most = native_formats.MOST_REFERENCES if wanted.format == "anthropic" else 50
+    asked = session_search.query_of(body, most=most, full=wanted.format != "json")
     if wanted.format == "json":
-        return finding.find(session, asked)
-    return native.found(session, asked, wanted.format, wanted.call_id)
+        return session_search.find(session, asked)
+    return catalog.found(session, asked, wanted.format, wanted.call_id)
 
 
 # --- Over bare HTTP -------------------------------------------------------------------------------
@@ -85,7 +82,7 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
     answer = None
     if whole:
         try:
-            working = crowding.to_its_end(_done, found[0], session_id, what, body)
+            working = concurrency.to_its_end(_done, found[0], session_id, what, body)
             answer = await unless_gone(working, receive)
         except Gone:
             return
@@ -111,7 +108,7 @@ def _done(digest: str, session_id: str, what: str, body: bytes) -> str | None:
         asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
     except (ValueError, RecursionError, ToolcribError, ValidationError):
         return None
-    key = keys.find_by_digest(digest)
+    key = api_keys.find_by_digest(digest)
     if key is None or key.agent is None:
         return None
     if isinstance(asked, LoadIn):

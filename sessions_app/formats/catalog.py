@@ -8,17 +8,15 @@ from typing import Any
 
 from django.conf import settings
 
-from catalog import rendering as render
+from catalog import rendering
 from catalog.models import CatalogSnapshot
-from sessions_app.formats import native as formats_native
-from sessions_app.formats import providers as formats
+from sessions_app.formats import native, providers
 from sessions_app.formats.native import Offer
 from sessions_app.formats.providers import ToolObject
 from sessions_app.models import Agent, AgentSession, Mode
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import scope
-from sessions_app.sessions import search as finding
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import lifecycle, scope
+from sessions_app.sessions import search as session_search
+from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import FormatIn
 from sessions_app.sessions.surface import Surface
 from toolcrib.lib.errors import Invalid
@@ -28,13 +26,13 @@ NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "
     "want to do, then call what was found by its name. The tools are in these groups:"
 )
-OURS = (render.DISPATCH_HEADER, render.INJECT_HEADER)
+OURS = (rendering.DISPATCH_HEADER, rendering.INJECT_HEADER)
 
 
 def check(wanted: FormatIn) -> None:
     """Refuse a wish that no provider has a form for."""
     if wanted.native:
-        formats_native.chosen_search(wanted.format, wanted.search)
+        native.chosen_search(wanted.format, wanted.search)
     if wanted.toolset and (
         not wanted.native or wanted.format != "anthropic" or wanted.search == "client"
     ):
@@ -52,9 +50,9 @@ def catalog(session: AgentSession, wanted: FormatIn) -> str:
     """A session's catalog in the form that is wanted: the very bytes."""
     if wanted.native:
         return canonical(given(session.snapshot, wanted, session.session_id))
-    text, tokens, left_out = surfaces.catalog_text(session)
-    surface = surfaces.surface_of(session.snapshot)
-    return _shaped(wanted.format, text, surfaces.tools_array(session), {
+    text, tokens, left_out = session_surface.catalog_text(session)
+    surface = session_surface.surface_of(session.snapshot)
+    return _shaped(wanted.format, text, session_surface.tools_array(session), {
         "mode": session.mode,
         "strategy": session.strategy,
         "revision": session.revision,
@@ -67,10 +65,10 @@ def catalog(session: AgentSession, wanted: FormatIn) -> str:
 
 def preview(agent: Agent, wanted: FormatIn) -> str:
     """The catalog of a session that would be opened now."""
-    snapshot = opening.preview(agent)
+    snapshot = lifecycle.preview(agent)
     if wanted.native:
         return canonical(given(snapshot, wanted))
-    surface = surfaces.surface_of(snapshot)
+    surface = session_surface.surface_of(snapshot)
     return _shaped(wanted.format, snapshot.text, surface.tools, {
         "revision": scope.of(agent).revision,
         "tokens": snapshot.tokens,
@@ -81,7 +79,7 @@ def preview(agent: Agent, wanted: FormatIn) -> str:
 def _shaped(format_: str, text: str, tools: list[ToolObject], facts: dict[str, Any]) -> str:
     if format_ == "text":
         return text
-    shaped = formats.tools_in(format_, tools)
+    shaped = providers.tools_in(format_, tools)
     if format_ == "json":
         return canonical({"text": text, "tools": shaped, "etag": digest(text)} | facts)
     return canonical({"system": text, "tools": shaped})
@@ -110,33 +108,33 @@ def _servers(surface: Surface) -> list[str]:
 
 def given(snapshot: CatalogSnapshot, wanted: FormatIn, session_id: str = "") -> dict[str, Any]:
     """The system text, the tools array and the rest, as the provider's native form has them."""
-    search = formats_native.chosen_search(wanted.format, wanted.search)
-    surface = surfaces.surface_of(snapshot)
+    search = native.chosen_search(wanted.format, wanted.search)
+    surface = session_surface.surface_of(snapshot)
     offers = _offers(snapshot, surface)
     text = _text(surface, offers)
-    ours = render.meta_tools("dispatch")[0]
+    ours = rendering.meta_tools("dispatch")[0]
     if wanted.toolset:
         lists_all = surface.mode == Mode.FULL
         url = f"{settings.PUBLIC_URL}/mcp" + (f"/{session_id}" if session_id else "")
-        made = formats_native.anthropic_connector(offers, search, url, lists_all=lists_all)
+        made = native.anthropic_connector(offers, search, url, lists_all=lists_all)
         return {"system": text if lists_all else snapshot.text} | made
     if wanted.format == "anthropic":
-        return {"system": text, "tools": formats_native.anthropic_tools(offers, search, ours)}
-    tools = formats_native.responses_tools(offers, surface.groups, search, ours)
+        return {"system": text, "tools": native.anthropic_tools(offers, search, ours)}
+    tools = native.responses_tools(offers, surface.groups, search, ours)
     # Where namespaces stand in the array, they say what there is.
     return {"system": text if search == "client" else "", "tools": tools}
 
 
 def _offers(snapshot: CatalogSnapshot, surface: Surface) -> list[Offer]:
     early = set(surface.preloaded)
-    return [Offer(tool, name in early) for name, tool in surfaces.whole(snapshot).items()]
+    return [Offer(tool, name in early) for name, tool in session_surface.whole(snapshot).items()]
 
 
 def _text(surface: Surface, offers: list[Offer]) -> str:
     if all(offer.preloaded for offer in offers):
         return ""
     header = NATIVE_HEADER if surface.header in OURS else surface.header
-    return render.catalog(surface.groups, header=header, budget=surface.budget).text
+    return rendering.catalog(surface.groups, header=header, budget=surface.budget).text
 
 
 def tools_now(session: AgentSession, wanted: FormatIn) -> list[ToolObject]:
@@ -145,23 +143,23 @@ def tools_now(session: AgentSession, wanted: FormatIn) -> list[ToolObject]:
         tools: list[ToolObject] = given(session.snapshot, wanted, session.session_id)["tools"]
         return tools
     shape = "json" if wanted.format == "text" else wanted.format
-    return formats.tools_in(shape, surfaces.tools_array(session))
+    return providers.tools_in(shape, session_surface.tools_array(session))
 
 
 def found(
-    session: AgentSession, asked: finding.Query, format_: str, call_id: str
+    session: AgentSession, asked: session_search.Query, format_: str, call_id: str
 ) -> dict[str, Any]:
     """Search, and answer as a provider's own search would have."""
-    answer = finding.find(session, asked)
+    answer = session_search.find(session, asked)
     names = [tool["name"] for tool in answer["tools"]]
     if format_ == "anthropic":
-        snapshot = surfaces.surface_of(session.snapshot)
+        snapshot = session_surface.surface_of(session.snapshot)
         known = {**snapshot.pins, **snapshot.deferred}
-        return formats_native.tool_references(names, known, answer["message"], call_id)
+        return native.tool_references(names, known, answer["message"], call_id)
     tools = [
         {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]}
         for tool in answer["tools"]
     ]
-    groups = surfaces.surface_of(session.snapshot).groups
+    groups = session_surface.surface_of(session.snapshot).groups
     offers = [Offer(tool, preloaded=False) for tool in tools]
-    return formats_native.tool_search_output(offers, groups, call_id)
+    return native.tool_search_output(offers, groups, call_id)

@@ -30,7 +30,7 @@ from sessions_app.models import (
     CallState,
     EventKind,
 )
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import rate_limits
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.json_codec import canonical, digest, joined
 from toolcrib.lib.process_identity import is_dead, this_process
@@ -143,7 +143,7 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
             # Agents' calls are counted one after another, so that the limit holds.
             under_way = cursor.in_flight(agent.pk, entry.accepted_at)
             if under_way >= agent.calls_in_flight:
-                return lambda: limiting.refuse_more(agent, under_way)
+                return lambda: rate_limits.refuse_more(agent, under_way)
         if not written(cursor, entry):
             return _refuse_key
         return None

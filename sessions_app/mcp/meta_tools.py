@@ -9,17 +9,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from catalog import cache as shelf
-from catalog import rendering as render
-from sessions_app.ledger import events as journal
+from catalog import cache, rendering
+from sessions_app.ledger import events
 from sessions_app.ledger.payloads import check
 from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.tools import Object
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
-from sessions_app.sessions import loading
-from sessions_app.sessions import rate_limits as limiting
-from sessions_app.sessions import search as finding
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import loading, rate_limits
+from sessions_app.sessions import search as session_search
+from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import LoadIn, SearchIn
 from toolcrib.lib.json_codec import canonical
 
@@ -45,11 +43,11 @@ def listing(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
 
     `fits` says whether the client's protocol knows all that a server's definition says.
     """
-    surface = surfaces.surface_of(session.snapshot)
-    tools = surface.tools if fixed else surfaces.tools_array(session)
-    pins = {**({} if fixed else surfaces.pins_of(session)), **surface.pins}
+    surface = session_surface.surface_of(session.snapshot)
+    tools = surface.tools if fixed else session_surface.tools_array(session)
+    pins = {**({} if fixed else session_surface.pins_of(session)), **surface.pins}
     if loading.state_now(session) == SessionState.OPEN:
-        journal.note(session, EventKind.CATALOG, details={"format": "mcp"})
+        events.note(session, EventKind.CATALOG, details={"format": "mcp"})
     return [
         mcp_tools.meta_tool(tool, surface.groups)
         if tool["source"] == "builtin"
@@ -58,8 +56,8 @@ def listing(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
     ]
 
 
-def _listed(tool: Object, pin: surfaces.Pin, fits: Fits) -> Object:
-    whole = mcp_tools.plain_tool(tool, shelf.definition(pin["definition"]).tool)
+def _listed(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
+    whole = mcp_tools.plain_tool(tool, cache.definition(pin["definition"]).tool)
     if fits(whole):
         return whole
     bare = mcp_tools.bare_tool(tool)
@@ -72,12 +70,12 @@ def _listed(tool: Object, pin: surfaces.Pin, fits: Fits) -> Object:
 def run(session: AgentSession, name: str, arguments: Arguments) -> Done:
     """Carry out a meta-tool. What the model can mend is raised as a ToolcribError."""
     injects = session.strategy == Strategy.INJECT
-    before = surfaces.pins_of(session).keys() if injects else ()
+    before = session_surface.pins_of(session).keys() if injects else ()
     try:
         result = _run(session, name, arguments)
     except ValidationError as error:
         return Done(_misfit(name, error))
-    return Done(result, injects and surfaces.pins_of(session).keys() != before)
+    return Done(result, injects and session_surface.pins_of(session).keys() != before)
 
 
 def _run(session: AgentSession, name: str, arguments: Arguments) -> Object:
@@ -90,7 +88,7 @@ def _run(session: AgentSession, name: str, arguments: Arguments) -> Object:
         return mcp_tools.said(canonical(loaded), is_error=loaded["error"] is not None)
     tool = SearchIn.model_validate({"name": arguments.get("name", arguments.get("tool_name", ""))})
     check(tool.name, "/name")
-    return mcp_tools.said(canonical(finding.details(session, tool.name, "full")))
+    return mcp_tools.said(canonical(session_search.details(session, tool.name, "full")))
 
 
 def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str, Any]:
@@ -99,8 +97,8 @@ def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str,
         given = {"load": True, **given, "pattern": given.get("pattern") or given.pop("query", "")}
     body = SearchIn.model_validate(given)
     check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
-    limiting.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    return finding.find(session, finding.query_of(body))
+    rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
+    return session_search.find(session, session_search.query_of(body))
 
 
 def wanted_call(name: str, arguments: Arguments) -> tuple[str, object] | Object:
@@ -121,5 +119,5 @@ def _misfit(name: str, error: ValidationError) -> Object:
 
 def _schema(name: str) -> object:
     known = "search_tools" if name in SEARCHES else "deferred_tool_call" if name in CALLS else name
-    tools = render.meta_tools(Strategy.DISPATCH)
+    tools = rendering.meta_tools(Strategy.DISPATCH)
     return next(tool["parameters"] for tool in tools if tool["name"] == known)

@@ -33,19 +33,17 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from catalog.definitions.public_names import META_TOOLS
-from servers.connections import calls as calling
-from sessions_app.dispatch import dispatcher as dispatch
-from sessions_app.dispatch import key_revocation as revoking
+from servers.connections import calls as upstream_calls
+from sessions_app.dispatch import dispatcher, key_revocation
 from sessions_app.fast_path.http import COUNTED
-from sessions_app.mcp import meta_tools as mcp_acts
+from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.errors import REFUSED
 from sessions_app.mcp.sessions import Asking, Client
 from sessions_app.mcp.tools import Object
 from sessions_app.models import AgentSession, CallPath
-from sessions_app.sessions import concurrency as crowding
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import concurrency, lifecycle
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -99,7 +97,7 @@ class Toolcrib(Server[Any]):
         version = ctx.protocol_version
         async with _database(), _words_for_clients():
             session = await self._session(ctx)
-            tools = await sync_to_async(mcp_acts.listing)(
+            tools = await sync_to_async(meta_tools.listing)(
                 session, fixed=not _is_connected(ctx), fits=lambda tool: _fits(tool, version)
             )
         _carry_out({"tools": tools})
@@ -122,15 +120,15 @@ class Toolcrib(Server[Any]):
         session = await self._session(ctx)
         if name not in META_TOOLS:
             return await self._dispatched(ctx, session, name, arguments, CallPath.NATIVE)
-        if name in mcp_acts.CALLS:
-            wanted = mcp_acts.wanted_call(name, arguments)
+        if name in meta_tools.CALLS:
+            wanted = meta_tools.wanted_call(name, arguments)
             if isinstance(wanted, dict):
                 return wanted
             return await self._dispatched(ctx, session, *wanted, CallPath.DISPATCH)
-        if name in mcp_acts.SEARCHES:
-            done = await crowding.in_turn(mcp_acts.run, session, name, arguments)
+        if name in meta_tools.SEARCHES:
+            done = await concurrency.in_turn(meta_tools.run, session, name, arguments)
         else:
-            done = await sync_to_async(mcp_acts.run)(session, name, arguments)
+            done = await sync_to_async(meta_tools.run)(session, name, arguments)
         if done.grew and _is_connected(ctx):
             await self._tell_grown(ctx, session.session_id)
         return done.result
@@ -138,7 +136,7 @@ class Toolcrib(Server[Any]):
     async def _dispatched(
         self, ctx: Context, session: AgentSession, name: str, arguments: object, path: CallPath
     ) -> Object:
-        request = dispatch.CallRequest(
+        request = dispatcher.CallRequest(
             tool_name=name,
             arguments=arguments,
             idempotency_key=_request(ctx).headers.get("idempotency-key"),
@@ -147,7 +145,7 @@ class Toolcrib(Server[Any]):
         agent, key = _asking(ctx).agent, _asking(ctx).key.pk
         counted = _request(ctx).scope.get(COUNTED, 0)
         run = partial(
-            dispatch.dispatch, agent, session.session_id, request, key=key, counted=counted
+            dispatcher.dispatch, agent, session.session_id, request, key=key, counted=counted
         )
         if "progress_token" not in (ctx.meta or {}):
             answer = await run()
@@ -189,7 +187,7 @@ class Toolcrib(Server[Any]):
         async with connection.state.setdefault("opening", asyncio.Lock()):
             known = connection.state.get("own")
             if known is not None:
-                return await sync_to_async(opening.find)(asking.agent, known)
+                return await sync_to_async(lifecycle.find)(asking.agent, known)
             session = await sync_to_async(mcp_sessions.own)(asking, client)
             connection.state["own"] = session.session_id
             connection.exit_stack.push_async_callback(self._end, asking, session.session_id)
@@ -201,7 +199,7 @@ class Toolcrib(Server[Any]):
             return
         async with _database():
             await sync_to_async(mcp_sessions.close)(asking.agent, session_id)
-        await calling.forget_session(session_id)
+        await upstream_calls.forget_session(session_id)
 
     async def _tell_grown(self, ctx: Context, session_id: str) -> None:
         """Say that the list grew: to whoever made it grow on this request, to others apart."""
@@ -224,8 +222,8 @@ class Toolcrib(Server[Any]):
             self.connections.add(connection)
             connection.exit_stack.callback(self.connections.discard, connection)
             held = _Held(key, partial(self.hang_up, connection.session_id, key))
-            revoking.enter(held)
-            connection.exit_stack.callback(revoking.leave, held)
+            key_revocation.enter(held)
+            connection.exit_stack.callback(key_revocation.leave, held)
         return await call_next(ctx)
 
 

@@ -13,10 +13,9 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState, Strategy
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading, scope
+from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions.lifecycle import Opening
 from sessions_app.sessions.scope import Scope
 from toolcrib.lib.errors import Forbidden, Invalid, ToolcribError
@@ -63,14 +62,14 @@ def no_key() -> NoKey:
 
 def admit(token: str, session_id: str, strategy: str) -> Asking:
     """Check the key and the session in the URL, as the agent API does."""
-    key = keys.find(token)
+    key = api_keys.find(token)
     if key is None:
         raise no_key()
     if key.agent is None:
         raise Forbidden("This endpoint is for agents.", hint="Use an agent's key.")
     if strategy and strategy not in Strategy.values:
         raise Invalid(f"strategy is one of: {', '.join(Strategy.values)}.")
-    session = opening.find(key.agent, session_id) if session_id else None
+    session = lifecycle.find(key.agent, session_id) if session_id else None
     seen = scope.of_session(session) if session else scope.of(key.agent)
     return Asking(key, key.agent, session, strategy, seen)
 
@@ -78,7 +77,7 @@ def admit(token: str, session_id: str, strategy: str) -> Asking:
 def own(asking: Asking, client: Client | None) -> AgentSession:
     """Open the session of a new connection."""
     wanted = Opening(strategy=asking.strategy or None, metadata=_metadata(client))
-    return opening.open_session(asking.agent, wanted).session
+    return lifecycle.open_session(asking.agent, wanted).session
 
 
 def rolling(asking: Asking, client: Client | None) -> tuple[AgentSession, bool]:
@@ -95,7 +94,7 @@ def rolling(asking: Asking, client: Client | None) -> tuple[AgentSession, bool]:
         _end_old(key)
         # Such a client's list of tools must not change, so nothing can join it.
         wanted = Opening(strategy=Strategy.DISPATCH, metadata=_metadata(client))
-        key.rolling_session = opening.open_session(asking.agent, wanted).session
+        key.rolling_session = lifecycle.open_session(asking.agent, wanted).session
         key.save(update_fields=["rolling_session"])
         return key.rolling_session, True
 
@@ -115,14 +114,14 @@ def _in_use(agent: Agent, pk: int | None) -> AgentSession | None:
 def _end_old(key: ApiKey) -> None:
     old = key.rolling_session
     if old is not None and old.state == SessionState.OPEN:
-        opening.end(old, SessionState.EXPIRED)
+        lifecycle.end(old, SessionState.EXPIRED)
 
 
 def close(agent: Agent, session_id: str) -> None:
     """End the session of a connection that has ended; it may be gone with its agent."""
     session = AgentSession.objects.filter(agent=agent.pk, session_id=session_id).first()
     if session is not None:
-        opening.close(session)
+        lifecycle.close(session)
 
 
 def _metadata(client: Client | None) -> dict[str, Any]:

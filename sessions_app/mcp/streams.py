@@ -10,7 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
-from sessions_app.dispatch import key_revocation as revoking
+from sessions_app.dispatch import key_revocation
 from toolcrib.lib.errors import ToolcribError
 
 Message = MutableMapping[str, Any]
@@ -86,12 +86,12 @@ class Streams:
             )
         live = Live(key, stream=stream)
         self.live.add(live)
-        revoking.enter(live)
+        key_revocation.enter(live)
         return live
 
     def leave(self, live: Live) -> None:
         self.live.discard(live)
-        revoking.leave(live)
+        key_revocation.leave(live)
 
     async def close(self, within: float) -> None:
         """End every stream, so that stopping need not wait for them."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from catalog import rendering as render
+from catalog import rendering
 from catalog.rendering import GroupLine
 
 Object = dict[str, Any]
@@ -41,7 +41,7 @@ def meta_tool(tool: Object, groups: Sequence[GroupLine]) -> Object:
     said = tool["description"]
     if tool["name"] == "search_tools" and groups:
         head = f"{said} Behind it:\n"
-        said = head + render.behind(groups, LONGEST_DESCRIPTION - len(head.encode()))
+        said = head + rendering.behind(groups, LONGEST_DESCRIPTION - len(head.encode()))
     return {
         "name": tool["name"],
         "title": ANNOTATIONS[tool["name"]]["title"],

@@ -7,10 +7,10 @@ from django.http import HttpRequest
 from ninja import Router, Schema, Status
 
 from catalog.models import GoldenQuery, GoldenRun, Revision
-from catalog.search import golden_queries as golden
+from catalog.search import golden_queries
 from sessions_app.playground import golden_runs
-from sessions_app.playground import search as playground
-from sessions_app.usage import searches as missed
+from sessions_app.playground import search as playground_search
+from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid
@@ -102,7 +102,7 @@ def try_search(
 
     Nothing is recorded. `why` says for each tool what it was found by.
     """
-    asked = playground.Asked(
+    asked = playground_search.Asked(
         query=pattern or query,
         mode="regex" if pattern else "words",
         agent=agent,
@@ -110,7 +110,7 @@ def try_search(
         server=server,
         limit=max(1, min(50, limit)),
     )
-    tried = playground.run(asked)
+    tried = playground_search.run(asked)
     if tried.refused:
         raise tried.refused
     return {
@@ -123,7 +123,7 @@ def try_search(
 
 @router.get("/golden", response={200: GoldenPage, **ERRORS})
 def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[str, Any]:
-    rows = golden.queries().order_by("pk").filter(pk__gt=cursor)
+    rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
     items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
     return {"items": [shown(row) for row in items], "next_cursor": following}
 
@@ -131,9 +131,9 @@ def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[
 @router.post("/golden", response={201: GoldenOut, **ERRORS})
 def mark_golden(request: HttpRequest, body: GoldenIn) -> Status[dict[str, Any]]:
     """Say which tools answer a query rightly, and measure it at once."""
-    marked = golden.mark(body.query, body.tools, origin="api", actor=key_actor(request))
+    marked = golden_queries.mark(body.query, body.tools, origin="api", actor=key_actor(request))
     golden_runs.run_one(marked)
-    return Status(201, shown(golden.find(marked.pk)))
+    return Status(201, shown(golden_queries.find(marked.pk)))
 
 
 @router.get("/golden/standing", response={200: StandingOut, **ERRORS})
@@ -142,7 +142,7 @@ def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
     return {
         "revision": Revision.current(),
         "runs": list(GoldenRun.objects.exclude(finished_at=None)[: check_limit(limit)]),
-        "broke": [shown(query) for query in golden.broken()],
+        "broke": [shown(query) for query in golden_queries.broken()],
     }
 
 
@@ -155,13 +155,13 @@ def run_golden(request: HttpRequest) -> GoldenRun:
 @router.post("/golden/{golden_id}/accept", response={200: GoldenOut, **ERRORS})
 def accept_golden(request: HttpRequest, golden_id: int) -> dict[str, Any]:
     """Take how a query stands now for good."""
-    golden.accept(golden.find(golden_id), actor=key_actor(request))
-    return shown(golden.find(golden_id))
+    golden_queries.accept(golden_queries.find(golden_id), actor=key_actor(request))
+    return shown(golden_queries.find(golden_id))
 
 
 @router.delete("/golden/{golden_id}", response={204: None, **ERRORS})
 def remove_golden(request: HttpRequest, golden_id: int) -> Status[None]:
-    golden.remove(golden.find(golden_id), actor=key_actor(request))
+    golden_queries.remove(golden_queries.find(golden_id), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -175,4 +175,4 @@ def not_found(
     wanted = UsageFilter(
         within=within, agent=agent.replace("\0", ""), group=group.replace("\0", "")
     )
-    return missed.report(wanted).as_json() | {"since": wanted.since}
+    return searches.report(wanted).as_json() | {"since": wanted.since}

@@ -15,8 +15,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from catalog.models import GoldenQuery, GoldenRun, Revision
-from catalog.search import golden_queries as golden
-from catalog.search.embeddings import store as vectors
+from catalog.search import golden_queries
+from catalog.search.embeddings import store as vector_store
 from sessions_app.models import Agent
 from sessions_app.sessions import scope
 from toolcrib.lib.errors import Conflict
@@ -59,10 +59,10 @@ def _complete(*, wait: bool = True) -> bool:
 
     Loading the model can take a while, which a request does not wait for.
     """
-    if not wait and settings.EMBEDDINGS and not vectors.model.tried:
-        vectors.model.load_soon()
+    if not wait and settings.EMBEDDINGS and not vector_store.model.tried:
+        vector_store.model.load_soon()
         return False
-    return vectors.model.load() is None or not scope.of(everyone()).index.waiting
+    return vector_store.model.load() is None or not scope.of(everyone()).index.waiting
 
 
 def run_now() -> GoldenRun:
@@ -83,11 +83,11 @@ def run_one(query: GoldenQuery) -> None:
     if not _complete(wait=False):
         return
     seen = scope.of(everyone())
-    golden.measure(seen.index, [query], seen.revision)
+    golden_queries.measure(seen.index, [query], seen.revision)
 
 
 def _run(run: GoldenRun) -> GoldenRun:
-    scores = golden.measure(
+    scores = golden_queries.measure(
         scope.of(everyone()).index, list(GoldenQuery.objects.all()), run.revision
     )
     run.scores = {strategy: asdict(score) for strategy, score in scores.items()}

@@ -13,21 +13,19 @@ from typing import Any
 from django.conf import settings
 from django.http import QueryDict
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.cache import Item, Shelf
 from catalog.models import HintKind, Tool, ToolHint
-from catalog.search.embeddings import store as vectors
+from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
 from catalog.search.tokenizer import joined
 from catalog.tools import detail
-from sessions_app.agents import actions as agents
+from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent, Mode
 from sessions_app.playground import marking
 from sessions_app.playground.golden_runs import everyone
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading, scope
-from sessions_app.sessions import search as finding
+from sessions_app.sessions import lifecycle, loading, scope
+from sessions_app.sessions import search as session_search
 from sessions_app.sessions.scope import Scope
 from sessions_app.sessions.search import Query
 from toolcrib.lib.errors import ToolcribError
@@ -122,7 +120,7 @@ class Tried:
 
 
 def agent_of(asked: Asked) -> Agent:
-    return agents.find(asked.agent) if asked.agent else everyone()
+    return agent_actions.find(asked.agent) if asked.agent else everyone()
 
 
 def run(asked: Asked) -> Tried:
@@ -132,9 +130,9 @@ def run(asked: Asked) -> Tried:
         seen, query = scope.of(agent), asked.as_query
         index = seen.index  # made before the clock starts: an agent's session has it
         start = time.perf_counter()
-        found, missing = finding.look(seen, query, explain=True)
+        found, missing = session_search.look(seen, query, explain=True)
         at_once = _at_once(agent, seen)
-        answer = finding.answer(seen, query, found, missing, pins={}, at_once=at_once)
+        answer = session_search.answer(seen, query, found, missing, pins={}, at_once=at_once)
         took = time.perf_counter() - start
     except ToolcribError as error:
         return Tried(refused=error)
@@ -151,7 +149,7 @@ def run(asked: Asked) -> Tried:
 
 def _at_once(agent: Agent, seen: Scope) -> set[str]:
     """What a new session has without loading: it is `loaded` in the answer."""
-    decided = opening.decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    decided = lifecycle.decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
     if decided.mode == Mode.FULL:
         return {item.name for item in seen.offered}
     places = (place for group in seen.groups for place in group.places)
@@ -164,7 +162,7 @@ def _shown(seen: Scope, asked: Asked, found: Found, tools: Sequence[dict[str, An
             rank=rank,
             name=hit.name,
             name_parts=_marked(hit.name, asked, hit),
-            stub=_marked(render.summary(seen.items[hit.name].description), asked, hit),
+            stub=_marked(rendering.summary(seen.items[hit.name].description), asked, hit),
             tokens=told["tokens"],
             loaded=told["loaded"],
             score=told.get("score"),
@@ -187,7 +185,7 @@ def _marked(text: str, asked: Asked, hit: Hit) -> marking.Parts:
 
 def _hidden(seen: Scope, asked: Asked, found: Found) -> list[Hidden]:
     """Tools of that name that the agent does not get; where it finds nothing, also the likely."""
-    standing = shelf.current()
+    standing = cache.current()
     key = joined(asked.query)
     by_key = _by_joined_name(standing)
     names = {item.name: item for item in by_key.get(key, ())}
@@ -212,7 +210,7 @@ def _has(seen: Scope, item: Item) -> bool:
     return item.offered and item.name in seen.items
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _by_joined_name(standing: Shelf) -> dict[str, list[Item]]:
     """All tools by their names as search compares them, public and the server's own."""
     found: dict[str, list[Item]] = {}
@@ -232,7 +230,7 @@ def _likely(by_key: Mapping[str, list[Item]], key: str) -> Iterator[tuple[str, I
 def _elsewhere(asked: Asked) -> list[tuple[Hit, Item]]:
     """What somebody with every group would find."""
     whole = scope.of(everyone())
-    found, _ = finding.look(whole, asked.as_query)
+    found, _ = session_search.look(whole, asked.as_query)
     return [(hit, whole.items[hit.name]) for hit in found.hits]
 
 
@@ -242,7 +240,7 @@ def why(item: Item, agent: str) -> str:
         return loading.why_not(item)
     homes = [
         group.group_id
-        for group in shelf.current().groups
+        for group in cache.current().groups
         if any(place.item is item for place in group.places)
     ]
     if not homes:
@@ -260,7 +258,7 @@ class Progress:
 
 def progress() -> Progress | None:
     """Say how far the vectors are; nothing where they are all there, or where there are none."""
-    if not settings.EMBEDDINGS or vectors.model_reason():
+    if not settings.EMBEDDINGS or vector_store.model_reason():
         return None
     index = scope.of(everyone()).index
     waiting = index.waiting
@@ -275,9 +273,9 @@ def examples() -> list[str]:
     told = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
     firsts = (
         next((place.item for place in group.places if place.item.offered), None)
-        for group in shelf.current().groups
+        for group in cache.current().groups
     )
-    said = (render.summary(item.description) for item in firsts if item is not None)
+    said = (rendering.summary(item.description) for item in firsts if item is not None)
     wanted = [*told.values_list("text", flat=True)[:EXAMPLES], *map(_as_query, filter(None, said))]
     return list(dict.fromkeys(filter(None, wanted)))[:EXAMPLES]
 

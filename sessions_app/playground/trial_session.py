@@ -5,8 +5,7 @@ from django.db import transaction
 from catalog import audit
 from catalog.audit import Actor
 from sessions_app.models import Agent, AgentSession
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading, scope
+from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions.lifecycle import Opening
 from sessions_app.usage.searches import TEST
 from toolcrib.lib.errors import NotFound
@@ -24,7 +23,7 @@ def try_load(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
             f"{agent.name} does not get {name[:80]!r}.", hint="Search as this agent to see why."
         )
     metadata = {TEST: actor.label}
-    session = opening.open_session(agent, Opening(mode="deferred", metadata=metadata)).session
+    session = lifecycle.open_session(agent, Opening(mode="deferred", metadata=metadata)).session
     loading.preload(session, [item.name])
     audit.record(actor, "agent.test", agent, after={"session": session.session_id, "tool": name})
-    return opening.close(session)
+    return lifecycle.close(session)

@@ -11,11 +11,10 @@ from django.views.decorators.http import require_http_methods
 
 from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
-from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch import dispatcher
 from sessions_app.ledger import payloads
 from sessions_app.playground import try_tool as trying
-from sessions_app.review import content as contents
-from sessions_app.review import timeline
+from sessions_app.review import content, timeline
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.roles import actor_of, admin_required
@@ -72,7 +71,7 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     }
     if request.method == "POST":
         return _tried(request, tool, context)
-    start = contents.pretty(trying.skeleton(body["inputSchema"]))
+    start = content.pretty(trying.skeleton(body["inputSchema"]))
     form = TryForm(initial={"arguments": start})
     return render(request, "sessions_app/try.html", context | {"form": form})
 
@@ -86,10 +85,10 @@ def _tried(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpRes
     # What was seen is what is sent: other arguments ask again.
     seen = _digest(tool, arguments)
     if context["why_twice"] and request.POST.get("seen") != seen:
-        asked = {"seen": seen, "asked": contents.pretty(arguments)}
+        asked = {"seen": seen, "asked": content.pretty(arguments)}
         return render(request, "sessions_app/try.html", context | asked)
     try:
-        answer = async_to_sync(dispatch.try_tool)(tool, arguments, actor=actor_of(request))
+        answer = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
     except ToolcribError as error:
         form.add_error(None, error.sentence)
         return render(request, "sessions_app/try.html", context, status=error.status)
@@ -113,6 +112,6 @@ def shown(answer: Mapping[str, Any]) -> dict[str, Any]:
         **answer,
         "pill": pill,
         "word": word,
-        "parts": [] if ours else contents.parts_of(answer["content"]),
-        "structured": None if structured is None else contents.pretty(structured),
+        "parts": [] if ours else content.parts_of(answer["content"]),
+        "structured": None if structured is None else content.pretty(structured),
     }

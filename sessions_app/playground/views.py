@@ -14,13 +14,12 @@ from catalog.models import GoldenQuery, GoldenRun, Group
 from catalog.search import golden_queries as golden
 from catalog.search.engine import WORD_STRATEGIES
 from servers.models import Server
-from sessions_app.agents import actions as agents
+from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent
-from sessions_app.playground import golden_runs
-from sessions_app.playground import search as playground
-from sessions_app.playground import trial_session as testing
+from sessions_app.playground import golden_runs, trial_session
+from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import Asked
-from sessions_app.usage import searches as missed
+from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.request import clean_address
@@ -54,7 +53,7 @@ def _tabs(current: str, broke: int) -> list[dict[str, Any]]:
 @operator_required
 def search(request: HttpRequest) -> HttpResponse:
     asked = Asked.read(request.GET)
-    tried = playground.run(asked) if asked.query else None
+    tried = playground_search.run(asked) if asked.query else None
     context: dict[str, Any] = {
         "asked": asked,
         "tried": tried,
@@ -75,8 +74,8 @@ def search(request: HttpRequest) -> HttpResponse:
         "servers": _choices(Server.objects.values_list("slug", flat=True), asked.server),
         "strategies": WORD_STRATEGIES,
         "limits": sorted({*LIMITS, asked.limit}),
-        "lately": missed.lately(),
-        "progress": playground.progress(),
+        "lately": searches.lately(),
+        "progress": playground_search.progress(),
     }
     return render(request, "sessions_app/playground.html", context)
 
@@ -86,13 +85,15 @@ def search(request: HttpRequest) -> HttpResponse:
 def progress(request: HttpRequest) -> HttpResponse:
     """The line that says how far the vectors are, which the page asks for again."""
     return render(
-        request, "sessions_app/_playground_progress.html", {"progress": playground.progress()}
+        request,
+        "sessions_app/_playground_progress.html",
+        {"progress": playground_search.progress()},
     )
 
 
 def _idle(asked: Asked) -> dict[str, Any]:
     """What to begin with, where nothing is asked yet."""
-    return {} if asked.query else {"examples": playground.examples()}
+    return {} if asked.query else {"examples": playground_search.examples()}
 
 
 def _golden_of(asked: Asked) -> GoldenQuery | None:
@@ -100,7 +101,7 @@ def _golden_of(asked: Asked) -> GoldenQuery | None:
     return golden.queries().filter(query=line).first() if line else None
 
 
-def _announced(tried: playground.Tried | None) -> str:
+def _announced(tried: playground_search.Tried | None) -> str:
     if tried is None:
         return ""
     if tried.refused:
@@ -160,8 +161,10 @@ def mark(request: HttpRequest) -> HttpResponse:
 def load(request: HttpRequest) -> HttpResponse:
     """Load a tool into a test session of the agent, and show what its model is given."""
     try:
-        agent = agents.find(request.POST.get("agent", ""))
-        session = testing.try_load(agent, request.POST.get("tool", ""), actor=actor_of(request))
+        agent = agent_actions.find(request.POST.get("agent", ""))
+        session = trial_session.try_load(
+            agent, request.POST.get("tool", ""), actor=actor_of(request)
+        )
     except ToolcribError as error:
         messages.error(request, error.sentence)
         return redirect(_back(request))
@@ -258,8 +261,8 @@ def not_found(request: HttpRequest) -> HttpResponse:
         "ranges": [(key, one.label, key == wanted.within) for key, one in RANGES.items()],
         "agents": _choices(Agent.objects.values_list("name", flat=True), wanted.agent),
         "groups": _choices(Group.objects.values_list("group_id", flat=True), wanted.group),
-        "report": missed.report(wanted),
-        "limits": missed,
+        "report": searches.report(wanted),
+        "limits": searches,
     }
     response = render(request, "sessions_app/missed.html", context)
     if _is_part(request):

@@ -7,10 +7,10 @@ from django.http import HttpRequest
 from ninja import Router
 
 from catalog.models import Tool
-from sessions_app.dispatch import dispatcher as dispatch
+from sessions_app.dispatch import dispatcher
 from sessions_app.ledger.payloads import check
-from sessions_app.review import queries as usage
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.review import queries as review_queries
+from sessions_app.sessions import lifecycle
 from sessions_app.sessions.schemas import CallOut
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import NotFound
@@ -30,7 +30,7 @@ class TryIn(Strict):
 )
 def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """One session whole: its facts, timeline and calls."""
-    return usage.session_export(opening.find(None, session_id))
+    return review_queries.session_export(lifecycle.find(None, session_id))
 
 
 @router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, tags=["tools"])
@@ -38,7 +38,7 @@ async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, An
     """Call a tool outside any session, as an admin. It is recorded as a trial."""
     check(body.arguments, "/arguments")
     tool = await sync_to_async(_tool)(name)
-    return await dispatch.try_tool(tool, body.arguments, actor=key_actor(request))
+    return await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))
 
 
 def _tool(name: str) -> Tool:

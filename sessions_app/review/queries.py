@@ -22,8 +22,7 @@ from sessions_app.models import (
     Expansion,
     SessionState,
 )
-from sessions_app.review import content as contents
-from sessions_app.review import timeline
+from sessions_app.review import content, timeline
 from sessions_app.review.content import Shown
 from sessions_app.review.timeline import CallFacts, Gap, Happening, Step
 from toolcrib.lib import charts
@@ -175,12 +174,12 @@ class Row:
     @property
     def arguments(self) -> Shown | None:
         kept = self.call.arguments if self.call else ""
-        return contents.payload(kept) if kept else None
+        return content.payload(kept) if kept else None
 
     @property
     def result(self) -> list[Shown]:
         copy = self.call.result_copy if self.call else ""
-        return contents.kept_parts(copy) if copy else []
+        return content.kept_parts(copy) if copy else []
 
     @property
     def said_by(self) -> str:

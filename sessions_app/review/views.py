@@ -18,13 +18,11 @@ from catalog.models import Tool
 from catalog.tools.queries import Page, offset_of
 from sessions_app.ledger import payloads
 from sessions_app.models import AgentSession, Call, Event, SessionState
-from sessions_app.review import content as contents
-from sessions_app.review import queries as usage
-from sessions_app.review import session_detail as story
-from sessions_app.review import timeline
+from sessions_app.review import content, session_detail, timeline
+from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import Row, SessionFilter
 from sessions_app.usage import figures
-from toolcrib.lib import request as filters
+from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.request import clean_address
 from toolcrib.lib.roles import operator_required
@@ -39,7 +37,7 @@ FIRST = """curl -X POST {address}/api/v1/sessions \\
 @operator_required
 def sessions(request: HttpRequest) -> HttpResponse:
     wanted = SessionFilter.read(request.GET)
-    page = usage.list_sessions(wanted)
+    page = review_queries.list_sessions(wanted)
     context: dict[str, Any] = {"page": page, "wanted": wanted, "shown": page.says("session")}
     if not (wanted.before or wanted.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
@@ -59,8 +57,8 @@ def sessions(request: HttpRequest) -> HttpResponse:
 def newer(request: HttpRequest) -> HttpResponse:
     """The fragment that the list asks for: how many sessions came since it was drawn."""
     wanted = SessionFilter.read(request.GET)
-    newest = filters.number(request.GET, "since")
-    count = usage.count_newer(wanted, newest)
+    newest = query_params.number(request.GET, "since")
+    count = review_queries.count_newer(wanted, newest)
     context = {"newest": newest, "count": count, "first": not newest and not wanted.narrows}
     return render(request, "sessions_app/_session_new.html", context)
 
@@ -114,12 +112,12 @@ def _find(session_id: str) -> AgentSession:
 @operator_required
 def session(request: HttpRequest, session_id: str) -> HttpResponse:
     found = _find(session_id)
-    number = filters.number(request.GET, "step", digits=9)
-    start = (number - 1) // usage.STEPS * usage.STEPS if number else None
-    offset = offset_of(request.GET, usage.STEPS) if start is None else start
-    page, rows = usage.session_timeline(found, offset=offset)
-    row = story.chosen(rows, number)
-    wrong = story.next_wrong(found, rows, row)
+    number = query_params.number(request.GET, "step", digits=9)
+    start = (number - 1) // review_queries.STEPS * review_queries.STEPS if number else None
+    offset = offset_of(request.GET, review_queries.STEPS) if start is None else start
+    page, rows = review_queries.session_timeline(found, offset=offset)
+    row = session_detail.chosen(rows, number)
+    wrong = session_detail.next_wrong(found, rows, row)
     context = {
         "session": found,
         "page": page,
@@ -136,22 +134,22 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 def _about(found: AgentSession, page: Page[Event], rows: list[Row]) -> dict[str, Any]:
-    metadata = usage.read_value(found.metadata)
-    before, after = story.neighbours(found)
+    metadata = review_queries.read_value(found.metadata)
+    before, after = session_detail.neighbours(found)
     return {
-        "rows": story.lanes(rows),
+        "rows": session_detail.lanes(rows),
         "shown": page.says("step"),
-        "earlier": max(page.first - usage.STEPS + 1, 1) if page.first else None,
-        "later": page.first + usage.STEPS + 1 if page.next_cursor else None,
+        "earlier": max(page.first - review_queries.STEPS + 1, 1) if page.first else None,
+        "later": page.first + review_queries.STEPS + 1 if page.next_cursor else None,
         "numbers": _numbers(found),
-        "seconds": usage.run_of(found).total_seconds(),
+        "seconds": review_queries.run_of(found).total_seconds(),
         "policy": _policy(),
-        "spent": usage.spent_on_tools(found),
-        "saved": usage.saved_percent(found),
+        "spent": review_queries.spent_on_tools(found),
+        "saved": review_queries.saved_percent(found),
         "decided": timeline.DECIDED_BY.get(found.decided_by, ""),
         "expansions": found.expansions.all(),
-        "meter": story.meter(found),
-        "tree": story.tree(found),
+        "meter": session_detail.meter(found),
+        "tree": session_detail.tree(found),
         "before": before,
         "after": after,
         "metadata": metadata if metadata != {} else None,
@@ -163,7 +161,7 @@ def _policy() -> str:
     kept = preferences.values("retention")
     return (
         f"Arguments and results are kept for {kept['keep_payloads_days']} days, each cut at "
-        f"{contents.size(payloads.KEPT_BYTES)}; values under names like password or token are "
+        f"{content.size(payloads.KEPT_BYTES)}; values under names like password or token are "
         f"masked. Sessions are kept for {kept['keep_sessions_days']} days after their end."
     )
 
@@ -193,7 +191,7 @@ def _numbers(session: AgentSession) -> list[dict[str, object]]:
 def session_json(request: HttpRequest, session_id: str) -> HttpResponse:
     found = _find(session_id)
     response = JsonResponse(
-        usage.session_export(found),
+        review_queries.session_export(found),
         encoder=DjangoJSONEncoder,
         json_dumps_params={"ensure_ascii": False, "indent": 2},
     )

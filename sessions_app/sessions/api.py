@@ -10,20 +10,17 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
-from servers.connections import calls as calling
-from sessions_app.dispatch import dispatcher as dispatch
-from sessions_app.fast_path import rest_load_search as act_path
+from servers.connections import calls as upstream_calls
+from sessions_app.dispatch import dispatcher
+from sessions_app.fast_path import rest_load_search
 from sessions_app.fast_path.http import COUNTED
-from sessions_app.formats import catalog as native
-from sessions_app.ledger import events as journal
+from sessions_app.formats import catalog
+from sessions_app.ledger import events
 from sessions_app.ledger.payloads import check
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
-from sessions_app.sessions import concurrency as crowding
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading
-from sessions_app.sessions import search as finding
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import concurrency, lifecycle, loading, surface
+from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import (
     CallIn,
     CallOut,
@@ -66,13 +63,13 @@ def agent_of(request: HttpRequest) -> Agent:
 
 
 def _session(request: HttpRequest, session_id: str) -> AgentSession:
-    return opening.find(agent_of(request), session_id)
+    return lifecycle.find(agent_of(request), session_id)
 
 
 def _readable(request: HttpRequest, session_id: str) -> AgentSession:
     """An agent reads its own sessions; operators read all."""
     agent: Agent | None = request.agent  # type: ignore[attr-defined]
-    return opening.find(agent, session_id)
+    return lifecycle.find(agent, session_id)
 
 
 def _json(body: object, status: int = 200) -> HttpResponse:
@@ -90,9 +87,9 @@ def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
     check({"model": body.model, "header": body.header, "preload": body.preload}, "")
     check({"groups": body.groups, "servers": body.servers}, "")
     check(resumed, "/resume/expanded_groups")
-    opened = opening.open_session(
+    opened = lifecycle.open_session(
         agent_of(request),
-        opening.Opening(
+        lifecycle.Opening(
             strategy=body.strategy,
             mode=body.mode,
             context_window=body.context_window,
@@ -111,8 +108,8 @@ def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
 
 
 def _session_body(session: AgentSession, unknown: list[str] | None = None) -> dict[str, Any]:
-    text, tokens, left_out = surfaces.catalog_text(session)
-    tools = surfaces.tools_array(session)
+    text, tokens, left_out = surface.catalog_text(session)
+    tools = surface.tools_array(session)
     return {
         "id": session.session_id,
         "agent": session.agent.name,
@@ -131,7 +128,7 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
         },
         "tools": tools,
         "stats": loading.stats(session),
-        "suggested_iteration_multiplier": opening.ITERATIONS if session.mode == "deferred" else 1,
+        "suggested_iteration_multiplier": lifecycle.ITERATIONS if session.mode == "deferred" else 1,
         "unknown": unknown or [],
         "metadata": json.loads(session.metadata),
         "created_at": session.created_at.isoformat(),
@@ -195,20 +192,20 @@ def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
 async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """End a session and the connections that were its own."""
     body = await sync_to_async(_closed)(request, session_id)
-    await calling.forget_session(session_id)
+    await upstream_calls.forget_session(session_id)
     return _json(body)
 
 
 def _closed(request: HttpRequest, session_id: str) -> dict[str, Any]:
     session = _session(request, session_id)
-    opening.close(session)
+    lifecycle.close(session)
     return _session_body(_session(request, session_id))
 
 
 @router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
 def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Copy a session: the same catalog and the same loaded tools, and nothing shared after."""
-    child = opening.fork(_session(request, session_id))
+    child = lifecycle.fork(_session(request, session_id))
     return _json(_session_body(child), 201)
 
 
@@ -218,12 +215,12 @@ def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=AS_TEXT)
 def session_catalog(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
     """The text for the system prompt and the tools array, in a provider's format."""
-    native.check(wanted)
+    catalog.check(wanted)
     session = _readable(request, session_id)
-    answer = _tagged(request, native.catalog(session, wanted), wanted.format)
+    answer = _tagged(request, catalog.catalog(session, wanted), wanted.format)
     open_now = loading.state_now(session) == SessionState.OPEN
     if answer.status_code == 200 and open_now and request.agent:  # type: ignore[attr-defined]
-        journal.note(session, EventKind.CATALOG, details={"format": wanted.format})
+        events.note(session, EventKind.CATALOG, details={"format": wanted.format})
     return answer
 
 
@@ -247,8 +244,8 @@ def _tagged(request: HttpRequest, body: str, format_: str) -> HttpResponse:
 )
 def session_tools(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
     """What belongs in the tools array now."""
-    native.check(wanted)
-    return _json(native.tools_now(_readable(request, session_id), wanted))
+    catalog.check(wanted)
+    return _json(catalog.tools_now(_readable(request, session_id), wanted))
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
@@ -257,14 +254,14 @@ def tool_details(
 ) -> HttpResponse:
     """One tool's definition, its output schema included."""
     check(name, "/name")
-    return _json(finding.details(_session(request, session_id), name, detail))
+    return _json(session_search.details(_session(request, session_id), name, detail))
 
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=AS_TEXT)
 def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse:
     """What a session opened now would be given."""
-    native.check(wanted)
-    return _tagged(request, native.preview(agent_of(request), wanted), wanted.format)
+    catalog.check(wanted)
+    return _tagged(request, catalog.preview(agent_of(request), wanted), wanted.format)
 
 
 # --- Find, load, call -----------------------------------------------------------------------------
@@ -273,7 +270,7 @@ def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse
 @router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name, and read their schemas."""
-    return _json(act_path.load(agent_of(request), session_id, body))
+    return _json(rest_load_search.load(agent_of(request), session_id, body))
 
 
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
@@ -292,7 +289,9 @@ async def search(
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
     agent = agent_of(request)
-    return _json(await crowding.in_turn(act_path.search, agent, session_id, body, wanted))
+    return _json(
+        await concurrency.in_turn(rest_load_search.search, agent, session_id, body, wanted)
+    )
 
 
 KEY_PARAMETER = {
@@ -311,10 +310,10 @@ KEY_PARAMETER = {
 )
 async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
     """Run a tool. What the model can mend comes back as a result with is_error."""
-    answer = await dispatch.dispatch(
+    answer = await dispatcher.dispatch(
         agent_of(request),
         session_id,
-        dispatch.CallRequest(
+        dispatcher.CallRequest(
             tool_name=body.tool_name,
             arguments=body.arguments,
             timeout=body.timeout,

@@ -11,11 +11,10 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import preferences
-from catalog import rendering as render
+from catalog import preferences, rendering
 from catalog.cache import Item
 from catalog.models import CatalogSnapshot
-from sessions_app.ledger import events as journal
+from sessions_app.ledger import events
 from sessions_app.models import (
     Agent,
     AgentSession,
@@ -27,7 +26,7 @@ from sessions_app.models import (
     Strategy,
 )
 from sessions_app.sessions import loading, scope
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.scope import Scope, Wish
 from sessions_app.sessions.surface import later_of, pin_of
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
@@ -125,7 +124,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         opening.context_window,
     )
     snapshot, unknown = _surface(agent, seen, opening, strategy, decision.mode)
-    surface = surfaces.surface_of(snapshot)
+    surface = session_surface.surface_of(snapshot)
     session = AgentSession.objects.create(
         agent=agent,
         strategy=strategy,
@@ -143,7 +142,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         last_used_at=now,
         tokens_all=seen.tokens_all,
     )
-    journal.note(
+    events.note(
         session,
         EventKind.OPENED,
         tokens=snapshot.tokens + surface.tools_tokens,
@@ -217,7 +216,7 @@ def _surface(
 ) -> tuple[CatalogSnapshot, list[str]]:
     """Fix the catalog text and the tools array, and keep them by their content."""
     header = opening.header if opening.header is not None else agent.catalog_header
-    ours = render.DISPATCH_HEADER if strategy == Strategy.DISPATCH else render.INJECT_HEADER
+    ours = rendering.DISPATCH_HEADER if strategy == Strategy.DISPATCH else rendering.INJECT_HEADER
     asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(opening.preload))
     made = seen.surfaces.get(asked)
     if made is None:
@@ -230,12 +229,12 @@ def _surface(
 
 def _made(
     seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
-) -> tuple[render.Catalog, str, str, list[str]]:
+) -> tuple[rendering.Catalog, str, str, list[str]]:
     full = mode == Mode.FULL
     early, missing = _preloaded(seen, preload)
     chosen, unknown = (seen.offered, []) if full else (early, missing)
-    text = render.catalog([] if full else seen.lines, header=header, budget=budget)
-    meta = [] if full or not seen.offered else render.meta_tools(strategy)
+    text = rendering.catalog([] if full else seen.lines, header=header, budget=budget)
+    meta = [] if full or not seen.offered else rendering.meta_tools(strategy)
     pins = {item.name: pin_of(item) for item in chosen}
     body = canonical(
         {
@@ -259,7 +258,7 @@ def _made(
             "pins": pins,
             "preloaded": [item.name for item in early],
             "strategy": strategy,
-            "tools": [*meta, *(surfaces.rendered(name, pin) for name, pin in pins.items())],
+            "tools": [*meta, *(session_surface.rendered(name, pin) for name, pin in pins.items())],
         }
     )
     return text, body, digest(text.text + "\0" + body), unknown
@@ -283,7 +282,7 @@ def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]
     return list(chosen.values()), unknown
 
 
-def _kept(text: render.Catalog, body: str, sha256: str) -> CatalogSnapshot:
+def _kept(text: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
     found = CatalogSnapshot.objects.filter(sha256=sha256).first()
     if found is None:
         row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
@@ -311,7 +310,7 @@ def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[
             unknown += loading.load(session, group_id, names, how="resume").unknown
         else:
             unknown.append(group_id)
-    journal.note(session, EventKind.RESUMED, details={"groups": list(groups)})
+    events.note(session, EventKind.RESUMED, details={"groups": list(groups)})
     return unknown
 
 
@@ -348,8 +347,8 @@ def fork(session: AgentSession) -> AgentSession:
         )
         for row in session.shown_definitions.all()
     )
-    journal.note(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
-    journal.note(
+    events.note(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
+    events.note(
         child,
         EventKind.OPENED,
         details={
@@ -379,7 +378,7 @@ def close(session: AgentSession) -> AgentSession:
 def end(session: AgentSession, state: SessionState) -> None:
     now = timezone.now()
     kind = EventKind.CLOSED if state == SessionState.CLOSED else EventKind.EXPIRED
-    journal.note(session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now)
+    events.note(session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now)
     session.state, session.ended_at = state, now
     session.save(update_fields=["state", "ended_at"])
 

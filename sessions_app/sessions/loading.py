@@ -14,11 +14,10 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import cache as shelf
-from catalog import preferences
+from catalog import cache, preferences
 from catalog.cache import Item, Place, ShelfGroup
 from catalog.models import ToolState
-from sessions_app.ledger import events as journal
+from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.sessions import scope
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, Scope
@@ -241,7 +240,7 @@ class _Load:
             for other in {place.item.own_name, name.partition("__")[2]}:
                 found.setdefault(other, []).append(name)
         for name, pin in self.pins.items():  # loaded ones, though no longer offered
-            own_name = shelf.definition(pin["definition"]).tool["name"]
+            own_name = cache.definition(pin["definition"]).tool["name"]
             for other in {own_name, name.partition("__")[2]}:
                 found.setdefault(other, [name])
         return found
@@ -299,7 +298,7 @@ class _Load:
 
     def _check_budget(self) -> None:
         budget = self.session.agent.budget
-        cost = sum(shelf.definition(self.pins[name]["definition"]).tokens for name in self.fresh)
+        cost = sum(cache.definition(self.pins[name]["definition"]).tokens for name in self.fresh)
         held = self.session.tokens_loaded
         if budget is not None and cost and held + cost > budget:
             raise OverBudget(
@@ -313,7 +312,7 @@ class _Load:
 def _count(session: AgentSession, result: Loaded, how: str, cost: int) -> None:
     # A resumed session's model has read these schemas; search gives its own account of them.
     given = count(canonical(result.schemas)) if how in ("load", "preload") else 0
-    journal.note(
+    events.note(
         session,
         EventKind.LOADED,
         tokens=given,

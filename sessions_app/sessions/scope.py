@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.cache import Item, Shelf, ShelfGroup
 from catalog.rendering import GroupLine
-from catalog.search import index as indexing
+from catalog.search import index
 from catalog.search.engine import Index, Searchable, near_names
 from catalog.search.searchables import searchable
 from sessions_app.models import Agent, AgentSession
@@ -97,7 +97,7 @@ class Scope:
     @cached_property
     def index(self) -> Index:
         """What can be searched: offered tools only, so no statistic knows any other."""
-        return indexing.index_of([self._searchable(item) for item in self.offered])
+        return index.index_of([self._searchable(item) for item in self.offered])
 
     def _searchable(self, item: Item) -> Searchable:
         texts = tuple(
@@ -167,7 +167,7 @@ def group_keys(agent: Agent) -> tuple[int, ...] | None:
 
 def of(agent: Agent, wish: Wish = Wish()) -> Scope:  # noqa: B008 - frozen
     """Return what this agent may see now, narrowed by the session's wish."""
-    return _scope(shelf.current(), group_keys(agent), wish)
+    return _scope(cache.current(), group_keys(agent), wish)
 
 
 def of_session(session: AgentSession) -> Scope:
@@ -196,7 +196,7 @@ _recent: dict[tuple[tuple[int, ...] | None, Wish], None] = {}  # asked for last 
 def rebuild_recent() -> None:
     """Build what was asked for lately at the newest revision, before it is asked for again."""
     for keys, wish in list(_recent)[::-1]:
-        _scope(shelf.current(), keys, wish).index  # noqa: B018 - worked out once
+        _scope(cache.current(), keys, wish).index  # noqa: B018 - worked out once
 
 
 def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:

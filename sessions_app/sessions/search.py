@@ -6,14 +6,12 @@ from typing import Any
 
 from django.db import transaction
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.cache import Item
 from catalog.search.engine import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
-from sessions_app.ledger import events as journal
+from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind
-from sessions_app.sessions import loading, scope
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import loading, scope, surface
 from sessions_app.sessions.schemas import SearchIn
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, Scope
 from toolcrib.lib.errors import Invalid
@@ -59,8 +57,8 @@ def find(session: AgentSession, asked: Query) -> dict[str, Any]:
     found, missing = look(seen, asked)
     with transaction.atomic():
         newly = _load(session, seen, found) if asked.load and found.hits else []
-        pins = surfaces.shown_pins(session)
-        at_once = surfaces.surface_of(session.snapshot).pins
+        pins = surface.shown_pins(session)
+        at_once = surface.surface_of(session.snapshot).pins
         told = answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
         _record(session, asked, found, newly, count(canonical(told)))
     return told
@@ -72,7 +70,7 @@ def answer(
     found: Found,
     missing: str,
     *,
-    pins: Mapping[str, surfaces.Pin],
+    pins: Mapping[str, surface.Pin],
     at_once: Collection[str],
     newly: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -131,13 +129,13 @@ def _shown(
     item: Item,
     hit: Hit,
     detail: str,
-    pins: Mapping[str, surfaces.Pin],
+    pins: Mapping[str, surface.Pin],
     at_once: Collection[str],
 ) -> dict[str, Any]:
     shown: dict[str, Any] = {"name": item.name}
     if detail != "name":
         full = detail == "full"
-        shown["description"] = item.description if full else render.summary(item.description)
+        shown["description"] = item.description if full else rendering.summary(item.description)
     shown |= {
         "group_id": seen.homes[item.name][0].group_id,
         "server": item.server or None,
@@ -150,8 +148,8 @@ def _shown(
     if hit.score is not None:
         shown["score"] = round(hit.score, 3)
     if detail == "full" and item.approved:
-        pin = pins.get(item.name) or surfaces.pin_of(item)
-        shown["schema"] = surfaces.rendered(item.name, pin)["parameters"]
+        pin = pins.get(item.name) or surface.pin_of(item)
+        shown["schema"] = surface.rendered(item.name, pin)["parameters"]
     return shown
 
 
@@ -178,7 +176,7 @@ def _record(
         for key, value in (("query", asked.query), ("pattern", asked.pattern), ("name", asked.name))
         if value
     }
-    journal.note(
+    events.note(
         session,
         EventKind.SEARCHED,
         tokens=tokens,
@@ -202,11 +200,11 @@ def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
         if not item.offered:
             raise NotAvailable(loading.why_not(item), code=loading.why_not_code(item))
     except (NotAvailable, Ambiguous):
-        journal.note(session, EventKind.DETAILS, tool_name=name, details={"found": False})
+        events.note(session, EventKind.DETAILS, tool_name=name, details={"found": False})
         raise
-    pin = surfaces.pinned(session, item.name) or surfaces.pin_of(item)
+    pin = surface.pinned(session, item.name) or surface.pin_of(item)
     answer = _definition(item, pin, detail)
-    journal.note(
+    events.note(
         session,
         EventKind.DETAILS,
         tool_name=item.name,
@@ -216,15 +214,15 @@ def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
     return answer
 
 
-def _definition(item: Item, pin: surfaces.Pin, detail: str) -> dict[str, Any]:
-    made = surfaces.rendered(item.name, pin)
+def _definition(item: Item, pin: surface.Pin, detail: str) -> dict[str, Any]:
+    made = surface.rendered(item.name, pin)
     if detail == "name":
         return {key: made[key] for key in ("name", "source", "mcpServer") if key in made}
     if detail == "summary":
-        made["description"] = render.summary(made["description"])
+        made["description"] = rendering.summary(made["description"])
         del made["parameters"]
         return made
-    whole = shelf.definition(pin["definition"]).tool
+    whole = cache.definition(pin["definition"]).tool
     for key in ("title", "outputSchema", "annotations"):
         if whole.get(key) is not None:
             made[key] = whole[key]

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from catalog import cache as shelf
-from catalog import rendering as render
+from catalog import cache, rendering
 from catalog.cache import Item
 from catalog.models import CatalogSnapshot
 from catalog.rendering import GroupLine
@@ -91,8 +90,8 @@ def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None
         surface = surface_of(session.snapshot)
         return session.snapshot.text, session.snapshot.tokens, surface.left_out
     surface = surface_of(session.snapshot)
-    left = render.remaining(surface.groups, pins_of(session).keys())
-    made = render.catalog(left, header=surface.header, budget=surface.budget)
+    left = rendering.remaining(surface.groups, pins_of(session).keys())
+    made = rendering.catalog(left, header=surface.header, budget=surface.budget)
     return made.text, made.tokens, made.left_out
 
 
@@ -173,8 +172,8 @@ def whole(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
 
 
 def rendered(name: str, pin: Pin) -> dict[str, Any]:
-    kept = shelf.definition(pin["definition"])
-    return render.tool_object(
+    kept = cache.definition(pin["definition"])
+    return rendering.tool_object(
         name,
         pin["override"] or kept.description,
         kept.input_schema,

@@ -5,7 +5,7 @@ import threading
 
 from django.db import DatabaseError, close_old_connections
 
-from catalog.search.embeddings import store as vectors
+from catalog.search.embeddings import store as vector_store
 from sessions_app.sessions import scope
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def _warm() -> None:
         try:
             close_old_connections()
             _again.clear()
-            vectors.model.load_soon()
+            vector_store.model.load_soon()
             scope.rebuild_recent()
         except DatabaseError:
             logger.exception("Indexes could not be built ahead; searches build them")

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db.models import OuterRef, QuerySet, Subquery
 
-from catalog import cache as shelf
+from catalog import cache
 from sessions_app.models import Call, Event, EventKind, SessionState
 from sessions_app.review import timeline
 from sessions_app.review.queries import read_object
@@ -194,7 +194,7 @@ class _Work:
         self.groups: dict[str, Sum] = {}
         self.homes = {
             place.item.name: home.group_id
-            for home in reversed(shelf.current().groups)
+            for home in reversed(cache.current().groups)
             for place in home.places
         }
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.db.models import CharField, Count, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.cache import ShelfGroup
 from catalog.models import Group, Tool
 from catalog.tools.queries import Page
@@ -209,12 +209,12 @@ class Unused:
     tokens: int
 
 
-Pair = tuple[ShelfGroup, shelf.Place]
+Pair = tuple[ShelfGroup, cache.Place]
 
 
 def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
     """List the groups that the filter asks for."""
-    groups: Iterable[ShelfGroup] = shelf.current().groups
+    groups: Iterable[ShelfGroup] = cache.current().groups
     if wanted.group:
         groups = [group for group in groups if group.group_id == wanted.group]
     if wanted.agent and not Agent.objects.filter(name=wanted.agent, all_groups=True).exists():
@@ -224,7 +224,7 @@ def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
     return list(groups)
 
 
-@shelf.worked_out_once
+@cache.worked_out_once
 def _preloads(group: ShelfGroup) -> list[Pair]:
     return [(group, place) for place in group.offered if place.preload]
 
@@ -243,7 +243,7 @@ def _places(pairs: Sequence[Pair], most: int | None) -> list[Place]:
     ]
 
 
-def _tokens(place: shelf.Place) -> int:
+def _tokens(place: cache.Place) -> int:
     return place.item.approved.tokens if place.item.approved else 0
 
 

@@ -16,8 +16,7 @@ from catalog.groups.writing import Done
 from catalog.models import AuditEntry, Group
 from catalog.tools.queries import offset_of
 from sessions_app.models import Agent, AgentSession
-from sessions_app.usage import funnels as following
-from sessions_app.usage import tool_usage as earning
+from sessions_app.usage import funnels, tool_usage
 from sessions_app.usage.filters import RANGES, UsageFilter
 from sessions_app.usage.funnels import Asked
 from sessions_app.usage.tool_usage import Day, ToolUse, Use
@@ -35,9 +34,9 @@ Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 @operator_required
 def usage(request: HttpRequest) -> HttpResponse:
     wanted = UsageFilter.read(request.GET)
-    used = earning.use(wanted)
-    page = used.page(offset_of(request.GET, earning.PAGE))
-    earning.add_trends(wanted, page.rows)
+    used = tool_usage.use(wanted)
+    page = used.page(offset_of(request.GET, tool_usage.PAGE))
+    tool_usage.add_trends(wanted, page.rows)
     context: dict[str, Any] = {
         "wanted": wanted,
         "ranges": [(key, one.label, key == wanted.within) for key, one in RANGES.items()],
@@ -46,22 +45,22 @@ def usage(request: HttpRequest) -> HttpResponse:
         "use": used,
         "page": page,
         "shown": page.says("tool"),
-        "limits": earning,
+        "limits": tool_usage,
         "address": clean_address(request).partition("?")[2],
         "offer": request.session.pop(OFFERED, None),
         "ever": bool(used.calls) or AgentSession.objects.exists(),
         "kept_days": preferences.value("keep_sessions_days"),
-        "live": following.LIVE,
-        "searches_read": following.SEARCHES,
+        "live": funnels.LIVE,
+        "searches_read": funnels.SEARCHES,
         **_days(wanted, used),
     }
     if context["ever"]:
         context |= {
-            "unused": earning.unused(wanted, {one.name for one in used.tools}),
-            "often": earning.loaded_often(wanted),
-            "searches": following.searches(wanted),
-            "funnels": following.funnels(wanted),
-            "holding": following.old_definitions(wanted),
+            "unused": tool_usage.unused(wanted, {one.name for one in used.tools}),
+            "often": tool_usage.loaded_often(wanted),
+            "searches": funnels.searches(wanted),
+            "funnels": funnels.funnels(wanted),
+            "holding": funnels.old_definitions(wanted),
         }
     response = render(request, "sessions_app/usage.html", context)
     if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
@@ -146,13 +145,13 @@ def harmless(cell: object) -> object:
 
 
 def _days_table(wanted: UsageFilter) -> Table:
-    rows = ((day.at.isoformat(), day.calls, day.errors) for day in earning.use(wanted).days)
+    rows = ((day.at.isoformat(), day.calls, day.errors) for day in tool_usage.use(wanted).days)
     return (wanted.range.bucket, "calls", "errors"), rows
 
 
 def _tools_table(wanted: UsageFilter) -> Table:
     head = ("tool", "calls", "errors", "error_percent", "p50_ms", "p95_ms", "tokens", "each")
-    return head, map(_tool_cells, earning.use(wanted).tools)
+    return head, map(_tool_cells, tool_usage.use(wanted).tools)
 
 
 def _tool_cells(one: ToolUse) -> Sequence[object]:
@@ -161,14 +160,14 @@ def _tool_cells(one: ToolUse) -> Sequence[object]:
 
 
 def _unused_table(wanted: UsageFilter) -> Table:
-    rows = earning.unused(wanted, most=None).places
+    rows = tool_usage.unused(wanted, most=None).places
     return ("tool", "group", "tokens"), (
         (one.tool.public_name, one.group.group_id, one.tokens) for one in rows
     )
 
 
 def _often_table(wanted: UsageFilter) -> Table:
-    rows = earning.loaded_often(wanted, most=None)
+    rows = tool_usage.loaded_often(wanted, most=None)
     return ("tool", "group", "sessions", "share_percent", "tokens"), (
         (one.tool.public_name, one.group.group_id, one.sessions, one.share, one.tokens)
         for one in rows
@@ -182,7 +181,7 @@ def _asked_table(rows: Iterable[Asked]) -> Table:
 
 
 def _funnel_table(wanted: UsageFilter) -> Table:
-    rows = following.funnels(wanted, most=None)
+    rows = funnels.funnels(wanted, most=None)
     return ("agent", "sessions", "searched", "then_loaded", "then_called", "called_unsearched"), (
         (one.agent, one.sessions, one.searched, one.loaded, one.called, one.unsearched)
         for one in rows
@@ -192,7 +191,7 @@ def _funnel_table(wanted: UsageFilter) -> Table:
 def _old_table(wanted: UsageFilter) -> Table:
     return ("session", "agent", "last_used", "tool"), (
         (one.session.session_id, one.session.agent.name, one.session.last_used_at.isoformat(), name)
-        for one in following.old_definitions(wanted, most=None)
+        for one in funnels.old_definitions(wanted, most=None)
         for name in one.names
     )
 
@@ -202,8 +201,8 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "tools": _tools_table,
     "unused": _unused_table,
     "often": _often_table,
-    "lost": lambda wanted: _asked_table(following.searches(wanted, most=None).lost),
-    "astray": lambda wanted: _asked_table(following.searches(wanted, most=None).astray),
+    "lost": lambda wanted: _asked_table(funnels.searches(wanted, most=None).lost),
+    "astray": lambda wanted: _asked_table(funnels.searches(wanted, most=None).astray),
     "funnel": _funnel_table,
     "old": _old_table,
 }

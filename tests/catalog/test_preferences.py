@@ -8,10 +8,10 @@ from django.utils import timezone
 from catalog import preferences
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Preference
-from servers.registration import actions as registry
+from servers.registration import actions as server_actions
 from servers.registration.drafts import ServerDraft
-from sessions_app.agents import actions as agents
-from sessions_app.ledger import calls as ledger
+from sessions_app.agents import actions as agent_actions
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.models import Agent, AgentSession
 from sessions_app.sessions import loading
 from sessions_app.sessions.lifecycle import expire_idle
@@ -97,14 +97,14 @@ def test_defaults_of_agents_are_those_of_the_model():
 def test_a_new_agent_gets_the_chosen_defaults_where_its_maker_says_nothing():
     change(agent_tool_threshold=40, agent_catalog_budget=500, agent_threshold_percent=2.5)
 
-    agent = agents.create("scout", actor=ADA, catalog_budget=700)
+    agent = agent_actions.create("scout", actor=ADA, catalog_budget=700)
 
     agent.refresh_from_db()
     assert (agent.tool_threshold, agent.catalog_budget, agent.threshold_percent) == (40, 700, 2.5)
 
 
 def test_agents_made_before_keep_what_they_have():
-    agent = agents.create("scout", actor=ADA)
+    agent = agent_actions.create("scout", actor=ADA)
 
     change(agent_tool_threshold=40)
 
@@ -116,13 +116,13 @@ def test_payloads_and_sessions_are_forgotten_after_the_chosen_days():
     now = timezone.now()
     old = make_session(ended_at=now - timedelta(days=9), state="closed")
     call = make_call(make_session(), at=now - timedelta(days=4), arguments={"a": 1})
-    ledger.prune()
+    call_ledger.prune()
     call.refresh_from_db()
     assert call.arguments
     assert AgentSession.objects.filter(pk=old.pk).exists()
 
     change(keep_payloads_days=3, keep_sessions_days=8)
-    ledger.prune()
+    call_ledger.prune()
 
     call.refresh_from_db()
     assert not call.arguments
@@ -150,6 +150,6 @@ def test_a_new_server_is_polled_as_often_as_was_chosen():
     change(sync_poll_seconds=120)
 
     draft = ServerDraft("weather", "weather", "http", url="http://127.0.0.1:8999/mcp")
-    server = registry.add_server(draft, actor=ADA)
+    server = server_actions.add_server(draft, actor=ADA)
 
     assert server.poll_seconds == 120

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog import rendering as render
+from catalog import rendering
 from catalog.rendering import GroupLine, catalog
 from toolcrib.lib.token_counter import count
 
@@ -27,7 +27,7 @@ def test_a_mixed_group_prints_whole_names():
 
 
 def test_no_groups_is_no_text_and_no_header():
-    assert catalog([], header=HEAD, budget=2000) == render.Catalog("", 0, None)
+    assert catalog([], header=HEAD, budget=2000) == rendering.Catalog("", 0, None)
     assert catalog([GroupLine("empty", "Empty", "", ())], header=HEAD, budget=2000).text == ""
 
 
@@ -54,7 +54,7 @@ def fleet(groups=33, tools=600):
 
 def test_the_default_budget_holds_for_600_tools_in_33_groups_and_says_what_it_left_out():
     lines = fleet()
-    made = catalog(lines, header=render.DISPATCH_HEADER, budget=2000)
+    made = catalog(lines, header=rendering.DISPATCH_HEADER, budget=2000)
     assert count(made.text) == made.tokens <= 2000
     assert all(f"`{group.group_id}`" in made.text for group in lines)
     shown = sum(name.partition("__")[2] in made.text for name in lines[0].names)
@@ -99,7 +99,7 @@ def test_names_cost_at_most_7_tokens_a_tool():
 def test_the_meta_tools_stay_under_700_tokens():
     from toolcrib.lib.json_codec import canonical
 
-    tools = render.meta_tools("dispatch")
+    tools = rendering.meta_tools("dispatch")
     assert count(canonical(tools)) < 700
     assert [tool["name"] for tool in tools] == [
         "search_tools",
@@ -108,7 +108,7 @@ def test_the_meta_tools_stay_under_700_tokens():
         "deferred_tool_call",
     ]
     assert next(iter(tools[3]["parameters"]["properties"])) == "tool_name"
-    assert [tool["name"] for tool in render.meta_tools("inject")] == [
+    assert [tool["name"] for tool in rendering.meta_tools("inject")] == [
         "search_tools",
         "load_tools",
         "get_tool_details",
@@ -130,7 +130,7 @@ def test_the_same_groups_give_the_same_bytes_and_the_text_never_lies(sizes, budg
 
 def test_what_remains_leaves_out_loaded_tools_and_whole_groups():
     lines = [line("one", "o__a", "o__b"), line("two", "t__a")]
-    left = render.remaining(lines, {"o__a", "t__a"})
+    left = rendering.remaining(lines, {"o__a", "t__a"})
     assert [(group.group_id, group.names, group.remaining) for group in left] == [
         ("one", ("o__b",), True)
     ]
@@ -138,7 +138,7 @@ def test_what_remains_leaves_out_loaded_tools_and_whole_groups():
 
 
 def test_a_summary_is_the_first_sentence_cut_to_150_characters():
-    assert render.summary("Create a file. It overwrites.") == "Create a file."
-    assert len(render.summary("word " * 100)) <= 150
-    assert render.summary("word " * 100).endswith("…")
-    assert render.summary("one\ntwo") == "one two"
+    assert rendering.summary("Create a file. It overwrites.") == "Create a file."
+    assert len(rendering.summary("word " * 100)) <= 150
+    assert rendering.summary("word " * 100).endswith("…")
+    assert rendering.summary("one\ntwo") == "one two"

@@ -9,7 +9,7 @@ from django.test import Client
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentGroup
 from tests.support.factories import fold, make_server, tool_object
 
@@ -33,7 +33,7 @@ class AgentClient:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.key = keys.mint(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
+        self.key = api_keys.mint(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)

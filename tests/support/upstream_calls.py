@@ -4,8 +4,8 @@ import asyncio
 import urllib.request
 from contextlib import contextmanager
 
-from servers.connections import calls as calling
-from servers.connections import connection as client
+from servers.connections import calls as upstream_calls
+from servers.connections import connection
 from servers.connections.calls import Target
 from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
@@ -18,7 +18,7 @@ def run(scenario):
     """Run a scenario with calls open, and nothing left of it afterwards."""
 
     async def in_time():
-        async with asyncio.timeout(50), calling.opened():
+        async with asyncio.timeout(50), upstream_calls.opened():
             return await scenario()
 
     return asyncio.run(in_time())
@@ -32,7 +32,7 @@ def target(server, session="", **fields):
 async def ask(server, tool, within=SOON, session="", on=None, **arguments):
     """Call with these arguments."""
     options = {"timeout": within, **(on or {})}
-    return await calling.call(target(server, session), tool, arguments, **options)
+    return await upstream_calls.call(target(server, session), tool, arguments, **options)
 
 
 async def waits(server, which, names):
@@ -62,17 +62,17 @@ async def until(check, what):
 @contextmanager
 def through_the_sdk():
     """Have every call go through the SDK's client, also where the lean one would do."""
-    made = client.Connection.__init__
+    made = connection.Connection.__init__
 
     def without_lean(self, *args):
         made(self, *args)
         self._lean = None
 
-    client.Connection.__init__ = without_lean
+    connection.Connection.__init__ = without_lean
     try:
         yield
     finally:
-        client.Connection.__init__ = made
+        connection.Connection.__init__ = made
 
 
 @contextmanager

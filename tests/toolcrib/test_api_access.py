@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 
 from catalog.audit import SYSTEM
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey
 from toolcrib.api import api
 
@@ -48,7 +48,7 @@ READABLE = [
 @pytest.fixture
 def agent_token(db):
     agent = Agent.objects.create(name="scout", all_groups=True)
-    return keys.mint("scout", "agent", agent=agent, actor=SYSTEM)[1]
+    return api_keys.mint("scout", "agent", agent=agent, actor=SYSTEM)[1]
 
 
 def send(method, path, token=None, body=b"{}"):
@@ -175,7 +175,7 @@ def test_every_operation_documents_its_errors():
 
 def test_a_revoked_key_and_an_expired_one_are_refused_at_once(admin_token, db):
     assert send("GET", "/api/v1/servers", admin_token).status_code == 200
-    keys.revoke(ApiKey.objects.get(), actor=SYSTEM)
+    api_keys.revoke(ApiKey.objects.get(), actor=SYSTEM)
     assert send("GET", "/api/v1/servers", admin_token).status_code == 401
 
 

@@ -9,7 +9,7 @@ from django.test import RequestFactory
 from django.utils import timezone
 from django.utils.safestring import SafeString
 
-from toolcrib.pages import style_guide as patterns
+from toolcrib.pages import style_guide
 from toolcrib.templatetags import toolcrib as tags
 
 
@@ -173,7 +173,7 @@ def test_progress_shows_where_a_job_stopped():
 
 
 def test_a_schema_becomes_an_outline():
-    rows = tags.outline(patterns.SCHEMA)
+    rows = tags.outline(style_guide.SCHEMA)
 
     assert [(row["name"], row["type"], row["required"]) for row in rows] == [
         ("city", "string", True),
@@ -204,7 +204,7 @@ def test_a_deep_schema_is_cut():
 
 
 def test_every_pattern_can_be_drawn_without_inline_script_or_style():
-    drawn = draw("{% include 'toolcrib/patterns.html' %}", "/patterns/", **patterns.sample())
+    drawn = draw("{% include 'toolcrib/patterns.html' %}", "/patterns/", **style_guide.sample())
 
     assert " style=" not in drawn
     assert " onclick=" not in drawn

@@ -20,7 +20,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from catalog.audit import Actor
-from toolcrib.accounts import invitations as people
+from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 from toolcrib.pages.settings_views import side
@@ -49,7 +49,7 @@ class SignIn(LoginView):
     redirect_authenticated_user = True
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
-        return super().get_context_data(**kwargs) | {"setup_open": people.setup_open()}
+        return super().get_context_data(**kwargs) | {"setup_open": invitations.setup_open()}
 
 
 class PasswordForm(forms.Form):
@@ -74,8 +74,8 @@ class SetupForm(PasswordForm):
 @never_cache
 def setup(request: HttpRequest, code: str) -> HttpResponse:
     """Make the first admin, once."""
-    if not people.right_setup_code(code):
-        if not people.setup_open():
+    if not invitations.right_setup_code(code):
+        if not invitations.setup_open():
             return redirect("sign-in")
         raise NotFound(
             "This setup link is not right.",
@@ -84,7 +84,7 @@ def setup(request: HttpRequest, code: str) -> HttpResponse:
     form = SetupForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            user = people.set_up(form.cleaned_data["email"], form.cleaned_data["password"])
+            user = invitations.set_up(form.cleaned_data["email"], form.cleaned_data["password"])
         except Invalid as error:
             form.add_error("password", error.message)
         else:
@@ -98,7 +98,7 @@ def setup(request: HttpRequest, code: str) -> HttpResponse:
 @never_cache
 def join(request: HttpRequest, uid: str, token: str) -> HttpResponse:
     """Choose a password by link."""
-    user = people.person_of(uid, token)
+    user = invitations.person_of(uid, token)
     if user is None:
         raise NotFound(
             "This link was used or is too old.",
@@ -107,7 +107,7 @@ def join(request: HttpRequest, uid: str, token: str) -> HttpResponse:
     form = PasswordForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            people.choose_password(user, form.cleaned_data["password"])
+            invitations.choose_password(user, form.cleaned_data["password"])
         except Invalid as error:
             form.add_error("password", error.message)
         else:
@@ -169,7 +169,7 @@ def people_list(request: HttpRequest) -> HttpResponse:
     if form.is_valid():
         role = ROLES[form.cleaned_data["role"]]
         try:
-            person = people.invite(form.cleaned_data["name"], role, actor=actor_of(request))
+            person = invitations.invite(form.cleaned_data["name"], role, actor=actor_of(request))
         except ToolcribError as error:
             form.add_error("name", error.message)
         else:
@@ -186,7 +186,7 @@ def _people_page(
         "people": [
             {
                 "person": one,
-                "role": people.kept_role(one).word,
+                "role": invitations.kept_role(one).word,
                 "joined": one.has_usable_password(),
                 "me": one.pk == request.user.pk,
             }
@@ -196,7 +196,7 @@ def _people_page(
         "roles": list(ROLES),
         "form": form if role_of(request.user) == Role.ADMIN else None,
         "linked": linked,
-        "link": settings.PUBLIC_URL + people.password_path(linked) if linked else "",
+        "link": settings.PUBLIC_URL + invitations.password_path(linked) if linked else "",
     }
     return render(request, "toolcrib/people.html", context, status=422 if form.errors else 200)
 
@@ -211,7 +211,7 @@ def change_person(request: HttpRequest, person_id: int, act: str) -> HttpRespons
     actor = actor_of(request)
     try:
         if act == "link":
-            people.reset(person.username, actor=actor)
+            invitations.reset(person.username, actor=actor)
             return _people_page(request, InviteForm(), linked=person)
         said = _changed(person, act, request.POST.get("role", ""), actor)
     except Conflict as error:
@@ -225,11 +225,11 @@ def _changed(person: User, act: str, role: str, actor: Actor) -> str:
     if act == "role":
         if role not in ROLES:
             raise Invalid(f"A role is one of: {', '.join(ROLES)}.")
-        people.change_role(person, ROLES[role], actor=actor)
+        invitations.change_role(person, ROLES[role], actor=actor)
         return f"{person.username} is an {role} from now on."
     if act not in ("enable", "disable"):
         raise NotFound("There is no such act.", hint="Change the role, disable, or make a link.")
-    people.set_active(person, act == "enable", actor=actor)
+    invitations.set_active(person, act == "enable", actor=actor)
     return f"{person.username} {'may come in again' if act == 'enable' else 'is kept out'}."
 
 

@@ -15,11 +15,11 @@ from django.db import DatabaseError, connection
 from django.db.models import Count
 
 from catalog.models import AuditEntry, Group, Revision, Tool, ToolState
-from catalog.search.embeddings import store as vectors
-from servers.connections import metrics as gauges
+from catalog.search.embeddings import store as vector_store
+from servers.connections import metrics
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
-from toolcrib.lib import token_counter as tokens
+from toolcrib.lib import token_counter
 from toolcrib.runtime.lifespan import runtime
 
 PACKAGES = ("Django", "mcp", "celery", "django-ninja", "uvicorn", "redis")
@@ -63,7 +63,7 @@ def _ours() -> list[Fact]:
         Fact("Version", settings.VERSION),
         Fact("Way of running", "embedded, one process" if settings.EMBEDDED else "production"),
         Fact("Revision of the catalog", f"{Revision.current():,}"),
-        Fact("Tokenizer", tokens.estimator()),
+        Fact("Tokenizer", token_counter.estimator()),
         Fact("Variables that are set", ", ".join(given) or "none"),
     ]
 
@@ -127,7 +127,7 @@ def _loop() -> list[Fact]:
 
 def _turns() -> list[Fact]:
     """Say how many servers hold calls up, without their names."""
-    held_up = sum(bool(gauge.sentence) for gauge in gauges.gauges())
+    held_up = sum(bool(gauge.sentence) for gauge in metrics.gauges())
     if not held_up:
         return [Fact("Calls", "no server holds them up", "ok")]
     many = "1 server holds" if held_up == 1 else f"{held_up} servers hold"
@@ -135,7 +135,7 @@ def _turns() -> list[Fact]:
 
 
 def _search() -> list[Fact]:
-    far = vectors.progress()
+    far = vector_store.progress()
     if far.state == "unavailable":
         return [Fact("Search", f"by words only: {far.reason}")]
     if far.state == "working":

@@ -14,11 +14,11 @@ from django.db.models import Count, F, Max, Q
 from django.urls import reverse
 from django.utils import timezone
 
-from catalog import cache as shelf
-from catalog.groups import board as group_board
-from catalog.groups import health as group_reads
+from catalog import cache
+from catalog.groups import board
+from catalog.groups import health as group_health
 from catalog.models import GoldenQuery, Group, Tool, ToolState
-from catalog.search import golden_queries as golden
+from catalog.search import golden_queries
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, ApiKey, SessionState
 
@@ -105,7 +105,7 @@ def _waiting() -> list[Item]:
 def _broken_queries() -> list[Item]:
     """Golden queries whose right tool stands lower than it did."""
     found: list[Item] = _some(
-        golden.broken(),
+        golden_queries.broken(),
         lambda query: Item(
             f"A search broke: “{query.query}” {_fallen(query)}.",
             "Look at queries",
@@ -155,22 +155,20 @@ def _full_agents() -> list[Item]:
 
 def _over_budget() -> list[Item]:
     """Groups whose preloads alone cost more than the board warns of, the costliest first."""
-    costs = [
-        (group_board.definitions_cost(group).preload, group) for group in shelf.current().groups
-    ]
-    dear = [pair for pair in costs if pair[0] > group_board.BUDGET]
+    costs = [(board.definitions_cost(group).preload, group) for group in cache.current().groups]
+    dear = [pair for pair in costs if pair[0] > board.BUDGET]
     found: list[Item] = _some(
         sorted(dear, key=lambda pair: (-pair[0], pair[1].group_id)),
         lambda pair: Item(
             f"{pair[1].display_name} preloads ≈{pair[0]:,} tokens into each session, "
-            f"over {group_board.BUDGET:,}.",
+            f"over {board.BUDGET:,}.",
             "Look at group",
             reverse("group", args=[pair[1].group_id]),
             "triangle",
         ),
         lambda more: Item(
             f"{more} more group{_s(more)} preload{'s' if more == 1 else ''} over "
-            f"{group_board.BUDGET:,} tokens.",
+            f"{board.BUDGET:,} tokens.",
             "Show groups",
             reverse("groups"),
             "triangle",
@@ -224,7 +222,7 @@ def _within(key: ApiKey, now: datetime) -> str:
 def _drifted() -> list[Item]:
     """Groups whose members somebody chose, and whose servers have other tools now."""
     chosen = list(Group.objects.filter(follows=None))
-    drifts = group_reads.drifts(chosen)
+    drifts = group_health.drifts(chosen)
     found: list[Item] = _some(
         [(group, drifts[group.pk]) for group in chosen if drifts[group.pk]],
         lambda row: Item(
@@ -240,7 +238,7 @@ def _drifted() -> list[Item]:
     return found
 
 
-def _drift_words(drift: group_reads.Drift) -> str:
+def _drift_words(drift: group_health.Drift) -> str:
     gone, new = len(drift.missing), len(drift.new)
     words = []
     if gone:

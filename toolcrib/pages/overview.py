@@ -32,7 +32,7 @@ from django.utils import timezone
 from catalog.models import AuditEntry
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, AgentSession, Call, CallPath
-from sessions_app.review import queries as usage
+from sessions_app.review import queries as review_queries
 from sessions_app.review import timeline
 from sessions_app.usage import figures
 
@@ -219,8 +219,8 @@ def servers() -> dict[str, Any]:
     }
 
 
-def recent_sessions() -> list[usage.SessionRow]:
-    return list(usage.list_sessions(usage.SessionFilter(), size=RECENT).rows)
+def recent_sessions() -> list[review_queries.SessionRow]:
+    return list(review_queries.list_sessions(review_queries.SessionFilter(), size=RECENT).rows)
 
 
 # --- First steps --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 
 from catalog import preferences
 from catalog.preferences import KNOWN, Known
-from toolcrib.lib import token_counter as tokens
+from toolcrib.lib import token_counter
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.roles import Role, actor_of, operator_required, require, role_of
 from toolcrib.pages import about
@@ -174,7 +174,7 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         "may_change": role_of(request.user) == Role.ADMIN,
         "stated": _stated_rows(name, fixed=role_of(request.user) == Role.ADMIN),
         "environment": _environment(name),
-        "estimator": tokens.estimator() if name == "tokens" else "",
+        "estimator": token_counter.estimator() if name == "tokens" else "",
     }
     return render(request, "toolcrib/settings.html", context, status=422 if form.errors else 200)
 

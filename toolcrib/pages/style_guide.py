@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 
 from toolcrib.lib import charts
 from toolcrib.lib.roles import operator_required
-from toolcrib.pages import command_palette as palette
+from toolcrib.pages import command_palette
 from toolcrib.templatetags.toolcrib import BADGES, STATUSES
 
 CALLS = [4, 6, 3, 8, 12, 9, 14, 11, 18, 22, 19, 27, 30, 26, 33, 41]
@@ -103,9 +103,9 @@ ConnectionRefusedError: [Errno 111] Connection refused"""
 
 
 CHOICES = [
-    palette.Choice("Servers", "#palettes", keys="g s"),
-    palette.Choice("weather__get_forecast", "#palettes", "waiting", mono=True),
-    palette.Choice("Sync weather", "#palettes", "fetch its tools now"),
+    command_palette.Choice("Servers", "#palettes", keys="g s"),
+    command_palette.Choice("weather__get_forecast", "#palettes", "waiting", mono=True),
+    command_palette.Choice("Sync weather", "#palettes", "fetch its tools now"),
 ]
 
 
@@ -149,7 +149,10 @@ def sample() -> dict[str, object]:
         "days": charts.day_bars([(40, 2), (52, 0), None, (61, 9), (18, 0), (0, 0), (70, 3)]),
         "no_days": charts.day_bars([None] * 7),
         "meter": charts.step_line([900, 900, 1210, 2100, 2100, 2600], limit=4000),
-        "sections": [palette.Section("Pages", CHOICES[:2]), palette.Section("Do", CHOICES[2:])],
+        "sections": [
+            command_palette.Section("Pages", CHOICES[:2]),
+            command_palette.Section("Do", CHOICES[2:]),
+        ],
         "numbers": _numbers(),
         "form": SampleForm(initial={"name": "weather", "trust": "review"}),
         "wrong_form": SampleForm({"name": "my server", "url": "nowhere", "transport": "http"}),

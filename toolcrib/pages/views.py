@@ -7,9 +7,9 @@ from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
 from servers.models import Server
-from servers.web import import_wizard as wizard
+from servers.web import import_wizard
 from servers.web.forms import DemoForm
-from sessions_app.agents import onboarding_views as welcome_views
+from sessions_app.agents import onboarding_views
 from toolcrib.lib.roles import Role, operator_required, role_of
 from toolcrib.pages import attention
 from toolcrib.pages import overview as reads
@@ -30,16 +30,16 @@ def overview(request: HttpRequest) -> HttpResponse:
     return render(request, "toolcrib/overview.html", {**blocks, **_checklist(request)})
 
 
-def _demo() -> wizard.CheckedRow:
+def _demo() -> import_wizard.CheckedRow:
     """The demo server as the check step would show it: its program, and the consent to it."""
-    return wizard.check(wizard.Memory(DemoForm().text())).rows[0]
+    return import_wizard.check(import_wizard.Memory(DemoForm().text())).rows[0]
 
 
 def _checklist(request: HttpRequest) -> dict[str, Any]:
     """First steps for admins, until all are done or they are dismissed."""
-    if role_of(request.user) < Role.ADMIN or welcome_views.DISMISSED in request.COOKIES:
+    if role_of(request.user) < Role.ADMIN or onboarding_views.DISMISSED in request.COOKIES:
         return {}
-    looked = welcome_views.LOOKED in request.COOKIES
+    looked = onboarding_views.LOOKED in request.COOKIES
     found = reads.block(lambda: reads.first_steps(looked))
     if found.failed or all(step.done for step in found.value):
         return {}

@@ -5,8 +5,8 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router, Schema
 
-from catalog.search.embeddings import store as vectors
-from servers.connections import metrics as gauges
+from catalog.search.embeddings import store as vector_store
+from servers.connections import metrics
 from sessions_app.ledger.calls import HOLDER
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.runtime.lifespan import runtime
@@ -55,6 +55,6 @@ def health(request: HttpRequest) -> dict[str, Any]:
     return {
         "process": HOLDER,
         "event_loop": runtime.pulse.stalls(),
-        "search": vectors.progress(),
-        "servers": gauges.gauges(),
+        "search": vector_store.progress(),
+        "servers": metrics.gauges(),
     }

@@ -21,12 +21,12 @@ from django.conf import settings
 from django.db import connection
 
 from catalog.tasks import send_embedding
-from servers.connections import calls as calling
-from servers.sync import scheduling as due
+from servers.connections import calls as upstream_calls
+from servers.sync import scheduling
 from servers.sync.listener import Listener
-from sessions_app.dispatch import key_revocation as revoking
-from sessions_app.ledger import batch_writer as writing
-from sessions_app.ledger import calls as ledger
+from sessions_app.dispatch import key_revocation
+from sessions_app.ledger import batch_writer
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.sessions import warming
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
@@ -61,7 +61,12 @@ class Runtime:
         sys.setswitchinterval(SWITCH_AFTER)
         threads = ThreadPoolExecutor(THREADS, thread_name_prefix="work")
         asyncio.get_running_loop().set_default_executor(threads)
-        async with self.pulse.beating(), writing.running(), revoking.watching(), self._parts():
+        async with (
+            self.pulse.beating(),
+            batch_writer.running(),
+            key_revocation.watching(),
+            self._parts(),
+        ):
             yield
 
     @asynccontextmanager
@@ -79,7 +84,7 @@ class Runtime:
             self.tasks.append(asyncio.create_task(_schedule(), name="schedule"))
             self.tasks.append(asyncio.create_task(_move_log(), name="log"))
         else:
-            self.tasks.append(asyncio.create_task(calling.run(), name="calls"))
+            self.tasks.append(asyncio.create_task(upstream_calls.run(), name="calls"))
             self.tasks.append(asyncio.create_task(_recover(), name="recovery"))
         try:
             yield
@@ -114,7 +119,7 @@ async def _schedule() -> None:
     """Stand in for beat where there is one process."""
     next_tidy = 0.0
     while True:
-        for step in (due.send_due, send_embedding, send_golden):
+        for step in (scheduling.send_due, send_embedding, send_golden):
             await _attempt(step)
         if time.monotonic() >= next_tidy:
             next_tidy = time.monotonic() + TIDY_EVERY
@@ -125,7 +130,7 @@ async def _schedule() -> None:
 async def _recover() -> None:
     """Give up calls of web processes that died here: only here can they be known to be dead."""
     while True:
-        await _attempt(ledger.recover)
+        await _attempt(call_ledger.recover)
         await asyncio.sleep(TIDY_EVERY)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import NoModel
 from catalog.search.embeddings.matrix import Apart
 from catalog.search.engine import STRATEGIES, WORD_STRATEGIES, Index
@@ -57,7 +57,7 @@ class Command(BaseCommand):
     def _meanings(self, one: Set) -> Apart:
         self.stderr.write(f"Encoding {len(one.tools)} tools of {one.name}")
         try:
-            encoder = meaning.load(settings.MODELS_DIR)
+            encoder = sentence_encoder.load(settings.MODELS_DIR)
         except NoModel as error:
             raise CommandError(
                 f"hybrid and embedding cannot be measured: {error}. Use --strategy bm25."

@@ -13,7 +13,7 @@ from catalog.audit import Actor
 from catalog.definitions import ingest
 from catalog.definitions.parsing import printable
 from catalog.models import Tool, ToolState
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from catalog.tools.api import shown
 from toolcrib.lib.errors import ToolcribError
 
@@ -81,8 +81,8 @@ class Command(BaseCommand):
         acts: dict[str, Callable[[Tool, Actor], Tool]] = {
             "approve": lambda tool, actor: ingest.approve(tool, actor=actor),
             "keep-old": lambda tool, actor: ingest.keep_old(tool, actor=actor),
-            "hold": lambda tool, actor: tools.hold(tool, reason, actor=actor),
-            "release": lambda tool, actor: tools.release(tool, actor=actor),
+            "hold": lambda tool, actor: tool_actions.hold(tool, reason, actor=actor),
+            "release": lambda tool, actor: tool_actions.release(tool, actor=actor),
         }
         try:
             done = acts[act](tool, Actor.command(f"tools {act}"))

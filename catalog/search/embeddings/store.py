@@ -18,9 +18,9 @@ import numpy as np
 from django.conf import settings
 from numpy.typing import NDArray
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.models import Revision, Vector
-from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import MODEL, Encoder, NoModel
 from catalog.search.embeddings.matrix import Matrix
 from catalog.search.engine import Searchable
@@ -63,7 +63,7 @@ class Model:
                 try:
                     if not settings.EMBEDDINGS:
                         raise NoModel("embeddings are turned off in this installation")
-                    self.encoder = meaning.load(settings.MODELS_DIR)
+                    self.encoder = sentence_encoder.load(settings.MODELS_DIR)
                     self.reason = ""
                 except NoModel as error:
                     level = logging.WARNING if settings.EMBEDDINGS else logging.INFO
@@ -97,7 +97,7 @@ class Installed:
         model.load_soon()
         return model.reason
 
-    def encode(self, texts: Sequence[str]) -> meaning.Vectors:
+    def encode(self, texts: Sequence[str]) -> sentence_encoder.Vectors:
         return _encoded(tuple(texts))
 
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]:
@@ -105,7 +105,9 @@ class Installed:
         self._fetch(self.matrix.missing(keys))
         return self.matrix.rows(keys)
 
-    def products(self, rows: NDArray[np.intp], vectors: meaning.Vectors) -> NDArray[np.float32]:
+    def products(
+        self, rows: NDArray[np.intp], vectors: sentence_encoder.Vectors
+    ) -> NDArray[np.float32]:
         return self.matrix.products(rows, vectors)
 
     def _fetch(self, missing: Sequence[str]) -> None:
@@ -125,14 +127,14 @@ installed = Installed()
 
 
 @lru_cache(maxsize=KEPT_QUERIES)
-def _encoded(texts: tuple[str, ...]) -> meaning.Vectors:
+def _encoded(texts: tuple[str, ...]) -> sentence_encoder.Vectors:
     encoder = model.load()
     if encoder is None:
         raise NoModel(model.reason)
     return encoder.queries(texts)
 
 
-def read(keys: Sequence[str]) -> dict[str, meaning.Vectors]:
+def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
     rows = Vector.objects.filter(model=MODEL, text_sha256__in=keys)
     return {
         key: np.frombuffer(data, np.float16).astype(np.float32)
@@ -142,7 +144,7 @@ def read(keys: Sequence[str]) -> dict[str, meaning.Vectors]:
 
 def wanted() -> dict[str, Searchable]:
     """The tools agents may see, by the key of their passage."""
-    offered = (item for item in shelf.current().items.values() if item.offered)
+    offered = (item for item in cache.current().items.values() if item.offered)
     return {tool.key: tool for tool in (searchable(item, ()) for item in offered)}
 
 

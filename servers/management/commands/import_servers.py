@@ -10,10 +10,10 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from servers.mcp_json import importer as imports
+from servers.mcp_json import importer
 from servers.models import SyncRun, Trigger
-from servers.registration import validation as checks
-from servers.sync import scheduling as due
+from servers.registration import validation
+from servers.sync import scheduling
 from servers.sync.commands import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
@@ -39,8 +39,8 @@ class Command(BaseCommand):
         variables = {
             name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)
         }
-        check = imports.check_text(text, variables)
-        done = imports.save(
+        check = importer.check_text(text, variables)
+        done = importer.save(
             check,
             actor=Actor.command("import_servers"),
             allow_programs=options["allow_stdio"],
@@ -49,7 +49,7 @@ class Command(BaseCommand):
         runs = sync_side_by_side(saved, Trigger.ADDED) if options["wait"] else {}
         if not options["wait"]:
             for server in saved:
-                due.request_sync(server.pk, Trigger.ADDED)
+                scheduling.request_sync(server.pk, Trigger.ADDED)
         warnings = {draft.slug: list(draft.warnings) for draft in check.drafts}
         rows = [_row(item, runs, warnings) for item in done]
         failed = [row for row in rows if row["status"] == "failed"]
@@ -90,13 +90,13 @@ class Command(BaseCommand):
 
 
 def _row(
-    item: imports.Imported,
+    item: importer.Imported,
     runs: dict[int, SyncRun | ToolcribError],
     warnings: dict[str, list[str]],
 ) -> dict[str, Any]:
     here = item.server or item.known
     row: dict[str, Any] = {
-        "name": checks.visible(item.name),
+        "name": validation.visible(item.name),
         "slug": here.slug if here else None,
         "status": "saved" if item.server else "known" if item.known else "failed",
         "code": item.code,
@@ -109,7 +109,7 @@ def _row(
     if item.server is None:
         return row
     if item.server.command:
-        row["argv"] = checks.shown_argv(item.server.argv)
+        row["argv"] = validation.shown_argv(item.server.argv)
     run = runs.get(item.server.pk)
     if isinstance(run, ToolcribError):
         row |= {"status": "failed", "code": run.code, "message": run.message, "hint": run.hint}

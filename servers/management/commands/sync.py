@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
 from servers.models import Server, SyncRun, Trigger
-from servers.sync import scheduling as due
+from servers.sync import scheduling
 from servers.sync.commands import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
                 sys.exit(1)
         if not options["wait"]:
             for server in servers:
-                due.ask(server, actor=Actor.command("sync"))
+                scheduling.ask(server, actor=Actor.command("sync"))
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:

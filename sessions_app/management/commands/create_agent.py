@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from sessions_app.agents import actions as agents
+from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent, Mode, Strategy
 from toolcrib.lib.errors import ToolcribError
 
@@ -41,7 +41,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         given = {name: options[name] for name in OPTIONS if options[name] is not None}
         try:
-            agent, key = agents.create_with_key(
+            agent, key = agent_actions.create_with_key(
                 options["name"],
                 groups=options["group"],
                 all_groups=options["all_groups"],
@@ -57,7 +57,7 @@ class Command(BaseCommand):
             self._tell(agent, key)
 
     def _tell(self, agent: Agent, key: str) -> None:
-        ids = agents.group_ids(agent)
+        ids = agent_actions.group_ids(agent)
         sees = "all groups" if agent.all_groups else ", ".join(ids)
         self.stdout.write(
             f"Made agent {agent.name}. It has {sees}."

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 from django.utils import timezone
 
 from catalog.audit import Actor
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Scope
 from toolcrib.lib.errors import ToolcribError
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
         days = options["days"]
         expires = timezone.now() + timedelta(days=days) if days else None
         try:
-            key, text = keys.mint(
+            key, text = api_keys.mint(
                 options["name"],
                 options["scope"],
                 actor=Actor.command("create_token"),

@@ -5,7 +5,7 @@ import re
 import pytest
 from django.test import Client
 
-from catalog.approvals import queries as approvals
+from catalog.approvals import queries as approval_queries
 from catalog.audit import Actor
 from catalog.definitions import ingest
 from catalog.models import AuditEntry, Group, Membership, Tool
@@ -81,7 +81,7 @@ def test_an_agent_with_two_of_the_groups_counts_once(signed_in, weather):
     scout = make_agent("scout", all_groups=False)
     scout.groups.add(weather.group, other, through_defaults={})
 
-    assert approvals.describe([tool])[0].agents == 1
+    assert approval_queries.describe([tool])[0].agents == 1
 
 
 def test_a_tool_of_no_group_affects_nobody(weather):
@@ -89,7 +89,7 @@ def test_a_tool_of_no_group_affects_nobody(weather):
     Membership.objects.all().delete()
     make_agent("everything")
 
-    found = approvals.describe([tool])[0]
+    found = approval_queries.describe([tool])[0]
 
     assert (found.agents, found.effect) == (0, "It is in no group, so no agent is affected.")
 
@@ -165,11 +165,11 @@ def test_the_second_person_sees_who_decided(signed_in, weather, act):
 
 def test_holding_what_is_held_says_who_held_it(signed_in, weather):
     tool = changed(weather)
-    approvals.hold(tool, actor=BO, sha256=tool.latest.sha256)
+    approval_queries.hold(tool, actor=BO, sha256=tool.latest.sha256)
 
     assert "bo@example.org held weather__get_forecast" in text_of(decide(signed_in, tool, "hold"))
     with pytest.raises(Conflict):
-        approvals.hold(tool, actor=BO)
+        approval_queries.hold(tool, actor=BO)
 
 
 def test_htmx_gets_the_row_as_it_stands_now(signed_in, weather):
@@ -344,5 +344,5 @@ def test_many_changes_come_in_pages_at_a_fixed_cost(
     Tool.objects.all().delete()
     assert cost(60) == few
     page = signed_in.get("/approvals").content.decode()
-    assert page.count('class="panel stack approval"') == approvals.PAGE
+    assert page.count('class="panel stack approval"') == approval_queries.PAGE
     assert "1 to 20 of 60 definitions" in page

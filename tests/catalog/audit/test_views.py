@@ -10,9 +10,9 @@ from django.db import connection
 
 from catalog import audit
 from catalog.audit import SYSTEM, Actor
-from catalog.audit import queries as audit_reads
+from catalog.audit import queries as audit_queries
 from catalog.models import AuditEntry
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import make_server, make_tool
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +42,7 @@ def dated(entry, day):
 
 
 def test_a_row_opens_to_what_was_before_and_after(signed_in, forecast):
-    tools.set_call_policy(forecast, "deny", actor=ADA)
+    tool_actions.set_call_policy(forecast, "deny", actor=ADA)
 
     page = text_of(signed_in.get("/audit?verb=tool.policy"))
 
@@ -125,12 +125,12 @@ def test_the_csv_holds_what_the_filters_leave_and_no_formula(signed_in, forecast
     ]
     assert rows[0]["sentence"] == "ada held weather__get_forecast"
     assert rows[0]["after"] == '{"reason": "a, b"}'
-    assert not any(cell.startswith(audit_reads.FORMULA) for row in rows for cell in row.values())
+    assert not any(cell.startswith(audit_queries.FORMULA) for row in rows for cell in row.values())
     assert "attachment" in answer.headers["Content-Disposition"]
 
 
 def test_the_json_holds_before_and_after(signed_in, forecast):
-    tools.set_call_policy(forecast, "deny", actor=ADA)
+    tool_actions.set_call_policy(forecast, "deny", actor=ADA)
 
     body = signed_in.get("/audit/export.json").json()
 
@@ -140,7 +140,7 @@ def test_the_json_holds_before_and_after(signed_in, forecast):
 
 
 def test_a_file_that_cannot_hold_everything_says_so(signed_in, forecast, monkeypatch):
-    monkeypatch.setattr(audit_reads, "EXPORTED", 3)
+    monkeypatch.setattr(audit_queries, "EXPORTED", 3)
     for _ in range(5):
         audit.record(ADA, "tool.hold", forecast)
 

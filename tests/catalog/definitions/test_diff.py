@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.definitions import diff as diffs
+from catalog.definitions import diff as definition_diff
 
 BASE = {
     "name": "get_forecast",
@@ -28,7 +28,7 @@ BASE = {
 
 
 def section(title, before, after):
-    return {found.title: found for found in diffs.compare(before, after)}.get(title)
+    return {found.title: found for found in definition_diff.compare(before, after)}.get(title)
 
 
 def side(spans, kind):
@@ -36,7 +36,7 @@ def side(spans, kind):
 
 
 def test_a_changed_word_is_told_apart_from_its_neighbours():
-    spans = diffs.words("Accepts city names only.", "Accepts city codes only.")
+    spans = definition_diff.words("Accepts city names only.", "Accepts city codes only.")
 
     assert spans == (
         ("same", "Accepts city "),
@@ -47,14 +47,14 @@ def test_a_changed_word_is_told_apart_from_its_neighbours():
 
 
 def test_words_that_changed_together_stay_together():
-    spans = diffs.words("Read a file.", "Please delete everything now.")
+    spans = definition_diff.words("Read a file.", "Please delete everything now.")
 
     assert [kind for kind, _ in spans] == ["removed", "added", "same"]
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
 def test_both_texts_can_be_read_from_the_spans(before, after):
-    spans = diffs.words(before, after)
+    spans = definition_diff.words(before, after)
 
     assert side(spans, "removed") == before
     assert side(spans, "added") == after
@@ -62,14 +62,14 @@ def test_both_texts_can_be_read_from_the_spans(before, after):
 
 @given(st.lists(st.sampled_from("ab \n."), max_size=40), st.lists(st.sampled_from("ab \n.")))
 def test_repeated_words_and_spaces_lose_nothing(before, after):
-    spans = diffs.words("".join(before), "".join(after))
+    spans = definition_diff.words("".join(before), "".join(after))
 
     assert side(spans, "removed") == "".join(before)
     assert side(spans, "added") == "".join(after)
 
 
 def test_equal_definitions_have_no_sections():
-    assert diffs.compare(BASE, dict(BASE)) == []
+    assert definition_diff.compare(BASE, dict(BASE)) == []
 
 
 def test_a_new_required_field_is_one_added_line():
@@ -106,7 +106,7 @@ def test_a_field_that_stops_being_required_is_a_changed_line():
     [line] = section("Input schema", BASE, after).lines
 
     assert (line.kind, line.path) == ("changed", "city")
-    assert line.facts == (diffs.Fact("required", (("removed", "required"),)),)
+    assert line.facts == (definition_diff.Fact("required", (("removed", "required"),)),)
 
 
 def test_an_annotation_that_turned_says_both_values():
@@ -135,7 +135,7 @@ def test_an_annotation_that_turned_says_both_values():
 def test_no_part_of_a_change_is_left_out(part, value):
     before = BASE if part != "inputSchema" else BASE | {"inputSchema": {"type": "object"}}
 
-    assert diffs.compare(before, before | {part: value})
+    assert definition_diff.compare(before, before | {part: value})
 
 
 def test_a_field_with_a_dot_in_its_name_hides_no_other():
@@ -151,11 +151,13 @@ def test_a_field_with_a_dot_in_its_name_hides_no_other():
 def test_true_and_one_are_not_the_same():
     before = BASE | {"inputSchema": {"type": "object", "default": 1}}
 
-    assert diffs.compare(before, BASE | {"inputSchema": {"type": "object", "default": True}})
+    assert definition_diff.compare(
+        before, BASE | {"inputSchema": {"type": "object", "default": True}}
+    )
 
 
 def test_a_first_definition_is_all_new():
-    found = diffs.compare(None, BASE)
+    found = definition_diff.compare(None, BASE)
 
     assert section("Description", None, BASE).spans == (("added", BASE["description"]),)
     assert {line.kind for part in found for line in part.lines} == {"added", "changed"}
@@ -178,7 +180,7 @@ def test_a_hostile_description_costs_little(kind):
     }[kind]
     started = time.perf_counter()
 
-    spans = diffs.words(before, after)
+    spans = definition_diff.words(before, after)
 
     assert time.perf_counter() - started < 2
     assert side(spans, "removed") == before
@@ -190,7 +192,7 @@ def test_a_hostile_schema_is_cut_and_says_so():
 
     found = section("Input schema", BASE, BASE | {"inputSchema": wide})
 
-    assert len(found.lines) == diffs.MAX_LINES
+    assert len(found.lines) == definition_diff.MAX_LINES
     assert found.left_out > 4_000
 
 

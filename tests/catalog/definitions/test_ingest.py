@@ -7,7 +7,7 @@ from catalog.audit import SYSTEM, Actor
 from catalog.definitions import ingest
 from catalog.definitions.parsing import read_tools
 from catalog.models import AuditEntry, Definition, DefinitionChange, Group, Revision, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from servers.models import Server
 from tests.support.factories import CAPS, fold, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict
@@ -98,7 +98,7 @@ def test_a_definition_is_kept_byte_for_byte_with_its_cost_and_search_text(server
 
 def test_a_tool_that_goes_missing_is_not_served_and_comes_back_as_it_was(server):
     fold(server, A, tool_object("other"))
-    tools.override_description(Tool.objects.get(name="search"), "Ours.", actor=ADA)
+    tool_actions.override_description(Tool.objects.get(name="search"), "Ours.", actor=ADA)
 
     fold(server, tool_object("other"))
     gone = Tool.objects.get(name="search")
@@ -333,7 +333,7 @@ def test_malformed_tools_of_one_name_do_not_fail_the_list(server):
 )
 def test_a_held_tool_stays_held_whatever_its_server_sends(server, lists):
     fold(server, A)
-    tools.hold(the_tool(), "looks odd", actor=ADA)
+    tool_actions.hold(the_tool(), "looks odd", actor=ADA)
 
     for items in lists:
         fold(server, *items, allow_removals=True)
@@ -343,11 +343,11 @@ def test_a_held_tool_stays_held_whatever_its_server_sends(server, lists):
 
 def test_a_held_tool_that_was_mended_is_sound_once_released(server):
     fold(server, A)
-    tools.hold(the_tool(), "looks odd", actor=ADA)
+    tool_actions.hold(the_tool(), "looks odd", actor=ADA)
     fold(server, BROKEN)
     fold(server, A)
 
-    tools.release(the_tool(), actor=ADA)
+    tool_actions.release(the_tool(), actor=ADA)
 
     assert (the_tool().state, served()) == ("available", "Version A.")
 
@@ -355,7 +355,7 @@ def test_a_held_tool_that_was_mended_is_sound_once_released(server):
 def test_a_change_of_a_held_tool_can_be_decided_and_leaves_it_held(server):
     fold(server, A)
     fold(server, B)
-    tools.hold(the_tool(), "looks odd", actor=ADA)
+    tool_actions.hold(the_tool(), "looks odd", actor=ADA)
 
     ingest.keep_old(the_tool(), actor=ADA)
 
@@ -555,7 +555,7 @@ def test_the_revision_stays_where_agents_could_see_nothing_of(what, trust, befor
 
 def test_the_revision_stays_when_a_held_tool_changes_or_goes(server):
     fold(server, A)
-    tools.hold(the_tool(), "looks odd", actor=SYSTEM)
+    tool_actions.hold(the_tool(), "looks odd", actor=SYSTEM)
     old = Revision.current()
 
     fold(server, B)

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Group, Revision
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
 
 TEXT = "Return the forecast of a town."
@@ -104,7 +104,7 @@ def test_a_page_that_cannot_be_is_refused(query, api, weather):
 
 
 def test_one_group_says_its_members_drift_and_lints(api, research, weather):
-    tools.save_custom_tool(tool_object("mine", description="A tool of ours."), actor=SYSTEM)
+    tool_actions.save_custom_tool(tool_object("mine", description="A tool of ours."), actor=SYSTEM)
     api("POST", "/groups/research/members", {"tools": ["weather__a", "weather__b", "mine"]})
     api("PATCH", "/groups/research/members", {"tools": ["weather__a"], "preload": True})
     fold(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
@@ -323,7 +323,7 @@ def test_a_list_costs_the_same_for_many_groups(api, weather, django_assert_max_n
             assert api("POST", "/groups", body)[0] == 201
             api("POST", f"/groups/g{at}/members", {"tools": ["weather__a"]})
         make_tool(weather, f"n{number}")
-        shelf.current()  # read once for each revision, whoever asks first
+        cache.current()  # read once for each revision, whoever asks first
         with django_assert_max_num_queries(15) as captured:
             api("GET", "/groups")
         return len(captured)

@@ -10,9 +10,9 @@ from django.urls import reverse
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import (
     fold,
@@ -36,7 +36,7 @@ def weather(db):
 
 @pytest.fixture
 def research(weather):
-    return groups.create("research", "Research", "Find things out.", actor=SYSTEM).group
+    return group_actions.create("research", "Research", "Find things out.", actor=SYSTEM).group
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def press_undo(client, path, said=""):
 
 
 def test_the_list_counts_what_drifted_and_what_could_be_better(signed_in, research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
-    groups.describe(research, "", actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.describe(research, "", actor=SYSTEM)
     fold(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
 
     page = signed_in.get("/groups")
@@ -157,7 +157,7 @@ def test_the_page_says_what_sessions_see(signed_in, research):
 
 
 def test_an_operator_reads_everything_and_is_offered_no_act(page_of, operator, research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     make_tool(weather, "d")
 
     page = page_of(operator, "/groups/research").content.decode()
@@ -188,7 +188,7 @@ def test_tools_are_found_and_added_and_taken_out_again(signed_in, research, weat
 
 
 def test_a_member_is_preloaded_moved_and_removed_by_its_buttons(signed_in, research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     first = weather.tools.get(name="a")
 
     response = post(signed_in, "group-preload", "research", always="weather__a")
@@ -215,7 +215,7 @@ def test_a_member_is_preloaded_moved_and_removed_by_its_buttons(signed_in, resea
 
 
 def test_several_members_are_set_at_once(signed_in, research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     chosen = ["weather__a", "weather__c"]
 
     post(signed_in, "group-preload", "research", always="", tool=chosen)
@@ -245,7 +245,7 @@ def test_a_tool_of_the_followed_server_has_no_button_to_remove_it(signed_in, wea
 
 
 def test_settings_are_saved_together_and_undone_together(signed_in, research, weather):
-    groups.unfollow(weather.group, actor=SYSTEM)
+    group_actions.unfollow(weather.group, actor=SYSTEM)
     response = post(
         signed_in,
         "group-edit",
@@ -293,7 +293,7 @@ def test_saving_what_stands_says_that_nothing_changed(signed_in, research):
 
 
 def test_a_group_is_deleted_by_typing_its_id_and_comes_back(signed_in, research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     wrong = post(signed_in, "group-delete", "research", typed_name="reserch")
     assert wrong.status_code == 422
     assert "This is not the name" in text_of(wrong)
@@ -324,8 +324,8 @@ def test_the_offer_is_made_once_and_a_late_undo_is_refused_in_words(signed_in, r
 
 
 def test_drift_is_said_with_reasons_and_new_tools_are_added_at_once(signed_in, research, weather):
-    groups.assign(research, [weather.tools.get(name="a")], actor=SYSTEM)
-    tools.hold(weather.tools.get(name="a"), "", actor=SYSTEM)
+    group_actions.assign(research, [weather.tools.get(name="a")], actor=SYSTEM)
+    tool_actions.hold(weather.tools.get(name="a"), "", actor=SYSTEM)
     make_tool(weather, "d", description=TEXT)
 
     page = text_of(signed_in.get("/groups/research"))
@@ -337,9 +337,9 @@ def test_drift_is_said_with_reasons_and_new_tools_are_added_at_once(signed_in, r
 
 
 def test_advice_is_listed_in_sentences(signed_in, research, weather):
-    groups.describe(research, "", actor=SYSTEM)
+    group_actions.describe(research, "", actor=SYSTEM)
     make_tool(weather, "silent")
-    groups.assign(research, [weather.tools.get(name="silent")], actor=SYSTEM)
+    group_actions.assign(research, [weather.tools.get(name="silent")], actor=SYSTEM)
 
     page = text_of(signed_in.get("/groups/research"))
 
@@ -358,9 +358,11 @@ def test_the_way_back_stays_on_this_site(address, signed_in, research):
 
 def test_hostile_texts_are_shown_as_texts(signed_in, research, weather):
     nasty = "<script>alert(1)</script>\u202e"
-    groups.edit(research, actor=SYSTEM, display_name=nasty, description=f'"><img src=x> {nasty}')
+    group_actions.edit(
+        research, actor=SYSTEM, display_name=nasty, description=f'"><img src=x> {nasty}'
+    )
     make_tool(weather, "d", description=f"Return {nasty} to a town.")
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
 
     for path in ("/groups", "/groups/research"):
         page = signed_in.get(path).content.decode()
@@ -374,7 +376,7 @@ def test_hostile_texts_are_shown_as_texts(signed_in, research, weather):
 
 @pytest.fixture
 def full(research, weather):
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     return research
 
 
@@ -425,7 +427,7 @@ def test_a_refused_act_snaps_back_with_its_sentence_at_the_row(signed_in, weathe
 
 
 def test_a_tool_moves_to_another_group_and_both_halves_are_undone(signed_in, full):
-    groups.create("study", "Study", actor=SYSTEM)
+    group_actions.create("study", "Study", actor=SYSTEM)
 
     response = act(signed_in, "group-move", "research", move="weather__a", to="study")
 
@@ -454,7 +456,7 @@ def test_a_move_to_no_other_group_is_refused_in_words(to, signed_in, full):
 
 
 def test_tools_are_added_to_a_group_that_is_named(signed_in, research):
-    groups.create("study", "Study", actor=SYSTEM)
+    group_actions.create("study", "Study", actor=SYSTEM)
 
     response = act(
         signed_in, "group-assign", "research", tool=["weather__a", "weather__b"], to="study"
@@ -474,8 +476,8 @@ def test_a_tool_dropped_on_a_section_is_given_so(signed_in, research):
 def test_a_group_over_the_budget_names_its_costliest_preloads(signed_in, research, weather):
     for name, words in (("long", 3000), ("longer", 3500), ("longest", 4000), ("short", 10)):
         make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
-    groups.assign(research, list(weather.tools.all()), actor=SYSTEM)
-    groups.set_default_preload(research, True, actor=SYSTEM)
+    group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.set_default_preload(research, True, actor=SYSTEM)
 
     response = signed_in.get("/groups/research")
 
@@ -488,7 +490,7 @@ def test_a_group_over_the_budget_names_its_costliest_preloads(signed_in, researc
 
 
 def test_the_json_is_what_a_session_opened_by_the_curl_gets(signed_in, full):
-    groups.set_preload(full, [Tool.objects.get(name="b")], True, actor=SYSTEM)
+    group_actions.set_preload(full, [Tool.objects.get(name="b")], True, actor=SYSTEM)
     agent = make_agent_client("scout", "research", "mcp:weather")
     shown = signed_in.get("/groups/research?tab=curl")
     body = json.loads(re.findall(r"-d '(.+?)'", unescape(shown.content.decode()))[0])
@@ -631,7 +633,7 @@ def test_the_list_says_who_has_a_group_and_how_often_they_came_today(signed_in, 
 
 def test_two_groups_are_compared_tool_by_tool(signed_in, research, weather):
     other = make_tool(make_server(slug="git"), "log")
-    groups.assign(research, [weather.tools.get(name="a"), other], actor=SYSTEM)
+    group_actions.assign(research, [weather.tools.get(name="a"), other], actor=SYSTEM)
 
     page = signed_in.get("/groups/all/compare?group=research&group=mcp:weather")
 
@@ -684,10 +686,10 @@ def test_a_page_costs_the_same_for_few_and_for_many(
 ):
     def cost(number):
         fold(weather, *[tool_object(f"t{at}") for at in range(number)], allow_removals=True)
-        groups.assign(research, list(weather.tools.all()[: number // 2]), actor=SYSTEM)
+        group_actions.assign(research, list(weather.tools.all()[: number // 2]), actor=SYSTEM)
         for at in range(number // 10):
             if not Group.objects.filter(group_id=f"g{at}").exists():
-                groups.create(f"g{at}", "One", actor=SYSTEM)
+                group_actions.create(f"g{at}", "One", actor=SYSTEM)
         signed_in.get(path)  # the session is written once
         with django_assert_max_num_queries(35) as captured:
             signed_in.get(path)

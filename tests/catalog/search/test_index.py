@@ -3,9 +3,9 @@
 import pytest
 
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Revision
-from catalog.search import index as indexing
+from catalog.search import index
 from catalog.search.engine import near_names, search
 from catalog.tools import hints
 from sessions_app.sessions import scope
@@ -27,8 +27,8 @@ def names(query, agent=None, **asked):
 
 @pytest.mark.parametrize("query", ["walrus", "pinniped", "seaside"])
 def test_the_name_and_description_of_a_group_are_searched(run, query):
-    group = groups.create("walrus", "Pinniped desk", "For the seaside.", actor=SYSTEM).group
-    groups.assign(group, [run], actor=SYSTEM)
+    group = group_actions.create("walrus", "Pinniped desk", "For the seaside.", actor=SYSTEM).group
+    group_actions.assign(group, [run], actor=SYSTEM)
 
     assert names(query) == ["s__run"]
 
@@ -53,9 +53,11 @@ def test_an_admins_description_is_searched_and_the_servers_no_more(run):
 @pytest.mark.parametrize("strategy", ["hybrid", "bm25", "embedding", "regex"])
 def test_what_an_agent_may_not_see_is_never_found(run, strategy):
     other = make_tool(make_server(slug="z"), "secret_walrus", description="Hidden walrus.")
-    shown, hidden = (groups.create(name, name, actor=SYSTEM).group for name in ("open", "shut"))
-    groups.assign(shown, [run], actor=SYSTEM)
-    groups.assign(hidden, [other], actor=SYSTEM)
+    shown, hidden = (
+        group_actions.create(name, name, actor=SYSTEM).group for name in ("open", "shut")
+    )
+    group_actions.assign(shown, [run], actor=SYSTEM)
+    group_actions.assign(hidden, [other], actor=SYSTEM)
     agent = make_agent(all_groups=False)
     agent.groups.add(shown)
     Revision.bump()
@@ -78,6 +80,6 @@ def test_a_tool_whose_server_is_disabled_is_never_found(run):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    indexing._kept.clear()
+    index._kept.clear()
     yield
-    indexing._kept.clear()
+    index._kept.clear()

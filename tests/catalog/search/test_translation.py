@@ -2,14 +2,14 @@ import re
 
 import pytest
 
-from catalog.search import translation as glossary
+from catalog.search import translation
 from catalog.search.engine import Index, Searchable, search
 from catalog.search.tokenizer import query_words
 
 
 def read(query, held=lambda word: True, strange=None):
     spelled = list(query_words(query).values())
-    found = glossary.english(query, spelled, spelled if strange is None else strange, held)
+    found = translation.english(query, spelled, spelled if strange is None else strange, held)
     return found.text if found else None
 
 
@@ -142,8 +142,8 @@ def test_english_that_finds_nothing_is_not_advised_to_be_english():
 
 
 def test_every_line_of_the_table_has_a_word_in_each_language():
-    for line in glossary.TABLE.read_text(encoding="utf-8").splitlines():
-        if not line.startswith(("#", glossary.ENGLISH_TOO)):
+    for line in translation.TABLE.read_text(encoding="utf-8").splitlines():
+        if not line.startswith(("#", translation.ENGLISH_TOO)):
             english, *others = (cell.split() for cell in line.split("|"))
             assert english, line
             assert len(others) == 4, line
@@ -152,7 +152,7 @@ def test_every_line_of_the_table_has_a_word_in_each_language():
 
 
 def test_a_word_of_the_table_goes_before_a_form_of_another():
-    german = glossary.BOOK.spaced[glossary.GERMAN].english
+    german = translation.BOOK.spaced[translation.GERMAN].english
 
     assert german["seite"] == ("page",)
     assert german["fehler"] == ("error",)

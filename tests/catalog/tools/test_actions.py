@@ -2,7 +2,7 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Revision, Tool, ToolState
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict, Invalid
 
@@ -17,15 +17,15 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 def test_an_override_is_what_agents_read_and_an_empty_one_gives_the_servers_text_back():
     tool = make_tool(description="The server's own.")
 
-    tools.override_description(tool, "  Ours.  ", actor=SYSTEM)
+    tool_actions.override_description(tool, "  Ours.  ", actor=SYSTEM)
     assert Tool.objects.get().description == "Ours."
-    tools.override_description(tool, "", actor=SYSTEM)
+    tool_actions.override_description(tool, "", actor=SYSTEM)
     assert Tool.objects.get().description == "The server's own."
 
 
 def test_an_override_survives_a_changed_definition():
     server = make_server(trust="auto")
-    tools.override_description(make_tool(server), "Ours.", actor=SYSTEM)
+    tool_actions.override_description(make_tool(server), "Ours.", actor=SYSTEM)
 
     fold(server, tool_object(description="Another text."))
 
@@ -38,18 +38,18 @@ def test_an_override_survives_a_changed_definition():
 )
 def test_an_override_that_cannot_be_kept_is_refused(text, reason):
     with pytest.raises(Invalid, match=reason):
-        tools.override_description(make_tool(), text, actor=SYSTEM)
+        tool_actions.override_description(make_tool(), text, actor=SYSTEM)
 
 
 def test_writing_what_already_stands_changes_and_records_nothing():
     tool = make_tool()
-    tools.override_description(tool, "Ours.", actor=SYSTEM)
-    tools.hold(tool, "looks odd", actor=SYSTEM)
+    tool_actions.override_description(tool, "Ours.", actor=SYSTEM)
+    tool_actions.hold(tool, "looks odd", actor=SYSTEM)
     before = (Revision.current(), AuditEntry.objects.count())
 
-    tools.override_description(tool, "Ours. ", actor=SYSTEM)
-    tools.hold(tool, "again", actor=SYSTEM)
-    tools.set_call_policy(tool, "allow", actor=SYSTEM)
+    tool_actions.override_description(tool, "Ours. ", actor=SYSTEM)
+    tool_actions.hold(tool, "again", actor=SYSTEM)
+    tool_actions.set_call_policy(tool, "allow", actor=SYSTEM)
 
     assert (Revision.current(), AuditEntry.objects.count()) == before
     assert Tool.objects.get().held_reason == "looks odd"
@@ -58,20 +58,20 @@ def test_writing_what_already_stands_changes_and_records_nothing():
 def test_a_held_tool_is_served_to_nobody_until_it_is_released():
     tool = make_tool()
 
-    tools.hold(tool, "looks odd", actor=SYSTEM)
+    tool_actions.hold(tool, "looks odd", actor=SYSTEM)
     assert Tool.objects.get().state == ToolState.HELD
     assert not Tool.objects.servable()
-    tools.release(tool, actor=SYSTEM)
+    tool_actions.release(tool, actor=SYSTEM)
     assert Tool.objects.servable().get() == tool
 
 
 def test_each_act_is_audited_and_raises_the_revision():
     tool = make_tool()
     acts = [
-        lambda: tools.override_description(tool, "Ours.", actor=SYSTEM),
-        lambda: tools.hold(tool, "odd", actor=SYSTEM),
-        lambda: tools.release(tool, actor=SYSTEM),
-        lambda: tools.set_call_policy(tool, "deny", actor=SYSTEM),
+        lambda: tool_actions.override_description(tool, "Ours.", actor=SYSTEM),
+        lambda: tool_actions.hold(tool, "odd", actor=SYSTEM),
+        lambda: tool_actions.release(tool, actor=SYSTEM),
+        lambda: tool_actions.set_call_policy(tool, "deny", actor=SYSTEM),
     ]
     for act in acts:
         before = (Revision.current(), AuditEntry.objects.count())
@@ -81,7 +81,7 @@ def test_each_act_is_audited_and_raises_the_revision():
 
 def test_a_call_policy_is_one_of_two_words():
     with pytest.raises(Invalid):
-        tools.set_call_policy(make_tool(), "ask", actor=SYSTEM)
+        tool_actions.set_call_policy(make_tool(), "ask", actor=SYSTEM)
 
 
 # --- Custom tools -----------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_call_policy_is_one_of_two_words():
     ],
 )
 def test_a_custom_tool_is_one_tool_in_any_providers_shape(raw):
-    tool = tools.save_custom_tool(raw, actor=SYSTEM)
+    tool = tool_actions.save_custom_tool(raw, actor=SYSTEM)
 
     assert (tool.public_name, tool.source, tool.state) == ("forecast", "custom", "available")
     assert tool.approved.tool == {
@@ -114,11 +114,11 @@ def test_a_custom_tool_is_one_tool_in_any_providers_shape(raw):
 def test_a_tool_written_in_a_shape_reads_back_as_itself(shape):
     tool = tool_object("forecast", description="Tell.", inputSchema=SCHEMA)
 
-    assert tools.from_any_shape(tools.in_shape(tool, shape)) == tool
+    assert tool_actions.from_any_shape(tool_actions.in_shape(tool, shape)) == tool
 
 
 def test_a_schema_without_a_type_is_taken_for_an_object():
-    tool = tools.save_custom_tool({"name": "forecast", "parameters": {}}, actor=SYSTEM)
+    tool = tool_actions.save_custom_tool({"name": "forecast", "parameters": {}}, actor=SYSTEM)
 
     assert tool.approved.input_schema == {"type": "object"}
 
@@ -140,14 +140,14 @@ def test_a_schema_without_a_type_is_taken_for_an_object():
 def test_a_custom_tool_is_held_to_the_rules_of_every_definition(raw):
     """Hostile inputs 6 to 10, from an admin's clipboard."""
     with pytest.raises(Invalid):
-        tools.save_custom_tool(raw, actor=SYSTEM)
+        tool_actions.save_custom_tool(raw, actor=SYSTEM)
     assert not Tool.objects.exists()
 
 
 def test_a_custom_tool_cannot_take_the_name_of_toolcribs_own():
     """Hostile input 7."""
     with pytest.raises(Conflict, match="Toolcrib's own"):
-        tools.save_custom_tool(tool_object("search_tools"), actor=SYSTEM)
+        tool_actions.save_custom_tool(tool_object("search_tools"), actor=SYSTEM)
 
 
 def test_a_custom_tool_cannot_take_the_name_of_a_servers():
@@ -155,12 +155,12 @@ def test_a_custom_tool_cannot_take_the_name_of_a_servers():
     make_tool(make_server(slug="weather"), "forecast")
 
     with pytest.raises(Conflict, match="weather__forecast already"):
-        tools.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
+        tool_actions.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
 
 
 def test_a_servers_tool_makes_way_for_a_custom_one_of_its_name():
     """Hostile input 4: the server's is told apart, and its sync does not fail."""
-    custom = tools.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
+    custom = tool_actions.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
 
     tool = make_tool(make_server(slug="weather"), "forecast")
 
@@ -169,16 +169,18 @@ def test_a_servers_tool_makes_way_for_a_custom_one_of_its_name():
 
 
 def test_a_second_custom_tool_of_a_name_is_a_conflict():
-    tools.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
+    tool_actions.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
 
     with pytest.raises(Conflict, match="already"):
-        tools.save_custom_tool(tool_object("forecast", description="x"), actor=SYSTEM)
+        tool_actions.save_custom_tool(tool_object("forecast", description="x"), actor=SYSTEM)
 
 
 def test_a_custom_tool_gets_a_new_definition_and_keeps_its_history():
-    tool = tools.save_custom_tool(tool_object("forecast", description="Old."), actor=SYSTEM)
+    tool = tool_actions.save_custom_tool(tool_object("forecast", description="Old."), actor=SYSTEM)
 
-    tools.save_custom_tool(tool_object("forecast", description="New."), actor=SYSTEM, tool=tool)
+    tool_actions.save_custom_tool(
+        tool_object("forecast", description="New."), actor=SYSTEM, tool=tool
+    )
 
     change = tool.changes.get()
     assert (change.before.description, change.after.description) == ("Old.", "New.")
@@ -186,18 +188,18 @@ def test_a_custom_tool_gets_a_new_definition_and_keeps_its_history():
 
 
 def test_a_custom_tool_keeps_its_name():
-    tool = tools.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
+    tool = tool_actions.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
 
     with pytest.raises(Invalid, match="keeps its name"):
-        tools.save_custom_tool(tool_object("weather"), actor=SYSTEM, tool=tool)
+        tool_actions.save_custom_tool(tool_object("weather"), actor=SYSTEM, tool=tool)
 
 
 def test_only_a_custom_tool_can_be_deleted():
-    custom = tools.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
+    custom = tool_actions.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
 
-    tools.delete_custom_tool(custom, actor=SYSTEM)
+    tool_actions.delete_custom_tool(custom, actor=SYSTEM)
     with pytest.raises(Conflict, match="belongs to a server"):
-        tools.delete_custom_tool(make_tool(), actor=SYSTEM)
+        tool_actions.delete_custom_tool(make_tool(), actor=SYSTEM)
     assert Tool.objects.get().source == "mcp"
 
 
@@ -212,4 +214,4 @@ def test_only_a_custom_tool_can_be_deleted():
 )
 def test_a_pasted_text_that_is_not_json_is_refused_with_the_place(text, reason):
     with pytest.raises(Invalid, match=reason):
-        tools.parse_tool_text(text)
+        tool_actions.parse_tool_text(text)

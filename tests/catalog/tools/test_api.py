@@ -6,7 +6,7 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
 
 
@@ -172,8 +172,8 @@ def test_pages_cover_every_tool_exactly_once(api, weather):
 def test_pages_cover_the_audit_log_exactly_once(api, weather):
     tool = make_tool(weather, "a")
     for _ in range(12):
-        tools.hold(tool, "", actor=SYSTEM)
-        tools.release(tool, actor=SYSTEM)
+        tool_actions.hold(tool, "", actor=SYSTEM)
+        tool_actions.release(tool, actor=SYSTEM)
     seen, cursor = [], ""
     while cursor is not None:
         page = api("GET", f"/audit?limit=7{cursor and f'&cursor={cursor}'}")[1]

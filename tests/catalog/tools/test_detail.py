@@ -9,7 +9,7 @@ from django.urls import reverse
 from catalog.audit import Actor
 from catalog.definitions import ingest
 from catalog.models import Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -34,7 +34,7 @@ def forecast(weather):
 @pytest.fixture
 def custom(db):
     shape = tool_object("open_ticket", description="Open a ticket.")
-    return tools.save_custom_tool(shape, actor=Actor.command("tests"))
+    return tool_actions.save_custom_tool(shape, actor=Actor.command("tests"))
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_text_of_a_server_is_shown_as_text(signed_in, admin, weather):
     fold(server, hostile_tool(XSS[:60], "Second. " + XSS), {"name": XSS[:50], "inputSchema": XSS})
     tool = Tool.objects.get(server=server, latest__isnull=False)
     tool.rejected_reason = ""
-    tools.hold(tool, XSS, actor=Actor("user", XSS))
+    tool_actions.hold(tool, XSS, actor=Actor("user", XSS))
     change_id = tool.changes.first().pk
 
     for path in (

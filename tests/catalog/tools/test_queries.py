@@ -5,14 +5,14 @@ import re
 import pytest
 from django.http import QueryDict
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
-from catalog.groups import board as group_board
+from catalog.groups import actions as group_actions
+from catalog.groups import board
 from catalog.groups import views as group_views
 from catalog.models import Group, Revision
-from catalog.tools import actions as tools
-from catalog.tools import queries as browsing
+from catalog.tools import actions as tool_actions
+from catalog.tools import queries as tool_queries
 from catalog.tools.queries import ToolFilter
 from tests.support.factories import fold, make_server, make_tool, tool_object
 
@@ -27,7 +27,7 @@ def weather(db):
 
 def names(address):
     wanted = ToolFilter.read(QueryDict(address))
-    return [tool.name for tool in browsing.tools(wanted, offset=0).rows]
+    return [tool.name for tool in tool_queries.tools(wanted, offset=0).rows]
 
 
 def annotated(name, **hints):
@@ -43,7 +43,7 @@ def test_badges_are_counted_and_filtered_by_what_the_server_says_of_the_tool_its
         annotated("both", destructiveHint=True, readOnlyHint=True),
         tool_object("silent", inputSchema={"type": "object", "properties": nested}),
     )
-    assert browsing.counts().badges == {"read-only": 2, "destructive": 2, "open-world": 0}
+    assert tool_queries.counts().badges == {"read-only": 2, "destructive": 2, "open-world": 0}
     assert names("badge=read-only") == ["both", "read"]
     assert names("badge=read-only&badge=destructive") == ["both"]
     assert names("badge=open-world") == []
@@ -52,7 +52,7 @@ def test_badges_are_counted_and_filtered_by_what_the_server_says_of_the_tool_its
 def test_badges_are_filtered_by_the_text_where_a_statement_cannot_list_the_tools(
     weather, monkeypatch
 ):
-    monkeypatch.setattr(browsing, "LISTED", 0)
+    monkeypatch.setattr(tool_queries, "LISTED", 0)
     fold(weather, annotated("read", readOnlyHint=True), annotated("other", readOnlyHint=False))
     assert names("badge=read-only") == ["read"]
 
@@ -60,35 +60,35 @@ def test_badges_are_filtered_by_the_text_where_a_statement_cannot_list_the_tools
 def test_gone_tools_count_for_no_badge_and_no_group(weather):
     fold(weather, annotated("read", readOnlyHint=True), annotated("stay", readOnlyHint=True))
     fold(weather, annotated("stay", readOnlyHint=True))
-    found = browsing.counts()
+    found = tool_queries.counts()
     assert found.badges["read-only"] == 1
     assert found.groups == [("mcp:weather", 1)]
     assert found.servers == [("weather", 1)]
 
 
 def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_otherwise(weather):
-    mine = tools.save_custom_tool(tool_object("mine"), actor=SYSTEM)
-    group = groups.create("own", "Own", actor=SYSTEM).group
-    groups.assign(group, [mine, make_tool(weather, "a")], actor=SYSTEM)
+    mine = tool_actions.save_custom_tool(tool_object("mine"), actor=SYSTEM)
+    group = group_actions.create("own", "Own", actor=SYSTEM).group
+    group_actions.assign(group, [mine, make_tool(weather, "a")], actor=SYSTEM)
 
     def preload_tokens():
-        return next(one.preload_tokens for one in group_board.priced() if one.pk == group.pk)
+        return next(one.preload_tokens for one in board.priced() if one.pk == group.pk)
 
     assert preload_tokens() == mine.approved.tokens > 0
-    groups.set_preload(group, [mine], False, actor=SYSTEM)
+    group_actions.set_preload(group, [mine], False, actor=SYSTEM)
     assert preload_tokens() == 0
 
 
 def test_what_was_worked_out_of_a_group_is_worked_out_anew_at_the_next_revision(weather):
     read = []
 
-    @shelf.worked_out_once
+    @cache.worked_out_once
     def size(group):
         read.append(group.group_id)
         return len(group.places)
 
     def look():
-        return [size(group) for group in shelf.current().groups]
+        return [size(group) for group in cache.current().groups]
 
     make_tool(weather, "a")
     assert look() == look() == [1]
@@ -104,7 +104,7 @@ def test_what_was_worked_out_of_a_group_is_worked_out_anew_at_the_next_revision(
 def test_the_list_of_groups_has_pages_and_steps_lead_over_their_edges(client, admin, monkeypatch):
     monkeypatch.setattr(group_views, "SHOWN", 2)
     for name in ("a", "b", "c"):
-        groups.create(name, name.upper(), actor=SYSTEM)
+        group_actions.create(name, name.upper(), actor=SYSTEM)
     client.force_login(admin, backend=BACKEND)
 
     def shown(address):

@@ -9,7 +9,7 @@ from django.urls import reverse
 from catalog import urls
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Tool
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
 from toolcrib.lib.roles import Role
 
@@ -81,7 +81,7 @@ def forecast(weather):
 @pytest.fixture
 def custom(db):
     shape = tool_object("open_ticket", description="Open a ticket.")
-    return tools.save_custom_tool(shape, actor=Actor.command("tests"))
+    return tool_actions.save_custom_tool(shape, actor=Actor.command("tests"))
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_an_unknown_tool_is_not_found(signed_in):
 
 @pytest.mark.parametrize("name", ["add", "new", "custom", "selected", "bulk", "-", "_", "hold"])
 def test_a_tool_may_have_any_name_and_still_has_its_page(name, signed_in):
-    tools.save_custom_tool(tool_object(name), actor=Actor.command("tests"))
+    tool_actions.save_custom_tool(tool_object(name), actor=Actor.command("tests"))
 
     assert f"<title>{name} " in signed_in.get(f"/tools/{name}").content.decode()
     assert "Add custom tool" in text_of(signed_in.get(reverse("tool-add")))
@@ -251,7 +251,7 @@ def test_filters_find_what_they_say(query, found, signed_in, weather, custom):
             inputSchema={"type": "object", "default": {"openWorldHint": True}},
         ),
     )
-    tools.hold(Tool.objects.get(name="purge"), "no", actor=Actor.command("tests"))
+    tool_actions.hold(Tool.objects.get(name="purge"), "no", actor=Actor.command("tests"))
 
     everything = ["open_ticket", "weather__get_forecast", "weather__purge"]
     assert listed(signed_in, query) == (everything if found is None else found)
@@ -374,8 +374,8 @@ def test_a_preloaded_member_is_told_apart(signed_in, weather, forecast):
 
 def test_the_log_reads_in_sentences_and_filters(signed_in, admin, forecast):
     actor = Actor.user(admin)
-    tools.hold(forecast, "Odd.", actor=actor)
-    tools.release(forecast, actor=actor)
+    tool_actions.hold(forecast, "Odd.", actor=actor)
+    tool_actions.release(forecast, actor=actor)
 
     everything = text_of(signed_in.get("/audit"))
     assert "ada@example.org held weather__get_forecast" in everything
@@ -388,8 +388,8 @@ def test_the_log_reads_in_sentences_and_filters(signed_in, admin, forecast):
 
 def test_pages_of_the_log_hold_every_entry_once(signed_in, admin, forecast):
     for _ in range(60):
-        tools.hold(forecast, "", actor=Actor.user(admin))
-        tools.release(forecast, actor=Actor.user(admin))
+        tool_actions.hold(forecast, "", actor=Actor.user(admin))
+        tool_actions.release(forecast, actor=Actor.user(admin))
 
     def entries(query):
         page = signed_in.get(f"/audit{query}").content.decode()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger import batch_writer
 from sessions_app.ledger.batch_writer import Job, Writer
 
 
@@ -26,12 +26,12 @@ def test_rows_that_nobody_waits_for_any_more_are_handed_back_once(when):
         waiting = asyncio.create_task(writer.take(job))
         await asyncio.sleep(0)
         if when == "before":
-            writing._wake([(job, 5, None)])
+            batch_writer._wake([(job, 5, None)])
             waiting.cancel()
         else:
             waiting.cancel()
             await asyncio.wait({waiting})
-            writing._wake([(job, 5, None)])
+            batch_writer._wake([(job, 5, None)])
         await asyncio.wait({waiting})
         assert waiting.cancelled()
         writer.stop()
@@ -49,7 +49,7 @@ def test_rows_that_were_not_written_or_are_waited_for_are_not_handed_back():
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait({leaving})
-        writing._wake([(failed, None, OSError()), (waited_for, 5, None)])
+        batch_writer._wake([(failed, None, OSError()), (waited_for, 5, None)])
         assert await staying == 5
         writer.stop()
         return back

@@ -24,10 +24,10 @@ from schemathesis.specs.openapi.checks import (
 from catalog import audit
 from catalog.audit import SYSTEM
 from catalog.models import Tool
-from catalog.search import golden_queries as golden
+from catalog.search import golden_queries
 from catalog.tools import hints
 from catalog.tools.actions import save_custom_tool
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent
 from tests.sessions_app.conftest import AgentClient, regroup
 from tests.support.factories import fold, make_server, tool_object
@@ -87,14 +87,16 @@ def things(db):
     session.load("mcp:github", "list")
     session.call("shout", {"word": "hey"})
     session.search("issue")
-    key, _ = keys.mint("scout", "agent", agent=agent.agent, actor=SYSTEM)
+    key, _ = api_keys.mint("scout", "agent", agent=agent.agent, actor=SYSTEM)
     hint = hints.add(shout, "alias", "yell", actor=SYSTEM)
-    marked = golden.mark("make an issue", ["github__create_issue"], origin="api", actor=SYSTEM)
+    marked = golden_queries.mark(
+        "make an issue", ["github__create_issue"], origin="api", actor=SYSTEM
+    )
     entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())
     return {
         "agent": agent.key,
-        "admin": keys.mint("tests", "admin", actor=SYSTEM)[1],
-        "operator": keys.mint("tests", "operator", actor=SYSTEM)[1],
+        "admin": api_keys.mint("tests", "admin", actor=SYSTEM)[1],
+        "operator": api_keys.mint("tests", "operator", actor=SYSTEM)[1],
         "ids": {
             "session_id": session.id,
             "slug": "github",

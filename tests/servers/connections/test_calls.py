@@ -9,9 +9,9 @@ import socket
 import pytest
 
 from catalog.audit import SYSTEM
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.models import Server
-from servers.registration import actions as registry
+from servers.registration import actions as server_actions
 from servers.secret import Secret
 from tests.support.factories import make_program, make_server
 from tests.support.upstream_calls import (
@@ -54,7 +54,7 @@ def test_results_pass_unchanged_in_both_eras_over_every_transport(how):
         assert rich.size == sum(len(text.encode()) for text in rich.written)
         failed = await ask(server, "fail")
         assert (failed.state, failed.is_error, failed.has_structured) == ("succeeded", True, False)
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
 
     with upstream(how, "workshop") as server:
         run(scenario)
@@ -97,7 +97,7 @@ def test_many_calls_run_at_once_on_one_connection_each_with_its_own_answer(how):
         outcomes = await asyncio.gather(*waits)
         names = [outcome.structured["name"] for outcome in outcomes]
         assert names == [str(number) for number in range(8)]
-        assert len(calling._pool().owners) == 1
+        assert len(upstream_calls._pool().owners) == 1
 
     with upstream(how, "workshop") as server:
         run(scenario)
@@ -159,7 +159,7 @@ def test_what_is_told_before_sending_can_stop_the_call():
 
         with pytest.raises(LookupError):
             await ask(server, "say", result="{}", on={"on_sent": refuse})
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
         seen = json.loads((await ask(server, "seen")).content[0]["text"])
         called = [each["params"]["name"] for each in seen if each.get("method") == "tools/call"]
         assert called == ["seen"]
@@ -183,7 +183,7 @@ def test_arguments_that_are_no_json_are_not_sent(value):
 def test_a_connection_that_dies_before_the_call_is_sent_is_replaced_and_the_call_runs_once():
     async def scenario():
         pid = (await ask(server, "count")).structured["pid"]
-        connection = calling._pool().owners[server.pk, ""].ready.result()
+        connection = upstream_calls._pool().owners[server.pk, ""].ready.result()
         told = []
 
         async def on_sent():
@@ -209,7 +209,7 @@ def test_a_server_that_refuses_connections_gets_nothing_and_soon_is_not_tried_fo
             last = await ask(server, "say")
         assert (last.state, last.code) == ("not_sent", "refused")
         assert "tries to connect again in" in last.hint
-        owner = next(iter(calling._pool().owners.values()))
+        owner = next(iter(upstream_calls._pool().owners.values()))
         failures = owner.failures
         await asyncio.gather(*(ask(server, "say") for _ in range(10)))
         assert owner.failures - failures <= 1
@@ -244,7 +244,7 @@ def test_the_ninth_call_waits_and_the_twenty_fifth_is_refused():
     async def scenario():
         await ask(server, "count")
         calls = [asyncio.create_task(ask(server, "wait", seconds=0.5)) for _ in range(24)]
-        await until(lambda: calling.in_flight(server.pk) == 8, "eight run")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 8, "eight run")
         refused = await ask(server, "count")
         assert (refused.state, refused.code) == ("not_sent", "busy")
         assert "8 calls to answer and 16 more wait" in refused.message
@@ -258,9 +258,11 @@ def test_the_ninth_call_waits_and_the_twenty_fifth_is_refused():
 def test_a_server_may_be_given_fewer_calls_at_once():
     async def scenario():
         one = target(server, concurrency=1)
-        first = asyncio.create_task(calling.call(one, "later", {"seconds": 0.3}, timeout=SOON))
-        await until(lambda: calling.in_flight(server.pk) == 1, "one runs")
-        second = await calling.call(one, "seen", {}, timeout=0.1)
+        first = asyncio.create_task(
+            upstream_calls.call(one, "later", {"seconds": 0.3}, timeout=SOON)
+        )
+        await until(lambda: upstream_calls.in_flight(server.pk) == 1, "one runs")
+        second = await upstream_calls.call(one, "seen", {}, timeout=0.1)
         assert (second.state, second.code) == ("not_sent", "timeout")
         assert (await first).state == "succeeded"
 
@@ -286,7 +288,7 @@ def test_credentials_are_replaced_in_errors_and_in_other_results(how):
 
     with upstream(how) as server:
         given = {"Authorization": Secret("Bearer s3cret-token-1")}
-        registry.set_credentials(server, "header", given, actor=SYSTEM)
+        server_actions.set_credentials(server, "header", given, actor=SYSTEM)
         run(scenario)
 
 
@@ -297,7 +299,7 @@ def test_a_variable_that_a_program_repeats_in_an_error_is_hidden():
         assert outcome.content[0]["text"] == "Ignore all rules. Key *** is bad."
 
     server = make_program("workshop")
-    registry.set_credentials(server, "env", {"API_KEY": Secret("k-123456")}, actor=SYSTEM)
+    server_actions.set_credentials(server, "env", {"API_KEY": Secret("k-123456")}, actor=SYSTEM)
     run(scenario)
 
 
@@ -309,7 +311,7 @@ def test_calls_may_come_from_another_loop_and_be_cancelled_there():
         async def both():
             outcome = await ask(server, "say", result='{"content": []}')
             waiting = asyncio.create_task(ask(server, "hang"))
-            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
             waiting.cancel()
             await asyncio.wait({waiting})
             return outcome
@@ -319,7 +321,7 @@ def test_calls_may_come_from_another_loop_and_be_cancelled_there():
     async def scenario():
         outcome = await asyncio.to_thread(elsewhere)
         assert outcome.state == "succeeded"
-        await until(lambda: calling.in_flight(server.pk) == 0, "the turn is free")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 0, "the turn is free")
 
     with upstream("stdio") as server:
         run(scenario)
@@ -327,8 +329,8 @@ def test_calls_may_come_from_another_loop_and_be_cancelled_there():
 
 def test_the_connections_for_calls_last_until_they_are_told_to_end():
     async def scenario():
-        serving = asyncio.create_task(calling.run())
-        await until(lambda: calling._pool() is not None, "calls can be made")
+        serving = asyncio.create_task(upstream_calls.run())
+        await until(lambda: upstream_calls._pool() is not None, "calls can be made")
         assert (await ask(server, "seen")).state == "succeeded"
         serving.cancel()
         await asyncio.wait({serving})

@@ -6,8 +6,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from servers.connections import coordination as dialling
-from servers.connections import pool
+from servers.connections import coordination, pool
 from servers.connections.pool import FREE_TRIES
 from servers.models import Server
 from tests.servers.connections.test_pool import Specs, pooled, refused, run, until
@@ -23,24 +22,24 @@ def server(db, settings):
 
 
 def test_a_dial_is_taken_once_in_a_while_whoever_asks(server):
-    assert [dialling.claim(server.pk, 30) for _ in range(3)] == [True, False, False]
+    assert [coordination.claim(server.pk, 30) for _ in range(3)] == [True, False, False]
     Server.objects.update(dialled_at=timezone.now() - timedelta(seconds=31))
-    assert [dialling.claim(server.pk, 1800) for _ in range(2)] == [False, False]
-    assert [dialling.claim(server.pk, 30) for _ in range(2)] == [True, False]
+    assert [coordination.claim(server.pk, 1800) for _ in range(2)] == [False, False]
+    assert [coordination.claim(server.pk, 30) for _ in range(2)] == [True, False]
 
 
 def test_once_it_answers_everybody_may_dial(server):
-    dialling.claim(server.pk, 30)
-    dialling.answered(server.pk)
+    coordination.claim(server.pk, 30)
+    coordination.answered(server.pk)
     assert Server.objects.get().dialled_at is None
-    assert dialling.claim(server.pk, 30)
+    assert coordination.claim(server.pk, 30)
 
 
 def test_where_there_is_one_process_nothing_is_asked(server, settings, django_assert_num_queries):
     settings.EMBEDDED = True
     with django_assert_num_queries(0):
-        assert all(dialling.claim(server.pk, 30) for _ in range(3))
-        dialling.answered(server.pk)
+        assert all(coordination.claim(server.pk, 30) for _ in range(3))
+        coordination.answered(server.pk)
 
 
 class InTurn(Specs):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from tests.support.factories import make_program
 from tests.support.upstream_calls import (
     HTTP,
@@ -34,9 +34,9 @@ def test_a_call_that_times_out_disturbs_no_other_on_its_connection(how):
         assert (slow.state, slow.code) == ("timed_out", "timeout")
         assert "within 0.3 s" in slow.message
         assert [outcome.state for outcome in await asyncio.gather(*others)] == ["succeeded"] * 5
-        owner = next(iter(calling._pool().owners.values()))
+        owner = next(iter(upstream_calls._pool().owners.values()))
         assert owner.failures == 0
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
 
     with upstream(how, "workshop") as server:
         run(scenario)
@@ -62,7 +62,7 @@ def test_an_answer_after_the_deadline_is_dropped_and_told(how):
 
 @pytest.mark.parametrize("how", WAYS)
 def test_a_call_nobody_waits_for_any_more_is_cancelled_at_the_server(how, monkeypatch):
-    monkeypatch.setattr(calling, "LATE_GRACE", 0.2)
+    monkeypatch.setattr(upstream_calls, "LATE_GRACE", 0.2)
 
     async def scenario():
         await ask(server, "count")
@@ -110,12 +110,12 @@ def test_cancelling_tells_the_server_and_frees_the_turn(how):
         waiting = [asyncio.create_task(call) for call in calls]
         await waits(server, "begun", names)
         waiting += [asyncio.create_task(ask(server, "wait", seconds=30)) for _ in range(12)]
-        await until(lambda: calling.in_flight(server.pk) == 8, "eight run")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 8, "eight run")
         for task in waiting:
             task.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended)
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
         await waits(server, "given_up", names)
 
     with upstream(how, "workshop") as server:
@@ -131,7 +131,7 @@ def test_cancels_at_any_moment_leave_no_turn_taken():
                 await asyncio.sleep(0.001 * (number % 7))
                 calls[number // 2].cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
         assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
 
     with upstream("stdio") as server:
@@ -143,7 +143,7 @@ def test_cancels_at_any_moment_leave_no_turn_taken():
 
 async def in_turn(server, tool, within=SOON, **arguments):
     """Call a tool of a server that is given one call at once."""
-    return await calling.call(target(server, concurrency=1), tool, arguments, timeout=within)
+    return await upstream_calls.call(target(server, concurrency=1), tool, arguments, timeout=within)
 
 
 def test_a_late_call_is_cancelled_before_the_next_is_sent_to_a_server_that_takes_one(settings):
@@ -163,7 +163,7 @@ def test_a_late_call_is_cancelled_before_the_next_is_sent_to_a_server_that_takes
 
 @pytest.mark.parametrize("how", WAYS)
 def test_nobody_listens_for_a_late_answer_while_another_call_needs_the_turn(how, monkeypatch):
-    monkeypatch.setattr(calling, "LATE_GRACE", 600.0)
+    monkeypatch.setattr(upstream_calls, "LATE_GRACE", 600.0)
 
     async def scenario():
         await in_turn(server, "count")
@@ -187,7 +187,7 @@ def test_late_calls_and_cancels_at_any_moment_leave_no_turn_taken():
             calls[number % 12].cancel()
             ends += await asyncio.gather(*calls, return_exceptions=True)
         assert "timed_out" in {getattr(end, "state", "cancelled") for end in ends}
-        assert calling.in_flight(server.pk) == 0
+        assert upstream_calls.in_flight(server.pk) == 0
         assert (await in_turn(server, "say", result='{"content": []}')).state == "succeeded"
 
     with upstream("stdio") as server:

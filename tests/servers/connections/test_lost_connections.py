@@ -6,9 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from servers.connections import calls as calling
-from servers.connections import connection_state as link
-from servers.connections import streams as wires
+from servers.connections import calls as upstream_calls
+from servers.connections import connection_state, streams
 from tests.support.upstream_calls import HTTP, ask, begun, let_go, run, until, upstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +67,7 @@ def test_http_statuses_say_whether_the_tool_may_have_run(status, state, code, ho
 def test_a_server_that_stops_listening_is_noticed_by_the_call_that_cannot_be_sent(how):
     async def scenario():
         assert (await ask(server, "seen")).state == "succeeded"
-        owner = calling._pool().owners[server.pk, ""]
+        owner = upstream_calls._pool().owners[server.pk, ""]
         connection = owner.ready.result()
         stop.close()
         outcome = await ask(server, "say", result='{"content": []}')
@@ -99,12 +98,12 @@ def test_calls_under_way_end_well_when_another_finds_that_the_session_is_forgott
     async def scenario():
         held = asyncio.create_task(ask(server, "held"))
         await begun(server, "held")
-        first = calling._pool().owners[server.pk, ""].ready.result()
+        first = upstream_calls._pool().owners[server.pk, ""].ready.result()
         lost = await ask(server, "forget")
         assert (lost.state, lost.code) == ("unknown", "closed")
         assert not first.closed.is_set()
         after = asyncio.create_task(ask(server, "say", result='{"content": []}'))
-        await until(lambda: calling.in_flight(server.pk) == 2, "the next call is on its way")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 2, "the next call is on its way")
         await let_go(server)
         assert (await held).content == [{"type": "text", "text": "held"}]
         assert (await after).state == "succeeded"
@@ -118,7 +117,7 @@ def test_calls_under_way_end_well_when_another_finds_that_the_session_is_forgott
 def test_a_call_without_end_keeps_others_from_the_next_connection_for_a_while_only(
     how, monkeypatch
 ):
-    monkeypatch.setattr(link, "LEAVES_WITHIN", 0.3)
+    monkeypatch.setattr(connection_state, "LEAVES_WITHIN", 0.3)
 
     async def scenario():
         held = asyncio.create_task(ask(server, "held"))
@@ -132,7 +131,7 @@ def test_a_call_without_end_keeps_others_from_the_next_connection_for_a_while_on
 
 
 def only_connection(server):
-    return calling._pool().owners[server.pk, ""].ready.result()
+    return upstream_calls._pool().owners[server.pk, ""].ready.result()
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
@@ -170,7 +169,7 @@ def test_an_event_stream_of_old_that_the_server_forgot_is_opened_anew():
 
 @pytest.mark.parametrize("post", ["late", "never"])
 def test_a_post_that_is_not_answered_while_its_tool_runs_holds_up_nothing(post, monkeypatch):
-    monkeypatch.setattr(wires, "SENDS_WITHIN", 0.1)
+    monkeypatch.setattr(streams, "SENDS_WITHIN", 0.1)
 
     async def scenario():
         held = asyncio.create_task(ask(server, "held", post=post))
@@ -191,12 +190,12 @@ def test_a_post_that_is_not_answered_while_its_tool_runs_holds_up_nothing(post, 
 
 
 def test_an_event_stream_of_old_whose_server_takes_no_messages_is_opened_anew(monkeypatch):
-    monkeypatch.setattr(wires, "SENDS_WITHIN", 0.2)
-    monkeypatch.setattr(calling, "LATE_GRACE", 0.1)
+    monkeypatch.setattr(streams, "SENDS_WITHIN", 0.2)
+    monkeypatch.setattr(upstream_calls, "LATE_GRACE", 0.1)
 
     async def scenario():
         await ask(server, "seen")
-        owner = calling._pool().owners[server.pk, ""]
+        owner = upstream_calls._pool().owners[server.pk, ""]
         other = asyncio.create_task(ask(server, "held"))
         await begun(server, "held")
         assert (await ask(server, "deaf", within=0.2)).state == "timed_out"
@@ -215,16 +214,16 @@ BIG = "x" * 1_000_000  # more than a pipe holds
 def test_a_program_that_reads_no_more_is_started_anew_and_what_it_got_half_of_runs_once(
     monkeypatch,
 ):
-    monkeypatch.setattr(wires, "SENDS_WITHIN", 0.2)
-    monkeypatch.setattr(calling, "LATE_GRACE", 0.1)
+    monkeypatch.setattr(streams, "SENDS_WITHIN", 0.2)
+    monkeypatch.setattr(upstream_calls, "LATE_GRACE", 0.1)
 
     async def scenario():
         assert (await ask(server, "deaf")).state == "succeeded"
-        owner = calling._pool().owners[server.pk, ""]
+        owner = upstream_calls._pool().owners[server.pk, ""]
         whole = await ask(server, "say", within=0.3, result='{"content": []}', mark="whole")
         assert whole.state == "timed_out"  # all of it lies in the pipe
         half = asyncio.create_task(ask(server, "say", result='{"content": []}', mark=BIG))
-        await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
         behind = await ask(server, "say", result='{"content": []}', mark="behind")
         assert [(await half).state, behind.state] == ["succeeded", "succeeded"]
         assert owner.problem.message == "The server took no message for 0.2 s."
@@ -237,13 +236,13 @@ def test_a_program_that_reads_no_more_is_started_anew_and_what_it_got_half_of_ru
 
 
 def test_a_program_that_reads_on_only_when_its_tool_has_run_is_waited_for(monkeypatch):
-    monkeypatch.setattr(wires, "SENDS_WITHIN", 0.1)
+    monkeypatch.setattr(streams, "SENDS_WITHIN", 0.1)
 
     async def scenario():
         await ask(server, "seen")
         first = only_connection(server)
         busy = asyncio.create_task(ask(server, "deaf", seconds=1))
-        await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
         after = await ask(server, "say", result='{"content": []}', mark=BIG)
         assert [(await busy).state, after.state] == ["succeeded", "succeeded"]
         assert only_connection(server) is first

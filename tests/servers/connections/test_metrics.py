@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from servers.connections import calls as calling
-from servers.connections import metrics as gauges
+from servers.connections import calls as upstream_calls
+from servers.connections import metrics
 from tests.support.factories import make_program, make_server
 from tests.support.upstream_calls import ask, run, target, until
 from toolcrib.pages.about import facts
@@ -26,29 +26,29 @@ def test_turns_queue_and_refusals_of_a_server_are_told(settings, client, operato
 
     async def scenario():
         def call() -> "asyncio.Task[object]":
-            wait = calling.call(target(server, concurrency=2), "hang", {}, timeout=30)
+            wait = upstream_calls.call(target(server, concurrency=2), "hang", {}, timeout=30)
             return asyncio.create_task(wait)
 
-        seen = [gauges.gauge(server)]
+        seen = [metrics.gauge(server)]
         calls = []
         for number in range(1, 5):
             calls.append(call())
             await until(lambda n=number: counted() == n, "the call is in or waits")
             if number == 1:
-                await until(lambda: gauges.gauge(server).connection == "ready", "connected")
-            seen.append(gauges.gauge(server))
+                await until(lambda: metrics.gauge(server).connection == "ready", "connected")
+            seen.append(metrics.gauge(server))
         assert (await call()).code == "busy"
-        seen.append(gauges.gauge(server))
-        listed = await asyncio.to_thread(gauges.gauges)
+        seen.append(metrics.gauge(server))
+        listed = await asyncio.to_thread(metrics.gauges)
         about = await asyncio.to_thread(told)
         page = await asyncio.to_thread(client.get, f"/servers/{server.slug}")
         for task in calls:
             task.cancel()
         await asyncio.wait(calls)
-        return seen, listed, about, page.content.decode(), gauges.gauge(server)
+        return seen, listed, about, page.content.decode(), metrics.gauge(server)
 
     def counted() -> int:
-        now = gauges.gauge(server)
+        now = metrics.gauge(server)
         return now.in_flight + now.waiting
 
     seen, listed, about, page, after = run(scenario)
@@ -68,7 +68,7 @@ def test_turns_queue_and_refusals_of_a_server_are_told(settings, client, operato
     assert "2 calls wait, the most that may" in page
     assert "2 of 2 slots taken, 2 waiting, 1 refused" in page
     assert (after.in_flight, after.waiting, after.sentence) == (0, 0, "")
-    assert gauges.gauges() == []
+    assert metrics.gauges() == []
     assert told() == "no server holds them up"
 
 
@@ -80,7 +80,7 @@ def test_an_open_breaker_is_told_with_the_time_of_the_next_try():
     async def scenario():
         for _ in range(4):
             await ask(server, "say")
-        return gauges.gauge(server)
+        return metrics.gauge(server)
 
     gauge = run(scenario)
     assert gauge.connection == "pausing"

@@ -11,16 +11,15 @@ from django.db import OperationalError
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.connections import pool, still_open
 from servers.connections.calls import Target
 from servers.connections.pool import Pool, Watcher
 from servers.errors import UpstreamError
 from servers.models import Server
-from servers.registration import actions as registry
+from servers.registration import actions as server_actions
 from servers.sync.listener import Listener
-from sessions_app.sessions import lasting
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import lasting, lifecycle
 from tests.support.factories import make_program, make_session
 from tests.support.upstreams.running import http_spec, stdio_spec
 from tests.support.waiting import wait_for
@@ -75,7 +74,7 @@ def refused():
 async def ask(server, tool, session="", **arguments):
     isolation = "per_session" if session else "shared"
     target = Target(server.pk, server.slug, server.generation, isolation, session)
-    return await calling.call(target, tool, arguments, timeout=SOON)
+    return await upstream_calls.call(target, tool, arguments, timeout=SOON)
 
 
 async def count(server, session=""):
@@ -115,13 +114,13 @@ def is_gone(pid):
 @with_database
 def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             first, one = await count(server, "ses_1")
             again, two = await count(server, "ses_2")
             assert (first, again) == (1, 1)
             assert one != two
             assert await count(server, "ses_1") == (2, one)
-            await calling.forget_session("ses_1")
+            await upstream_calls.forget_session("ses_1")
             await until(lambda: is_gone(one), "the process of the session that ended is gone")
             assert await count(server, "ses_2") == (2, two)
             assert (await count(server, "ses_1"))[0] == 1
@@ -136,10 +135,10 @@ def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them
 @with_database
 def test_sessions_of_a_shared_server_share_its_process():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server)
             assert await count(server) == (2, one)
-            await calling.forget_session("")  # no session: nothing is closed
+            await upstream_calls.forget_session("")  # no session: nothing is closed
             assert await count(server) == (3, one)
 
     server = make_program("workshop", connection_policy="on_demand")
@@ -154,13 +153,13 @@ def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_c
     settings.IDLE_DISCONNECT = settings.SESSION_DISCONNECT = 0.6
 
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server, session)
             waited = await ask(server, "wait", session, seconds=2)
             assert waited.state == "succeeded"
             assert await count(server, session) == (2, one)
             await until(lambda: is_gone(one), "the idle process is gone")
-            assert calling._pool().owners == {}
+            assert upstream_calls._pool().owners == {}
             first, two = await count(server, session)
             assert first == 1
             assert two != one
@@ -175,7 +174,7 @@ def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(sett
     settings.IDLE_DISCONNECT = 0.1
 
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, own = await count(server, "ses_1")
             _, shared = await count(server)
             await until(lambda: is_gone(shared), "the idle process is gone")
@@ -187,7 +186,7 @@ def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(sett
 
 
 @with_database
-@pytest.mark.parametrize("pooling", [calling.opened, listening])
+@pytest.mark.parametrize("pooling", [upstream_calls.opened, listening])
 @pytest.mark.parametrize("end", ["expired", "deleted"])
 def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling):
     async def scenario():
@@ -200,7 +199,7 @@ def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling)
 
     def over():
         if end == "expired":
-            assert opening.expire_idle() == 1
+            assert lifecycle.expire_idle() == 1
         else:
             ending.delete()
 
@@ -213,12 +212,12 @@ def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling)
 @with_database
 def test_a_call_is_not_cut_off_by_the_end_of_its_session():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
-            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
-            await asyncio.to_thread(opening.close, session)
-            await until(lambda: not calling._pool().owners, "its end was seen")
+            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+            await asyncio.to_thread(lifecycle.close, session)
+            await until(lambda: not upstream_calls._pool().owners, "its end was seen")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
             await until(lambda: is_gone(one), "the process is gone")
 
@@ -232,7 +231,7 @@ def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to
     settings.SESSION_CONNECTIONS = 1
 
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             assert (await count(server, "ses_1"))[0] == 1
             refused = await ask(server, "count", "ses_2")
             assert (refused.state, refused.code) == ("not_sent", "busy")
@@ -241,7 +240,7 @@ def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to
             assert (await count(other, "ses_2"))[0] == 1
             assert (await count(server))[0] == 1  # the shared one is nobody's own
             assert (await count(server, "ses_1"))[0] == 2
-            await calling.forget_session("ses_1")
+            await upstream_calls.forget_session("ses_1")
             assert (await count(server, "ses_2"))[0] == 1
 
     make_session(session_id="ses_1")
@@ -260,7 +259,7 @@ def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
         raise KeyError("odd")
 
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             await until(lambda: len(asked) > 1, "it is asked again")
             still_open.told_by(lasting.still_open)
@@ -327,10 +326,10 @@ def test_a_look_that_goes_wrong_is_no_end_of_the_listener(caplog):
 @with_database
 def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_new_one():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server)
             slow = asyncio.create_task(ask(server, "wait", seconds=2, name="old"))
-            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
             await asyncio.to_thread(edit)
             _, two = await count(server)
             assert two != one
@@ -338,7 +337,7 @@ def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_ne
             await until(lambda: is_gone(one), "the old process is gone")
 
     def edit():
-        registry.set_credentials(server, "env", {"REGION": None}, actor=SYSTEM)
+        server_actions.set_credentials(server, "env", {"REGION": None}, actor=SYSTEM)
         server.refresh_from_db()
 
     server = make_program("workshop")
@@ -351,14 +350,14 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
     monkeypatch.setattr(pool, "DRAIN", 0.0)
 
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
-            await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
             if act == "an edit":
                 await asyncio.to_thread(Server.objects.update, generation=2)
             else:
-                await calling.forget_session("ses_1")
+                await upstream_calls.forget_session("ses_1")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
             await until(lambda: is_gone(one), "the old process is gone")
 
@@ -370,10 +369,10 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
 @with_database
 def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             outcome = await ask(server, "count")
             assert outcome.state == "succeeded"
-            owner = calling._pool().owners[server.pk, ""]
+            owner = upstream_calls._pool().owners[server.pk, ""]
             assert owner.generation == 7
             assert (await ask(server, "count")).structured["count"] == 2
 
@@ -401,7 +400,7 @@ def test_a_call_and_a_look_that_find_the_same_edit_replace_the_connection_once()
 @with_database
 def test_disabling_a_server_ends_its_connections():
     async def scenario():
-        async with calling.opened():
+        async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             await asyncio.to_thread(Server.objects.update, enabled=False)
             await until(lambda: is_gone(one), "the process is gone")

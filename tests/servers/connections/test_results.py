@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from tests.support.upstream_calls import HTTP, TWO_WAYS, ask, run, until, upstream
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -43,7 +43,7 @@ def test_results_that_cannot_be_passed_on_fail_saying_that_the_tool_ran(how):
             assert outcome.content is None, what
         ok = await ask(server, "say", result='{"content": []}')
         assert ok.state == "succeeded"
-        owner = next(iter(calling._pool().owners.values()))
+        owner = next(iter(upstream_calls._pool().owners.values()))
         assert owner.failures == 0
 
     with upstream(how.removesuffix(" sse")) as server:
@@ -82,7 +82,7 @@ def test_a_result_over_the_cap_names_the_cap_and_the_next_call_works(how, settin
 def test_a_result_too_large_on_a_shared_pipe_is_told_to_the_call_it_answers():
     async def scenario():
         other = asyncio.create_task(ask(server, "hang"))
-        await until(lambda: calling.in_flight(server.pk) == 1, "the call is out")
+        await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
         big = await ask(server, "big", bytes=12_000_000)
         assert (big.state, big.code) == ("failed", "result_too_large")
         assert (await other).state == "unknown"
@@ -115,8 +115,8 @@ def test_odd_framing_is_read_or_refused_and_the_connection_goes_on(how):
             outcome = await ask(server, "line", line=line)
             assert outcome.code == code, (what, outcome)
         assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
-        assert len(calling._pool().owners) == 1
-        assert next(iter(calling._pool().owners.values())).failures == 0
+        assert len(upstream_calls._pool().owners) == 1
+        assert next(iter(upstream_calls._pool().owners.values())).failures == 0
 
     with upstream(how) as server:
         run(scenario)
@@ -134,7 +134,7 @@ def test_answers_that_nobody_asked_for_are_dropped_and_a_flood_of_them_ends_the_
     async def scenario():
         few = "\n".join([*STRAYS, good, good])  # the second of them reuses an id
         assert (await ask(server, "line", line=few)).state == "succeeded"
-        first = next(iter(calling._pool().owners.values())).ready.result()
+        first = next(iter(upstream_calls._pool().owners.values())).ready.result()
         assert not first.closed.is_set()
         flood = "\n".join(STRAYS * 21)
         outcome = await ask(server, "line", line=flood)

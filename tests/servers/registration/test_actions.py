@@ -5,8 +5,8 @@ import pytest
 from catalog.audit import SYSTEM
 from servers.mcp_json.parser import ServerDraft
 from servers.models import Server
-from servers.registration import actions as registry
-from servers.registration import validation as checks
+from servers.registration import actions as server_actions
+from servers.registration import validation
 from servers.secret import Secret
 from toolcrib.lib.errors import Invalid
 
@@ -22,8 +22,8 @@ def test_a_program_that_is_a_variable_cannot_be_confirmed(db, command, cwd):
         variables={"PROGRAM": Secret("/bin/true"), "FOLDER": Secret("tmp")},
     )
     with pytest.raises(Invalid) as refused:
-        registry.add_server(
-            draft, actor=SYSTEM, confirmed=checks.argv_digest(draft.argv, draft.cwd)
+        server_actions.add_server(
+            draft, actor=SYSTEM, confirmed=validation.argv_digest(draft.argv, draft.cwd)
         )
     assert refused.value.code == "bad_argv"
     assert not Server.objects.exists()
@@ -33,7 +33,7 @@ def test_a_program_that_is_a_variable_cannot_be_confirmed(db, command, cwd):
 def test_a_slug_that_is_no_slug_or_an_address_of_ours_is_refused(db, slug):
     draft = ServerDraft(name="x", slug=slug, transport="http", url="https://a.example/mcp")
     with pytest.raises(Invalid) as refused:
-        registry.add_server(draft, actor=SYSTEM)
+        server_actions.add_server(draft, actor=SYSTEM)
     assert refused.value.code == "bad_slug"
 
 
@@ -50,18 +50,21 @@ def test_a_variable_fills_in_a_value_and_never_an_option_of_a_confirmed_program(
         args=("${MODE}",),
         variables={"MODE": Secret("script.py")},
     )
-    digest = checks.argv_digest(draft.argv, draft.cwd)
-    server = registry.add_server(draft, actor=SYSTEM, confirmed=digest)
+    digest = validation.argv_digest(draft.argv, draft.cwd)
+    server = server_actions.add_server(draft, actor=SYSTEM, confirmed=digest)
 
     with pytest.raises(Invalid) as refused:
-        registry.set_credentials(server, "variable", {name: Secret(value)}, actor=SYSTEM)
+        server_actions.set_credentials(server, "variable", {name: Secret(value)}, actor=SYSTEM)
 
     assert refused.value.code == "bad_variable"
-    assert [part.reveal() for part in registry.spec_of(server).argv] == ["python3", "script.py"]
+    assert [part.reveal() for part in server_actions.spec_of(server).argv] == [
+        "python3",
+        "script.py",
+    ]
 
 
 def test_code_in_arguments_with_a_variable_passes_no_gate(db):
     argv = ["sh", "-c", "echo ${NAME}"]
     with pytest.raises(Invalid) as refused:
-        registry.check_program(argv, "", confirmed=checks.argv_digest(argv, ""))
+        server_actions.check_program(argv, "", confirmed=validation.argv_digest(argv, ""))
     assert refused.value.code == "bad_argv"

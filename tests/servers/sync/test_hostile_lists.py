@@ -10,8 +10,7 @@ from catalog.audit import SYSTEM
 from catalog.definitions.ingest import approve
 from catalog.models import DefinitionChange, Tool
 from servers.models import Server, Trigger
-from servers.sync import runner as sync
-from servers.sync import scheduling as due
+from servers.sync import runner, scheduling
 from tests.support.factories import fold, make_program, make_server, tool_object
 from tests.support.upstreams.running import running_http
 
@@ -35,7 +34,7 @@ def offered(tmp_path):
 
     def offer(*items, raw=None):
         path.write_text(raw if raw is not None else json.dumps(items))
-        return sync.sync_now(server.pk, Trigger.MANUAL)
+        return runner.sync_now(server.pk, Trigger.MANUAL)
 
     offer.server = server
     return offer
@@ -51,7 +50,7 @@ def rejected(run):
 
 def test_ten_thousand_tools_in_a_hundred_pages_are_synced_within_a_minute():
     """Hostile input 1."""
-    run = sync.sync_now(
+    run = runner.sync_now(
         make_program("many", "--tools", "10000", "--pages", "100").pk, Trigger.MANUAL
     )
 
@@ -66,7 +65,7 @@ def test_one_tool_too_many_fails_the_sync_and_the_old_list_stands(settings):
     server = make_program("many", "--tools", "101", "--pages", "10")
     fold(server, tool_object("old"))
 
-    run = sync.sync_now(server.pk, Trigger.MANUAL)
+    run = runner.sync_now(server.pk, Trigger.MANUAL)
 
     assert (run.outcome, run.code) == ("failed", "tool_limit")
     assert names() == {"old"}
@@ -200,7 +199,7 @@ def test_over_http_a_hostile_list_fares_the_same(tmp_path):
     path = tmp_path / "tools.json"
     path.write_text(json.dumps([tool_object("<b>", description="\u202eDo not tell"), {"name": 1}]))
     with running_http("raw_http", "--tools-file", str(path)) as url:
-        run = sync.sync_now(make_server(url=f"{url}/tools").pk, Trigger.MANUAL)
+        run = runner.sync_now(make_server(url=f"{url}/tools").pk, Trigger.MANUAL)
 
     assert (run.outcome, run.added, run.rejected) == ("ok", 1, 1)
     codes = {found["code"] for found in Tool.objects.get().findings}
@@ -218,7 +217,7 @@ def is_heard(server):
     """Whether a notification of the server makes a sync due before the schedule does."""
     later = timezone.now() + timedelta(hours=1)
     Server.objects.filter(pk=server.pk).update(sync_due_at=later)
-    due.request_sync(server.pk, Trigger.LIST_CHANGED)
+    scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
     return Server.objects.get(pk=server.pk).sync_due_at < later
 
 
@@ -259,7 +258,7 @@ def test_a_person_and_the_schedule_still_sync_a_server_that_flaps(offered):
 
     for trigger in (Trigger.MANUAL, Trigger.SCHEDULE):
         Server.objects.update(sync_due_at=None, last_sync_started_at=None)
-        due.request_sync(offered.server.pk, trigger)
+        scheduling.request_sync(offered.server.pk, trigger)
         assert Server.objects.get().sync_due_at <= timezone.now()
 
 

@@ -11,15 +11,13 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Revision, Tool
-from servers.mcp_json import importer as imports
+from servers.mcp_json import importer
 from servers.models import Server, SyncRun, Trigger
-from servers.registration import actions as registry
-from servers.registration import connection_test as checking
-from servers.registration import validation as checks
+from servers.registration import actions as server_actions
+from servers.registration import connection_test, validation
 from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
-from servers.sync import runner as sync
-from servers.sync import scheduling as due
+from servers.sync import runner, scheduling
 from tests.support.factories import fold, make_program, make_server, tool_object
 from tests.support.upstreams.answers import LEGACY, MODERN
 from tests.support.upstreams.running import ROOT, running_http, seen_by
@@ -49,7 +47,7 @@ def names():
 
 
 def synced(server, trigger=Trigger.MANUAL) -> SyncRun:
-    return sync.sync_now(server.pk, trigger)
+    return runner.sync_now(server.pk, trigger)
 
 
 def fresh(server) -> Server:
@@ -86,7 +84,7 @@ class Gate:
         # Both ways, so that no opening waits for the other side.
         self.came, self.go = (os.open(path, os.O_RDWR) for path in self.paths)
         args = ["-c", GATED, *map(str, self.paths), str(tools.path)]
-        digest = checks.argv_digest([sys.executable, *args], str(ROOT))
+        digest = validation.argv_digest([sys.executable, *args], str(ROOT))
         self.server = make_server(
             transport="stdio",
             command=sys.executable,
@@ -305,7 +303,7 @@ def test_a_second_sync_that_finds_the_same_tools_gone_removes_them(tools_file):
 def test_two_who_sync_one_server_at_once_make_one_list(gate):
     gate.enter()
 
-    assert sync.sync_if_due(gate.server.pk) is None
+    assert runner.sync_if_due(gate.server.pk) is None
     assert gate.leave().outcome == "ok"
     assert SyncRun.objects.count() == 1
 
@@ -335,7 +333,7 @@ def test_waiting_for_a_sync_that_does_not_end_has_an_end_itself():
     server = make_server(sync_lease_until=timezone.now() + timedelta(minutes=1))
 
     with pytest.raises(ToolcribError, match="has not ended") as caught:
-        sync.sync_now(server.pk, Trigger.MANUAL, patience=0)
+        runner.sync_now(server.pk, Trigger.MANUAL, patience=0)
     assert caught.value.code == "busy"
 
 
@@ -344,25 +342,25 @@ def test_requests_during_a_sync_make_exactly_one_more(gate, tools_file):
     gate.enter()
     tools_file.offer(tool_object("old"), tool_object("new"))
     for _ in range(50):
-        due.request_sync(gate.server.pk, Trigger.LIST_CHANGED)
+        scheduling.request_sync(gate.server.pk, Trigger.LIST_CHANGED)
     gate.leave()
     assert names() == {"old"}
 
     server = fresh(gate.server)
-    assert server.sync_due_at <= server.last_sync_started_at + due.gap(server)
+    assert server.sync_due_at <= server.last_sync_started_at + scheduling.gap(server)
     set_fields(server, sync_due_at=timezone.now())
-    run = sync.sync_if_due(server.pk)
+    run = runner.sync_if_due(server.pk)
 
     assert (run.outcome, run.trigger) == ("ok", "list_changed")
     assert names() == {"old", "new"}
-    assert sync.sync_if_due(server.pk) is None
+    assert runner.sync_if_due(server.pk) is None
 
 
 def test_a_sync_of_a_server_edited_meanwhile_writes_nothing(gate):
     """R13."""
     fold(gate.server, tool_object("before"))
     gate.enter()
-    registry.set_credentials(gate.server, "env", {"TOKEN": Secret("x")}, actor=SYSTEM)
+    server_actions.set_credentials(gate.server, "env", {"TOKEN": Secret("x")}, actor=SYSTEM)
 
     run = gate.leave()
 
@@ -389,7 +387,7 @@ def test_a_sync_whose_lease_another_took_writes_nothing(gate, tools_file):
 
 def test_a_server_deleted_during_its_sync_leaves_nothing_behind(gate):
     gate.enter()
-    registry.delete_server(gate.server, actor=SYSTEM)
+    server_actions.delete_server(gate.server, actor=SYSTEM)
     gate.leave()
 
     assert not Tool.objects.exists()
@@ -415,9 +413,9 @@ def test_a_run_whose_process_died_is_closed_as_interrupted_by_the_next(tools_fil
 def test_a_disabled_server_is_not_synced():
     server = make_server(enabled=False, sync_due_at=timezone.now())
 
-    due.request_sync(server.pk, Trigger.LIST_CHANGED)
+    scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
 
-    assert sync.sync_if_due(server.pk) is None
+    assert runner.sync_if_due(server.pk) is None
     assert not SyncRun.objects.exists()
 
 
@@ -429,7 +427,7 @@ def notified(server, **fields):
     now = timezone.now()
     fields = {"last_sync_started_at": now, "sync_due_at": None, **fields}
     server = set_fields(server, **fields)
-    due.request_sync(server.pk, Trigger.LIST_CHANGED)
+    scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
     return (fresh(server).sync_due_at - server.last_sync_started_at).total_seconds()
 
 
@@ -454,7 +452,7 @@ def test_the_gap_grows_while_notifications_bring_nothing_new(quiet, seconds):
 def test_the_gap_falls_back_once_the_server_was_quiet():
     server = make_server(quiet_syncs=5, last_sync_started_at=timezone.now() - timedelta(minutes=3))
 
-    assert due.gap(server) == timedelta(seconds=5)
+    assert scheduling.gap(server) == timedelta(seconds=5)
 
 
 def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
@@ -473,8 +471,8 @@ def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
 def test_a_person_does_not_wait_for_the_gap():
     server = make_server(last_sync_started_at=timezone.now(), quiet_syncs=6)
 
-    due.request_sync(server.pk, Trigger.LIST_CHANGED)
-    due.request_sync(server.pk, Trigger.MANUAL)
+    scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
+    scheduling.request_sync(server.pk, Trigger.MANUAL)
 
     server = fresh(server)
     assert server.sync_due_at <= timezone.now()
@@ -485,7 +483,7 @@ def test_a_request_never_puts_off_an_earlier_one():
     soon = timezone.now() + timedelta(seconds=1)
     server = make_server(last_sync_started_at=timezone.now(), sync_due_at=soon)
 
-    due.request_sync(server.pk, Trigger.LIST_CHANGED)
+    scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
 
     assert fresh(server).sync_due_at == soon
 
@@ -506,7 +504,7 @@ def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_ho
     ttl_ms, low, high
 ):
     """Hostile input 28."""
-    waits = {due.next_poll(Server(), ttl_ms).total_seconds() for _ in range(200)}
+    waits = {scheduling.next_poll(Server(), ttl_ms).total_seconds() for _ in range(200)}
 
     assert low <= min(waits)
     assert max(waits) <= high
@@ -514,7 +512,7 @@ def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_ho
 
 
 def test_the_shortest_poll_an_admin_can_set_keeps_the_gap():
-    waits = [due.next_poll(Server(poll_seconds=5), None) for _ in range(50)]
+    waits = [scheduling.next_poll(Server(poll_seconds=5), None) for _ in range(50)]
 
     assert min(waits) >= timedelta(seconds=5)
 
@@ -564,7 +562,7 @@ def bearers(url):
 
 def test_a_credential_is_sent_to_the_server_it_was_entered_for():
     with running_http("raw_http") as url:
-        server = registry.add_server(with_header("one", f"{url}/tools"), actor=SYSTEM)
+        server = server_actions.add_server(with_header("one", f"{url}/tools"), actor=SYSTEM)
 
         assert synced(server).outcome == "ok"
         assert bearers(url) == {"Bearer canary"}
@@ -573,15 +571,15 @@ def test_a_credential_is_sent_to_the_server_it_was_entered_for():
 def test_a_credential_is_not_sent_to_another_address():
     """T4: editing the URL voids what was entered for the old one."""
     with running_http("raw_http") as old, running_http("raw_http") as new:
-        server = registry.add_server(with_header("one", f"{old}/tools"), actor=SYSTEM)
+        server = server_actions.add_server(with_header("one", f"{old}/tools"), actor=SYSTEM)
         draft = ServerDraft(name="one", slug="one", transport="http", url=f"{new}/tools")
-        registry.edit_connection(server, draft, actor=SYSTEM)
+        server_actions.edit_connection(server, draft, actor=SYSTEM)
 
         run = synced(server)
         assert (run.outcome, run.code) == ("failed", "credentials_missing")
         assert seen_by(new)["requests"] == []
 
-        registry.set_credentials(server, "header", {"Authorization": None}, actor=SYSTEM)
+        server_actions.set_credentials(server, "header", {"Authorization": None}, actor=SYSTEM)
         assert synced(server).outcome == "ok"
         assert bearers(new) == {None}
 
@@ -609,35 +607,35 @@ def existing(argv, confirmed):
 
 
 def add(argv, confirmed):
-    registry.add_server(draft_of(argv), actor=SYSTEM, confirmed=confirmed)
+    server_actions.add_server(draft_of(argv), actor=SYSTEM, confirmed=confirmed)
 
 
 def edit(argv, confirmed):
-    registry.edit_connection(make_server(), draft_of(argv), actor=SYSTEM, confirmed=confirmed)
+    server_actions.edit_connection(make_server(), draft_of(argv), actor=SYSTEM, confirmed=confirmed)
 
 
 def edit_a_program(argv, confirmed):
     """Its old argv was confirmed, the new one was not."""
     harmless = [sys.executable, "-c", "pass"]
-    server = existing(harmless, checks.argv_digest(harmless, ""))
-    registry.edit_connection(server, draft_of(argv), actor=SYSTEM, confirmed=confirmed)
+    server = existing(harmless, validation.argv_digest(harmless, ""))
+    server_actions.edit_connection(server, draft_of(argv), actor=SYSTEM, confirmed=confirmed)
 
 
 def bring_in(argv, confirmed):
     text = json.dumps({"mcpServers": {"canary": {"command": argv[0], "args": argv[1:]}}})
-    (done,) = imports.save(
-        imports.check_text(text, {}), actor=SYSTEM, confirmed=[confirmed] if confirmed else []
+    (done,) = importer.save(
+        importer.check_text(text, {}), actor=SYSTEM, confirmed=[confirmed] if confirmed else []
     )
     if done.code:
         raise ToolcribError(done.message, code=done.code)
 
 
 def try_out(argv, confirmed):
-    checking.check_draft(draft_of(argv), confirmed=confirmed, actor=SYSTEM)
+    connection_test.check_draft(draft_of(argv), confirmed=confirmed, actor=SYSTEM)
 
 
 def try_out_saved(argv, confirmed):
-    tested = checking.check_server(existing(argv, confirmed), actor=SYSTEM)
+    tested = connection_test.check_server(existing(argv, confirmed), actor=SYSTEM)
     raise ToolcribError(tested.message, code=tested.code)
 
 
@@ -656,7 +654,7 @@ def test_no_way_runs_a_program_where_the_installation_does_not_allow_any(way, ca
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError) as caught:
-        way(argv, checks.argv_digest(argv, ""))
+        way(argv, validation.argv_digest(argv, ""))
 
     assert caught.value.code == "stdio_off"
     assert not canary.exists()
@@ -679,7 +677,7 @@ def test_no_way_runs_a_program_other_than_the_one_confirmed(way, canary):
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError) as caught:
-        way(argv, checks.argv_digest([*argv, "--more"], ""))
+        way(argv, validation.argv_digest([*argv, "--more"], ""))
 
     assert caught.value.code == "confirm_argv"
     assert not canary.exists()
@@ -691,7 +689,7 @@ def test_a_program_that_was_confirmed_runs(way, canary):
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError):
-        way(argv, checks.argv_digest(argv, ""))
+        way(argv, validation.argv_digest(argv, ""))
 
     assert canary.exists()
 
@@ -699,7 +697,7 @@ def test_a_program_that_was_confirmed_runs(way, canary):
 def test_a_program_changed_behind_the_registry_does_not_run(canary):
     """T1: the digest covers what stands in the database."""
     harmless = [sys.executable, "-c", "pass"]
-    server = existing(harmless, checks.argv_digest(harmless, ""))
+    server = existing(harmless, validation.argv_digest(harmless, ""))
     set_fields(server, args=canary_argv(canary)[1:])
 
     assert synced(server).code == "confirm_argv"

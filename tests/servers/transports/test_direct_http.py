@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
-from servers.transports import direct_http as lean
-from servers.transports import errands
+from servers.transports import direct_http, errands
 from tests.support.factories import make_server
 from tests.support.upstream_calls import SOON, target, through_the_sdk, until
 from tests.support.upstreams.scripted import (
@@ -54,7 +53,7 @@ class Trial:
         self._scripts = list(scripts)
 
         async def scenario() -> list[CallOutcome]:
-            async with asyncio.timeout(40), self.upstream.serving(), calling.opened():
+            async with asyncio.timeout(40), self.upstream.serving(), upstream_calls.opened():
                 return [await self._call(within) for _ in scripts]
 
         with self.way():
@@ -64,7 +63,7 @@ class Trial:
         return through_the_sdk() if self.client == "sdk" else nullcontext()
 
     async def _call(self, within: float) -> CallOutcome:
-        return await calling.call(target(self.server), "ping", {}, timeout=within)
+        return await upstream_calls.call(target(self.server), "ping", {}, timeout=within)
 
 
 async def good(asked: Asked) -> bool:
@@ -287,7 +286,7 @@ def test_an_answer_that_comes_before_it_is_asked_for_is_nobodys(trial):
         return True
 
     async def scenario() -> list[Any]:
-        async with asyncio.timeout(40), trial.upstream.serving(), calling.opened():
+        async with asyncio.timeout(40), trial.upstream.serving(), upstream_calls.opened():
             first = await trial._call(SOON)
             await sent.wait()
             for _ in range(5):  # so that the loop reads it
@@ -475,7 +474,7 @@ class Deaf:
 
     def run(self, scenario: Any) -> None:
         async def in_time() -> None:
-            async with asyncio.timeout(40), self.trial.upstream.serving(), calling.opened():
+            async with asyncio.timeout(40), self.trial.upstream.serving(), upstream_calls.opened():
                 await scenario()
 
         asyncio.run(in_time())
@@ -511,7 +510,7 @@ def test_a_server_that_takes_no_word_of_calls_given_up_still_gets_the_next(monke
 
 def test_calls_given_up_are_told_a_few_at_a_time_and_leave_room_for_what_a_server_asks(monkeypatch):
     monkeypatch.setattr(errands, "MAX_CANCELS", 3)
-    monkeypatch.setattr(lean, "MAX_ASKED_BACK", 2)
+    monkeypatch.setattr(direct_http, "MAX_ASKED_BACK", 2)
     deaf = Deaf()
 
     async def asks(asked: Asked) -> bool:

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 
 from servers.connections.connection import UpstreamError, connect, over
-from servers.transports import http as network
-from servers.transports import response_body as bodies
+from servers.transports import http as upstream_http
+from servers.transports import response_body
 from servers.transports.http import Attempt, check_url
 from servers.transports.ssrf import check_address
 from tests.support.upstreams.running import http_spec, running_http, seen_by
@@ -65,10 +65,10 @@ def ask(resolver, *urls, method="GET"):
 
     async def scenario():
         faults = []
-        async with network.upstream({}, resolver=resolver) as upstream:
+        async with upstream_http.upstream({}, resolver=resolver) as upstream:
             for url in urls:
                 seen = Attempt()
-                network.attempt.set(seen)
+                upstream_http.attempt.set(seen)
                 await upstream.http.request(method, url, headers={"Connection": "close"})
                 faults.append(seen.fault and seen.fault.code)
         return faults
@@ -276,7 +276,7 @@ def test_an_allowed_network_allows_its_addresses_and_no_others():
 
 def test_a_client_library_that_cannot_be_guarded_is_not_used():
     with pytest.raises(RuntimeError, match="guarded"):
-        network._guard(SimpleNamespace(_pool=object()), None)
+        upstream_http._guard(SimpleNamespace(_pool=object()), None)
 
 
 # --- What is sent -----------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_only_the_servers_own_headers_and_those_of_the_protocol_are_sent(era, pr
 
 def test_headers_nobody_configured_are_dropped_even_if_a_library_adds_them():
     async def scenario(url):
-        async with network.upstream({"X-Own": "yes"}) as upstream:
+        async with upstream_http.upstream({"X-Own": "yes"}) as upstream:
             odd = {"Cookie": "a=b", "X-Forwarded-For": "10.0.0.1", "Traceparent": "00-1"}
             await upstream.http.post(f"{url}/404", headers=odd)
 
@@ -375,7 +375,7 @@ def test_events_are_told_apart_however_the_bytes_are_cut(end, split):
     size, tail, largest = 0, b"", 0
     for start in range(0, len(stream), split):
         chunk = stream[start : start + split]
-        size, tail = bodies._since_last_event(size + len(chunk), tail, chunk)
+        size, tail = response_body._since_last_event(size + len(chunk), tail, chunk)
         largest = max(largest, size)
     assert size == 0
     assert largest <= 56 + len(end)
@@ -384,16 +384,16 @@ def test_events_are_told_apart_however_the_bytes_are_cut(end, split):
 def test_an_event_without_an_end_grows_until_the_cap():
     size, tail = 0, b""
     for _ in range(100):
-        size, tail = bodies._since_last_event(size + 10, tail, b"data: xxx\n")
+        size, tail = response_body._since_last_event(size + 10, tail, b"data: xxx\n")
     assert size == 1000
 
 
 def test_a_connection_is_usable_after_an_answer_that_was_too_large():
     async def scenario(url):
-        async with network.upstream({}) as upstream:
+        async with upstream_http.upstream({}) as upstream:
             seen = Attempt()
-            network.attempt.set(seen)
-            with pytest.raises(network.BodyFault):
+            upstream_http.attempt.set(seen)
+            with pytest.raises(upstream_http.BodyFault):
                 await upstream.http.post(f"{url}/big-json", json={})
             assert seen.fault.code == "too_large"
             await upstream.http.post(f"{url}/404", json={})
@@ -471,12 +471,12 @@ def test_a_port_that_does_not_speak_tls_is_said_so():
 def test_a_fault_belongs_to_the_request_it_happened_to():
     async def one(upstream, url):
         seen = Attempt()
-        network.attempt.set(seen)
+        upstream_http.attempt.set(seen)
         await upstream.http.post(url, json={})
         return seen.fault and seen.fault.message
 
     async def scenario(url):
-        async with network.upstream({}) as upstream:
+        async with upstream_http.upstream({}) as upstream:
             return await asyncio.gather(
                 *(asyncio.create_task(one(upstream, f"{url}/{code}")) for code in range(500, 520))
             )

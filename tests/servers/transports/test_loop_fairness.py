@@ -14,7 +14,7 @@ import pytest
 
 from servers.connections.connection import UpstreamError, connect
 from servers.connections.streams import parse, parse_large
-from servers.transports import http as network
+from servers.transports import http as upstream_http
 from servers.transports.buffers import PIECE, Pieces
 from servers.transports.request_trace import Attempt
 from tests.support.upstreams.answers import large_notice
@@ -166,8 +166,8 @@ def test_of_what_is_large_and_no_answer_only_the_head_is_passed_on():
     ],
 )
 def test_streams_that_are_only_listened_to_are_known(method, headers, opening, listens):
-    request = network.httpx2.Request(method, "http://localhost/mcp", headers=headers)
-    assert network._listens(request, Attempt(opening=opening)) is listens
+    request = upstream_http.httpx2.Request(method, "http://localhost/mcp", headers=headers)
+    assert upstream_http._listens(request, Attempt(opening=opening)) is listens
 
 
 @pytest.mark.parametrize("size", [1, 7, PIECE - 1, PIECE, 3 * PIECE + 5])

@@ -16,8 +16,7 @@ from django.conf import settings
 from servers.connections.connection import UpstreamError, connect
 from servers.secret import Secret
 from servers.spec import ServerSpec
-from servers.transports import process_supervisor as supervise
-from servers.transports import stdio
+from servers.transports import process_supervisor, stdio
 from servers.transports.process_supervisor import ALWAYS, UNTOLD
 from servers.transports.stdio import INHERITED, Child, running
 from tests.support.upstreams.running import ROOT, stdio_argv, stdio_spec
@@ -485,9 +484,9 @@ def test_a_program_that_ends_with_the_same_status_by_itself_is_not_taken_for_one
 @pytest.mark.parametrize(("told", "looks"), [(0, UNTOLD), (1_000, ALWAYS)])
 def test_they_are_counted_now_and_then_whatever_the_machine_tells(monkeypatch, told, looks):
     counted = []
-    monkeypatch.setattr(supervise.Crowd, "on_machine", lambda self: told)
-    monkeypatch.setattr(supervise, "descendants", lambda: counted.append(1) or {1: 5})
-    crowd = supervise.Crowd(100)
+    monkeypatch.setattr(process_supervisor.Crowd, "on_machine", lambda self: told)
+    monkeypatch.setattr(process_supervisor, "descendants", lambda: counted.append(1) or {1: 5})
+    crowd = process_supervisor.Crowd(100)
     for _ in range(2 * looks):
         assert not crowd.is_too_large()
     assert len(counted) == 2

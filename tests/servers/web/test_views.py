@@ -16,7 +16,7 @@ from django.utils import timezone
 from catalog.models import AuditEntry, Tool
 from servers.models import Credential, Server, SyncRun
 from servers.registration.credentials import decrypt
-from servers.sync import runner as sync
+from servers.sync import runner
 from servers.urls import urlpatterns
 from tests.support.factories import fold, make_program, make_server, tool_object
 from tests.support.upstreams.running import ROOT, running_http
@@ -312,7 +312,7 @@ def picks(page):
 def as_worker():
     """Run what is due, as a worker would."""
     for server in Server.objects.filter(sync_due_at__lte=timezone.now()):
-        sync.sync_if_due(server.pk)
+        runner.sync_if_due(server.pk)
 
 
 @pytest.mark.django_db(transaction=True)

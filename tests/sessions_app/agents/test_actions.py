@@ -5,8 +5,8 @@ from django.db import transaction
 
 from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Group, Revision
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
@@ -24,7 +24,7 @@ def groups(db):
 
 @pytest.fixture
 def scout(groups):
-    return agents.create("scout", groups=groups, actor=ADA)
+    return agent_actions.create("scout", groups=groups, actor=ADA)
 
 
 def newest():
@@ -41,7 +41,7 @@ def said(error):
 
 
 def test_a_name_is_enough_and_gives_the_defaults_of_the_design(db):
-    agent = agents.create("scout", actor=ADA)
+    agent = agent_actions.create("scout", actor=ADA)
 
     agent.refresh_from_db()
     assert (agent.strategy, agent.mode, agent.enabled) == ("dispatch", "auto", True)
@@ -53,7 +53,7 @@ def test_a_name_is_enough_and_gives_the_defaults_of_the_design(db):
     assert (agent.catalog_budget, agent.budget) == (2_000, None)
     assert (agent.calls_in_flight, agent.calls_per_minute) == (20, 600)
     assert (agent.searches_per_minute, agent.max_sessions) == (120, 100)
-    assert agents.group_ids(agent) == []
+    assert agent_actions.group_ids(agent) == []
     assert not agent.all_groups
     assert sentence(newest()) == "ada@example.org made agent scout"
 
@@ -61,22 +61,22 @@ def test_a_name_is_enough_and_gives_the_defaults_of_the_design(db):
 def test_groups_keep_the_order_they_were_given_in(groups):
     wanted = ["mcp:files", "mcp:weather"]
 
-    agent = agents.create("scout", groups=[*wanted, "mcp:files"], actor=ADA)
+    agent = agent_actions.create("scout", groups=[*wanted, "mcp:files"], actor=ADA)
 
-    assert agents.group_ids(agent) == wanted
+    assert agent_actions.group_ids(agent) == wanted
     assert newest().after["groups"] == wanted
 
 
 def test_an_agent_with_all_groups_has_no_list_of_them(groups):
-    agent = agents.create("scout", all_groups=True, actor=ADA)
+    agent = agent_actions.create("scout", all_groups=True, actor=ADA)
 
     assert Agent.objects.get(pk=agent.pk).all_groups
-    assert agents.group_ids(agent) == []
+    assert agent_actions.group_ids(agent) == []
     assert newest().after["groups"] == "all"
 
 
 def test_settings_can_be_given_when_it_is_made(db):
-    agent = agents.create("scout", mode="full", budget=5_000, calls_per_minute=9, actor=ADA)
+    agent = agent_actions.create("scout", mode="full", budget=5_000, calls_per_minute=9, actor=ADA)
 
     agent.refresh_from_db()
     assert (agent.mode, agent.budget, agent.calls_per_minute) == ("full", 5_000, 9)
@@ -88,7 +88,7 @@ def test_settings_can_be_given_when_it_is_made(db):
 )
 def test_a_name_that_cannot_be_used_is_refused(name, db):
     with pytest.raises(Invalid) as error:
-        agents.create(name, actor=ADA)
+        agent_actions.create(name, actor=ADA)
 
     assert "name" in said(error)
     assert not Agent.objects.exists()
@@ -96,12 +96,12 @@ def test_a_name_that_cannot_be_used_is_refused(name, db):
 
 @pytest.mark.parametrize("name", ["x", "x" * 80, "Späher Nr. 1", "новый", "a&b?c=d#e%f", "new"])
 def test_a_name_may_be_anything_printable(name, db):
-    assert agents.find(agents.create(f" {name} ", actor=ADA).name).name == name
+    assert agent_actions.find(agent_actions.create(f" {name} ", actor=ADA).name).name == name
 
 
 def test_a_name_is_used_once(scout):
     with pytest.raises(Conflict) as error:
-        agents.create("scout", actor=ADA)
+        agent_actions.create("scout", actor=ADA)
 
     assert "There is an agent called scout already." in said(error)
     assert Agent.objects.count() == 1
@@ -109,7 +109,7 @@ def test_a_name_is_used_once(scout):
 
 def test_unknown_groups_are_named_with_those_that_exist_and_nothing_is_made(groups):
     with pytest.raises(NotFound) as error:
-        agents.create("scout", groups=["mcp:weather", "mcp:nope", "a\0b"], actor=ADA)
+        agent_actions.create("scout", groups=["mcp:weather", "mcp:nope", "a\0b"], actor=ADA)
 
     assert "mcp:nope" in error.value.message
     assert "mcp:weather" not in error.value.message
@@ -121,25 +121,25 @@ def test_unknown_groups_are_named_with_those_that_exist_and_nothing_is_made(grou
 
 def test_without_any_group_the_error_says_so(db):
     with pytest.raises(NotFound) as error:
-        agents.create("scout", groups=["mcp:nope"], actor=ADA)
+        agent_actions.create("scout", groups=["mcp:nope"], actor=ADA)
 
     assert "There are no groups yet." in said(error)
 
 
 def test_chosen_groups_and_all_of_them_exclude_each_other(groups):
     with pytest.raises(Invalid) as error:
-        agents.create("scout", groups=groups, all_groups=True, actor=ADA)
+        agent_actions.create("scout", groups=groups, all_groups=True, actor=ADA)
 
     assert "not both" in said(error)
     assert not Agent.objects.exists()
 
 
 def test_the_agent_and_its_first_key_are_made_together_or_not_at_all(db):
-    agent, text = agents.create_with_key("scout", actor=ADA)
-    assert keys.find(text).agent == agent
+    agent, text = agent_actions.create_with_key("scout", actor=ADA)
+    assert api_keys.find(text).agent == agent
 
     with pytest.raises(Conflict):
-        agents.create_with_key("scout", actor=ADA)
+        agent_actions.create_with_key("scout", actor=ADA)
     assert ApiKey.objects.count() == 1
 
 
@@ -180,7 +180,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_and_changes_nothing(key, valu
     before, entries = Agent.objects.values().get(), AuditEntry.objects.count()
 
     with pytest.raises(Invalid) as error:
-        agents.change(scout, actor=ADA, **{"description": "Finds things.", key: value})
+        agent_actions.change(scout, actor=ADA, **{"description": "Finds things.", key: value})
 
     assert said(error)
     assert Agent.objects.values().get() == before
@@ -188,7 +188,7 @@ def test_a_setting_that_cannot_be_meant_is_refused_and_changes_nothing(key, valu
 
 
 def test_a_change_is_audited_with_what_was_and_what_is(scout):
-    agents.change(scout, mode="full", budget=900, calls_in_flight=20, actor=ADA)
+    agent_actions.change(scout, mode="full", budget=900, calls_in_flight=20, actor=ADA)
 
     entry = newest()
     assert sentence(entry) == "ada@example.org changed settings of agent scout"
@@ -199,27 +199,27 @@ def test_a_change_is_audited_with_what_was_and_what_is(scout):
 def test_writing_what_already_stands_records_nothing(scout):
     before, revision = AuditEntry.objects.count(), Revision.current()
 
-    agents.change(scout, mode="auto", actor=ADA)
-    agents.set_groups(scout, agents.group_ids(scout), actor=ADA)
-    agents.enable(scout, actor=ADA)
+    agent_actions.change(scout, mode="auto", actor=ADA)
+    agent_actions.set_groups(scout, agent_actions.group_ids(scout), actor=ADA)
+    agent_actions.enable(scout, actor=ADA)
 
     assert AuditEntry.objects.count() == before
     assert Revision.current() == revision
 
 
 def test_a_budget_can_be_taken_away_again(scout):
-    agents.change(scout, budget=900, actor=ADA)
+    agent_actions.change(scout, budget=900, actor=ADA)
 
-    assert agents.change(scout, budget=None, actor=ADA).budget is None
+    assert agent_actions.change(scout, budget=None, actor=ADA).budget is None
 
 
 def test_renaming_to_a_name_in_use_is_refused_and_keeps_the_old_one(scout):
-    agents.create("drifter", actor=ADA)
+    agent_actions.create("drifter", actor=ADA)
 
     with pytest.raises(Conflict), transaction.atomic():
-        agents.change(scout, name="drifter", actor=ADA)
+        agent_actions.change(scout, name="drifter", actor=ADA)
 
-    assert agents.find("scout").pk == scout.pk
+    assert agent_actions.find("scout").pk == scout.pk
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_renaming_to_a_name_in_use_is_refused_and_keeps_the_old_one(scout):
 def test_the_revision_rises_when_what_the_agent_is_given_changes(change, seen, scout):
     before = Revision.current()
 
-    agents.change(scout, **change, actor=ADA)
+    agent_actions.change(scout, **change, actor=ADA)
 
     assert (Revision.current() > before) == seen
 
@@ -239,28 +239,28 @@ def test_the_revision_rises_when_what_the_agent_is_given_changes(change, seen, s
 def test_the_groups_are_replaced_as_a_whole_and_audited(scout, groups):
     before = Revision.current()
 
-    agents.set_groups(scout, ["mcp:crm", "mcp:weather"], actor=ADA)
+    agent_actions.set_groups(scout, ["mcp:crm", "mcp:weather"], actor=ADA)
 
-    assert agents.group_ids(scout) == ["mcp:crm", "mcp:weather"]
+    assert agent_actions.group_ids(scout) == ["mcp:crm", "mcp:weather"]
     assert newest().before == {"groups": groups}
     assert newest().after == {"groups": ["mcp:crm", "mcp:weather"]}
     assert Revision.current() > before
 
 
 def test_all_groups_takes_the_place_of_the_list_and_back(scout):
-    assert agents.set_groups(scout, all_groups=True, actor=ADA).all_groups
-    assert agents.group_ids(scout) == []
+    assert agent_actions.set_groups(scout, all_groups=True, actor=ADA).all_groups
+    assert agent_actions.group_ids(scout) == []
 
-    agent = agents.set_groups(scout, ["mcp:crm"], actor=ADA)
+    agent = agent_actions.set_groups(scout, ["mcp:crm"], actor=ADA)
     assert not agent.all_groups
-    assert agents.group_ids(agent) == ["mcp:crm"]
+    assert agent_actions.group_ids(agent) == ["mcp:crm"]
 
 
 def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
     with pytest.raises(NotFound):
-        agents.set_groups(scout, ["mcp:crm", "mcp:nope"], actor=ADA)
+        agent_actions.set_groups(scout, ["mcp:crm", "mcp:nope"], actor=ADA)
 
-    assert agents.group_ids(scout) == groups
+    assert agent_actions.group_ids(scout) == groups
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
 def test_one_group_is_moved_added_or_removed(act, group, left, scout):
     Group.objects.create(group_id="mcp:late", display_name="Late")
 
-    agents.arrange(scout, act, group, actor=ADA)
+    agent_actions.arrange(scout, act, group, actor=ADA)
 
-    assert agents.group_ids(scout) == left
+    assert agent_actions.group_ids(scout) == left
 
 
 @pytest.mark.parametrize(
@@ -294,17 +294,17 @@ def test_one_group_is_moved_added_or_removed(act, group, left, scout):
 )
 def test_an_act_that_cannot_be_done_is_refused(act, group, error, scout, groups):
     with pytest.raises(error) as refused:
-        agents.arrange(scout, act, group, actor=ADA)
+        agent_actions.arrange(scout, act, group, actor=ADA)
 
     assert said(refused)
-    assert agents.group_ids(scout) == groups
+    assert agent_actions.group_ids(scout) == groups
 
 
 def test_an_agent_with_all_groups_has_none_to_move(scout):
-    agents.set_groups(scout, all_groups=True, actor=ADA)
+    agent_actions.set_groups(scout, all_groups=True, actor=ADA)
 
     with pytest.raises(Conflict) as error:
-        agents.arrange(scout, "add", "mcp:files", actor=ADA)
+        agent_actions.arrange(scout, "add", "mcp:files", actor=ADA)
 
     assert "has all groups" in said(error)
 
@@ -312,28 +312,28 @@ def test_an_agent_with_all_groups_has_none_to_move(scout):
 def test_a_deleted_group_leaves_the_agent_with_the_others(scout):
     Group.objects.get(group_id="mcp:files").delete()
 
-    assert agents.group_ids(scout) == ["mcp:weather", "mcp:crm"]
+    assert agent_actions.group_ids(scout) == ["mcp:weather", "mcp:crm"]
 
 
 # --- The end ------------------------------------------------------------------------------------
 
 
 def test_disabling_and_enabling_is_recorded_once_each(scout):
-    assert not agents.disable(scout, actor=ADA).enabled
-    agents.disable(scout, actor=ADA)
-    assert agents.enable(scout, actor=ADA).enabled
+    assert not agent_actions.disable(scout, actor=ADA).enabled
+    agent_actions.disable(scout, actor=ADA)
+    assert agent_actions.enable(scout, actor=ADA).enabled
 
     verbs = AuditEntry.objects.order_by("id").values_list("verb", flat=True)
     assert list(verbs)[-2:] == ["agent.disable", "agent.enable"]
 
 
 def test_a_deleted_agent_takes_its_keys_along_and_stays_in_the_log(scout):
-    _, text = keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    _, text = api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
 
-    agents.delete(scout, actor=ADA)
+    agent_actions.delete(scout, actor=ADA)
 
     assert not Agent.objects.exists()
-    assert keys.find(text) is None
+    assert api_keys.find(text) is None
     assert sentence(newest()) == "ada@example.org deleted agent scout"
     assert newest().before["keys"] == 1
 
@@ -341,10 +341,10 @@ def test_a_deleted_agent_takes_its_keys_along_and_stays_in_the_log(scout):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda agent: agents.change(agent, mode="full", actor=ADA),
-        lambda agent: agents.set_groups(agent, all_groups=True, actor=ADA),
-        lambda agent: agents.disable(agent, actor=ADA),
-        lambda agent: agents.delete(agent, actor=ADA),
+        lambda agent: agent_actions.change(agent, mode="full", actor=ADA),
+        lambda agent: agent_actions.set_groups(agent, all_groups=True, actor=ADA),
+        lambda agent: agent_actions.disable(agent, actor=ADA),
+        lambda agent: agent_actions.delete(agent, actor=ADA),
     ],
 )
 def test_whoever_comes_after_a_deletion_is_told(write, scout):

@@ -8,8 +8,8 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
 
@@ -41,7 +41,7 @@ def groups(db):
 
 @pytest.fixture
 def scout(groups):
-    return agents.create("scout", groups=groups, actor=SYSTEM)
+    return agent_actions.create("scout", groups=groups, actor=SYSTEM)
 
 
 def is_error(answer, status, code):
@@ -164,7 +164,7 @@ def test_what_is_not_there_is_not_found(method, path, body, api, scout):
 
 def test_agents_are_listed_in_pages_at_a_fixed_cost(api, scout, django_assert_max_num_queries):
     for number in range(5):
-        agents.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
+        agent_actions.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
     names, cursor = [], ""
     while cursor is not None:
         with django_assert_max_num_queries(6):
@@ -190,7 +190,7 @@ def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
     status, made = api("POST", "/agents/scout/keys", {"name": "laptop", "days": 30})
     assert status == 201
     assert api.response["Cache-Control"] == "no-store"
-    assert keys.find(made["key"]).agent == scout
+    assert api_keys.find(made["key"]).agent == scout
     assert made["expires_at"] is not None
 
     status, new = api("POST", f"/keys/{made['prefix']}/rotate")
@@ -208,8 +208,8 @@ def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
 
 
 def test_keys_are_listed_with_their_state(api, scout):
-    made = [keys.mint(f"key {n}", "agent", agent=scout, actor=SYSTEM)[0] for n in range(3)]
-    keys.revoke(made[0], actor=SYSTEM)
+    made = [api_keys.mint(f"key {n}", "agent", agent=scout, actor=SYSTEM)[0] for n in range(3)]
+    api_keys.revoke(made[0], actor=SYSTEM)
     ApiKey.objects.filter(pk=made[1].pk).update(expires_at=timezone.now() - timedelta(days=1))
 
     _, body = api("GET", "/agents/scout/keys")
@@ -227,7 +227,7 @@ def test_keys_are_listed_with_their_state(api, scout):
 
 
 def test_keys_of_people_are_listed_beside_and_apart(api, scout):
-    keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
 
     assert {one["scope"] for one in api("GET", "/keys")[1]["items"]} == {"admin", "agent"}
     (only,) = api("GET", "/keys?scope=admin")[1]["items"]
@@ -239,7 +239,7 @@ def test_a_key_is_named_after_its_agent_unless_told(api, scout):
 
 
 def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_token):
-    key = keys.find(operator_token)
+    key = api_keys.find(operator_token)
     assert api("GET", "/agents", key=operator_token)[0] == 200
 
     status, body = api("POST", f"/keys/{key.pk}/revoke")
@@ -250,10 +250,10 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_
 
 
 def test_a_disabled_agent_is_seen_as_such(api, scout):
-    _, text = keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    _, text = api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
 
     assert api("PATCH", "/agents/scout", {"enabled": False})[1]["enabled"] is False
-    assert keys.find(text) is None
+    assert api_keys.find(text) is None
     assert api("PATCH", "/agents/scout", {"enabled": True})[1]["enabled"] is True
-    assert keys.find(text)
+    assert api_keys.find(text)
     assert api("GET", "/agents/scout")[1]["last_seen_at"] is not None

@@ -10,8 +10,8 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
 from tests.support.installation import ROOT, Installation
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
@@ -21,11 +21,11 @@ ADA = Actor("user", "ada@example.org", 1)
 
 @pytest.fixture
 def scout(db):
-    return agents.create("scout", actor=SYSTEM)
+    return agent_actions.create("scout", actor=SYSTEM)
 
 
 def mint(agent, name="laptop", **more):
-    return keys.mint(name, "agent", agent=agent, actor=ADA, **more)
+    return api_keys.mint(name, "agent", agent=agent, actor=ADA, **more)
 
 
 def everything_kept():
@@ -44,7 +44,7 @@ def age(key, **moments):
 def test_a_key_is_found_by_its_text_and_kept_as_a_digest(scout):
     key, text = mint(scout)
 
-    found = keys.find(text)
+    found = api_keys.find(text)
     assert (found.pk, found.agent, found.scope) == (key.pk, scout, "agent")
     assert text.startswith(key.prefix)
     assert len(key.prefix) == 10
@@ -56,14 +56,14 @@ def test_a_key_says_who_made_it_and_when_it_was_used(scout):
     key, text = mint(scout)
     assert (key.created_by, key.last_used_at) == ("ada@example.org", None)
 
-    keys.find(text)
+    api_keys.find(text)
     first = ApiKey.objects.get(pk=key.pk).last_used_at
-    keys.find(text)
+    api_keys.find(text)
 
     assert first is not None
     assert ApiKey.objects.get(pk=key.pk).last_used_at == first  # once a minute is enough
     age(key, last_used_at=first - timedelta(minutes=2))
-    keys.find(text)
+    api_keys.find(text)
     assert ApiKey.objects.get(pk=key.pk).last_used_at >= first
 
 
@@ -77,7 +77,7 @@ def test_no_two_keys_are_alike(scout):
 def test_what_is_no_key_finds_nothing(text, scout):
     mint(scout)
 
-    assert keys.find(text) is None
+    assert api_keys.find(text) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_no_key_finds_nothing(text, scout):
 )
 def test_a_scope_and_its_owner_must_fit(scope, with_agent, words, scout):
     with pytest.raises(Invalid) as error:
-        keys.mint("laptop", scope, agent=scout if with_agent else None, actor=ADA)
+        api_keys.mint("laptop", scope, agent=scout if with_agent else None, actor=ADA)
 
     assert words in error.value.message
     assert not ApiKey.objects.exists()
@@ -108,11 +108,11 @@ def test_a_name_that_cannot_be_kept_is_refused(name, scout):
 
 def test_a_key_ends_when_it_says(scout):
     key, text = mint(scout, expires_at=timezone.now() + timedelta(hours=1))
-    assert keys.find(text)
+    assert api_keys.find(text)
 
     age(key, expires_at=timezone.now() - timedelta(seconds=1))
 
-    assert keys.find(text) is None
+    assert api_keys.find(text) is None
 
 
 def test_a_key_that_has_expired_already_is_not_made(scout):
@@ -126,11 +126,11 @@ def test_a_revoked_key_is_refused_and_its_siblings_are_not(scout):
     key, text = mint(scout)
     _, other = mint(scout)
 
-    keys.revoke(key, actor=ADA)
-    keys.revoke(key, actor=ADA)
+    api_keys.revoke(key, actor=ADA)
+    api_keys.revoke(key, actor=ADA)
 
-    assert keys.find(text) is None
-    assert keys.find(other)
+    assert api_keys.find(text) is None
+    assert api_keys.find(other)
     entry = AuditEntry.objects.get(verb="key.revoke")
     assert sentence(entry) == f"ada@example.org revoked agent key laptop {key.prefix}…"
     assert entry.before == {"scope": "agent", "agent": "scout"}
@@ -139,18 +139,18 @@ def test_a_revoked_key_is_refused_and_its_siblings_are_not(scout):
 def test_a_disabled_agents_keys_are_refused_until_it_is_enabled(scout):
     _, text = mint(scout)
 
-    agents.disable(scout, actor=ADA)
-    assert keys.find(text) is None
+    agent_actions.disable(scout, actor=ADA)
+    assert api_keys.find(text) is None
 
-    agents.enable(scout, actor=ADA)
-    assert keys.find(text)
+    agent_actions.enable(scout, actor=ADA)
+    assert api_keys.find(text)
 
 
 def test_a_refused_key_does_not_count_as_used(scout):
     key, text = mint(scout)
-    agents.disable(scout, actor=ADA)
+    agent_actions.disable(scout, actor=ADA)
 
-    keys.find(text)
+    api_keys.find(text)
 
     assert ApiKey.objects.get(pk=key.pk).last_used_at is None
 
@@ -159,16 +159,16 @@ def test_rotating_gives_a_new_key_and_lets_the_old_one_end_in_a_day(scout):
     key, text = mint(scout)
     before = timezone.now()
 
-    new, new_text = keys.rotate(key, actor=ADA)
+    new, new_text = api_keys.rotate(key, actor=ADA)
 
     key.refresh_from_db()
-    assert keys.find(text).pk == key.pk
-    assert keys.find(new_text).pk == new.pk != key.pk
-    assert before + keys.OVERLAP <= key.expires_at <= timezone.now() + keys.OVERLAP
+    assert api_keys.find(text).pk == key.pk
+    assert api_keys.find(new_text).pk == new.pk != key.pk
+    assert before + api_keys.OVERLAP <= key.expires_at <= timezone.now() + api_keys.OVERLAP
     assert (new.name, new.agent, new.scope, new.expires_at) == ("laptop", scout, "agent", None)
     age(key, expires_at=timezone.now())
-    assert keys.find(text) is None
-    assert keys.find(new_text)
+    assert api_keys.find(text) is None
+    assert api_keys.find(new_text)
     entry = AuditEntry.objects.get(verb="key.rotate")
     assert entry.after["replaced_by"] == new.prefix
     assert new_text not in everything_kept()
@@ -179,31 +179,31 @@ def test_the_new_key_lasts_as_long_as_the_old_one_was_meant_to(scout):
     key, _ = mint(scout, expires_at=now + timedelta(days=60))
     age(key, created_at=now - timedelta(days=30))
 
-    new, _ = keys.rotate(ApiKey.objects.get(pk=key.pk), actor=ADA)
+    new, _ = api_keys.rotate(ApiKey.objects.get(pk=key.pk), actor=ADA)
 
     assert now + timedelta(days=90) <= new.expires_at <= timezone.now() + timedelta(days=90)
 
 
 def test_a_key_that_ended_or_ends_soon_is_not_rotated(scout):
     revoked, _ = mint(scout)
-    keys.revoke(revoked, actor=ADA)
+    api_keys.revoke(revoked, actor=ADA)
     rotated, _ = mint(scout)
-    keys.rotate(rotated, actor=ADA)
+    api_keys.rotate(rotated, actor=ADA)
     before = ApiKey.objects.count()
 
     for key, words in ((revoked, "revoked"), (rotated, "within 24 hours")):
         with pytest.raises(Conflict) as error:
-            keys.rotate(key, actor=ADA)
+            api_keys.rotate(key, actor=ADA)
         assert words in error.value.message
     assert ApiKey.objects.count() == before
 
 
 def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
-    key, _ = keys.mint("tests", "admin", actor=ADA)
+    key, _ = api_keys.mint("tests", "admin", actor=ADA)
 
-    new, text = keys.rotate(key, actor=ADA)
+    new, text = api_keys.rotate(key, actor=ADA)
 
-    assert (new.scope, keys.find(text).pk) == ("admin", new.pk)
+    assert (new.scope, api_keys.find(text).pk) == ("admin", new.pk)
     assert AuditEntry.objects.filter(verb="token.rotate").count() == 1
 
 
@@ -213,13 +213,13 @@ def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
 def test_a_key_is_named_by_id_or_prefix(scout):
     key, _ = mint(scout)
 
-    assert keys.named(str(key.pk)) == key == keys.named(key.prefix)
+    assert api_keys.named(str(key.pk)) == key == api_keys.named(key.prefix)
 
 
 @pytest.mark.parametrize("name", ["0", "9" * 17, "9" * 40, "tcb_nobody", "", "tcb_\0"])
 def test_a_key_that_is_not_there_is_told(name, scout):
     with pytest.raises(NotFound):
-        keys.named(name)
+        api_keys.named(name)
 
 
 def test_a_prefix_of_two_keys_names_neither(scout):
@@ -227,7 +227,7 @@ def test_a_prefix_of_two_keys_names_neither(scout):
     age(mint(scout)[0], prefix=key.prefix)
 
     with pytest.raises(Conflict) as error:
-        keys.named(key.prefix)
+        api_keys.named(key.prefix)
 
     assert "by its id" in error.value.hint
 

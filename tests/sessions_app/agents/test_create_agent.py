@@ -6,8 +6,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from catalog.models import AuditEntry
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
 from tests.support.installation import Installation
@@ -42,8 +42,8 @@ def test_json_is_one_document_with_the_agent_and_its_key(run, groups):
     made = json.loads(out)
     assert set(made) == {"agent", "key"}
     assert made["agent"] == "scout"
-    agent = keys.find(made["key"]).agent
-    assert agents.group_ids(agent) == ["mcp:files", "mcp:weather"]
+    agent = api_keys.find(made["key"]).agent
+    assert agent_actions.group_ids(agent) == ["mcp:files", "mcp:weather"]
     assert made["key"] not in json.dumps(list(AuditEntry.objects.values()), default=str)
 
 
@@ -57,7 +57,7 @@ def test_people_read_the_key_once_and_a_line_to_try_it(run, groups, settings):
     assert "It has all groups." in out
     assert "not shown again" in out
     text = next(line.strip() for line in out.splitlines() if line.startswith("  tcb_"))
-    assert keys.find(text) == key
+    assert api_keys.find(text) == key
     assert f"https://crib.example.org/api/v1/sessions -H 'Authorization: Bearer {text}'" in out
 
 
@@ -66,7 +66,7 @@ def test_an_agent_without_groups_is_legal_and_said(run, groups):
 
     assert code == 0
     assert "It has no groups, so it sees no tools yet." in out
-    assert agents.group_ids(agents.find("drifter")) == []
+    assert agent_actions.group_ids(agent_actions.find("drifter")) == []
 
 
 def test_settings_are_taken(run, groups):

@@ -7,8 +7,8 @@ import pytest
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Membership
 from servers.models import Server
-from servers.web import token_savings as saving
-from sessions_app.agents import actions as agents
+from servers.web import token_savings
+from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent, ApiKey
 from tests.sessions_app.conftest import AgentClient, shelve
 
@@ -24,7 +24,7 @@ def as_admin(client, admin):
 
 
 def weighed():
-    return saving.of(list(Server.objects.values_list("pk", flat=True)))
+    return token_savings.of(list(Server.objects.values_list("pk", flat=True)))
 
 
 @pytest.mark.parametrize("preloads", [0, 2])
@@ -126,6 +126,6 @@ def test_only_admins_make_agents_and_only_by_posting(client, operator, github):
 
 def test_a_renamed_first_agent_leaves_room_for_another(as_admin, github, admin):
     as_admin.post("/welcome/agent")
-    agents.change(Agent.objects.get(), name="ranger", actor=Actor.user(admin))
+    agent_actions.change(Agent.objects.get(), name="ranger", actor=Actor.user(admin))
     assert as_admin.post("/welcome/agent").status_code == 201
     assert set(Agent.objects.values_list("name", flat=True)) == {"ranger", "scout"}

@@ -17,9 +17,8 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, CatalogSnapshot
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.agents import snippets
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey
 from sessions_app.urls import agent_pages
 from tests.support.factories import make_server, make_tool
@@ -62,8 +61,8 @@ def scout(db):
     schema = {"type": "object", "required": ["city"], "properties": {"city": {"type": "string"}}}
     make_tool(make_server(slug="weather"), "get_forecast", inputSchema=schema)
     make_server(slug="files")
-    agent = agents.create("scout", groups=["mcp:files", "mcp:weather"], actor=SYSTEM)
-    keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)
+    agent = agent_actions.create("scout", groups=["mcp:files", "mcp:weather"], actor=SYSTEM)
+    api_keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)
     return agent
 
 
@@ -180,7 +179,7 @@ def test_an_agent_that_is_not_there_is_told_in_words(path, ada):
 
 
 def test_another_agents_key_is_not_reached_through_this_one(scout, ada):
-    agents.create("drifter", actor=SYSTEM)
+    agent_actions.create("drifter", actor=SYSTEM)
 
     answer = ada.post(f"/agents/drifter/keys/{ApiKey.objects.get().pk}/revoke")
 
@@ -195,8 +194,8 @@ def test_the_list_says_groups_keys_sessions_and_limits(scout, ada):
     open_session(scout)
     old = open_session(scout, state="closed")
     AgentSession.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(days=2))
-    agents.create("everything", all_groups=True, actor=SYSTEM)
-    agents.disable(agents.create("drifter", actor=SYSTEM), actor=SYSTEM)
+    agent_actions.create("everything", all_groups=True, actor=SYSTEM)
+    agent_actions.disable(agent_actions.create("drifter", actor=SYSTEM), actor=SYSTEM)
 
     page = text_of(ada.get("/agents"))
 
@@ -218,9 +217,9 @@ def test_a_page_costs_the_same_however_many_agents_there_are(name, scout, ada):
     ada.get(path)
     few = cost()
     for number in range(30):
-        agent = agents.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
-        keys.mint("key", "agent", agent=agent, actor=SYSTEM)
-        keys.mint("key", "agent", agent=scout, actor=SYSTEM)
+        agent = agent_actions.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
+        api_keys.mint("key", "agent", agent=agent, actor=SYSTEM)
+        api_keys.mint("key", "agent", agent=scout, actor=SYSTEM)
         make_server()
 
     assert cost() == few <= 20
@@ -260,7 +259,7 @@ def test_a_name_is_enough_and_the_key_is_shown_with_lines_that_hold_it(ada, sett
 
     assert answer.status_code == 201
     text = key_in(answer)
-    assert keys.find(text).agent.name == "scout"
+    assert api_keys.find(text).agent.name == "scout"
     page = html.unescape(answer.content.decode())
     assert f"export TOOLCRIB_KEY={text}" in page
     assert "https://crib.example.org/api/v1" in page
@@ -271,8 +270,8 @@ def test_groups_are_ticked_or_all_of_them(scout, ada):
     ada.post("/agents/new/add", {"name": "chosen", "groups": ["mcp:weather"]})
     ada.post("/agents/new/add", {"name": "everything", "all_groups": "on"})
 
-    assert agents.group_ids(agents.find("chosen")) == ["mcp:weather"]
-    assert agents.find("everything").all_groups
+    assert agent_actions.group_ids(agent_actions.find("chosen")) == ["mcp:weather"]
+    assert agent_actions.find("everything").all_groups
 
 
 @pytest.mark.parametrize(
@@ -314,7 +313,7 @@ def test_groups_are_moved_added_and_removed(act, group, left, scout, ada):
     answer = ada.post("/agents/scout/groups", {"act": act, "group": group})
 
     assert answer["Location"] == "/agents/scout"
-    assert agents.group_ids(scout) == left
+    assert agent_actions.group_ids(scout) == left
     assert AuditEntry.objects.filter(verb="agent.groups", actor_kind="user").count() == 1
 
 
@@ -337,7 +336,7 @@ def test_the_page_shows_the_groups_in_order_with_their_tools(scout, ada):
 
 
 def test_an_agent_without_groups_is_said_to_see_nothing(ada):
-    agents.create("drifter", actor=SYSTEM)
+    agent_actions.create("drifter", actor=SYSTEM)
 
     assert "This agent sees no tools" in text_of(ada.get("/agents/drifter"))
 
@@ -364,7 +363,7 @@ def test_a_key_stands_in_one_answer_and_nowhere_else(scout, ada, caplog):
         text = key_in(answer)
         assert answer.status_code == 201  # and no redirect
         assert "no-store" in answer["Cache-Control"]
-        assert keys.find(text)
+        assert api_keys.find(text)
         assert text not in str(answer.cookies) + str(dict(ada.session)) + caplog.text
         stored = [one.get_decoded() for one in Session.objects.all()]
         rows = [*ApiKey.objects.values(), *AuditEntry.objects.values(), *stored]
@@ -375,7 +374,7 @@ def test_a_key_stands_in_one_answer_and_nowhere_else(scout, ada, caplog):
 
 def test_later_a_key_is_known_by_its_prefix_its_maker_and_its_use(scout, ada):
     text = key_in(ada.post("/agents/scout/keys", {"name": "server", "days": "30"}))
-    keys.find(text)
+    api_keys.find(text)
 
     page = text_of(ada.get("/agents/scout/keys"))
 
@@ -448,13 +447,13 @@ def test_the_tool_to_try_is_one_that_changes_nothing_where_there_is_one(scout, a
         ({"groups": ["mcp:weather", "mcp:more"]}, "more__b_read"),
         ({"groups": ["mcp:weather"]}, "weather__get_forecast"),
     ):
-        agents.set_groups(scout, **groups, actor=SYSTEM)
+        agent_actions.set_groups(scout, **groups, actor=SYSTEM)
         page = html.unescape(ada.get("/agents/scout/connect").content.decode())
         assert f'"tool_name": "{tool}"' in page
 
 
 def test_no_tool_of_a_group_the_agent_lacks_is_named(scout, ada):
-    agents.set_groups(scout, ["mcp:files"], actor=SYSTEM)
+    agent_actions.set_groups(scout, ["mcp:files"], actor=SYSTEM)
     make_tool(make_server(slug="secret"), "open_vault")
 
     page = ada.get("/agents/scout/connect")
@@ -528,7 +527,7 @@ def test_sample_arguments_fill_in_what_is_required():
 
 def filled(agent, **changes):
     """The settings form as a browser sends it."""
-    names = [name for name in agents.SETTINGS if name in Agent.__dict__]
+    names = [name for name in agent_actions.SETTINGS if name in Agent.__dict__]
     values = {name: getattr(agent, name) for name in names} | changes
     return {name: "" if value is None else value for name, value in values.items()}
 
@@ -594,8 +593,8 @@ def test_deleting_needs_the_name_and_says_what_goes(scout, ada):
 
 def test_names_and_texts_are_escaped_on_every_page(ada):
     name = "<b>x&y?z=1#2</b>".replace("/", "-")
-    agents.create(name, description=HOSTILE, catalog_header=HOSTILE, actor=SYSTEM)
-    keys.mint("<i>key", "agent", agent=agents.find(name), actor=SYSTEM)
+    agent_actions.create(name, description=HOSTILE, catalog_header=HOSTILE, actor=SYSTEM)
+    api_keys.mint("<i>key", "agent", agent=agent_actions.find(name), actor=SYSTEM)
 
     for route in ("agent", "agent-keys", "agent-connect", "agent-settings"):
         page = ada.get(reverse(route, args=[name])).content.decode()

@@ -3,12 +3,12 @@
 import pytest
 from django.utils import timezone
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from servers.models import Server
-from servers.registration import actions as registry
-from sessions_app.agents import api_keys as keys
-from sessions_app.dispatch import authorization_cache as standing
+from servers.registration import actions as server_actions
+from sessions_app.agents import api_keys
+from sessions_app.dispatch import authorization_cache
 from sessions_app.models import ApiKey
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.django_db
 def agent():
     for slug in ("raw", "other"):
         fold(make_program("raw_calls", slug=slug), *map(tool_object, ("say", "later", "seen")))
-    shelf.forget()
-    standing.forget()
+    cache.forget()
+    authorization_cache.forget()
     yield make_agent_client("scout", mode="deferred")
-    standing.forget()
+    authorization_cache.forget()
 
 
 def learn(agent, session, tool="raw__say"):
-    return standing.learn(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
+    return authorization_cache.learn(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
 
 
 def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
@@ -44,18 +44,18 @@ def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
 
 def test_an_older_definition_that_a_session_loaded_is_remembered(agent):
     server = make_program("raw_calls", slug="third")
-    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, tool_object("say", description="Old words"))
     session = agent.open()
     session.load("mcp:third")
     fold(server, tool_object("say", description="New words"))
-    shelf.forget()
+    cache.forget()
     ready = learn(agent, session, "third__say")
     shown = ready.shown("third__say")
     assert shown == ready.older["third__say"]
-    assert shown not in shelf.current().definitions
+    assert shown not in cache.current().definitions
     assert ready.knows("third__say")
-    assert ready.held == standing.NAMED
+    assert ready.held == authorization_cache.NAMED
 
 
 def test_learning_notes_that_the_key_was_used(agent):
@@ -69,8 +69,8 @@ def test_learning_notes_that_the_key_was_used(agent):
 @pytest.mark.parametrize("session_id", ["nobody's", "", "a\0b", "a/b", "é" * 50])
 def test_nothing_is_learned_of_what_is_not_there(agent, session_id):
     digest = ApiKey.objects.get(agent=agent.agent).sha256
-    assert standing.learn(digest, session_id, "raw__say") is None
-    assert not standing._known
+    assert authorization_cache.learn(digest, session_id, "raw__say") is None
+    assert not authorization_cache._known
 
 
 @pytest.mark.parametrize("bound", ["sessions", "bytes"])
@@ -79,26 +79,28 @@ def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, 
     for session in sessions:
         session.load("mcp:raw")
     server = Server.objects.get(slug="raw")
-    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, *(tool_object(name, description="New") for name in ("say", "later", "seen")))
-    shelf.forget()
+    cache.forget()
     if bound == "sessions":
-        monkeypatch.setattr(standing, "MOST", 2)
+        monkeypatch.setattr(authorization_cache, "MOST", 2)
     else:
-        monkeypatch.setattr(standing, "MOST_HELD", 6 * standing.NAMED)
+        monkeypatch.setattr(authorization_cache, "MOST_HELD", 6 * authorization_cache.NAMED)
     for session in sessions:
         learn(agent, session)
-    assert [session_id for _, session_id in standing._known] == [one.id for one in sessions[2:]]
-    assert standing._held == 6 * standing.NAMED
-    standing.forget()
-    assert (standing._known, standing._held) == ({}, 0)
+    assert [session_id for _, session_id in authorization_cache._known] == [
+        one.id for one in sessions[2:]
+    ]
+    assert authorization_cache._held == 6 * authorization_cache.NAMED
+    authorization_cache.forget()
+    assert (authorization_cache._known, authorization_cache._held) == ({}, 0)
 
 
 def test_hundreds_of_tools_take_bytes(agent):
     """And each is told from the others, loaded or not."""
     names = [f"tool_{number}" for number in range(300)]
     fold(make_program("raw_calls", slug="wide"), *map(tool_object, names))
-    shelf.forget()
+    cache.forget()
     session = agent.open()
     assert session.load("mcp:wide", *(f"wide__{name}" for name in names[::3]))
     ready = learn(agent, session, "wide__tool_0")
@@ -111,38 +113,38 @@ def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
     first, second = agent.open(), agent.open()
     learn(agent, first)
     fold(make_program("raw_calls", slug="third"), tool_object("say"))
-    shelf.forget()
+    cache.forget()
     learn(agent, second)
-    assert [session_id for _, session_id in standing._known] == [second.id]
+    assert [session_id for _, session_id in authorization_cache._known] == [second.id]
 
 
 @pytest.mark.parametrize("change", ["revoked", "deleted"])
 def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, monkeypatch, change):
     """To note its use waits for whoever writes just then, and that may be its revocation."""
-    session, found = agent.open(), keys.find_by_digest
+    session, found = agent.open(), api_keys.find_by_digest
 
     def then_it_ends(digest):
         key = found(digest)
         if change == "revoked":
-            keys.revoke(ApiKey.objects.get(pk=key.pk), actor=SYSTEM)
+            api_keys.revoke(ApiKey.objects.get(pk=key.pk), actor=SYSTEM)
         else:
             ApiKey.objects.filter(pk=key.pk).delete()
         return key
 
     digest = ApiKey.objects.get(agent=agent.agent).sha256
-    monkeypatch.setattr(keys, "find_by_digest", then_it_ends)
-    assert standing.learn(digest, session.id, "raw__say") is None
-    assert not standing._known
+    monkeypatch.setattr(api_keys, "find_by_digest", then_it_ends)
+    assert authorization_cache.learn(digest, session.id, "raw__say") is None
+    assert not authorization_cache._known
 
 
 def test_a_session_is_not_learned_for_another_agent(agent):
     session, other = agent.open(), make_agent_client("other", mode="deferred")
-    assert standing.learn(other.agent.pk, session.id, "raw__say") is None
-    assert standing.learn(agent.agent.pk, session.id, "raw__say") is not None
+    assert authorization_cache.learn(other.agent.pk, session.id, "raw__say") is None
+    assert authorization_cache.learn(agent.agent.pk, session.id, "raw__say") is not None
 
 
 def test_what_is_too_old_to_be_used_is_not_kept_either(agent):
     old, new = agent.open(), agent.open()
     learn(agent, old).until = 0.0
     learn(agent, new)
-    assert [session_id for _, session_id in standing._known] == [new.id]
+    assert [session_id for _, session_id in authorization_cache._known] == [new.id]

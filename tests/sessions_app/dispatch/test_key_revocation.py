@@ -9,13 +9,11 @@ import pytest
 
 from catalog.audit import SYSTEM, Actor
 from catalog.models import Tool
-from servers.connections import calls as calling
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.dispatch import dispatcher as dispatch
-from sessions_app.dispatch import key_revocation as revoking
-from sessions_app.ledger import batch_writer as writing
+from servers.connections import calls as upstream_calls
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
+from sessions_app.dispatch import authorization_cache, dispatcher, key_revocation
+from sessions_app.ledger import batch_writer
 from sessions_app.mcp import server as mcp_server
 from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.fast_path.test_mcp_call import Door, request
@@ -29,11 +27,11 @@ WAYS = ["rest short", "rest ordinary", "mcp short", "mcp ordinary"]
 
 
 def revoke() -> None:
-    keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM)
+    api_keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM)
 
 
 def disable() -> None:
-    agents.disable(Agent.objects.get(), actor=SYSTEM)
+    agent_actions.disable(Agent.objects.get(), actor=SYSTEM)
 
 
 def inside(scenario: Any, door: Door) -> Any:
@@ -42,9 +40,9 @@ def inside(scenario: Any, door: Door) -> Any:
     async def run() -> Any:
         async with (
             asyncio.timeout(20),
-            writing.running(),
-            revoking.watching(),
-            calling.opened(),
+            batch_writer.running(),
+            key_revocation.watching(),
+            upstream_calls.opened(),
             door.endpoint.running(),
         ):
             return await scenario()
@@ -63,7 +61,7 @@ async def under_way(many: int = 1) -> None:
 def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog, monkeypatch):
     protocol, _, how = way.partition(" ")
     if how != "short":
-        monkeypatch.setattr(standing, "learn", lambda *_: None)
+        monkeypatch.setattr(authorization_cache, "learn", lambda *_: None)
     web = Web(agent.key, agent.open().id, way="remembered" if how == "short" else "ordinary")
     door = Door(agent.key, short=how == "short")
     message = request("raw__later", LATER["arguments"])
@@ -91,7 +89,7 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog,
         await in_database(act)
         said = await call
         # The cut of a request does not wait for the ledger; the ledger is written all the same.
-        await in_database(wait_for, lambda: not dispatch._carried, what="nothing is carried")
+        await in_database(wait_for, lambda: not dispatcher._carried, what="nothing is carried")
         return said
 
     status, error = inside(scenario, door)
@@ -100,24 +98,24 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog,
     row = Call.objects.latest("pk")
     assert (row.state, row.error_code) == ("unknown", "key_revoked")
     assert "Whether the tool ran is not known" in row.error_message
-    assert not revoking._under_way
+    assert not key_revocation._under_way
     gc.collect()
     assert "never retrieved" not in caplog.text
 
 
 def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
-    admin, _ = keys.mint("trier", "admin", actor=SYSTEM)
+    admin, _ = api_keys.mint("trier", "admin", actor=SYSTEM)
     tool = Tool.objects.get(name="later")
     web = Web(agent.key, agent.open().id)
     door = Door(agent.key, short=True)
 
     async def scenario():
         actor = Actor("token", admin.name, admin.pk)
-        trial = asyncio.create_task(dispatch.try_tool(tool, {"seconds": 50}, actor=actor))
+        trial = asyncio.create_task(dispatcher.try_tool(tool, {"seconds": 50}, actor=actor))
         other = asyncio.create_task(web.call({**LATER, "arguments": {"seconds": 2}}))
         await under_way(2)
-        await in_database(keys.revoke, admin, actor=SYSTEM)
-        with pytest.raises(revoking.Revoked):
+        await in_database(api_keys.revoke, admin, actor=SYSTEM)
+        with pytest.raises(key_revocation.Revoked):
             await trial
         return await other
 
@@ -139,10 +137,10 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypa
     from django.db import OperationalError
 
     away = asyncio.Event()
-    good = revoking._good
+    good = key_revocation._good
 
     def failing(wanted: Any) -> Any:
-        monkeypatch.setattr(revoking, "_good", good)
+        monkeypatch.setattr(key_revocation, "_good", good)
         loop.call_soon_threadsafe(away.set)
         raise OperationalError("no answer")
 
@@ -150,15 +148,15 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypa
         nonlocal loop
         loop = asyncio.get_running_loop()
         what = Silent((await in_database(ApiKey.objects.get)).pk)
-        revoking.enter(what)
+        key_revocation.enter(what)
         await away.wait()
         assert not what.ended.is_set()
         await in_database(revoke)
         await what.ended.wait()
-        revoking.leave(what)
+        key_revocation.leave(what)
 
     loop: Any = None
-    monkeypatch.setattr(revoking, "_good", failing)
+    monkeypatch.setattr(key_revocation, "_good", failing)
     inside(scenario, Door(agent.key, short=True))
 
 
@@ -180,4 +178,4 @@ def test_a_handshake_connection_ends_with_its_key(agent):
         return (await door.send(listing, mcp_session_id=known))[0]
 
     assert inside(scenario, door) == 401
-    assert not revoking._under_way
+    assert not key_revocation._under_way

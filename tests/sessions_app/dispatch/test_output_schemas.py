@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.definitions import validation
-from servers.connections import calls as calling
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.ledger import batch_writer as writing
+from servers.connections import calls as upstream_calls
+from sessions_app.dispatch import authorization_cache
+from sessions_app.ledger import batch_writer
 from sessions_app.models import Call
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Web
@@ -40,8 +40,8 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     server = make_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", slug="evil")
     word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
     fold(server, tool_object("ping", outputSchema=word))
-    shelf.forget()
-    standing.forget()
+    cache.forget()
+    authorization_cache.forget()
     agent = make_agent_client("scout", mode="deferred")
     upstream = Scripted(listener, evil, era=era)
     web = Web(agent.key, agent.open().id)
@@ -56,8 +56,8 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
         async with (
             asyncio.timeout(30),
             upstream.serving(),
-            writing.running(),
-            calling.opened(),
+            batch_writer.running(),
+            upstream_calls.opened(),
         ):
             body = {"tool_name": "evil__ping", "arguments": {}}
             return [await web.call(body) for _ in range(3)]
@@ -73,4 +73,4 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     assert len(upstream.calls) == 3
     assert len(compiled) == 2  # input and output, once
     assert threading.main_thread() not in compiled, "schemas are compiled off the loop"
-    standing.forget()
+    authorization_cache.forget()

@@ -15,13 +15,12 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.definitions import ingest
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Group, Revision, Tool
 from catalog.tools.actions import hold, save_custom_tool, set_call_policy
-from sessions_app.dispatch import dispatcher as dispatch
-from sessions_app.dispatch import planner as planning
-from sessions_app.ledger import calls as ledger
-from sessions_app.ledger import sql as rows
+from sessions_app.dispatch import dispatcher, planner
+from sessions_app.ledger import calls as call_ledger
+from sessions_app.ledger import sql
 from sessions_app.ledger.payloads import kept
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from tests.sessions_app.conftest import Session, make_agent_client, regroup
@@ -106,7 +105,7 @@ def test_arguments_that_match_neither_definition_need_one_correction_too(session
 
 
 def test_a_load_gives_the_newer_definition_once_a_call_was_answered_with_it(counting):
-    groups.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
+    group_actions.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
     group_id = Group.objects.get().group_id
     session = make_agent_client("late", mode="deferred").open()
     first = session.load(group_id, "count").bytes
@@ -124,7 +123,7 @@ def test_a_load_gives_the_newer_definition_once_a_call_was_answered_with_it(coun
 
 
 def test_a_session_that_loaded_nothing_is_held_to_the_newest(counting):
-    groups.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
+    group_actions.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
     session = make_agent_client("late", mode="deferred").open()
     custom(TEXT, tool=counting)
     assert session.call("count", {"n": "5"})["state"] == "client"
@@ -174,12 +173,12 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
     fold(github.follows, *tools)
     tool = Tool.objects.get(public_name="github__get_file")
     assert (tool.state, "x-mcp-header" in tool.latest.body) == ("waiting", True)
-    request = planning.CallRequest("github__get_file", {"what": "x"})
+    request = planner.CallRequest("github__get_file", {"what": "x"})
 
-    plan = planning.plan_call(agent.agent, session.id, request)
+    plan = planner.plan_call(agent.agent, session.id, request)
     assert "x-mcp-header" not in str(plan.schema)
     ingest.approve(tool, actor=SYSTEM)
-    plan = planning.plan_call(agent.agent, session.id, request)
+    plan = planner.plan_call(agent.agent, session.id, request)
     assert plan.schema["properties"]["what"] == region
 
 
@@ -242,13 +241,13 @@ def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
     CallAnswer.objects.all().delete()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    host = ledger.HOLDER.rsplit(" ", 2)[0]
+    host = call_ledger.HOLDER.rsplit(" ", 2)[0]
     Call.objects.update(state="sent", holder=f"{host} {ended.pid} 1", finished_at=None)
-    assert ledger.recover() == 1
+    assert call_ledger.recover() == 1
     row = Call.objects.get()
     assert (row.state, row.is_error, row.error_code) == ("unknown", True, "unknown_outcome")
     assert "not known" in session.call("count", {"n": 1}, Idempotency_Key="a")["error"]["message"]
-    assert ledger.recover() == 0
+    assert call_ledger.recover() == 0
 
 
 OLD = timedelta(minutes=5)
@@ -259,13 +258,13 @@ def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session
     was = AgentSession.objects.get()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=timezone.now() - OLD)
     CallAnswer.objects.all().delete()
-    assert ledger.recover() == 1
+    assert call_ledger.recover() == 1
     assert json.loads(CallAnswer.objects.get().body)["state"] == "unknown"
     events = Event.objects.count()
 
-    entry = rows.Entry.of(Call.objects.get())
-    ending = ledger.Ending("succeeded", False, [{"type": "text", "text": "late"}], tokens=5)
-    async_to_sync(ledger.finish)(entry, ending)
+    entry = sql.Entry.of(Call.objects.get())
+    ending = call_ledger.Ending("succeeded", False, [{"type": "text", "text": "late"}], tokens=5)
+    async_to_sync(call_ledger.finish)(entry, ending)
 
     assert Call.objects.get().state == "succeeded"
     again = session.call("count", {"n": 1}, Idempotency_Key="a")
@@ -280,9 +279,9 @@ def test_a_call_of_a_process_elsewhere_gets_a_minute_more_than_one_of_ours(sessi
     session.call("count", {"n": 1})
     deadline = timezone.now() - timedelta(seconds=past)
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=deadline)
-    assert ledger.recover() == given_up
-    Call.objects.update(state="sent", holder=ledger.HOLDER, deadline=deadline)
-    assert ledger.recover() == 1
+    assert call_ledger.recover() == given_up
+    Call.objects.update(state="sent", holder=call_ledger.HOLDER, deadline=deadline)
+    assert call_ledger.recover() == 1
 
 
 def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch):
@@ -291,22 +290,22 @@ def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch
     now = timezone.now()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=now + timedelta(seconds=60))
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=1))
-    assert ledger.recover() == 0
+    assert call_ledger.recover() == 0
 
 
 def test_a_call_that_is_gone_meanwhile_holds_up_nothing(session):
     session.call("count", {"n": 1})
     call = Call.objects.get()
     Call.objects.all().delete()
-    assert ledger._give_up(call) == 0
+    assert call_ledger._give_up(call) == 0
 
 
 def test_a_call_under_way_in_this_process_is_left_alone(session):
     session.call("count", {"n": 1})
     Call.objects.update(
-        state="sent", holder=ledger.HOLDER, deadline=timezone.now() + timedelta(minutes=1)
+        state="sent", holder=call_ledger.HOLDER, deadline=timezone.now() + timedelta(minutes=1)
     )
-    assert ledger.recover() == 0
+    assert call_ledger.recover() == 0
 
 
 def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
@@ -369,7 +368,9 @@ def test_the_tokens_of_a_large_result_are_estimated_from_all_over_it():
     exact, of_its_start = count(text), count(text[:100_000]) * len(text) / 100_000
     assert abs(of_its_start - exact) > 0.25 * exact
 
-    found = dispatch._tokens([{"type": "text", "text": text}], None)
+    found = dispatcher._tokens([{"type": "text", "text": text}], None)
 
     assert abs(found - exact) < 0.05 * exact
-    assert dispatch._tokens([{"type": "text", "text": text[:50_000]}], None) == count(text[:50_000])
+    assert dispatcher._tokens([{"type": "text", "text": text[:50_000]}], None) == count(
+        text[:50_000]
+    )

@@ -13,15 +13,14 @@ from django.utils import timezone
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold
-from servers.connections import calls as calling
-from sessions_app.agents import api_keys as keys
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.fast_path import mcp_call as mcp_short
-from sessions_app.ledger import batch_writer as writing
+from servers.connections import calls as upstream_calls
+from sessions_app.agents import api_keys
+from sessions_app.dispatch import authorization_cache
+from sessions_app.fast_path import mcp_call
+from sessions_app.ledger import batch_writer
 from sessions_app.mcp.endpoint import Endpoint
 from sessions_app.models import AgentSession, ApiKey, Call
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import lifecycle, rate_limits
 from sessions_app.sessions.loading import LEAST_IDLE
 from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
 from toolcrib.lib import strict_json
@@ -52,8 +51,8 @@ class Door:
     async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
         """Send a call of the newer era."""
         if not self.short:
-            standing.forget()
-            mcp_short._rolling.clear()
+            authorization_cache.forget()
+            mcp_call._rolling.clear()
         message = request() if message is None else message
         given = {
             "mcp-protocol-version": VERSION,
@@ -123,7 +122,7 @@ class Door:
             way = "ordinary"
             await self.endpoint(*args)
 
-        await mcp_short.call(scope, receive, send, ordinary)
+        await mcp_call.call(scope, receive, send, ordinary)
         self.ways.append(way)
         names = {name.decode(): text.decode() for name, text in told[0]["headers"]}
         return told[0]["status"], names, b"".join(part.get("body", b"") for part in told[1:])
@@ -136,8 +135,8 @@ def run(agent, request):
             door = Door(agent.key, short=request.param == "short")
             async with (
                 asyncio.timeout(60),
-                writing.running(),
-                calling.opened(),
+                batch_writer.running(),
+                upstream_calls.opened(),
                 door.endpoint.running(),
             ):
                 return door, await scenario(door)
@@ -218,7 +217,11 @@ def test_what_the_short_way_does_not_know_goes_the_ordinary_one(run):
 
 
 CHANGES = {
-    "key revoked": (lambda: keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM), 401, ""),
+    "key revoked": (
+        lambda: api_keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM),
+        401,
+        "",
+    ),
     "tool held": (lambda: hold(Tool.objects.get(name="say"), "why", actor=SYSTEM), 200, "why"),
 }
 
@@ -243,7 +246,7 @@ def test_a_session_that_was_closed_is_followed_by_another(run):
     async def scenario(door):
         await door.ask()
         await door.ask()
-        await in_database(lambda: opening.close(AgentSession.objects.get()))
+        await in_database(lambda: lifecycle.close(AgentSession.objects.get()))
         return await door.ask(), await door.ask()
 
     _, answers = run(scenario)
@@ -254,7 +257,7 @@ def test_a_session_that_was_closed_is_followed_by_another(run):
 def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
     """As after a quiet minute: it is looked up anew, counted, and then not the short way's."""
     counted = []
-    count = limiting.check_rate
+    count = rate_limits.check_rate
 
     def check_rate(agent, what, limit):
         counted.append(what)
@@ -264,8 +267,8 @@ def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
         await door.ask()
         long_ago = timezone.now() - timedelta(seconds=LEAST_IDLE + 5)
         await in_database(AgentSession.objects.update, last_used_at=long_ago)
-        standing.forget()
-        monkeypatch.setattr(limiting, "check_rate", check_rate)
+        authorization_cache.forget()
+        monkeypatch.setattr(rate_limits, "check_rate", check_rate)
         return await door.ask()
 
     door, (status, body) = run(scenario)
@@ -280,8 +283,8 @@ def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run
 
     async def scenario(door):
         await door.ask()
-        standing.forget()
-        monkeypatch.setattr(standing, "learn", locked)
+        authorization_cache.forget()
+        monkeypatch.setattr(authorization_cache, "learn", locked)
         return await door.ask()
 
     door, (status, body) = run(scenario)
@@ -298,7 +301,7 @@ def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
         where.append(threading.current_thread() is threading.main_thread())
         return strict_json.parsed(body)
 
-    monkeypatch.setattr(mcp_short, "parsed", parsed)
+    monkeypatch.setattr(mcp_call, "parsed", parsed)
 
     async def scenario(door):
         await door.ask()

@@ -13,22 +13,21 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold, set_call_policy
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.models import Server
-from servers.registration import actions as registry
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.dispatch import authorization_cache as standing
-from sessions_app.dispatch import dispatcher as dispatch
-from sessions_app.fast_path import rest_call as call_path
-from sessions_app.ledger import batch_writer as writing
-from sessions_app.ledger import calls as ledger
+from servers.registration import actions as server_actions
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
+from sessions_app.dispatch import authorization_cache, dispatcher
+from sessions_app.fast_path import rest_call
+from sessions_app.ledger import batch_writer
+from sessions_app.ledger import calls as call_ledger
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import lifecycle
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
@@ -44,10 +43,10 @@ BODY = {"tool_name": "raw__say", "arguments": {"result": CONTENT}}
 def agent(transactional_db):
     server = make_program("raw_calls", slug="raw")
     fold(server, tool_object("say", inputSchema=SAY), tool_object("later"), tool_object("seen"))
-    shelf.forget()
-    standing.forget()
+    cache.forget()
+    authorization_cache.forget()
     yield make_agent_client("scout", mode="deferred", calls_in_flight=3)
-    standing.forget()
+    authorization_cache.forget()
 
 
 class Answer:
@@ -75,8 +74,8 @@ class Web:
     async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
         """Send a call; `Answer.short` says which way it went."""
         if self.way != "remembered":
-            standing.forget()
-        return await self.post(call_path.call, "call", BODY if body is None else body, key, headers)
+            authorization_cache.forget()
+        return await self.post(rest_call.call, "call", BODY if body is None else body, key, headers)
 
     async def post(
         self, to: Any, what: str, body: Any, key: str | None, headers: dict[str, str]
@@ -135,14 +134,14 @@ class Web:
 def run(agent, request, monkeypatch):
     """Run a scenario with the writer and calls open, by one of the ways."""
     if request.param == "ordinary":
-        monkeypatch.setattr(standing, "learn", lambda *_: None)
+        monkeypatch.setattr(authorization_cache, "learn", lambda *_: None)
 
     def run(scenario: Any) -> Any:
         session = agent.open().id
 
         async def inside() -> Any:
             web = Web(agent.key, session, way=request.param)
-            async with asyncio.timeout(60), writing.running(), calling.opened():
+            async with asyncio.timeout(60), batch_writer.running(), upstream_calls.opened():
                 return await scenario(web)
 
         return asyncio.run(inside())
@@ -200,7 +199,7 @@ def test_both_ways_give_the_same_answer_row_and_timeline(run, agent):
     ]
     assert others == [first, first]
     assert first["state"] == "succeeded"
-    assert first["holder"] == ledger.HOLDER
+    assert first["holder"] == call_ledger.HOLDER
     assert all(row["accepted_at"] <= row["sent_at"] <= row["finished_at"] for row in rows)
     assert all(row["deadline"] - row["accepted_at"] == timedelta(seconds=60) for row in rows)
     kinds = list(Event.objects.order_by("pk").values_list("kind", flat=True))
@@ -275,7 +274,7 @@ def test_hosts_and_content_types_are_the_ordinary_ways_to_judge(run, settings):
 
 CHANGES = {
     "key revoked": (
-        lambda: keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM),
+        lambda: api_keys.revoke(ApiKey.objects.get(scope="agent"), actor=SYSTEM),
         (401, "unauthorized"),
     ),
     "key deleted": (lambda: ApiKey.objects.all().delete(), (401, "unauthorized")),
@@ -284,16 +283,19 @@ CHANGES = {
         (401, "unauthorized"),
     ),
     "agent disabled": (
-        lambda: agents.disable(Agent.objects.get(), actor=SYSTEM),
+        lambda: agent_actions.disable(Agent.objects.get(), actor=SYSTEM),
         (401, "unauthorized"),
     ),
-    "session closed": (lambda: opening.close(AgentSession.objects.get()), (409, "session_closed")),
+    "session closed": (
+        lambda: lifecycle.close(AgentSession.objects.get()),
+        (409, "session_closed"),
+    ),
     "session idle": (
         lambda: AgentSession.objects.update(last_used_at=timezone.now() - timedelta(days=2)),
         (409, "session_expired"),
     ),
     "group taken": (
-        lambda: agents.set_groups(Agent.objects.get(), [], actor=SYSTEM),
+        lambda: agent_actions.set_groups(Agent.objects.get(), [], actor=SYSTEM),
         (200, "unknown_tool"),
     ),
     "tool held": (
@@ -305,12 +307,14 @@ CHANGES = {
         (200, "denied"),
     ),
     "server disabled": (
-        lambda: registry.set_enabled(Server.objects.get(tools__name="say"), False, actor=SYSTEM),
+        lambda: server_actions.set_enabled(
+            Server.objects.get(tools__name="say"), False, actor=SYSTEM
+        ),
         (200, "server_disabled"),
     ),
     "trust made strict": (lambda: _strict(), (200, "waiting")),
     "no calls left": (
-        lambda: agents.change(Agent.objects.get(), calls_per_minute=1, actor=SYSTEM),
+        lambda: agent_actions.change(Agent.objects.get(), calls_per_minute=1, actor=SYSTEM),
         (429, "rate_limited"),
     ),
 }
@@ -321,8 +325,8 @@ def _strict() -> None:
     server = Server.objects.get(tools__name="say")
     more = {**SAY, "description": "changed"}
     fold(server, tool_object("say", inputSchema=more), tool_object("later"), tool_object("seen"))
-    shelf.current()
-    registry.change_settings(server, {"trust": "strict"}, actor=SYSTEM)
+    cache.current()
+    server_actions.change_settings(server, {"trust": "strict"}, actor=SYSTEM)
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -427,10 +431,10 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
             held.set()
             release.wait(30)
 
-        holding = asyncio.create_task(writing.committed(writing.Job(hold)))
+        holding = asyncio.create_task(batch_writer.committed(batch_writer.Job(hold)))
         await asyncio.to_thread(held.wait, 30)
         asked = asyncio.create_task(web.call())
-        await asyncio.to_thread(wait_for, lambda: writing._here._waiting)  # for its row
+        await asyncio.to_thread(wait_for, lambda: batch_writer._here._waiting)  # for its row
         web.left.set()
         if web.short:
             assert (await asked).status == 0
@@ -460,7 +464,7 @@ def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
         await in_database(wait_for, Call.objects.filter(state="sent").exists)
         web.left.set()
         await asyncio.wait({call})
-        await in_database(wait_for, lambda: not dispatch._carried)
+        await in_database(wait_for, lambda: not dispatcher._carried)
 
     run(scenario)
     row = Call.objects.get(tool_name="raw__later")
@@ -477,9 +481,9 @@ def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
         # What an hour forward does, as the ledger sees it.
         past = timezone.now() - timedelta(hours=1)
         await in_database(rows.update, deadline=past)
-        assert await in_database(ledger.recover) == 0
+        assert await in_database(call_ledger.recover) == 0
         answer = await call
-        await in_database(wait_for, lambda: not ledger.carried)
+        await in_database(wait_for, lambda: not call_ledger.carried)
         return answer
 
     assert run(scenario).json["state"] == "succeeded"
@@ -536,7 +540,7 @@ def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
         where.append(threading.current_thread() is threading.main_thread())
         return strict_json.parsed(body)
 
-    monkeypatch.setattr(call_path, "parsed", parsed)
+    monkeypatch.setattr(rest_call, "parsed", parsed)
 
     async def scenario(web):
         await web.call()
@@ -552,15 +556,15 @@ def test_an_end_that_is_being_recorded_is_not_cut_short(run):
 
     async def scenario(web):
         await web.call()
-        call = calling.call
+        call = upstream_calls.call
 
         async def call_then_stop(*args, **named):
             outcome = await call(*args, **named)
-            dispatch.give_up()
+            dispatcher.give_up()
             return outcome
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(calling, "call", call_then_stop)
+            patched.setattr(upstream_calls, "call", call_then_stop)
             return await web.call()
 
     answer = run(scenario)

@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
-from sessions_app.fast_path import rest_load_search as act_path
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
+from sessions_app.fast_path import rest_load_search
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
-from sessions_app.sessions import concurrency as crowding
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
 from tests.support.factories import fold, make_program, tool_object
@@ -54,8 +51,8 @@ ASKED: dict[str, tuple[str, Any, int, bool]] = {
 @pytest.fixture
 def agent():
     fold(make_program("raw_calls", slug="raw"), *map(tool_object, ("say", "later", "seen")))
-    shelf.forget()
-    limiting.forget()
+    cache.forget()
+    rate_limits.forget()
     return make_agent_client("scout", mode="deferred")
 
 
@@ -65,7 +62,7 @@ def ask(agent, what, body, *, session=None, key=None, ordinary=False, **headers)
     async def only_ordinary(scope: Any, receive: Any, send: Any, ordinary: Any) -> None:
         await ordinary(scope, receive, send)
 
-    to = only_ordinary if ordinary else act_path.act
+    to = only_ordinary if ordinary else rest_load_search.act
     return asyncio.run(web.post(to, what, body, key, headers))
 
 
@@ -112,14 +109,18 @@ def test_what_is_not_plain_is_for_the_ordinary_route(agent, headers):
 
 
 CHANGES = {
-    "key revoked": (lambda: keys.revoke(ApiKey.objects.get(), actor=SYSTEM), 401, "unauthorized"),
+    "key revoked": (
+        lambda: api_keys.revoke(ApiKey.objects.get(), actor=SYSTEM),
+        401,
+        "unauthorized",
+    ),
     "agent disabled": (
-        lambda: agents.set_enabled(Agent.objects.get(), False, actor=SYSTEM),
+        lambda: agent_actions.set_enabled(Agent.objects.get(), False, actor=SYSTEM),
         401,
         None,
     ),
     "session closed": (
-        lambda: opening.close(AgentSession.objects.get()),
+        lambda: lifecycle.close(AgentSession.objects.get()),
         409,
         "session_closed",
     ),
@@ -143,7 +144,7 @@ def test_others_sessions_odd_keys_and_odd_paths_are_unknown(agent):
     session = agent.open().id
     assert ask(agent, "load", ALL, session=session, key=other.key).code == "unknown_session"
     assert ask(agent, "load", ALL, session=session, key="tcb_nothing").status == 401
-    _, operator = keys.mint("reads", "operator", actor=SYSTEM)
+    _, operator = api_keys.mint("reads", "operator", actor=SYSTEM)
     assert ask(agent, "load", ALL, session=session, key=operator).status == 403
     for odd in ("", "a/b", "a\0b"):
         answer = ask(agent, "load", ALL, session=odd)
@@ -177,8 +178,8 @@ def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
         raise OperationalError("database is locked")
 
     counted = []
-    monkeypatch.setattr(limiting, "check_rate", lambda *args: counted.append(args))
-    monkeypatch.setattr(act_path.finding, "find", locked)
+    monkeypatch.setattr(rate_limits, "check_rate", lambda *args: counted.append(args))
+    monkeypatch.setattr(rest_load_search.finding, "find", locked)
     answer = ask(agent, "search", FIND)
     assert (answer.status, answer.code) == (503, "busy")
     assert len(counted) == 1
@@ -189,9 +190,9 @@ def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
 
     async def scenario() -> Answer:
         async with AsyncExitStack() as held:
-            for _ in range(crowding.AT_ONCE):
-                await held.enter_async_context(crowding.turn())
-            asking = asyncio.create_task(web.post(act_path.act, "search", FIND, None, {}))
+            for _ in range(concurrency.AT_ONCE):
+                await held.enter_async_context(concurrency.turn())
+            asking = asyncio.create_task(web.post(rest_load_search.act, "search", FIND, None, {}))
             web.left.set()
             return await asyncio.wait_for(asking, 30)
 

@@ -27,11 +27,11 @@ from openai.types.responses.response_tool_search_output_item_param_param import 
 from pydantic import TypeAdapter
 
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Group, Tool
 from catalog.tools.actions import save_custom_tool
-from sessions_app.formats import native as formats_native
-from sessions_app.formats import providers as formats
+from sessions_app.formats import native as native_formats
+from sessions_app.formats import providers
 from sessions_app.formats.native import Offer
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_server, tool_object
@@ -62,7 +62,7 @@ FORMS = {
 def preload(name):
     tool = Tool.objects.get(public_name=name)
     membership = tool.memberships.get()
-    groups.set_preload(membership.group, [tool], True, actor=SYSTEM)
+    group_actions.set_preload(membership.group, [tool], True, actor=SYSTEM)
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_anthropic_takes_the_strangest_schemas(zoo, form):
         assert SAFE.fullmatch(tool["name"])
         assert schema["type"] == "object"
         assert not {"oneOf", "anyOf", "allOf", "$schema"} & schema.keys()
-        assert all(formats.PROPERTY.fullmatch(name) for name in schema.get("properties", {}))
+        assert all(providers.PROPERTY.fullmatch(name) for name in schema.get("properties", {}))
         jsonschema_rs.meta.validate(schema)
 
 
@@ -258,7 +258,7 @@ def test_a_toolset_of_a_deferred_session_defers_nothing(zoo):
 
 def test_a_groups_own_default_counts_before_the_systems(zoo):
     """Every tool of a group that is not deferred is there at once, and no other."""
-    groups.set_deferred(Group.objects.get(group_id="mcp:zoo"), False, actor=SYSTEM)
+    group_actions.set_deferred(Group.objects.get(group_id="mcp:zoo"), False, actor=SYSTEM)
     session = zoo.open(mode="full")
     tools = native(session, "format=anthropic&native=true")
     late = [tool["name"] for tool in tools if tool.get("defer_loading")]
@@ -281,9 +281,9 @@ def test_over_ten_thousand_deferred_tools_are_refused():
     tool = {"name": "a", "description": "", "parameters": {"type": "object"}}
     offers = [Offer(tool, preloaded=False)] * 10_001
     with pytest.raises(Invalid, match=r"at most 10,000 deferred tools; this session has 10,001"):
-        formats_native.anthropic_tools(offers, "regex", tool)
+        native_formats.anthropic_tools(offers, "regex", tool)
     early = [*offers[:10_000], Offer(tool, preloaded=True)]
-    assert len(formats_native.anthropic_tools(early, "regex", tool)) == 10_002
+    assert len(native_formats.anthropic_tools(early, "regex", tool)) == 10_002
 
 
 def test_a_search_is_answered_with_references_to_what_the_session_has(zoo):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from sessions_app.ledger import batch_writer as writing
+from sessions_app.ledger import batch_writer
 from sessions_app.ledger.batch_writer import Job, committed
 from tests.support.waiting import wait_for
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def run(scenario: Any) -> Any:
     async def inside() -> Any:
-        async with asyncio.timeout(30), writing.running():
+        async with asyncio.timeout(30), batch_writer.running():
             return await scenario()
 
     return asyncio.run(inside())
@@ -33,7 +33,7 @@ async def at_once(*jobs: Job[Any]) -> list[Any]:
     first = asyncio.create_task(committed(Job(hold)))
     await asyncio.to_thread(held.wait, 20)
     tasks = [asyncio.create_task(committed(job)) for job in jobs]
-    writer = writing._here
+    writer = batch_writer._here
     assert writer is not None
     await asyncio.to_thread(wait_for, lambda: len(writer._waiting) == len(jobs))
     release.set()
@@ -67,7 +67,7 @@ def test_a_connection_that_broke_costs_nobody_a_call():
 
 
 def test_a_calls_end_is_tried_until_the_database_is_back_and_others_are_told_at_once(monkeypatch):
-    monkeypatch.setattr(writing, "PAUSE", 0)
+    monkeypatch.setattr(batch_writer, "PAUSE", 0)
     ends = [Locked(30), Locked(0)]
     found = run(lambda: at_once(Job(Locked(10**6)), *(Job(end, must=True) for end in ends)))
     assert isinstance(found[0], OperationalError)
@@ -75,7 +75,7 @@ def test_a_calls_end_is_tried_until_the_database_is_back_and_others_are_told_at_
 
 
 def test_a_calls_end_is_not_tried_for_ever(monkeypatch):
-    monkeypatch.setattr(writing, "AGAIN_WITHIN", 0.2)
+    monkeypatch.setattr(batch_writer, "AGAIN_WITHIN", 0.2)
     found = run(lambda: at_once(Job(Locked(10**6), must=True), Job(Locked(10**6), must=True)))
     assert [type(each) for each in found] == [OperationalError] * 2
 
@@ -94,7 +94,7 @@ def test_a_writer_that_fails_itself_tells_those_who_wait_and_goes_on(monkeypatch
 
     async def scenario():
         with monkeypatch.context() as once:
-            once.setattr(writing, "_fresh_connection", broken)
+            once.setattr(batch_writer, "_fresh_connection", broken)
             found = await at_once(Job(Locked(1)), Job(Locked(0)))
         return found, await committed(Job(lambda cursor: "fine"))
 
@@ -105,9 +105,9 @@ def test_a_writer_that_fails_itself_tells_those_who_wait_and_goes_on(monkeypatch
 
 def test_what_comes_after_the_end_is_refused_and_waits_for_nobody():
     async def scenario():
-        async with writing.running():
-            writer = writing._here
-        with pytest.raises(writing.Full):
+        async with batch_writer.running():
+            writer = batch_writer._here
+        with pytest.raises(batch_writer.Full):
             await writer.take(Job(lambda cursor: None))
         # One that slipped in as the thread ended.
         writer._stopping, writer._thread = False, threading.current_thread()
@@ -116,7 +116,7 @@ def test_what_comes_after_the_end_is_refused_and_waits_for_nobody():
         writer._thread = threading.Thread()
         writer._thread.start()
         writer.stop()
-        with pytest.raises(writing.Full):
+        with pytest.raises(batch_writer.Full):
             await slipped
 
     asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -8,9 +8,9 @@ from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from sessions_app.agents import api_keys as keys
-from sessions_app.dispatch import key_revocation as revoking
-from sessions_app.mcp import meta_tools as mcp_acts
+from sessions_app.agents import api_keys
+from sessions_app.dispatch import key_revocation
+from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.sessions import Client
@@ -51,7 +51,7 @@ def test_each_key_rolls_its_own_and_no_list_of_it_grows(github):
     scout = make_agent_client("scout", mode="deferred", strategy="inject")
     first, _ = mcp_sessions.rolling(ask(scout), None)
     assert first.strategy == "dispatch"
-    scout.key = keys.mint("another", "agent", agent=scout.agent, actor=SYSTEM)[1]
+    scout.key = api_keys.mint("another", "agent", agent=scout.agent, actor=SYSTEM)[1]
     second, fresh = mcp_sessions.rolling(ask(scout), None)
     assert fresh
     assert second != first
@@ -101,15 +101,15 @@ def test_only_an_agents_key_gets_in_and_only_to_its_own_sessions(scout, operator
 def test_keys_that_ended_are_known(scout):
     good = ApiKey.objects.get()
     revoked, expired = (
-        keys.mint(name, "agent", agent=scout.agent, actor=SYSTEM)[0] for name in "ab"
+        api_keys.mint(name, "agent", agent=scout.agent, actor=SYSTEM)[0] for name in "ab"
     )
-    keys.revoke(revoked, actor=SYSTEM)
+    api_keys.revoke(revoked, actor=SYSTEM)
     ApiKey.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
     asked = {good.pk, revoked.pk, expired.pk, 10**6}
-    assert revoking._good(asked) == {good.pk}
+    assert key_revocation._good(asked) == {good.pk}
     scout.agent.enabled = False
     scout.agent.save()
-    assert revoking._good(asked) == set()
+    assert key_revocation._good(asked) == set()
 
 
 def test_a_client_is_kept_with_the_session_it_came_to_first(scout):
@@ -131,11 +131,11 @@ def test_a_definition_that_the_protocol_cannot_hold_is_listed_bare(db):
     def fits(tool):
         return tool.get("outputSchema", {"type": "object"})["type"] == "object"
 
-    odd, plain = mcp_acts.listing(session, fixed=True, fits=fits)
+    odd, plain = meta_tools.listing(session, fixed=True, fits=fits)
     schema = {"type": "object"}
     assert odd == {"name": "odd__list", "description": "Lists.", "inputSchema": schema}
     assert plain["title"] == "Plain"
-    whole, _ = mcp_acts.listing(session, fixed=True, fits=lambda tool: True)
+    whole, _ = meta_tools.listing(session, fixed=True, fits=lambda tool: True)
     assert whole["outputSchema"] == {"type": "array"}
 
 
@@ -144,7 +144,7 @@ def test_what_is_behind_the_search_is_cut_to_what_clients_show(db):
         server = make_server(slug=f"server-{number:02}", name="Ünïcode " * 9)
         fold(server, tool_object("tool"))
     session = AgentSession.objects.get(session_id=make_agent_client(mode="deferred").open().id)
-    search = mcp_acts.listing(session, fixed=True, fits=bool)[0]
+    search = meta_tools.listing(session, fixed=True, fits=bool)[0]
     said = search["description"]
     assert 1800 < len(said.encode()) <= mcp_tools.LONGEST_DESCRIPTION
     shown = said.count("- `mcp:server-")

@@ -8,12 +8,12 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, GoldenQuery, GoldenRun, Revision, Tool
-from catalog.search import golden_queries as golden
-from catalog.search.embeddings import store as vectors
+from catalog.search import golden_queries
+from catalog.search.embeddings import store as vector_store
 from catalog.tools import actions as tool_writes
 from sessions_app import tasks
 from sessions_app.playground import golden_runs
-from sessions_app.playground import search as playground
+from sessions_app.playground import search as playground_search
 from tests.sessions_app.playground.test_search import text_of
 from tests.support.factories import fold, tool_object
 from tests.support.installation import ROOT
@@ -27,7 +27,7 @@ RIGHT = "github__create_issue"
 
 @pytest.fixture
 def marked(github, slack):
-    query = golden.mark("create an issue", [RIGHT], origin="api", actor=SYSTEM)
+    query = golden_queries.mark("create an issue", [RIGHT], origin="api", actor=SYSTEM)
     golden_runs.run_one(query)
     return query
 
@@ -59,7 +59,7 @@ def test_a_new_revision_is_run_once_and_says_what_broke(marked):
     assert run.scores["bm25"]["broke"] == 1
     assert run.finished_at is not None
     assert ranks(marked)["bm25"] is None
-    assert golden.broken() == [marked]
+    assert golden_queries.broken() == [marked]
 
 
 def test_a_burst_of_revisions_is_run_once_for_the_newest(marked):
@@ -119,24 +119,24 @@ def test_a_run_waits_for_the_vectors_and_then_scores_by_meaning_too(
     github, slack, settings, monkeypatch
 ):
     settings.EMBEDDINGS, settings.MODELS_DIR = True, ROOT / ".cache" / "models"
-    monkeypatch.setattr(vectors, "model", vectors.Model())
-    query = golden.mark("open a bug report", [RIGHT], origin="api", actor=SYSTEM)
-    assert vectors.model.load() is not None
+    monkeypatch.setattr(vector_store, "model", vector_store.Model())
+    query = golden_queries.mark("open a bug report", [RIGHT], origin="api", actor=SYSTEM)
+    assert vector_store.model.load() is not None
     golden_runs.run_one(query)
     assert not query.results.exists()
     assert golden_runs.run_if_due() is None
     with pytest.raises(Conflict, match="vectors are being computed"):
         golden_runs.run_now()
-    assert playground.progress() == playground.Progress(0, 7)
+    assert playground_search.progress() == playground_search.Progress(0, 7)
 
-    assert vectors.embed_missing() == 7
-    vectors.installed._looked.clear()  # it looks again after a second
+    assert vector_store.embed_missing() == 7
+    vector_store.installed._looked.clear()  # it looks again after a second
     run = golden_runs.run_if_due()
 
     assert run.scores.keys() == {"hybrid", "bm25", "embedding"}
     assert ranks(query)["embedding"] == 1
-    assert playground.progress() is None
-    shown = playground.run(playground.Asked(query="open a bug report"))
+    assert playground_search.progress() is None
+    shown = playground_search.run(playground_search.Asked(query="open a bug report"))
     assert shown.answer["strategy"] == "hybrid"
     assert shown.hits[0].embedding == 1.0
 
@@ -222,7 +222,7 @@ def test_a_drop_is_taken_for_good_or_the_query_removed(marked, signed_in):
     golden_runs.run_if_due()
 
     signed_in.post(f"/search/golden/{marked.pk}/accept")
-    assert golden.broken() == []
+    assert golden_queries.broken() == []
     assert AuditEntry.objects.filter(verb="golden.accept").exists()
     page = text_of(signed_in.get("/search/golden"))
     assert "All 1 find their answer where they did before." in page
@@ -248,7 +248,7 @@ def test_the_page_of_golden_queries_costs_no_more_with_more_of_them(
     marked, signed_in, django_assert_max_num_queries
 ):
     for number in range(30):
-        golden.mark(f"query {number}", [RIGHT], origin="api", actor=SYSTEM)
+        golden_queries.mark(f"query {number}", [RIGHT], origin="api", actor=SYSTEM)
     golden_runs.run_if_due()
     signed_in.get("/search/golden")
 

@@ -9,12 +9,12 @@ import pytest
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import AuditEntry, Revision, Tool
-from catalog.search.embeddings import store as vectors
+from catalog.search.embeddings import store as vector_store
 from catalog.tools import actions as tool_writes
 from catalog.tools import hints
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import marking
-from sessions_app.playground import search as playground
+from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import Asked
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, tool_object
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def settled():
     """Embeddings are off here; who asks first is told that the model is being loaded."""
-    vectors.model.load()
+    vector_store.model.load()
 
 
 def text_of(response):
@@ -53,7 +53,7 @@ def tool(name):
     ],
 )
 def test_the_answer_is_what_a_new_session_of_the_agent_is_given(scout, asked, sent):
-    tried = playground.run(Asked(**{**vars(asked), "agent": "scout"}))
+    tried = playground_search.run(Asked(**{**vars(asked), "agent": "scout"}))
 
     assert tried.answer == scout.open().search(**sent).json
 
@@ -62,7 +62,7 @@ def test_what_an_agent_has_at_once_is_loaded_in_its_answer(github, slack):
     group_writes.set_preload(github, [tool("github__create_issue")], True, actor=SYSTEM)
     agent = make_agent_client("sorter", mode="deferred")
 
-    told = playground.run(Asked(query="create issue", agent="sorter")).answer
+    told = playground_search.run(Asked(query="create issue", agent="sorter")).answer
 
     assert told == agent.open().search("create issue").json
     assert told["tools"][0]["loaded"]
@@ -76,7 +76,7 @@ def test_nothing_is_recorded(scout, admin, page_of):
 
 
 def test_without_an_agent_it_is_one_with_every_group(github, slack):
-    found = playground.run(Asked(query="search_code"))
+    found = playground_search.run(Asked(query="search_code"))
 
     assert {hit.name for hit in found.hits} >= {"github__search_code", "slack__search_code"}
     assert found.tools == 7
@@ -85,7 +85,7 @@ def test_without_an_agent_it_is_one_with_every_group(github, slack):
 def test_an_agent_finds_what_is_in_its_groups_and_nothing_else(github, slack):
     make_agent_client("poster", "mcp:slack")
 
-    found = playground.run(Asked(query="search code", agent="poster"))
+    found = playground_search.run(Asked(query="search code", agent="poster"))
 
     assert [hit.name for hit in found.hits] == ["slack__search_code"]
     assert found.tools == 2
@@ -161,7 +161,7 @@ def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_o
 
 
 def test_each_result_has_its_rank_its_cost_and_its_reasons(github, admin, page_of):
-    first = playground.run(Asked(query="create issue")).hits[0]
+    first = playground_search.run(Asked(query="create issue")).hits[0]
     shown = text_of(page_of(admin, "/search?q=create+issue"))
 
     assert (first.rank, first.name) == (1, "github__create_issue")
@@ -175,7 +175,9 @@ def test_each_result_has_its_rank_its_cost_and_its_reasons(github, admin, page_o
 
 
 def why(query, agent=""):
-    return {one.name: one.why for one in playground.run(Asked(query=query, agent=agent)).hidden}
+    return {
+        one.name: one.why for one in playground_search.run(Asked(query=query, agent=agent)).hidden
+    }
 
 
 def test_a_tool_of_other_groups_is_named_with_where_it_is(github, slack):
@@ -235,12 +237,15 @@ def test_no_hit_shows_near_names_and_ways_out(github, slack, admin, page_of):
 
 
 def test_the_page_begins_with_examples_of_the_persons_own_tools(github, slack, admin, page_of):
-    assert playground.examples() == ["create an issue in a repository", "do post_message for slack"]
+    assert playground_search.examples() == [
+        "create an issue in a repository",
+        "do post_message for slack",
+    ]
     hints.add(tool("github__get_file"), "example", "read a file", actor=SYSTEM)
 
     shown = page_of(admin, "/search")
 
-    assert playground.examples()[0] == "read a file"
+    assert playground_search.examples()[0] == "read a file"
     assert 'href="?q=read+a+file"' in shown.content.decode()
 
 
@@ -350,9 +355,9 @@ def test_the_page_costs_no_more_with_more_tools(
 
 
 def test_a_hint_finds_a_tool_that_its_own_words_do_not(github):
-    assert not playground.run(Asked(query="wombat", strategy="bm25")).hits
+    assert not playground_search.run(Asked(query="wombat", strategy="bm25")).hits
 
     hints.add(tool("github__get_file"), "alias", "wombat", actor=SYSTEM)
 
-    found = playground.run(Asked(query="wombat", strategy="bm25"))
+    found = playground_search.run(Asked(query="wombat", strategy="bm25"))
     assert found.hits[0].name == "github__get_file"

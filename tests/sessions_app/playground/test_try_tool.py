@@ -1,6 +1,6 @@
 """The fields of a trial: what a form can ask for, and what is left to the JSON."""
 
-from sessions_app.playground import try_tool as trying
+from sessions_app.playground import try_tool
 from sessions_app.playground.try_tool import Field
 
 
@@ -19,7 +19,7 @@ def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
         },
         "required": ["city", "tags"],
     }
-    assert trying.fields(schema) == [
+    assert try_tool.fields(schema) == [
         Field("city", "text", "Where", True),
         Field("days", "integer", "", False),
         Field("height", "number", "", False),
@@ -29,9 +29,9 @@ def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
 
 
 def test_hostile_schemas_have_no_fields_rather_than_an_error():
-    assert trying.fields({}) == []
-    assert trying.fields({"properties": [], "required": 3}) == []
+    assert try_tool.fields({}) == []
+    assert try_tool.fields({"properties": [], "required": 3}) == []
     names = {"\ud800": {"type": "string"}, "a\nb": {"type": "string"}}
-    assert trying.fields({"properties": names}) == []
+    assert try_tool.fields({"properties": names}) == []
     many = {f"p{number}": {"type": "string"} for number in range(500)}
-    assert len(trying.fields({"properties": many})) == trying.FIELDS
+    assert len(try_tool.fields({"properties": many})) == try_tool.FIELDS

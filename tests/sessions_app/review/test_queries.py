@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from sessions_app.models import Expansion
-from sessions_app.review import queries as usage
+from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter
 from sessions_app.usage import figures
 from tests.support.factories import (
@@ -42,7 +42,7 @@ def scout(db):
 
 
 def found(address):
-    page = usage.list_sessions(SessionFilter.read(QueryDict(address)))
+    page = review_queries.list_sessions(SessionFilter.read(QueryDict(address)))
     return [row.session for row in page.rows]
 
 
@@ -73,7 +73,7 @@ def test_pages_of_the_list_hold_every_session_once_and_lead_back(scout):
     made = [make_session(scout) for _ in range(7)][::-1]
 
     def turn(**cursor):
-        page = usage.list_sessions(SessionFilter(**cursor), size=3)
+        page = review_queries.list_sessions(SessionFilter(**cursor), size=3)
         return [row.session for row in page.rows], page
 
     first, page = turn()
@@ -101,14 +101,14 @@ def test_a_session_says_what_it_loaded_and_what_that_saved(scout):
         session=session, group_id="b", names=None, listed=["p", "q", "r"], sequence=2
     )
 
-    row = usage.list_sessions(SessionFilter()).rows[0]
+    row = review_queries.list_sessions(SessionFilter()).rows[0]
 
     assert row.loaded == 5
     assert row.spent == 1_000
-    assert usage.saved_percent(session) == 90
+    assert review_queries.saved_percent(session) == 90
     assert [part.kind for part in row.bar.segments] == ["preload", "rest"]
-    assert usage.saved_percent(make_session(tokens_all=0)) is None
-    assert usage.saved_percent(make_session(tokens_all=100, tokens_load=150)) == -50
+    assert review_queries.saved_percent(make_session(tokens_all=0)) is None
+    assert review_queries.saved_percent(make_session(tokens_all=100, tokens_load=150)) == -50
 
 
 # --- The timeline -------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_timeline_tells_calls_breaks_and_tokens(scout, forecast):
     make_event(session, "called", call=call)
     make_event(session, "closed", at=start + timedelta(minutes=40))
 
-    page, rows = usage.session_timeline(session)
+    page, rows = review_queries.session_timeline(session)
 
     assert page.total == 3
     assert [row.step.sentence if row.step else "gap" for row in rows] == [
@@ -144,13 +144,13 @@ def test_a_later_page_of_a_timeline_keeps_numbers_tokens_and_the_break_before_it
         make_event(session, "catalog", at=start + timedelta(seconds=at + late), tokens=10)
     session.last_used_at = start + timedelta(seconds=3604)
 
-    page, rows = usage.session_timeline(session, offset=3, size=3)
+    page, rows = review_queries.session_timeline(session, offset=3, size=3)
 
     assert page.says("step") == "4 to 5 of 5 steps"
     assert rows[0].gap.seconds == 3601
     assert [(row.step.number, row.step.context) for row in rows[1:]] == [(4, 40), (5, 50)]
-    assert usage.session_timeline(session, offset=900, size=3)[0].first == 3
-    assert usage.session_timeline(make_session(), offset=100)[1] == []
+    assert review_queries.session_timeline(session, offset=900, size=3)[0].first == 3
+    assert review_queries.session_timeline(make_session(), offset=100)[1] == []
 
 
 @pytest.mark.parametrize("offset", [0, 100])
@@ -161,7 +161,7 @@ def test_a_timeline_costs_the_same_for_few_steps_and_for_many(
         for _ in range(steps):
             make_event(session, "called", call=make_call(session, forecast))
         with django_assert_max_num_queries(3):
-            _, rows = usage.session_timeline(session, offset=offset)
+            _, rows = review_queries.session_timeline(session, offset=offset)
             assert all(row.call.definition.sha256 for row in rows if row.step)
 
     cost(make_session(scout), 2)
@@ -188,7 +188,7 @@ def test_an_export_holds_all_that_is_kept(scout, forecast, django_assert_max_num
     make_event(session, "refused", call=make_call(session, state="refused", sent_at=None))
 
     with django_assert_max_num_queries(8):
-        text = json.dumps(usage.session_export(session), cls=DjangoJSONEncoder)
+        text = json.dumps(review_queries.session_export(session), cls=DjangoJSONEncoder)
     export = json.loads(text)
 
     assert export["id"] == session.session_id
@@ -211,7 +211,7 @@ def test_rows_that_nobody_can_parse_are_still_read(scout):
     make_event(session, "searched", details="[1, 2")
     make_event(session, "loaded", details='"text"')
 
-    export = usage.session_export(session)
+    export = review_queries.session_export(session)
 
     assert export["metadata"] == "not json"
     assert [event["sentence"] for event in export["events"]] == [

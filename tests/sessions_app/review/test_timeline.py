@@ -5,9 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sessions_app.playground import try_tool as trying
-from sessions_app.review import content as contents
-from sessions_app.review import timeline
+from sessions_app.playground import try_tool
+from sessions_app.review import content, timeline
 from sessions_app.review.timeline import CallFacts, Gap, Happening, Step
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
@@ -240,7 +239,7 @@ def test_a_percentile_is_a_value_that_was_seen(values, share, found):
 
 
 def test_data_of_images_is_named_and_never_shown():
-    shown = contents.parts_of(
+    shown = content.parts_of(
         [
             {"type": "text", "text": "Sunny."},
             {"type": "image", "mimeType": "image/png", "data": "QUJD" * 1000 + "QQ=="},
@@ -266,12 +265,12 @@ def test_data_of_images_is_named_and_never_shown():
 
 
 def test_what_the_ledger_kept_is_shown_also_where_it_was_cut():
-    whole = contents.kept_parts(
+    whole = content.kept_parts(
         '{"content": [{"type": "text", "text": "a"}], "structured_content": {"b": 1}}'
     )
-    cut = contents.kept_parts('{"bytes": 20480, "cut": true, "start": "{\\"content\\": [{"}')
-    broken = contents.kept_parts('{"content": [')
-    bare = contents.kept_parts('{"answer": 1}')
+    cut = content.kept_parts('{"bytes": 20480, "cut": true, "start": "{\\"content\\": [{"}')
+    broken = content.kept_parts('{"content": [')
+    bare = content.kept_parts('{"answer": 1}')
 
     assert [one.label for one in whole] == ["text", "structured content"]
     assert (cut[0].label, cut[0].text) == (
@@ -280,15 +279,15 @@ def test_what_the_ledger_kept_is_shown_also_where_it_was_cut():
     )
     assert broken[0].text == '{"content": ['
     assert bare[0].text == '{\n  "answer": 1\n}'
-    assert contents.payload('{"bytes": 9, "cut": true, "start": "{"}').text == "{"
-    assert contents.payload("{").text == "{"
-    assert contents.payload('{"a":1}').text == '{\n  "a": 1\n}'
+    assert content.payload('{"bytes": 9, "cut": true, "start": "{"}').text == "{"
+    assert content.payload("{").text == "{"
+    assert content.payload('{"a":1}').text == '{\n  "a": 1\n}'
 
 
 def test_json_for_people_escapes_what_hides_or_reorders_and_nothing_else():
     odd = {"a\u202eb": ["städte", "\u200b", "\n"]}
 
-    text = contents.pretty(odd)
+    text = content.pretty(odd)
 
     assert "\\u202e" in text
     assert "\u202e" not in text
@@ -313,7 +312,7 @@ def test_a_skeleton_has_the_required_arguments_with_the_plainest_values():
         },
     }
 
-    assert trying.skeleton(schema) == {
+    assert try_tool.skeleton(schema) == {
         "city": "",
         "days": 3,
         "unit": "C",
@@ -324,15 +323,15 @@ def test_a_skeleton_has_the_required_arguments_with_the_plainest_values():
         "odd": "",
         "maybe": 0,
     }
-    assert trying.skeleton({"type": "object"}) == {}
-    assert trying.skeleton({"required": "city", "properties": []}) == {}
+    assert try_tool.skeleton({"type": "object"}) == {}
+    assert try_tool.skeleton({"required": "city", "properties": []}) == {}
 
 
 def test_a_schema_that_nests_itself_has_a_finite_skeleton():
     deep: dict = {"type": "object", "required": ["a"], "properties": {}}
     deep["properties"]["a"] = deep
 
-    assert trying.skeleton(deep) == {"a": {"a": {"a": {"a": {}}}}}
+    assert try_tool.skeleton(deep) == {"a": {"a": {"a": {"a": {}}}}}
 
 
 @pytest.mark.parametrize(
@@ -346,4 +345,4 @@ def test_a_schema_that_nests_itself_has_a_finite_skeleton():
     ],
 )
 def test_only_a_tool_that_claims_to_change_nothing_is_called_at_the_first_press(claims, asks):
-    assert bool(trying.why_ask_twice(claims)) is asks
+    assert bool(try_tool.why_ask_twice(claims)) is asks

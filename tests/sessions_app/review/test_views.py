@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from catalog.audit import Actor
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from sessions_app.models import Call, Expansion
 from sessions_app.urls import session_pages
 from tests.support.factories import (
@@ -43,7 +43,7 @@ def forecast(db):
 @pytest.fixture
 def ticket(db):
     shape = tool_object("open_ticket", inputSchema=SCHEMA)
-    return tools.save_custom_tool(shape, actor=Actor.command("tests"))
+    return tool_actions.save_custom_tool(shape, actor=Actor.command("tests"))
 
 
 @pytest.fixture

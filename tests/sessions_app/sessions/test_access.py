@@ -13,13 +13,13 @@ from urllib.parse import quote
 import pytest
 from django.db import transaction
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group, Tool
 from catalog.tools.actions import hold, save_custom_tool
 from sessions_app.models import Agent, AgentGroup
-from sessions_app.sessions import rate_limits as limiting
+from sessions_app.sessions import rate_limits
 from tests.sessions_app.conftest import AgentClient, make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api
@@ -85,8 +85,8 @@ def custom(name):
 
 def build(hidden):
     """The same installation with the hidden groups or without them."""
-    shelf.forget()
-    limiting.forget()
+    cache.forget()
+    rate_limits.forget()
     if hidden:
         hide_a_vault()
     shelve(
@@ -257,7 +257,7 @@ def answers_of(kind, digests, *, hidden):
         session, alone = viewer(kind)
         answers = list(ask_everything(session, digests, openings=alone))
         transaction.set_rollback(True)
-    shelf.forget()
+    cache.forget()
     return [("opened", session.opened["stats"]), *((asked, same(got)) for asked, got in answers)]
 
 

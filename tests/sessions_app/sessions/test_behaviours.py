@@ -6,13 +6,13 @@ import threading
 import pytest
 from django.db import connection
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.definitions import ingest
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
-from servers.registration import actions as registry
+from servers.registration import actions as server_actions
 from sessions_app.models import AgentSession, Call, Expansion
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_program, tool_object
@@ -35,7 +35,7 @@ def test_catalog_byte_stable_across_input_order(db):
     from servers.models import Server
 
     Server.objects.all().delete()
-    shelf.forget()
+    cache.forget()
     shelve("alpha", "three", "one", "two")
     second = make_agent_client("second", mode="deferred").open().opened
     assert first["catalog"]["text"] == second["catalog"]["text"]
@@ -166,11 +166,11 @@ def test_unknown_names_of_a_load_are_listed(session):
 
 def test_a_tool_loaded_through_a_second_group_stays_as_it_was_shown_and_where_it_stood(db):
     server = make_program("raw_calls", slug="north")
-    registry.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
+    server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, *(tool_object(name, description="Old words") for name in ("kilo", "lima", "mike")))
-    mixed = groups.create("mixed", "Mixed", actor=SYSTEM).group
+    mixed = group_actions.create("mixed", "Mixed", actor=SYSTEM).group
     inside = Tool.objects.filter(name__in=["kilo", "lima"])
-    groups.assign(mixed, list(inside), actor=SYSTEM)
+    group_actions.assign(mixed, list(inside), actor=SYSTEM)
     session = make_agent_client("scout", mode="deferred").open(strategy="inject")
     session.load("mixed", "north__kilo")
     session.load("mcp:north", "north__lima")

@@ -5,7 +5,7 @@ import threading
 
 from asgiref.sync import ThreadSensitiveContext
 
-from sessions_app.sessions import concurrency as crowding
+from sessions_app.sessions import concurrency
 from tests.support.waiting import wait_for
 
 
@@ -27,11 +27,11 @@ class Crowd:
 
     async def request(self, number):
         async with ThreadSensitiveContext():  # as Django gives each request
-            return await crowding.in_turn(self.search, number)
+            return await concurrency.in_turn(self.search, number)
 
 
 def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answered():
-    count = 4 * crowding.AT_ONCE
+    count = 4 * concurrency.AT_ONCE
 
     async def crowded():
         tasks = [asyncio.create_task(crowd.request(number)) for number in range(count)]
@@ -41,11 +41,11 @@ def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answ
 
     crowd = Crowd(count)
     asyncio.run(crowded())
-    assert crowd.most == crowding.AT_ONCE
+    assert crowd.most == concurrency.AT_ONCE
 
 
 def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_its_turn():
-    count = 3 * crowding.AT_ONCE
+    count = 3 * concurrency.AT_ONCE
     begun = []
 
     def search(number):
@@ -54,13 +54,13 @@ def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_it
 
     async def crowded():
         tasks = [
-            asyncio.create_task(crowding.to_its_end(search, number)) for number in range(count)
+            asyncio.create_task(concurrency.to_its_end(search, number)) for number in range(count)
         ]
-        await asyncio.to_thread(wait_for, lambda: crowd.inside == crowding.AT_ONCE)
+        await asyncio.to_thread(wait_for, lambda: crowd.inside == concurrency.AT_ONCE)
         for task in tasks:
             task.cancel()
-        after = asyncio.create_task(crowding.to_its_end(str, 5))
-        await asyncio.gather(*tasks[crowding.AT_ONCE :], return_exceptions=True)
+        after = asyncio.create_task(concurrency.to_its_end(str, 5))
+        await asyncio.gather(*tasks[concurrency.AT_ONCE :], return_exceptions=True)
         assert not after.done()
         for event in crowd.let_go:
             event.set()
@@ -70,7 +70,7 @@ def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_it
 
     crowd = Crowd(count)
     asyncio.run(crowded())
-    assert sorted(begun) == list(range(crowding.AT_ONCE))
+    assert sorted(begun) == list(range(concurrency.AT_ONCE))
     assert crowd.inside == 0
 
 
@@ -79,15 +79,15 @@ def test_a_search_that_fails_or_is_given_up_leaves_its_place():
         raise ValueError("no")
 
     async def attempts():
-        for _ in range(3 * crowding.AT_ONCE):
-            await asyncio.gather(crowding.in_turn(failing), return_exceptions=True)
+        for _ in range(3 * concurrency.AT_ONCE):
+            await asyncio.gather(concurrency.in_turn(failing), return_exceptions=True)
         crowd = Crowd(1)
-        held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * crowding.AT_ONCE)]
+        held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * concurrency.AT_ONCE)]
         for task in held:
             task.cancel()
         crowd.let_go[0].set()
         await asyncio.wait(held, timeout=30)
-        return await asyncio.wait_for(crowding.in_turn(str, 5), 30)
+        return await asyncio.wait_for(concurrency.in_turn(str, 5), 30)
 
     assert asyncio.run(attempts()) == "5"
 

@@ -15,14 +15,14 @@ from django.conf import settings
 from django.db import connection
 from django.utils import timezone
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold, save_custom_tool
-from servers.connections import calls as calling
+from servers.connections import calls as upstream_calls
 from servers.models import Server
 from sessions_app.models import AgentSession, Call, Event, Expansion
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import lifecycle
 from tests.sessions_app.conftest import make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
@@ -284,13 +284,13 @@ def slow(transactional_db):
     """An agent with one call in flight at most, and a server that answers after a while."""
     server = make_program("raw_calls", slug="raw")
     fold(server, *(tool_object(name) for name in ("say", "later")))
-    shelf.forget()
+    cache.forget()
     return make_agent_client("patient", mode="deferred", calls_in_flight=1)
 
 
 def with_calls(scenario):
     async def run():
-        async with asyncio.timeout(100), calling.opened():
+        async with asyncio.timeout(100), upstream_calls.opened():
             return await scenario()
 
     return asyncio.run(run())
@@ -353,7 +353,7 @@ def test_a_call_ends_well_though_its_session_expires_meanwhile(slow):
         session = await elsewhere(slow.open)
         call = await begun(session, 3)
         await elsewhere(grow_old, session, days=2)
-        assert await elsewhere(opening.expire_idle) == 1
+        assert await elsewhere(lifecycle.expire_idle) == 1
         return session, await call
 
     session, answer = with_calls(scenario)
@@ -624,7 +624,7 @@ def test_a_session_that_ended_says_how_to_go_on(session, how):
     else:
         grow_old(session, hours=25)
     if how == "expired":
-        assert opening.expire_idle() == 1
+        assert lifecycle.expire_idle() == 1
     state = "closed" if how == "closed" else "expired"
     for act, answer in acts(session).items():
         error = refused(answer, 409)

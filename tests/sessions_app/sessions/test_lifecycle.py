@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
 from sessions_app.sessions.lifecycle import decide, expire_idle
@@ -86,7 +86,7 @@ def test_the_answer_has_the_keys_of_the_contract(scout):
 
 
 def test_preloaded_tools_stand_in_the_tools_array_from_the_start(scout, github):
-    groups.set_preload(
+    group_actions.set_preload(
         github, [Tool.objects.get(public_name="github__get_file")], True, actor=SYSTEM
     )
     opened = scout.open(preload=["post_message", "nothing"]).opened
@@ -99,7 +99,7 @@ def test_preloaded_tools_stand_in_the_tools_array_from_the_start(scout, github):
 
 
 def test_a_group_that_is_not_deferred_is_given_whole(scout, slack):
-    groups.set_deferred(slack, False, actor=SYSTEM)
+    group_actions.set_deferred(slack, False, actor=SYSTEM)
     names = [tool["name"] for tool in scout.open().opened["tools"]][4:]
     assert names == ["slack__post_message", "slack__search_code"]
 
@@ -233,7 +233,7 @@ def test_a_closed_session_is_read_and_not_used(session):
 
 
 def test_a_renamed_group_is_still_loaded_by_the_name_the_model_knows(session, github):
-    groups.rename(github, group_id="mcp:code", actor=SYSTEM)
+    group_actions.rename(github, group_id="mcp:code", actor=SYSTEM)
     assert session.load("mcp:github", "get_file")["expanded"] is True
     assert session.load("mcp:code", "get_file")["expanded"] is True
 
@@ -255,6 +255,6 @@ def test_custom_tools_are_preloaded_unless_an_admin_says_otherwise(db):
     regroup("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
     agent = make_agent_client(mode="deferred")
     assert agent.open().opened["tools"][-1]["name"] == "shout"
-    groups.set_preload(Group.objects.get(), [Tool.objects.get()], False, actor=SYSTEM)
+    group_actions.set_preload(Group.objects.get(), [Tool.objects.get()], False, actor=SYSTEM)
     assert Membership.objects.get().preload is False
     assert len(agent.open().opened["tools"]) == 4

@@ -21,9 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.sessions import loading
-from sessions_app.sessions import surface as surfaces
+from sessions_app.sessions import lifecycle, loading, surface
 from tests.sessions_app.conftest import Session
 from tests.support.session_model import Loaded, ModelSession, OverBudget
 from tests.support.session_world import BARE, SHAPES, Changing, seen
@@ -83,8 +81,8 @@ class Sessions(Changing):
 
     def _keep(self, session: Session, model: ModelSession) -> tuple[Session, ModelSession]:
         self.pairs.append((session, model))
-        row = opening.find(self.client.agent, session.id)
-        self.fixed[session.id] = (surfaces.catalog_text(row)[0], surfaces.tools_array(row))
+        row = lifecycle.find(self.client.agent, session.id)
+        self.fixed[session.id] = (surface.catalog_text(row)[0], surface.tools_array(row))
         return session, model
 
     @rule(pair=sessions, at=st.integers(0, 2))
@@ -288,7 +286,7 @@ class Sessions(Changing):
         """Look at one session after the other, by the functions behind the API."""
         self.looked += 1
         for session, model in self.pairs[-1:] + self.pairs[self.looked % 7 : self.looked % 7 + 1]:
-            row = opening.find(self.client.agent, session.id)
+            row = lifecycle.find(self.client.agent, session.id)
             state = loading.state(row)["expanded_groups"]
             assert list(state) == list(model.state()), "groups stand in the order of their loads"
             assert {
@@ -299,9 +297,9 @@ class Sessions(Changing):
             assert stats["total_registered"] == len(model.offered())
             assert row.tokens_loaded == model.spent <= self.budget
             text, tools = self.fixed[session.id]
-            shown = surfaces.tools_array(row)
+            shown = surface.tools_array(row)
             if model.strategy == "dispatch":
-                assert (surfaces.catalog_text(row)[0], shown) == (text, tools)
+                assert (surface.catalog_text(row)[0], shown) == (text, tools)
             else:
                 assert shown[: len(tools)] == tools, "loaded tools are appended, never moved"
                 self.fixed[session.id] = (text, shown)

@@ -5,8 +5,8 @@ import threading
 import pytest
 from django.db import DatabaseError
 
-from catalog import cache as shelf
-from catalog.search import index as indexing
+from catalog import cache
+from catalog.search import index
 from servers.models import Server
 from sessions_app.sessions import scope, warming
 from tests.support.factories import fold, tool_object
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def warmed():
     """Have it done, and wait for the threads that are at it."""
-    warming.warm_soon(shelf.current().revision)
+    warming.warm_soon(cache.current().revision)
     for thread in threading.enumerate():
         if thread.name == "warming":
             thread.join(30)
@@ -32,7 +32,7 @@ def test_after_a_change_the_first_search_finds_its_index_ready(session, monkeypa
     def too_late(*args):
         raise AssertionError("an index was built while a search waited")
 
-    monkeypatch.setattr(indexing, "Index", too_late)
+    monkeypatch.setattr(index, "Index", too_late)
     assert "paint_a_fence" in session.search("paint a fence").bytes.decode()
 
 

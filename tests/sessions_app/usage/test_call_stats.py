@@ -6,10 +6,9 @@ import pytest
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Group, Tool
-from sessions_app.usage import call_stats as calls_seen
-from sessions_app.usage import figures
+from sessions_app.usage import call_stats, figures
 from tests.support.factories import make_call, make_server, make_session, make_tool
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +33,7 @@ def call_often(tool, times, **fields):
 
 
 def test_what_failed_is_the_same_here_and_in_the_figures_of_use():
-    assert calls_seen.FAILED == figures.FAILED
+    assert call_stats.FAILED == figures.FAILED
 
 
 def test_calls_of_thirty_days_are_counted_without_trials(weather):
@@ -44,7 +43,7 @@ def test_calls_of_thirty_days_are_counted_without_trials(weather):
     call_often(tool, 1, at=timezone.now() - timedelta(days=31))
     make_call(None, tool, path="try")
 
-    found = calls_seen.of_tools([tool.pk, other.pk])
+    found = call_stats.of_tools([tool.pk, other.pk])
 
     assert set(found) == {tool.pk}
     assert (found[tool.pk].calls, found[tool.pk].errors) == (4, 1)
@@ -57,14 +56,14 @@ def test_a_servers_calls_are_counted_by_the_hour_with_their_p95(weather):
     for hours, ms in ((0, 10), (0, 20), (3, 500), (25, 9_000)):
         make_call(session, tool, at=hour - timedelta(hours=hours), ms=ms)
 
-    found = calls_seen.of_servers([weather.pk])[weather.pk]
+    found = call_stats.of_servers([weather.pk])[weather.pk]
 
     assert found.hours == [0] * 20 + [1, 0, 0, 2]
     assert (found.calls, found.p95_ms) == (3, 500)
 
 
 def test_a_server_without_calls_has_no_latency_rather_than_none(weather):
-    found = calls_seen.of_servers([weather.pk])
+    found = call_stats.of_servers([weather.pk])
     assert weather.pk not in found
 
 
@@ -105,8 +104,8 @@ def research(weather):
     group = Group.objects.create(group_id="research", display_name="Research")
     for name, words in (("a", 3000), ("b", 3500), ("c", 4000), ("d", 4500), ("e", 10)):
         make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
-    groups.assign(group, list(weather.tools.all()), actor=SYSTEM)
-    groups.set_default_preload(group, True, actor=SYSTEM)
+    group_actions.assign(group, list(weather.tools.all()), actor=SYSTEM)
+    group_actions.set_default_preload(group, True, actor=SYSTEM)
     return group
 
 
@@ -130,7 +129,7 @@ def test_where_all_preloads_are_called_often_none_is_suggested(signed_in, resear
 
 
 def test_within_the_budget_nothing_is_suggested(signed_in, research):
-    groups.set_default_preload(research, False, actor=SYSTEM)
+    group_actions.set_default_preload(research, False, actor=SYSTEM)
 
     assert suggested(signed_in) == []
     assert "rarely called" not in signed_in.get("/groups/research").content.decode()

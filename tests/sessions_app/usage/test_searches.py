@@ -7,8 +7,8 @@ import pytest
 from django.utils import timezone
 
 from sessions_app.models import AgentSession
-from sessions_app.sessions import lifecycle as opening
-from sessions_app.usage import searches as missed
+from sessions_app.sessions import lifecycle
+from sessions_app.usage import searches
 from sessions_app.usage.filters import UsageFilter
 from tests.sessions_app.playground.test_search import text_of
 from tests.support.factories import make_agent, make_call, make_event, make_session
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 
 def read(**wanted):
-    return missed.report(UsageFilter(**wanted))
+    return searches.report(UsageFilter(**wanted))
 
 
 def ended(agent=None, **fields):
@@ -40,7 +40,7 @@ def test_real_searches_of_an_agent_are_told_apart(scout):
     session.search("create an issue")  # and takes nothing of it
     session.search("merge pull")
     session.load("mcp:github", "merge_pull", "get_file")
-    opening.close(AgentSession.objects.get())
+    lifecycle.close(AgentSession.objects.get())
 
     told = read()
 
@@ -90,14 +90,14 @@ def test_a_session_that_still_runs_may_yet_take_what_it_found(db):
 
 def test_what_was_resumed_or_tried_by_people_is_nobodys_use(db):
     loaded(ended(), "github__get_file", how="resume")
-    tried = ended(metadata=json.dumps({missed.TEST: "ada"}, separators=(",", ":")))
+    tried = ended(metadata=json.dumps({searches.TEST: "ada"}, separators=(",", ":")))
     loaded(tried, "github__get_file")
     searched(tried, "zzz")
 
     told = read()
 
     assert (told.uncalled, told.lost, told.read) == ([], [], 0)
-    assert missed.lately() == []
+    assert searches.lately() == []
 
 
 def test_it_is_narrowed_by_agent_by_group_and_by_time(github):
@@ -127,7 +127,7 @@ def test_lately_has_what_found_nothing_first_and_then_the_newest(db):
     ):
         searched(session, query, *hits, at=now - timedelta(minutes=minutes))
 
-    told = missed.lately()
+    told = searches.lately()
 
     assert [(one.query, one.first, one.times) for one in told] == [
         ("lost", "", 1),

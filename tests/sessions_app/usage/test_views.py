@@ -12,12 +12,11 @@ from django.urls import reverse
 from django.utils import timezone
 
 from catalog.audit import Actor
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership
-from catalog.tools import actions as tools
+from catalog.tools import actions as tool_actions
 from sessions_app.models import AgentSession, Expansion
-from sessions_app.usage import funnels as following
-from sessions_app.usage import tool_usage as earning
+from sessions_app.usage import funnels, tool_usage
 from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import Day
@@ -78,7 +77,7 @@ def text_of(response):
 
 
 def preload(group_id, *tools, on=True):
-    groups.set_preload(Group.objects.get(group_id=group_id), tools, on, actor=ACTOR)
+    group_actions.set_preload(Group.objects.get(group_id=group_id), tools, on, actor=ACTOR)
 
 
 # --- Counting -----------------------------------------------------------------------------------
@@ -95,7 +94,7 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     make_call(None, forecast, path="try")
     make_call(session, forecast, at=timezone.now() - timedelta(days=31))
 
-    used = earning.use(wanted())
+    used = tool_usage.use(wanted())
 
     assert (used.calls, used.errors, used.nameless) == (6, 3, 1)
     assert [(one.calls, one.errors) for one in used.days[-2:]] == [(1, 1), (5, 2)]
@@ -104,7 +103,7 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
     assert (first.error_rate, first.each, first.p50, first.p95) == (25.0, 15, 200, 900)
-    earning.add_trends(wanted(), used.tools)
+    tool_usage.add_trends(wanted(), used.tools)
     assert first.trend[-3:] == [0, 1, 3]
     assert [one.name for one in used.tools] == ["weather__get_forecast", "weather__sound_alarm"]
 
@@ -112,7 +111,7 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
 def test_time_before_anything_was_recorded_is_a_gap_and_not_zero(scout, forecast):
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=2))
 
-    days = earning.use(wanted("range=7d")).days
+    days = tool_usage.use(wanted("range=7d")).days
 
     assert [day.calls for day in days] == [None, None, None, None, 1, 0, 0]
 
@@ -124,7 +123,7 @@ def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecas
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=5))
 
     def names(address):
-        return [(one.name, one.calls) for one in earning.use(wanted(address)).tools]
+        return [(one.name, one.calls) for one in tool_usage.use(wanted(address)).tools]
 
     both = [("desk__open_ticket", 1), ("weather__get_forecast", 2)]
     assert sorted(names("")) == both
@@ -132,7 +131,7 @@ def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecas
     assert names("group=mcp:desk") == [("desk__open_ticket", 1)]
     assert names("group=nowhere") == names("agent=nobody") == []
     assert names("range=nonsense&sort=name") == both
-    assert len(earning.use(wanted("range=24h")).days) == 24
+    assert len(tool_usage.use(wanted("range=24h")).days) == 24
 
 
 @pytest.mark.parametrize(
@@ -154,7 +153,7 @@ def test_the_tools_are_sorted_by_any_column(sort, first, scout, weather):
     for _ in range(2):
         make_call(session, tools["b"], ms=10, tokens=1)
 
-    assert earning.use(wanted(f"sort={sort}")).tools[0].name == f"weather__{first}"
+    assert tool_usage.use(wanted(f"sort={sort}")).tools[0].name == f"weather__{first}"
 
 
 def test_the_caption_says_when_most_happened_and_when_most_went_wrong():
@@ -181,15 +180,15 @@ def test_what_is_preloaded_and_never_called_is_listed_with_its_cost(scout, forec
     make_call(make_session(scout), forecast)
     make_call(None, alarm, path="try")
 
-    found = earning.unused(wanted())
+    found = tool_usage.unused(wanted())
 
     assert [one.tool for one in found.places] == [alarm]
     assert (found.total, found.tokens) == (1, alarm.approved.tokens)
-    assert earning.unused(wanted("group=elsewhere")).places == []
-    assert len(earning.unused(wanted("agent=nobody")).places) == 0
+    assert tool_usage.unused(wanted("group=elsewhere")).places == []
+    assert len(tool_usage.unused(wanted("agent=nobody")).places) == 0
     make_call(make_session(make_agent("drifter")), alarm)
-    assert earning.unused(wanted()).total == 0
-    assert [one.tool for one in earning.unused(wanted("agent=scout")).places] == [alarm]
+    assert tool_usage.unused(wanted()).total == 0
+    assert [one.tool for one in tool_usage.unused(wanted("agent=scout")).places] == [alarm]
 
 
 def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, forecast, alarm):
@@ -197,38 +196,38 @@ def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, for
         names = [forecast.public_name, *([alarm.public_name] * (at < 2))]
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=names)
 
-    [place] = earning.loaded_often(wanted())
+    [place] = tool_usage.loaded_often(wanted())
 
     assert (place.tool, place.sessions, place.share) == (forecast, 4, 100)
     preload("mcp:weather", forecast)
-    assert earning.loaded_often(wanted()) == []
+    assert tool_usage.loaded_often(wanted()) == []
 
 
 def test_a_custom_tool_is_preloaded_where_nobody_said_otherwise(scout, forecast):
-    mine = tools.save_custom_tool(tool_object("mine"), actor=ACTOR)
+    mine = tool_actions.save_custom_tool(tool_object("mine"), actor=ACTOR)
     group = Group.objects.get(group_id="mcp:weather")
-    groups.assign(group, [mine], actor=ACTOR)
+    group_actions.assign(group, [mine], actor=ACTOR)
     for _ in range(3):
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=["mine"])
 
-    assert [one.tool for one in earning.unused(wanted()).places] == [mine]
-    assert earning.loaded_often(wanted()) == []
+    assert [one.tool for one in tool_usage.unused(wanted()).places] == [mine]
+    assert tool_usage.loaded_often(wanted()) == []
     preload("mcp:weather", mine, on=False)
-    assert earning.unused(wanted()).places == []
-    assert [one.tool for one in earning.loaded_often(wanted())] == [mine]
+    assert tool_usage.unused(wanted()).places == []
+    assert [one.tool for one in tool_usage.loaded_often(wanted())] == [mine]
 
 
 def test_where_only_the_newest_loads_are_read_shares_are_of_sessions_since_then(
     scout, forecast, monkeypatch
 ):
-    monkeypatch.setattr(earning, "LOADS", 3)
+    monkeypatch.setattr(tool_usage, "LOADS", 3)
     for days in (9, 8, 2, 1, 0):
         at = timezone.now() - timedelta(days=days)
         session = make_session(scout)
         AgentSession.objects.filter(pk=session.pk).update(created_at=at)
         make_event(session, "loaded", at=at, group_id="mcp:weather", names=[forecast.public_name])
 
-    [place] = earning.loaded_often(wanted())
+    [place] = tool_usage.loaded_often(wanted())
 
     assert (place.sessions, place.share) == (3, 100)
 
@@ -307,7 +306,7 @@ def test_searches_are_told_apart_by_what_came_of_them(scout, forecast):
     make_event(session, "searched", query="fog", strategy="bm25", total=1, hits=[name])
     make_event(make_session(scout), "called", call=make_call(session, forecast))
 
-    found = following.searches(wanted())
+    found = funnels.searches(wanted())
 
     assert [one.asked for one in found.lost] == ["“send fax”"]
     assert [one.asked for one in found.astray] == ["“fog”", "“storm”"]
@@ -321,9 +320,9 @@ def test_the_funnel_counts_how_far_sessions_came(scout):
     make_session(scout, calls=4)
     make_session(make_agent("drifter"))
 
-    [first, second] = following.funnels(wanted())
+    [first, second] = funnels.funnels(wanted())
 
-    assert first == following.Funnel("scout", 4, 3, 2, 1, 1)
+    assert first == funnels.Funnel("scout", 4, 3, 2, 1, 1)
     assert (second.agent, second.sessions, second.searched) == ("drifter", 1, 0)
 
 
@@ -336,7 +335,7 @@ def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, for
 
     live = holding()
     holding(state="closed")
-    assert following.old_definitions(wanted()) == []
+    assert funnels.old_definitions(wanted()) == []
 
     fold(weather, tool_object("get_forecast", description="Say tomorrow's weather."))
     forecast.refresh_from_db()
@@ -344,9 +343,9 @@ def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, for
         forecast.approved = forecast.latest
         forecast.save()
 
-    [found] = following.old_definitions(wanted())
+    [found] = funnels.old_definitions(wanted())
     assert (found.session, found.names) == (live, ["weather__get_forecast"])
-    assert following.old_definitions(wanted("agent=nobody")) == []
+    assert funnels.old_definitions(wanted("agent=nobody")) == []
 
 
 # --- The page and its tables --------------------------------------------------------------------

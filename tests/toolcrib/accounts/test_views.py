@@ -10,7 +10,7 @@ from django.test import Client
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
-from toolcrib.accounts import invitations as people
+from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of
 
@@ -35,7 +35,7 @@ def sign_in(browser, name, password):
 
 
 def test_the_setup_link_makes_the_first_admin_once(browser):
-    path = f"/setup/{people.setup_code()}"
+    path = f"/setup/{invitations.setup_code()}"
 
     answer = post(browser, path, email="Ada@Example.org", password=PASSWORD)
 
@@ -47,7 +47,7 @@ def test_the_setup_link_makes_the_first_admin_once(browser):
     assert browser.get("/").status_code == 200
     assert Client().get(path).headers["Location"] == "/sign-in"
     with pytest.raises(Conflict):
-        people.set_up("eve@example.org", PASSWORD)
+        invitations.set_up("eve@example.org", PASSWORD)
 
 
 def test_a_wrong_setup_code_is_refused_and_says_where_the_right_one_is(browser):
@@ -59,7 +59,7 @@ def test_a_wrong_setup_code_is_refused_and_says_where_the_right_one_is(browser):
 @pytest.mark.parametrize("password", ["short", "123456789012", "ada@example.org"])
 def test_a_weak_password_is_refused_with_the_reason(browser, password):
     answer = post(
-        browser, f"/setup/{people.setup_code()}", email="ada@example.org", password=password
+        browser, f"/setup/{invitations.setup_code()}", email="ada@example.org", password=password
     )
     assert answer.status_code == 422
     assert "assword" in answer.content.decode()
@@ -130,7 +130,7 @@ def test_a_session_ends_after_half_an_hour_idle_or_twelve_hours(browser, admin, 
 
 def test_changing_the_password_ends_other_sessions(browser, admin):
     sign_in(browser, admin.username, PASSWORD)
-    people.choose_password(admin, "another long and quiet river")
+    invitations.choose_password(admin, "another long and quiet river")
     assert browser.get("/").status_code == 302
 
 
@@ -145,7 +145,7 @@ def test_an_invitation_works_once_and_gives_the_role(browser, db, capsys):
     assert browser.get("/").status_code == 200
     assert Client().get(path).status_code == 404
     with pytest.raises(Conflict):
-        people.invite("otto@example.org", Role.ADMIN, actor=SYSTEM)
+        invitations.invite("otto@example.org", Role.ADMIN, actor=SYSTEM)
 
 
 def test_a_password_link_for_someone_who_is_not_there_says_so(db, capsys):

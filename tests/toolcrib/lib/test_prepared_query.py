@@ -5,10 +5,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from catalog.audit import SYSTEM
-from sessions_app.agents import actions as agents
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys
 from sessions_app.models import AgentSession, ApiKey
-from sessions_app.sessions import lifecycle as opening
+from sessions_app.sessions import lifecycle
 from sessions_app.sessions.lifecycle import Opening
 from toolcrib.lib.prepared_query import Prepared
 
@@ -21,9 +21,9 @@ def sessions_of(agent, session_id):
 
 
 def open_one():
-    agent = agents.create("scout", actor=SYSTEM)
-    parent = opening.open_session(agent, Opening(metadata={"run": "7"})).session
-    return agent, parent, opening.fork(parent)
+    agent = agent_actions.create("scout", actor=SYSTEM)
+    parent = lifecycle.open_session(agent, Opening(metadata={"run": "7"})).session
+    return agent, parent, lifecycle.fork(parent)
 
 
 def facts(row):
@@ -62,9 +62,9 @@ def test_each_asking_is_one_question_and_values_are_never_kept():
 
 
 def test_many_rows_keep_their_order_and_hostile_values_are_only_values():
-    agent = agents.create("scout", actor=SYSTEM)
+    agent = agent_actions.create("scout", actor=SYSTEM)
     for name in ("b", "a", "c"):
-        keys.mint(name, "agent", agent=agent, actor=SYSTEM)
+        api_keys.mint(name, "agent", agent=agent, actor=SYSTEM)
     asked = Prepared(1, lambda agent: ApiKey.objects.filter(agent=agent).order_by("name"))
     assert [key.name for key in asked.all(agent.pk)] == ["a", "b", "c"]
     by_name = Prepared(1, lambda name: ApiKey.objects.filter(name=name))

@@ -6,10 +6,10 @@ import pytest
 
 from catalog.audit import SYSTEM
 from catalog.models import Vector
-from catalog.search.embeddings import encoder as meaning
-from catalog.search.embeddings import store as vectors
+from catalog.search.embeddings import encoder
+from catalog.search.embeddings import store as vector_store
 from servers.models import Server
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from tests.support.factories import make_agent, make_server, make_tool
 from toolcrib.accounts.invitations import password_path, setup_code
 from toolcrib.pages import about
@@ -36,15 +36,17 @@ def test_the_report_names_versions_database_tokenizer_and_counts(settings):
 
 
 def test_it_says_how_far_search_is(settings, monkeypatch):
-    monkeypatch.setattr(vectors, "model", vectors.Model())
+    monkeypatch.setattr(vector_store, "model", vector_store.Model())
     make_tool(make_server(slug="weather"), group=True)
     assert "Search: by words only: embeddings are turned off in this installation\n" in said()
 
     settings.EMBEDDINGS = True
-    monkeypatch.setattr(vectors, "model", vectors.Model())
+    monkeypatch.setattr(vector_store, "model", vector_store.Model())
     assert "Search: vectors of 0 of 1 texts are made\n" in said()
 
-    Vector.objects.create(model=meaning.MODEL, text_sha256=next(iter(vectors.wanted())), data=b"")
+    Vector.objects.create(
+        model=encoder.MODEL, text_sha256=next(iter(vector_store.wanted())), data=b""
+    )
     assert "Search: by words and meaning, 1 texts\n" in said()
 
 
@@ -62,7 +64,7 @@ def test_planted_secrets_names_and_addresses_are_not_in_the_page(
     settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_SECRET_KEY"})
     server = make_server(slug="weather", name=CANARY, url=f"https://{CANARY}.example/mcp")
     agent = make_agent(f"agent-{CANARY}")
-    key = keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)[1]
+    key = api_keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)[1]
 
     page = page_of(admin, "/settings/about").content.decode()
 

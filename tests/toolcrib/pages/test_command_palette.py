@@ -9,7 +9,7 @@ from django.urls import resolve
 from catalog.models import Group
 from tests.support.factories import make_agent, make_server, make_session, make_tool
 from toolcrib.lib.roles import Role
-from toolcrib.pages import command_palette as palette
+from toolcrib.pages import command_palette
 from toolcrib.pages.navigation import context
 
 pytestmark = pytest.mark.django_db
@@ -27,7 +27,7 @@ def things():
 def labels(query, role=Role.ADMIN):
     return {
         section.name: [choice.label for choice in section.choices]
-        for section in palette.find(query, role)
+        for section in command_palette.find(query, role)
     }
 
 
@@ -67,7 +67,7 @@ def test_the_palette_knows_every_destination_of_the_navigation_with_its_keys(rf,
     request = rf.get("/")
     request.user = admin
     nav = [item for section in context(request)["shell"]["nav"] for item in section["items"]]
-    pages = palette.find("", Role.ADMIN)[0].choices
+    pages = command_palette.find("", Role.ADMIN)[0].choices
     known = {(choice.url, choice.keys) for choice in pages}
     assert nav
     for item in nav:
@@ -76,11 +76,13 @@ def test_the_palette_knows_every_destination_of_the_navigation_with_its_keys(rf,
 
 def test_an_operator_is_offered_nothing_that_the_operator_may_not_open(things, operator, client):
     client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
-    verbs = {choice.label for choice in palette.find("", Role.OPERATOR)[1].choices}
+    verbs = {choice.label for choice in command_palette.find("", Role.OPERATOR)[1].choices}
     assert "Add server" not in verbs
     assert "Make a group" not in verbs
     assert "Do" not in labels("sync weather", Role.OPERATOR)
-    for section in palette.find("e", Role.OPERATOR) + palette.find("", Role.OPERATOR):
+    for section in command_palette.find("e", Role.OPERATOR) + command_palette.find(
+        "", Role.OPERATOR
+    ):
         for choice in section.choices:
             assert resolve(choice.url.partition("#")[0]).func.needed_role <= Role.OPERATOR
             assert client.get(choice.url, follow=True).status_code == 200, choice.url
@@ -88,14 +90,16 @@ def test_an_operator_is_offered_nothing_that_the_operator_may_not_open(things, o
 
 def test_every_choice_of_an_admin_opens(things, admin, client):
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
-    for section in palette.find("", Role.ADMIN) + palette.find("weather", Role.ADMIN):
+    for section in command_palette.find("", Role.ADMIN) + command_palette.find(
+        "weather", Role.ADMIN
+    ):
         for choice in section.choices:
             assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
 def test_sync_is_a_verb_that_posts_and_leaves_out_what_is_disabled(things, admin, client):
     make_server(slug="idle", name="Weather of old", enabled=False)
-    found = palette.find("sync weather", Role.ADMIN)
+    found = command_palette.find("sync weather", Role.ADMIN)
     (sync,) = next(section for section in found if section.name == "Do").choices
     assert (sync.label, sync.posts) == ("Sync Weather station", True)
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
@@ -126,7 +130,7 @@ def test_a_search_takes_as_many_queries_with_many_rows(
     page_of(admin, "/palette?q=weather")
     with django_assert_max_num_queries(9):  # session, person, six searches, and one to spare
         answer = client.get("/palette?q=weather", headers={"HX-Request": "true"})
-    assert answer.text.count('role="option"') <= 7 * palette.EACH
+    assert answer.text.count('role="option"') <= 7 * command_palette.EACH
 
 
 def test_outsiders_find_nothing(page_of, outsider):

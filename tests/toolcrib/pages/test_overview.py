@@ -8,10 +8,10 @@ from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM, Actor
-from catalog.groups import actions as groups
+from catalog.groups import actions as group_actions
 from catalog.models import Group, Tool
 from servers.models import Server
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
 from tests.support.factories import (
     fold,
@@ -99,7 +99,7 @@ def test_a_changed_definition_waits_for_a_decision(weather):
     ],
 )
 def test_a_key_that_ends_within_a_week_is_told(db, left, said):
-    key, _ = keys.mint(
+    key, _ = api_keys.mint(
         "laptop",
         "agent",
         agent=make_agent("scout"),
@@ -113,13 +113,13 @@ def test_a_key_that_ends_within_a_week_is_told(db, left, said):
 def test_keys_that_last_or_are_gone_or_were_replaced_are_not_told(db):
     soon = timezone.now() + timedelta(days=2)
     later = timezone.now() + timedelta(days=8)
-    keys.mint("long", "agent", agent=make_agent("a"), actor=SYSTEM, expires_at=later)
-    revoked, _ = keys.mint("r", "agent", agent=make_agent("b"), actor=SYSTEM, expires_at=soon)
-    keys.revoke(revoked, actor=SYSTEM)
+    api_keys.mint("long", "agent", agent=make_agent("a"), actor=SYSTEM, expires_at=later)
+    revoked, _ = api_keys.mint("r", "agent", agent=make_agent("b"), actor=SYSTEM, expires_at=soon)
+    api_keys.revoke(revoked, actor=SYSTEM)
     off = make_agent("c", enabled=False)
-    keys.mint("off", "agent", agent=off, actor=SYSTEM, expires_at=soon)
-    rotated, _ = keys.mint("d", "agent", agent=make_agent("d"), actor=SYSTEM)
-    keys.rotate(rotated, actor=SYSTEM)
+    api_keys.mint("off", "agent", agent=off, actor=SYSTEM, expires_at=soon)
+    rotated, _ = api_keys.mint("d", "agent", agent=make_agent("d"), actor=SYSTEM)
+    api_keys.rotate(rotated, actor=SYSTEM)
     assert sentences() == []
 
     # Still used after its replacement was made: somebody forgot to change it.
@@ -128,8 +128,8 @@ def test_keys_that_last_or_are_gone_or_were_replaced_are_not_told(db):
 
 
 def test_a_chosen_group_that_lost_a_tool_and_could_gain_one_is_told(weather):
-    group = groups.create("research", "Research", actor=SYSTEM).group
-    groups.assign(group, list(Tool.objects.filter(server=weather)), actor=SYSTEM)
+    group = group_actions.create("research", "Research", actor=SYSTEM).group
+    group_actions.assign(group, list(Tool.objects.filter(server=weather)), actor=SYSTEM)
     assert sentences() == []
     fold(weather, tool_object("get_forecast"), tool_object("get_tides"))
     assert sentences() == [
@@ -139,11 +139,11 @@ def test_a_chosen_group_that_lost_a_tool_and_could_gain_one_is_told(weather):
 
 
 def test_a_group_that_preloads_over_the_budget_is_told(weather):
-    group = groups.create("research", "Research", actor=SYSTEM).group
+    group = group_actions.create("research", "Research", actor=SYSTEM).group
     long = "Return " + "rain and snow " * 1500
-    groups.assign(group, [make_tool(weather, "long", description=long)], actor=SYSTEM)
+    group_actions.assign(group, [make_tool(weather, "long", description=long)], actor=SYSTEM)
     assert sentences() == []
-    groups.set_default_preload(group, True, actor=SYSTEM)
+    group_actions.set_default_preload(group, True, actor=SYSTEM)
     [said] = sentences()
     assert re.fullmatch(r"Research preloads ≈[\d,]+ tokens into each session, over 4,000\.", said)
     assert attention.items()[0].url == "/groups/research"
@@ -264,13 +264,13 @@ def test_the_page_asks_no_more_queries_for_many_rows(
         server = make_server(slug=f"s{number}", state="failing")
         make_tool(server)
         agent = make_agent(f"agent-{number}", max_sessions=1)
-        keys.mint(
+        api_keys.mint(
             "k", "agent", agent=agent, actor=SYSTEM, expires_at=timezone.now() + timedelta(days=1)
         )
         session = make_session(agent)
         make_call(session, tool)
-        group = groups.create(f"g{number}", f"G{number}", actor=SYSTEM).group
-        groups.assign(group, [tool], actor=SYSTEM)
+        group = group_actions.create(f"g{number}", f"G{number}", actor=SYSTEM).group
+        group_actions.assign(group, [tool], actor=SYSTEM)
     fold(weather, tool_object("get_tides"))
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     client.get("/")
@@ -329,7 +329,7 @@ def test_first_steps_are_ticked_as_they_are_done_and_can_be_dismissed(
 
 
 def test_a_group_that_a_person_changed_was_looked_at(weather, client, admin):
-    groups.edit(Group.objects.get(), display_name="Sky", actor=Actor.user(admin))
+    group_actions.edit(Group.objects.get(), display_name="Sky", actor=Actor.user(admin))
     assert overview.first_steps(looked=False)[1].done
 
 

@@ -7,7 +7,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from catalog import cache as shelf
+from catalog import cache
 from tests.support.every_page import asks
 from tests.support.growing import grow
 from tests.support.seeding import admin, seed
@@ -45,7 +45,7 @@ def asked(client):
 
     def count(examples, before=None):
         client.force_login(admin(), backend="django.contrib.auth.backends.ModelBackend")
-        shelf.forget()
+        cache.forget()
         found = {}
         for one in asks(examples):
             answer = ask(one)

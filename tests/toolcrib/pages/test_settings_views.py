@@ -10,7 +10,7 @@ from catalog import preferences
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
 from tests.conftest import make_person
-from toolcrib.accounts import invitations as people
+from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of
 
@@ -175,9 +175,9 @@ def test_a_disabled_person_is_out_at_once_and_may_come_back(as_admin, as_operato
 
 @pytest.mark.parametrize(("act", "fields"), [("disable", {}), ("role", {"role": "operator"})])
 def test_the_last_admin_stays(as_admin, admin, act, fields):
-    people.invite("eve@example.org", Role.ADMIN, actor=SYSTEM)  # who has not joined
+    invitations.invite("eve@example.org", Role.ADMIN, actor=SYSTEM)  # who has not joined
     gone = make_person("zoe@example.org", Role.ADMIN)
-    people.set_active(gone, False, actor=SYSTEM)
+    invitations.set_active(gone, False, actor=SYSTEM)
 
     answer = as_admin.post(f"/settings/people/{admin.pk}/{act}", fields, follow=True)
 
@@ -189,9 +189,9 @@ def test_the_last_admin_stays(as_admin, admin, act, fields):
 def test_an_admin_may_go_when_another_stays(admin):
     make_person("bo@example.org", Role.ADMIN)
 
-    people.set_active(admin, False, actor=SYSTEM)
+    invitations.set_active(admin, False, actor=SYSTEM)
     with pytest.raises(Conflict):
-        people.change_role(
+        invitations.change_role(
             User.objects.get(username="bo@example.org"), Role.OPERATOR, actor=Actor.command("x")
         )
 

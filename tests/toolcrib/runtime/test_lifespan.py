@@ -3,7 +3,7 @@
 import asyncio
 
 from tests.support.waiting import wait_for
-from toolcrib.runtime import lifespan as runtime
+from toolcrib.runtime import lifespan
 
 
 def test_a_step_of_the_schedule_that_fails_keeps_no_other_from_being_done(monkeypatch, caplog):
@@ -13,12 +13,12 @@ def test_a_step_of_the_schedule_that_fails_keeps_no_other_from_being_done(monkey
         done.append("failed")
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(runtime.due, "send_due", fails)
+    monkeypatch.setattr(lifespan.due, "send_due", fails)
     for name in ("send_embedding", "send_golden", "tidy"):
-        monkeypatch.setattr(runtime, name, lambda name=name: done.append(name))
+        monkeypatch.setattr(lifespan, name, lambda name=name: done.append(name))
 
     async def scenario():
-        schedule = asyncio.create_task(runtime._schedule())
+        schedule = asyncio.create_task(lifespan._schedule())
         await asyncio.to_thread(wait_for, lambda: "tidy" in done)
         assert not schedule.done()
         schedule.cancel()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.installation import ROOT
 from tests.support.waiting import wait_for
-from toolcrib.runtime import memory_tuning as collecting
+from toolcrib.runtime import memory_tuning
 from toolcrib.runtime.memory_tuning import ALL_EVERY, AT_LATEST, EVERY, QUIET, Collector
 
 
@@ -26,7 +26,7 @@ class Thing:
 def collector():
     """One that has just looked at everything, at second 0, and Python's own way after it."""
     usual = gc.get_threshold()
-    gc.set_threshold(*usual[:2], collecting.NEVER)
+    gc.set_threshold(*usual[:2], memory_tuning.NEVER)
     made = Collector()
     made._collected = made._collected_all = made._touched = 0.0
     yield made
@@ -87,7 +87,7 @@ def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(
             collector._collected -= EVERY
             await asyncio.to_thread(wait_for, lambda: looks)
 
-    monkeypatch.setattr(collecting, "LOOK", 0)
+    monkeypatch.setattr(memory_tuning, "LOOK", 0)
     gc.callbacks.append(look)
     try:
         asyncio.run(asyncio.wait_for(scenario(), 30))

@@ -24,12 +24,11 @@ from django.utils import timezone
 
 from catalog.audit import Actor
 from servers.models import Server
-from sessions_app.agents import api_keys as keys
+from sessions_app.agents import api_keys
 from sessions_app.models import Agent, Scope
 from toolcrib.config import environment as env
 from toolcrib.config.installation_keys import make_private_file
-from toolcrib.demo import fill as demonstration
-from toolcrib.demo import history as demo_history
+from toolcrib.demo import fill, history
 from toolcrib.demo.sessions import Door, Refused
 
 ACTOR = Actor.command("demo")
@@ -46,7 +45,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--turns",
             type=int,
-            default=demonstration.TURNS,
+            default=fill.TURNS,
             help="How often each agent does its work while the demo is filled.",
         )
 
@@ -72,10 +71,10 @@ class Command(BaseCommand):
         )
         try:
             with serving() as port:
-                key, text = keys.mint("demo", Scope.ADMIN, actor=ACTOR)
-                done = demonstration.fill(Door(port, text), RELEASED, turns)
-                keys.revoke(key, actor=ACTOR)
-            demo_history.spread(timezone.now())
+                key, text = api_keys.mint("demo", Scope.ADMIN, actor=ACTOR)
+                done = fill.fill(Door(port, text), RELEASED, turns)
+                api_keys.revoke(key, actor=ACTOR)
+            history.spread(timezone.now())
         except (Refused, TimeoutError, OSError) as error:
             self.stderr.write(f"The demo could not be filled: {error}")
             self.stderr.write(f"{settings.DATA_DIR / 'toolcrib.log'} may say more. Start it again.")

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from toolcrib.accounts import invitations as people
+from toolcrib.accounts import invitations
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.roles import Role
 
@@ -26,13 +26,13 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            user = people.invite(
+            user = invitations.invite(
                 options["name"], ROLES[options["role"]], actor=Actor.command("invite")
             )
         except ToolcribError as error:
             self.stderr.write(error.sentence)
             sys.exit(1)
-        link = settings.PUBLIC_URL + people.password_path(user)
+        link = settings.PUBLIC_URL + invitations.password_path(user)
         if options["json"]:
             body = {"person": user.username, "role": options["role"], "link": link}
             self.stdout.write(json.dumps(body))

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
-from toolcrib.accounts import invitations as people
+from toolcrib.accounts import invitations
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -22,11 +22,11 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            user = people.reset(options["name"], actor=Actor.command("reset_password"))
+            user = invitations.reset(options["name"], actor=Actor.command("reset_password"))
         except ToolcribError as error:
             self.stderr.write(error.sentence)
             sys.exit(1)
-        link = settings.PUBLIC_URL + people.password_path(user)
+        link = settings.PUBLIC_URL + invitations.password_path(user)
         if options["json"]:
             self.stdout.write(json.dumps({"person": user.username, "link": link}))
         else:

@@ -16,9 +16,9 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError
 
-from sessions_app.dispatch import dispatcher as dispatch
-from toolcrib.accounts import invitations as people
-from toolcrib.runtime import web_workers as workers
+from sessions_app.dispatch import dispatcher
+from toolcrib.accounts import invitations
+from toolcrib.runtime import web_workers
 from toolcrib.runtime.http_protocol import PatientHttp
 
 GIVE_UP_BEFORE = 0.5  # seconds
@@ -49,7 +49,9 @@ class Command(BaseCommand):
             listener = self._bind(host, port)
             if settings.WEB_WORKERS > 1:
                 base = address(host, port)
-                sys.exit(workers.serve(settings.WEB_WORKERS, listener, lambda: self._ready(base)))
+                sys.exit(
+                    web_workers.serve(settings.WEB_WORKERS, listener, lambda: self._ready(base))
+                )
         if settings.EMBEDDED:
             call_command("migrate", verbosity=0, interactive=False)
         server = _Announcing(
@@ -81,7 +83,7 @@ class Command(BaseCommand):
 
     def _ready(self, base: str) -> None:
         try:
-            line = asyncio.run(people.ready_line(base))
+            line = asyncio.run(invitations.ready_line(base))
         except DatabaseError:
             line = f"Toolcrib is ready: {base}/ (the database does not answer yet)"
         self.stdout.write(line)
@@ -146,7 +148,7 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             try:
-                line = await people.ready_line(self.base)
+                line = await invitations.ready_line(self.base)
             except DatabaseError:
                 line = f"Toolcrib is ready: {self.base}/ (the database does not answer yet)"
             self.command.stdout.write(line)
@@ -154,7 +156,7 @@ class _Announcing(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         # Just before uvicorn cuts them off, so that callers are told what became of their calls.
-        asyncio.get_running_loop().call_later(settings.DRAIN - GIVE_UP_BEFORE, dispatch.give_up)
+        asyncio.get_running_loop().call_later(settings.DRAIN - GIVE_UP_BEFORE, dispatcher.give_up)
         # Streams of MCP clients would else hold their connections until they are cut.
         from toolcrib.asgi import application  # made by uvicorn, once settings are in order
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from catalog.search.embeddings import encoder as meaning
+from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import WIDTH, NoModel, batches, passage
 from catalog.search.embeddings.matrix import Apart, Matrix
 from catalog.search.engine import Index, Searchable, search
@@ -28,7 +28,7 @@ TOOLS = [
 @pytest.fixture(scope="module")
 def encoder(request):
     root = Path(request.config.rootpath)
-    return meaning.load(root / ".cache" / "models")
+    return sentence_encoder.load(root / ".cache" / "models")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def first(index, query, strategy="hybrid", **asked):
 
 def test_vectors_are_those_of_the_published_model(encoder):
     happy, very, dog = encoder.documents(
-        [meaning.PARTS.join([text]) for text in (
+        [sentence_encoder.PARTS.join([text]) for text in (
             "That is a happy person", "That is a very happy person", "That is a happy dog"
         )]
     )  # fmt: skip
@@ -172,25 +172,25 @@ def test_a_search_before_any_vector_goes_by_words_and_says_so(encoder):
 
 
 def test_weights_that_are_not_the_expected_ones_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(meaning, "WEIGHTS_SHA256", "0" * 64)
+    monkeypatch.setattr(sentence_encoder, "WEIGHTS_SHA256", "0" * 64)
 
     with pytest.raises(NoModel, match="not the ones expected"):
-        meaning.load(tmp_path)
+        sentence_encoder.load(tmp_path)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(meaning, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(sentence_encoder, "PACKAGE", "no_such_package")
 
     with pytest.raises(NoModel, match="no_such_package is missing"):
-        meaning.load(tmp_path)
+        sentence_encoder.load(tmp_path)
 
 
 def test_a_broken_graph_is_no_model(tmp_path):
-    (tmp_path / meaning.GRAPH).mkdir()
-    (tmp_path / meaning.GRAPH / "queries.onnx").write_bytes(b"nonsense")
+    (tmp_path / sentence_encoder.GRAPH).mkdir()
+    (tmp_path / sentence_encoder.GRAPH / "queries.onnx").write_bytes(b"nonsense")
 
     with pytest.raises(NoModel, match="does not run"):
-        meaning.load(tmp_path)
+        sentence_encoder.load(tmp_path)
 
 
 def test_batches_hold_every_text_once_and_like_lengths():
@@ -199,16 +199,18 @@ def test_batches_hold_every_text_once_and_like_lengths():
     made = list(batches(lengths))
 
     assert sorted(at for some in made for at in some) == list(range(len(lengths)))
-    assert all(len(some) <= meaning.BATCH for some in made)
-    assert all(lengths[some[-1]] <= meaning.PADDING * lengths[some[0]] for some in made)
+    assert all(len(some) <= sentence_encoder.BATCH for some in made)
+    assert all(lengths[some[-1]] <= sentence_encoder.PADDING * lengths[some[0]] for some in made)
 
 
 def test_a_passage_keeps_its_parts_apart_and_bounded():
-    parts = passage("createIssue", "d" * 9_000, "ownerName\x1f", ("bug",)).split(meaning.PARTS)
+    parts = passage("createIssue", "d" * 9_000, "ownerName\x1f", ("bug",)).split(
+        sentence_encoder.PARTS
+    )
 
     assert len(parts) == 4
     assert parts[1:] == ["create Issue", "create Issue: owner Name", "bug"]
-    assert len(parts[0]) == meaning.LONGEST_PART
+    assert len(parts[0]) == sentence_encoder.LONGEST_PART
 
 
 def test_rows_that_come_later_do_not_move_those_there():

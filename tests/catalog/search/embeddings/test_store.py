@@ -2,11 +2,10 @@
 
 import pytest
 
-from catalog import cache as shelf
+from catalog import cache
 from catalog.models import Revision, Vector
-from catalog.search import engine as search
-from catalog.search import index as indexing
-from catalog.search.embeddings import store as vectors
+from catalog.search import engine, index
+from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import Searchable
 from catalog.tasks import embed
 from sessions_app.sessions import scope
@@ -35,17 +34,17 @@ class Counting:
 @pytest.fixture
 def model(settings, monkeypatch):
     settings.EMBEDDINGS = True
-    monkeypatch.setattr(vectors, "model", vectors.Model())
-    monkeypatch.setattr(vectors, "_done_at", -1)
-    installed = vectors.Installed()
-    monkeypatch.setattr(vectors, "installed", installed)
-    monkeypatch.setattr(indexing, "installed", installed)
-    monkeypatch.setattr(vectors, "LOOK_AGAIN", 0)
-    indexing._kept.clear()
-    vectors.model.load()
-    counting = vectors.model.encoder = Counting(vectors.model.encoder)
+    monkeypatch.setattr(vector_store, "model", vector_store.Model())
+    monkeypatch.setattr(vector_store, "_done_at", -1)
+    installed = vector_store.Installed()
+    monkeypatch.setattr(vector_store, "installed", installed)
+    monkeypatch.setattr(index, "installed", installed)
+    monkeypatch.setattr(vector_store, "LOOK_AGAIN", 0)
+    index._kept.clear()
+    vector_store.model.load()
+    counting = vector_store.model.encoder = Counting(vector_store.model.encoder)
     yield counting
-    indexing._kept.clear()
+    index._kept.clear()
 
 
 def changed(server, *items):
@@ -65,54 +64,54 @@ def test_a_worker_makes_the_vectors_and_searches_find_by_meaning(model):
     server = make_server(slug="sky", trust="auto")
     changed(server, tool_object("get_forecast", description="Return the forecast for a city."))
     seen = scope.of(make_agent())
-    before = search.search(seen.index, query="will it rain tomorrow")
+    before = engine.search(seen.index, query="will it rain tomorrow")
     assert before.strategy == "bm25"
     assert "still being computed" in before.note
 
     embed()
 
-    after = search.search(seen.index, query="will it rain tomorrow")
+    after = engine.search(seen.index, query="will it rain tomorrow")
     assert (after.strategy, after.note) == ("hybrid", "")
     assert [hit.name for hit in after.hits] == ["sky__get_forecast"]
-    assert vectors.progress() == vectors.Progress(1, 1, "ready")
+    assert vector_store.progress() == vector_store.Progress(1, 1, "ready")
 
 
 def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     server = make_server(slug="many", trust="auto")
     items = objects(40)
     changed(server, *items)
-    assert vectors.embed_missing() == 40
+    assert vector_store.embed_missing() == 40
     agent = make_agent()
     assert len(scope.of(agent).index) == 40
-    assert vectors.embed_missing() == 0
+    assert vector_store.embed_missing() == 0
     model.passages.clear()
-    counted = search.prepared.cache_info().misses
+    counted = engine.prepared.cache_info().misses
 
     items[7] = tool_object("tool_7", description="Feeds the penguins.")
     changed(server, *items)
 
-    assert vectors.progress().embedded == 39
-    assert vectors.progress().state == "working"
-    assert vectors.embed_missing() == 1
+    assert vector_store.progress().embedded == 39
+    assert vector_store.progress().state == "working"
+    assert vector_store.embed_missing() == 1
     assert len(model.passages) == 1
     assert "penguins" in model.passages[0]
     index = scope.of(agent).index
-    assert search.prepared.cache_info().misses == counted + 1
+    assert engine.prepared.cache_info().misses == counted + 1
     assert (
-        search.search(index, query="give food to birds at the zoo").hits[0].name == "many__tool_7"
+        engine.search(index, query="give food to birds at the zoo").hits[0].name == "many__tool_7"
     )
 
 
 def test_a_change_back_embeds_nothing(model):
     server = make_server(trust="auto")
     changed(server, tool_object(description="First."))
-    vectors.embed_missing()
+    vector_store.embed_missing()
     changed(server, tool_object(description="Second."))
-    vectors.embed_missing()
+    vector_store.embed_missing()
 
     changed(server, tool_object(description="First."))
 
-    assert vectors.embed_missing() == 0
+    assert vector_store.embed_missing() == 0
     assert Vector.objects.count() == 2
 
 
@@ -120,13 +119,13 @@ def test_a_search_is_never_older_than_the_catalog(model):
     server = make_server(slug="s", trust="auto")
     changed(server, tool_object("old", description="Old."))
     agent = make_agent()
-    assert search.search(scope.of(agent).index, query="old").total == 1
+    assert engine.search(scope.of(agent).index, query="old").total == 1
 
     changed(
         server, tool_object("fresh", description="Fresh."), tool_object("old", description="Old.")
     )
 
-    assert search.search(scope.of(agent).index, query="fresh").hits[0].name == "s__fresh"
+    assert engine.search(scope.of(agent).index, query="fresh").hits[0].name == "s__fresh"
 
 
 def test_scopes_that_see_the_same_tools_share_an_index(model):
@@ -137,40 +136,40 @@ def test_scopes_that_see_the_same_tools_share_an_index(model):
 
 
 def test_indexes_that_nobody_asked_for_lately_are_dropped(model, monkeypatch):
-    monkeypatch.setattr(indexing, "MOST_TOOLS", 5)
+    monkeypatch.setattr(index, "MOST_TOOLS", 5)
     tools = [Searchable(f"s__{at}", str(at), "s", "", "", "", ()) for at in range(6)]
 
-    first = indexing.index_of(tools[:3])
-    indexing.index_of(tools[3:])
+    first = index.index_of(tools[:3])
+    index.index_of(tools[3:])
 
-    assert indexing.index_of(tools[:3]) is not first
+    assert index.index_of(tools[:3]) is not first
 
 
 def test_without_a_model_search_goes_by_words_and_people_are_told_why(settings, monkeypatch):
     settings.EMBEDDINGS = False
-    monkeypatch.setattr(vectors, "model", vectors.Model())
+    monkeypatch.setattr(vector_store, "model", vector_store.Model())
     make_tool(make_server(slug="s"), "search", description="Search it.")
-    vectors.model.load()
+    vector_store.model.load()
 
-    answer = search.search(scope.of(make_agent()).index, query="search it")
+    answer = engine.search(scope.of(make_agent()).index, query="search it")
 
     assert answer.strategy == "bm25"
     assert answer.note == "Ranked by words only: embeddings are turned off in this installation."
-    assert vectors.embed_missing() == 0
-    assert vectors.progress().state == "unavailable"
-    assert "turned off" in vectors.progress().reason
+    assert vector_store.embed_missing() == 0
+    assert vector_store.progress().state == "unavailable"
+    assert "turned off" in vector_store.progress().reason
 
 
 def test_vectors_of_texts_long_gone_are_forgotten(model, monkeypatch):
-    monkeypatch.setattr(vectors, "SPARE", 0)
+    monkeypatch.setattr(vector_store, "SPARE", 0)
     Vector.objects.bulk_create(
-        Vector(model=vectors.MODEL, text_sha256=f"{at:064}", data=b"") for at in range(5)
+        Vector(model=vector_store.MODEL, text_sha256=f"{at:064}", data=b"") for at in range(5)
     )
     make_tool(make_server(slug="s"))
 
-    vectors.embed_missing()
+    vector_store.embed_missing()
 
-    assert [one.text_sha256 for one in Vector.objects.all()] == list(vectors.wanted())
+    assert [one.text_sha256 for one in Vector.objects.all()] == list(vector_store.wanted())
 
 
 def test_an_admins_texts_count(model):
@@ -178,6 +177,6 @@ def test_an_admins_texts_count(model):
     tool.hints.create(text="brew coffee", kind="alias")
     Revision.bump()
 
-    item = shelf.item(tool.pk)
+    item = cache.item(tool.pk)
     assert item.hints == ("brew coffee",)
-    assert search.search(scope.of(make_agent()).index, query="coffee").hits[0].name == "s__run"
+    assert engine.search(scope.of(make_agent()).index, query="coffee").hits[0].name == "s__run"
