@@ -26,6 +26,7 @@ from tests.support.agents import Agent, Session, make_agent  # noqa: E402
 from tests.support.installation import Api, Installation, Process, clean_environment  # noqa: E402
 from tests.support.upstreams.running import ENDPOINTS, stdio_argv  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402
+from toolcrib.lib.percentile import percentile as observed_percentile  # noqa: E402
 
 SIZES = ("tiny", "short", "full")  # for the tests, for a look, for `make soak`
 UNLIMITED = 1_000_000_000
@@ -84,10 +85,8 @@ class Row:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    if not values:
-        return math.nan
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    found = observed_percentile(values, percent / 100)
+    return math.nan if found is None else found
 
 
 def milliseconds(values: list[float]) -> dict[str, float]:

@@ -35,6 +35,7 @@ from catalog.search.embeddings import encoder as meaning  # noqa: E402
 from catalog.search.embeddings.matrix import Apart  # noqa: E402
 from catalog.search.engine import Index, Searchable, ranked  # noqa: E402
 from catalog.search.tokenizer import query_words  # noqa: E402
+from toolcrib.lib.percentile import percentile  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
 ENCODED = 1_000  # tools whose vectors are really computed
@@ -146,11 +147,6 @@ def ask_compared(made, query):
     return made.retrieve([list(query_words(query))], k=10, show_progress=False, n_threads=0)
 
 
-def percentile(seconds, share):
-    ordered = sorted(seconds)
-    return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-
-
 def one_size(size, servers, encoder, count):
     tools = tools_of(servers, size)
     asked = queries_of(tools, count)
@@ -181,11 +177,15 @@ def one_size(size, servers, encoder, count):
         cpu, wall = (_after_warming(times, len(asked)) for times in spent[name])
         medians[name] = median(cpu)
         print(
-            f"{size:>7,}  {name:<10}{percentile(cpu, 0.5):9.3f}{percentile(cpu, 0.95):9.3f}"
-            f"   ({percentile(wall, 0.5):.2f}, {percentile(wall, 0.95):.2f})"
+            f"{size:>7,}  {name:<10}{milliseconds(cpu, 0.5):9.3f}{milliseconds(cpu, 0.95):9.3f}"
+            f"   ({milliseconds(wall, 0.5):.2f}, {milliseconds(wall, 0.95):.2f})"
             f"{took:9.2f}{used:9.1f}{medians['rank-bm25'] / medians[name]:10.0f}×"
         )
     return reindexed(size, tools, apart)
+
+
+def milliseconds(seconds, share):
+    return 1000 * (percentile(seconds, share) or 0.0)
 
 
 def _after_warming(times, asked):

@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolcrib.lib.text import is_hidden
 from toolcrib.lib.token_counter import count
 
 FIRST_NAMES = 5
 LONGEST_DESCRIPTION = 160
 SPACES = re.compile(r"\s+")
-UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 
 DISPATCH_HEADER = (
     "Most of your tools are not listed in full. Find one with search_tools, or load a group "
@@ -148,7 +148,9 @@ def shared_prefix(names: Sequence[str]) -> str:
 
 
 def one_line(text: str) -> str:
-    return SPACES.sub(" ", UNSEEN.sub(" ", text)).strip()
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(" " if is_hidden(char) else char for char in text)
+    return SPACES.sub(" ", text).strip()
 
 
 def summary(text: str, longest: int = 150) -> str:

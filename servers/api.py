@@ -23,7 +23,7 @@ from servers.secret import Secret
 from servers.sync import scheduling
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["servers"])
@@ -211,7 +211,7 @@ def list_servers(
     found = rows().filter(slug__gt=cursor)
     if state:
         found = found.filter(state=state)
-    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: row.slug)
+    items, following = cut_page(found, limit, lambda row: row.slug)
     return {"items": [shown(server) for server in items], "next_cursor": following}
 
 
@@ -336,5 +336,5 @@ def list_sync_runs(
     found = SyncRun.objects.filter(server=find(slug)).order_by("-id")
     if cursor is not None:
         found = found.filter(id__lt=cursor)
-    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    items, following = cut_page(found, limit, lambda row: str(row.pk))
     return {"items": list(items), "next_cursor": following}

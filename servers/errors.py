@@ -6,7 +6,6 @@ or query of ours: only numbers, names of classes and host names.
 """
 
 import ssl
-import unicodedata
 from collections.abc import Mapping
 
 from toolcrib.lib.errors import ToolcribError
@@ -41,16 +40,6 @@ class ListingError(UpstreamError):
     """The list of tools never ended, or was larger than allowed: none of it is used."""
 
     code = "page_limit"
-
-
-def printable(text: str) -> str:
-    """Return the text with control and invisible characters escaped, newlines and tabs kept."""
-    return "".join(
-        char
-        if char in "\n\t" or unicodedata.category(char)[0] != "C"
-        else char.encode("unicode_escape").decode("ascii")
-        for char in text
-    )
 
 
 def megabytes(count: int) -> str:

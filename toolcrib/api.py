@@ -15,7 +15,6 @@ from ninja.security import HttpBearer
 from catalog.audit import Actor
 from catalog.groups.api import router as groups_router
 from catalog.tools.api import router as catalog_router
-from catalog.tools.hints_api import router as hints_router
 from servers.api import router as servers_router
 from sessions_app.agents import api_keys
 from sessions_app.agents.api import router as agents_router
@@ -25,7 +24,7 @@ from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
 from sessions_app.usage.api import router as usage_router
 from toolcrib.lib.errors import Failed, Forbidden, Invalid, ToolcribError
-from toolcrib.lib.strict_json import parsed
+from toolcrib.lib.json_codec import parse_strict
 from toolcrib.runtime.health_api import router as health_router
 
 logger = logging.getLogger(__name__)
@@ -69,7 +68,7 @@ class StrictParser(Parser):
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         try:
-            body: dict[str, Any] = parsed(request.body)
+            body: dict[str, Any] = parse_strict(request.body)
         except RecursionError:
             raise Invalid("The body is nested too deep.", hint="Send flatter values.") from None
         return body
@@ -86,7 +85,6 @@ api = NinjaAPI(
 api.add_router("/servers", servers_router)
 api.add_router("/groups", groups_router)
 api.add_router("", catalog_router)
-api.add_router("", hints_router)
 api.add_router("/search", search_router)
 api.add_router("", agents_router)
 api.add_router("/usage", usage_router)

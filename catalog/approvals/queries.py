@@ -18,9 +18,8 @@ from catalog.definitions import ingest
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import actions as tool_actions
 from catalog.tools import detail
-from catalog.tools import queries as tool_queries
-from catalog.tools.queries import Page
 from toolcrib.lib.errors import Conflict
+from toolcrib.lib.pagination import Page, page_by_offset
 
 PAGE = 20  # changes on a page, each compared word by word
 DECISIONS = ("tool.approve", "tool.keep_old", "tool.hold")
@@ -72,7 +71,7 @@ def page_of(server: str = "", *, offset: int) -> Page[Tool]:
     rows = _open()
     if server:
         rows = rows.filter(server__slug=server)
-    return tool_queries.page(rows, offset, PAGE)
+    return page_by_offset(rows, offset, PAGE)
 
 
 def _open() -> QuerySet[Tool]:

@@ -16,8 +16,9 @@ from django.views.decorators.http import require_POST, require_safe
 from catalog.approvals import queries as approval_queries
 from catalog.definitions import ingest
 from catalog.models import Tool, ToolState
-from catalog.tools import queries as tool_queries
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.pagination import offset_of
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, operator_required
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
@@ -36,9 +37,7 @@ TOGETHER = {
 @operator_required
 def approval_list(request: HttpRequest) -> HttpResponse:
     server = request.GET.get("server", "").replace("\0", "")
-    page = approval_queries.page_of(
-        server, offset=tool_queries.offset_of(request.GET, approval_queries.PAGE)
-    )
+    page = approval_queries.page_of(server, offset=offset_of(request.GET, approval_queries.PAGE))
     context: dict[str, Any] = {
         "page": page,
         "items": approval_queries.describe(page.rows),
@@ -70,7 +69,7 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
         choice(tool, actor=actor_of(request), sha256=seen)
     except Conflict as error:
         return _too_late(request, tool, error)
-    if _is_part(request):
+    if is_htmx_fragment(request):
         return _settled(request, tool)
     messages.success(request, words.format(tool.public_name))
     return _back(request)
@@ -126,13 +125,9 @@ def _back(request: HttpRequest) -> HttpResponse:
     return redirect(f"{reverse('approvals')}?{query}" if query else reverse("approvals"))
 
 
-def _is_part(request: HttpRequest) -> bool:
-    return bool(request.headers.get("HX-Request")) and not request.headers.get("HX-Boosted")
-
-
 def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:
     """Say who was faster, or show what the definition became meanwhile."""
-    if not _is_part(request):
+    if not is_htmx_fragment(request):
         context = {"tool": tool, "error": error, "decision": approval_queries.decision_on(tool)}
         return render(request, "catalog/approval_late.html", context, status=error.status)
     tool = Tool.objects.with_definitions().get(pk=tool.pk)

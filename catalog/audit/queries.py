@@ -13,7 +13,7 @@ from django.http import QueryDict
 
 from catalog.audit import SENTENCES, sentence
 from catalog.models import AuditEntry
-from catalog.tools.queries import PAGE, Page
+from toolcrib.lib.pagination import PAGE, Page, page_by_id
 from toolcrib.lib.request import number, text
 
 EXPORTED = 20_000  # entries in one file
@@ -127,22 +127,7 @@ def _shown(facts: Mapping[str, object], name: str) -> str:
 
 def page_of(wanted: AuditFilter, size: int = PAGE) -> Page[AuditEntry]:
     """Return a page of the log, newest first. Its cursors are ids: new entries shift nothing."""
-    rows = wanted.entries()
-    total = rows.count()
-    if wanted.before:
-        newer = list(rows.filter(pk__gt=wanted.before).order_by("pk")[: size + 1])
-        shown, more_newer, more_older = newer[:size][::-1], len(newer) > size, True
-    else:
-        older = rows.filter(pk__lt=wanted.after) if wanted.after else rows
-        found = list(older.order_by("-pk")[: size + 1])
-        shown, more_newer, more_older = found[:size], bool(wanted.after), len(found) > size
-    return Page(
-        rows=shown,
-        total=total,
-        first=0,
-        previous_cursor=str(shown[0].pk) if shown and more_newer else "",
-        next_cursor=str(shown[-1].pk) if shown and more_older else "",
-    )
+    return page_by_id(wanted.entries(), before=wanted.before, after=wanted.after, size=size)
 
 
 def facets(wanted: AuditFilter) -> list[dict[str, object]]:

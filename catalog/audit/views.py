@@ -10,6 +10,7 @@ from django.views.decorators.http import require_safe
 
 from catalog.audit import queries as audit_queries
 from catalog.audit.queries import AuditFilter, Row
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import operator_required
 
 
@@ -27,7 +28,7 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         "left_out": audit_queries.left_out(page.total),
         "query": _query(request, drop=("before", "after", "times")),
     }
-    if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
+    if is_htmx_fragment(request):
         response = render(request, "catalog/_audit.html", context)
         query = _query(request)
         response["HX-Push-Url"] = f"{request.path}?{query}" if query else request.path

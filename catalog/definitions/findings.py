@@ -5,7 +5,6 @@ this list being complete.
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from catalog.definitions.json_schema import required_names, unenforceable_patterns
 from catalog.definitions.parsing import printable
 from catalog.definitions.public_names import META_TOOLS, skeleton
+from toolcrib.lib.text import hidden_characters
 
 INSTRUCTIONS = re.compile(
     r"""ignore\s+(?:all\s+|any\s+)?(?:previous|prior|above|earlier)
@@ -105,17 +105,6 @@ def change_findings(before: dict[str, Any], after: dict[str, Any]) -> list[Findi
                 )
             )
     return found
-
-
-def hidden_characters(text: str) -> set[str]:
-    """Return the characters of a text that a reader would not see."""
-    return {
-        mark
-        for mark in set(text)
-        if (unicodedata.category(mark) in ("Cf", "Co", "Cn", "Cc") and mark not in "\n\t\r")
-        or "\ufe00" <= mark <= "\ufe0f"
-        or "\U000e0000" <= mark <= "\U000e01ef"
-    }
 
 
 def _texts(value: object) -> Iterable[str]:

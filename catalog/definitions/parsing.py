@@ -10,6 +10,7 @@ from typing import Any
 
 from catalog.definitions.json_schema import BadSchema, check_input_schema, check_schema
 from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.text import escape_hidden
 
 MAX_NAME = 128
 MAX_DEPTH = 256
@@ -78,7 +79,7 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
         )
         if usable:
             taken.add(str(name))
-        yield Rejection(printable(name), CONTROL.sub(_marked, reason), usable)
+        yield Rejection(printable(name), escape_hidden(reason), usable)
 
 
 def read_tool(
@@ -125,12 +126,8 @@ def printable(value: object) -> str:
     """Show a name that may be anything in one short line."""
     if not isinstance(value, str):
         return f"({type(value).__name__})" if value is not None else "(no name)"
-    text = CONTROL.sub(_marked, value[:MAX_NAME])
+    text = escape_hidden(value[:MAX_NAME])
     return (text or "(empty)") + ("…" if len(value) > MAX_NAME else "")
-
-
-def _marked(found: re.Match[str]) -> str:
-    return f"⟨U+{ord(found[0]):04X}⟩"
 
 
 def _name(name: object) -> str:

@@ -22,7 +22,7 @@ from catalog.groups.writing import Done
 from catalog.models import AuditEntry, Group, Membership
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
@@ -202,9 +202,7 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
             raise Invalid("This is no cursor of this list.", hint="Send next_cursor as it came.")
         after = Q(position__gt=int(place)) | Q(position=int(place), group_id__gt=name)
         rows = rows.filter(after)
-    items, following = page(
-        list(rows[: check_limit(limit) + 1]), limit, lambda row: f"{row.position}:{row.group_id}"
-    )
+    items, following = cut_page(rows, limit, lambda row: f"{row.position}:{row.group_id}")
     drifts, lints = group_health.drifts(items), group_health.group_lints(items)
     here = cache.current().by_pk
     return {

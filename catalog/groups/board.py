@@ -16,9 +16,9 @@ from catalog.audit import Actor, sentence
 from catalog.cache import Item, Place, ShelfGroup
 from catalog.groups.state import FIELDS, State, touched
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
-from catalog.tools import queries as tool_queries
-from catalog.tools.queries import Page, ToolFilter
+from catalog.tools.queries import ToolFilter
 from sessions_app.usage import call_stats
+from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.token_counter import count
 
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
@@ -260,7 +260,7 @@ def tools(group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: i
     )
     if inside in ("yes", "no"):
         rows = rows.filter(inside=inside == "yes")
-    return tool_queries.page(rows, offset, size)
+    return page_by_offset(rows, offset, size)
 
 
 # --- Two groups ---------------------------------------------------------------------------------

@@ -27,11 +27,11 @@ from catalog.groups.undo import OFFERED, offer
 from catalog.models import Group, Tool
 from catalog.tools import detail
 from catalog.tools import filters as tool_filters
-from catalog.tools import queries as tool_queries
 from catalog.tools.forms import DeleteForm
 from catalog.tools.queries import ToolFilter
 from toolcrib.lib import token_counter
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 from toolcrib.lib.request import clean_address, number
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
@@ -59,7 +59,7 @@ def groups(request: HttpRequest) -> HttpResponse:
 
 def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> HttpResponse:
     every = Group.objects.select_related("follows").order_by("position", "group_id")
-    page = tool_queries.page(every, tool_queries.offset_of(request.GET, SHOWN), SHOWN)
+    page: Page[Group] = page_by_offset(every, offset_of(request.GET, SHOWN), SHOWN)
     found = page.rows
     drifts, lints = group_health.drifts(found), group_health.group_lints(found)
     standing = cache.current().by_pk  # once: it asks for its revision every time
@@ -205,7 +205,7 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
     """List all tools by what the address asks for, those outside the group first."""
     wanted = ToolFilter.read(request.GET)
     inside = request.GET.get("in", "")
-    offset = tool_queries.offset_of(request.GET, LISTED)
+    offset = offset_of(request.GET, LISTED)
     found = group_board.tools(group, wanted, inside=inside, offset=offset, size=LISTED)
     slugs = Tool.objects.current().exclude(server=None).order_by("server__slug")
     return {

@@ -16,6 +16,7 @@ from typing import Any
 from catalog.definitions.parsing import parameter_texts
 from catalog.search.engine import Index, Searchable, ranked, search
 from toolcrib.lib.errors import Invalid
+from toolcrib.lib.percentile import percentile
 
 LOOKED_AT = 10  # hits
 
@@ -128,8 +129,8 @@ def evaluate(index: Index, one: Set, strategy: str) -> Row:
         recall_at_10=average(lambda names, relevant: recall(names[:10], relevant)),
         mrr=average(reciprocal_rank),
         ndcg_at_5=average(ndcg),
-        p50_ms=percentile(seconds, 0.5),
-        p95_ms=percentile(seconds, 0.95),
+        p50_ms=_milliseconds(seconds, 0.5),
+        p95_ms=_milliseconds(seconds, 0.95),
     )
 
 
@@ -167,6 +168,5 @@ def ndcg(names: Sequence[str], relevant: Collection[str], at: int = 5) -> float:
     return got / sum(gains[: len(relevant)])
 
 
-def percentile(seconds: Sequence[float], share: float) -> float:
-    ordered = sorted(seconds)
-    return round(1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+def _milliseconds(seconds: Sequence[float], share: float) -> float:
+    return round(1000 * (percentile(seconds, share) or 0.0), 3)

@@ -1,18 +1,19 @@
 """The admin API of the catalog: tools, their definitions and approvals, the audit log."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from django.http import HttpRequest
 from ninja import Body, Router, Schema, Status
 
 from catalog.audit import sentence
 from catalog.definitions import ingest
-from catalog.models import AuditEntry, Definition, Tool
+from catalog.models import AuditEntry, Definition, Tool, ToolHint
 from catalog.tools import actions as tool_actions
+from catalog.tools import hints
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router()
@@ -137,9 +138,7 @@ def list_tools(
         rows = rows.filter(state=state)
     if q:
         rows = rows.filter(public_name__icontains=q.replace("\0", ""))
-    items, following = page(
-        list(rows[: check_limit(limit) + 1]), limit, lambda row: row.public_name
-    )
+    items, following = cut_page(rows, limit, lambda row: row.public_name)
     return {"items": [shown(tool) for tool in items], "next_cursor": following}
 
 
@@ -228,7 +227,7 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
     rows = AuditEntry.objects.order_by("-id")
     if cursor is not None:
         rows = rows.filter(id__lt=cursor)
-    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    items, following = cut_page(rows, limit, lambda row: str(row.pk))
     return {
         "items": [
             {
@@ -245,3 +244,37 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
         ],
         "next_cursor": following,
     }
+
+
+# --- Search hints ---------------------------------------------------------------------------------
+
+
+class HintIn(Strict):
+    kind: Literal["alias", "example"]
+    text: str
+
+
+class HintOut(Schema):
+    id: int
+    kind: str
+    text: str
+    created_by: str
+    created_at: datetime
+
+
+@router.get("/tools/{name}/hints", response={200: list[HintOut], **ERRORS}, tags=["search"])
+def list_hints(request: HttpRequest, name: str) -> list[ToolHint]:
+    """What people call a tool and ask of it, as search reads it. Agents never see it."""
+    return list(find(name).hints.all())
+
+
+@router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS}, tags=["search"])
+def add_hint(request: HttpRequest, name: str, body: HintIn) -> Status[ToolHint]:
+    """Add an alias or an example query; one that stands already is given back."""
+    return Status(201, hints.add(find(name), body.kind, body.text, actor=key_actor(request)))
+
+
+@router.delete("/tools/{name}/hints/{hint_id}", response={204: None, **ERRORS}, tags=["search"])
+def remove_hint(request: HttpRequest, name: str, hint_id: int) -> Status[None]:
+    hints.remove(hints.find(find(name), hint_id), actor=key_actor(request))
+    return Status(204, None)

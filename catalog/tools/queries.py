@@ -6,9 +6,8 @@ Reads only, each page in a fixed number of queries however many tools there are.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import Count, F, Q
 from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
@@ -16,10 +15,9 @@ from catalog import cache
 from catalog.cache import Shelf, ShelfGroup
 from catalog.models import Tool, ToolState
 from sessions_app.usage import call_stats
-from toolcrib.lib.request import number, text
+from toolcrib.lib.pagination import PAGE, Page, page_by_offset
+from toolcrib.lib.request import text
 
-T = TypeVar("T")
-PAGE = 50
 LISTED = 30_000  # values that a statement takes on every database
 HINTS = {
     "read-only": "readOnlyHint",
@@ -36,25 +34,6 @@ SORTS = {
     "-changed": [F("changed_at").desc(nulls_last=True), F("public_name").asc()],
 }
 COST = Coalesce("approved__tokens", "latest__tokens")
-
-
-@dataclass(frozen=True)
-class Page(Generic[T]):
-    """Some rows of a list, and the cursors of the pages beside it."""
-
-    rows: Sequence[T]
-    total: int
-    first: int
-    previous_cursor: str
-    next_cursor: str
-
-    def says(self, what: str) -> str:
-        """Say which part of the list this is: 51 to 100 of 214 tools."""
-        noun = what if self.total == 1 else f"{what}s"
-        if len(self.rows) == self.total:
-            return f"{self.total:,} {noun}"
-        last = self.first + len(self.rows)
-        return f"{self.first + 1:,} to {last:,} of {self.total:,} {noun}"
 
 
 @dataclass(frozen=True)
@@ -151,35 +130,7 @@ def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:
         .annotate(cost=COST)
         .order_by(*SORTS[wanted.sort])
     )
-    return page(rows, offset, size, total=found.count())
-
-
-def page(
-    rows: QuerySet[T],  # type: ignore[type-var]
-    offset: int,
-    size: int,
-    total: int | None = None,
-) -> "Page[T]":
-    """Cut a page; `total` where the rows were counted without what is only shown of them."""
-    if total is None:
-        total = rows.count()
-    offset = max(0, min(offset, (total - 1) // size * size if total else 0))
-    shown = list(rows[offset : offset + size])
-    return Page(
-        rows=shown,
-        total=total,
-        first=offset,
-        previous_cursor=str(offset) if offset else "",
-        next_cursor=str(offset + size) if offset + size < total else "",
-    )
-
-
-def offset_of(query: QueryDict, size: int = PAGE) -> int:
-    """Read where a page starts: `after` counts the rows before it, `before` those up to its end."""
-    for name, step in (("after", 0), ("before", size)):
-        if found := number(query, name, digits=9):
-            return max(0, found - step)
-    return 0
+    return page_by_offset(rows, offset, size, total=found.count())
 
 
 @dataclass(frozen=True)

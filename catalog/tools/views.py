@@ -1,7 +1,7 @@
 """Pages of the catalog: tools. A view fetches, asks and answers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
@@ -28,7 +28,8 @@ from catalog.tools.forms import (
 from catalog.tools.queries import ToolFilter
 from sessions_app.usage import call_stats
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
-from toolcrib.lib.request import clean_address
+from toolcrib.lib.pagination import offset_of
+from toolcrib.lib.request import clean_address, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 EXAMPLE = """{
@@ -58,11 +59,6 @@ def _find_custom(public_name: str) -> Tool:
     return tool
 
 
-def _is_part(request: HttpRequest) -> bool:
-    asked: Mapping[str, str] = request.headers
-    return bool(asked.get("HX-Request")) and not asked.get("HX-Boosted")
-
-
 # --- Tools --------------------------------------------------------------------------------------
 
 
@@ -70,7 +66,7 @@ def _is_part(request: HttpRequest) -> bool:
 @operator_required
 def tools(request: HttpRequest) -> HttpResponse:
     wanted = ToolFilter.read(request.GET)
-    page = tool_queries.tools(wanted, offset=tool_queries.offset_of(request.GET))
+    page = tool_queries.tools(wanted, offset=offset_of(request.GET))
     calls = call_stats.of_tools([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
@@ -82,7 +78,7 @@ def tools(request: HttpRequest) -> HttpResponse:
         "hold_form": HoldForm(auto_id="bulk_%s"),
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
     }
-    if _is_part(request):
+    if is_htmx_fragment(request):
         response = render(request, "catalog/_tools.html", context)
         response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})

@@ -21,12 +21,13 @@ from servers.connections.bulkhead import Turn
 from servers.connections.connection import Answer, Connection, ServerRefused
 from servers.connections.pool import Owner, Pool
 from servers.credential_filter import CredentialFilter
-from servers.errors import UpstreamError, megabytes, printable
+from servers.errors import UpstreamError, megabytes
 from servers.spec import OnProgress, ServerSpec
 from servers.sync.listener import LOOK_EVERY, generations, spec_now
 from servers.transports.request_trace import Attempt, TooLarge
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
@@ -436,5 +437,5 @@ def _too_large(size: str) -> CallOutcome:
 
 def _quoted(text: str) -> str:
     """Return a server's words on one line, invisible characters shown, and not too many."""
-    line = printable(" ".join(text.split()))
+    line = escape_hidden(" ".join(text.split()))
     return line if len(line) <= MAX_QUOTED else line[:MAX_QUOTED] + "…"

@@ -21,8 +21,8 @@ from servers.registration.validation import (
     check_env,
     check_header,
     check_url,
+    escape_ambiguous,
     url_warnings,
-    visible,
 )
 from servers.secret import Secret
 
@@ -67,16 +67,16 @@ class Drafting:
             raise Refused("This is not an object in braces.", "Give it a command or a url.")
         for key, line in repeated_keys(entry)[:1]:
             raise Refused(
-                f"It names {visible(key[:40])} twice, again on line {line}.",
+                f"It names {escape_ambiguous(key[:40])} twice, again on line {line}.",
                 "Keep the one you mean.",
                 "duplicate_key",
             )
         draft = _Entry(entry, slug, Bindings(self.references), allow_http=self.allow_http).read()
         same = targets.get(target_of(draft))
         warnings = [f"This is the same as {same}."] if same else []
-        shown = visible(name)[:120] or slug
+        shown = escape_ambiguous(name)[:120] or slug
         if shown != name:
-            warnings.append("The name was shortened, or characters in it made visible.")
+            warnings.append("The name was shortened, or hidden characters in it were escaped.")
         return dataclasses.replace(draft, name=shown, warnings=(*warnings, *draft.warnings))
 
 
@@ -151,7 +151,7 @@ class _Entry:
         transport = _TRANSPORTS.get(claimed.strip().lower())
         if claimed and not transport:
             raise Refused(
-                f"The type {visible(claimed[:30])} is not known.",
+                f"The type {escape_ambiguous(claimed[:30])} is not known.",
                 "Use stdio, http or sse.",
                 "bad_transport",
             )
@@ -277,7 +277,9 @@ class _Entry:
             )
         if len(value) > MAX_PAIRS:
             raise Refused(f"{field} has over {MAX_PAIRS} names.", "Shorten it.", "too_many")
-        return [(n, self.as_text(v, f"{field} {visible(n[:60])}")) for n, v in value.items()]
+        return [
+            (n, self.as_text(v, f"{field} {escape_ambiguous(n[:60])}")) for n, v in value.items()
+        ]
 
     def as_text(self, value: object, what: str) -> str:
         if isinstance(value, str):
@@ -338,7 +340,7 @@ class _Entry:
         if "envFile" in unknown:
             self.warnings.append("envFile is not read. Enter the variables it holds instead.")
         if unknown:
-            names = ", ".join(visible(name[:40]) for name in list(unknown)[:10])
+            names = ", ".join(escape_ambiguous(name[:40]) for name in list(unknown)[:10])
             self.warnings.append(f"Not known to Toolcrib, kept but unused: {names}.")
         if len(json.dumps(unknown)) > MAX_UNKNOWN:
             self.warnings.append("These fields are over 16 KB together, and were not kept.")
@@ -365,7 +367,9 @@ class _Entry:
         if value and (speaks or plaintext_secrets.looks_like_secret(value) or "://" in value):
             kept = "•••" if speaks else plaintext_secrets.out_of_args([value], lambda *_: "•••")[0]
             if kept != value:
-                self.warnings.append(f"{visible(name[:40])} held a secret, which was not kept.")
+                self.warnings.append(
+                    f"{escape_ambiguous(name[:40])} held a secret, which was not kept."
+                )
             return _without_nul(kept)
         return _without_nul(value)
 

@@ -20,7 +20,7 @@ from servers.registration.drafts import (
     target_string,
 )
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.text import visible
+from toolcrib.lib.text import escape_ambiguous
 
 __all__ = [
     "ExportRow",
@@ -133,7 +133,7 @@ def _entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Pro
 def _twice(key: str, line: int) -> Problem:
     message = f"The name stands twice; the second, on line {line}, was not read."
     hint = "Give each server a name of its own."
-    return Problem(visible(key)[:120], "duplicate_key", message, hint)
+    return Problem(escape_ambiguous(key)[:120], "duplicate_key", message, hint)
 
 
 def _dialect(servers: JsonMap) -> str:
@@ -186,7 +186,7 @@ def _drafts(
     problems: list[Problem] = []
     for name, entry in entries:
         slug = slug_of(name, taken)
-        shown = visible(name)[:120]
+        shown = escape_ambiguous(name)[:120]
         try:
             draft = drafting.draft(name, slug, entry, targets)
         except Refused as refused:

@@ -7,7 +7,7 @@ the gate is the admin's confirmation of every word, and this only helps to read 
 import re
 from collections.abc import Sequence
 
-from toolcrib.lib.text import visible
+from toolcrib.lib.text import escape_ambiguous
 
 _SHELLS = frozenset([
     "sh", "bash", "zsh", "dash", "ash", "ksh", "fish", "csh", "tcsh", "busybox",
@@ -120,9 +120,10 @@ def _of_program(program: str, args: list[str]) -> list[str]:
     elif _runs_inline_code(program, args):
         warnings.append(f"Runs code written in the arguments ({program}). Read all of it.")
     if package := _unpinned_package(program, args):
+        package = escape_ambiguous(package[:100])
         warnings.append(
-            f"Fetches {visible(package[:100])} without a fixed version, so what runs can change "
-            "at any start. Name an exact version."
+            f"Fetches {package} without a fixed version, so what runs can change at any start. "
+            "Name an exact version."
         )
     if program in _CONTAINERS and "run" in args:
         warnings += _of_container(args)

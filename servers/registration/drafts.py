@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servers.registration.validation import PLACEHOLDER, shown_argv, visible
+from servers.registration.validation import PLACEHOLDER, escape_ambiguous, shown_argv
 from servers.secret import Secret
 
 MASK = "•••"
@@ -61,22 +61,22 @@ class ServerDraft:
     def masked(self) -> dict[str, object]:
         """Return what may be shown, as plain JSON values."""
         return {
-            "name": visible(self.name),
+            "name": escape_ambiguous(self.name),
             "slug": self.slug,
             "transport": self.transport,
-            "command": visible(self.command),
-            "args": [visible(arg) for arg in self.args],
+            "command": escape_ambiguous(self.command),
+            "args": [escape_ambiguous(arg) for arg in self.args],
             "argv": shown_argv(self.argv),
-            "cwd": visible(self.cwd),
+            "cwd": escape_ambiguous(self.cwd),
             "url": self.url,
             "env": dict.fromkeys(self.env, MASK),
             "headers": dict.fromkeys(self.headers, MASK),
             "variables": dict.fromkeys(self.variables, MASK),
             "missing": list(self.missing),
             "warnings": list(self.warnings),
-            "description": visible(self.description),
+            "description": escape_ambiguous(self.description),
             "disabled": self.disabled,
-            "unknown": [visible(name) for name in self.unknown],
+            "unknown": [escape_ambiguous(name) for name in self.unknown],
             "secrets_found": self.secrets_found,
             "ready": self.ready,
         }

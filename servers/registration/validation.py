@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from servers.registration.argv_warnings import argv_warnings
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.text import is_hidden, visible
+from toolcrib.lib.text import escape_ambiguous, is_hidden
 
 __all__ = [
     "OWN_HEADERS",
@@ -26,9 +26,9 @@ __all__ = [
     "check_env",
     "check_header",
     "check_url",
+    "escape_ambiguous",
     "shown_argv",
     "url_warnings",
-    "visible",
 ]
 
 MAX_URL = 2000
@@ -68,7 +68,7 @@ def check_url(url: str, *, allow_http: bool) -> str:
     scheme, authority, rest = _split(url)
     if scheme not in ("http", "https"):
         _bad_url(
-            f"{visible(scheme[:20])}: is not an address of an MCP server.",
+            f"{escape_ambiguous(scheme[:20])}: is not an address of an MCP server.",
             "Use an address that begins with https://.",
         )
     if scheme == "http" and not allow_http:
@@ -330,8 +330,8 @@ def argv_digest(argv: Sequence[str], cwd: str) -> str:
 
 def shown_argv(argv: Sequence[str]) -> str:
     """Write the whole command line on one line, with nothing in it that cannot be seen."""
-    return " ".join(visible(shlex.quote(word)) for word in argv)
+    return " ".join(escape_ambiguous(shlex.quote(word)) for word in argv)
 
 
 def _named(name: str) -> str:
-    return f"“{visible(name[:40])}”" if name else "An empty text"
+    return f"“{escape_ambiguous(name[:40])}”" if name else "An empty text"

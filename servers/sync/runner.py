@@ -24,13 +24,13 @@ from catalog.definitions import ingest
 from catalog.definitions.parsing import read_tools
 from servers.connections import pool
 from servers.connections.connection import Connection, UpstreamError, connect
-from servers.errors import printable
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
 from servers.registration.actions import report_state, spec_of
 from servers.spec import Listing, ServerSpec
 from servers.sync import scheduling
 from toolcrib.lib import process_identity
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
@@ -308,7 +308,9 @@ def _note_protocol(server: Server, fetched: Fetched) -> None:
         )
     server.protocol_version = fetched.protocol_version[:20]
     # PostgreSQL takes neither NUL nor half a surrogate pair.
-    server.server_info = {key: printable(text) for key, text in fetched.server_info.items()}
+    server.server_info = {
+        key: escape_hidden(text, keep="\n\t") for key, text in fetched.server_info.items()
+    }
     server.instructions = fetched.instructions.replace("\0", " ")
 
 

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from toolcrib.lib.json_codec import DuplicateKey, reject_duplicate_keys
+
 LARGE = 256 * 1024  # bytes that are not worked through on the event loop
 MAX_PER_LINE = 100
 BOM = b"\xef\xbb\xbf"
@@ -38,6 +40,8 @@ def read(raw: bytes) -> Found:
         value = _decoder.decode(raw.removeprefix(BOM).decode())
         if _SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
+    except DuplicateKey:
+        return Found("has an object that names a key twice")
     except _Flaw as flaw:
         return Found(str(flaw))
     except UnicodeEncodeError:
@@ -81,13 +85,6 @@ def id_at_head(raw: bytes) -> int | str | None:
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise _Flaw("has an object that names a key twice")
-    return value
-
-
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
         raise _Flaw(f"holds an integer of {len(digits):,} digits")
@@ -98,5 +95,7 @@ def _constant(name: str) -> float:
     raise _Flaw(f"holds {name}, which JSON does not know")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_object, parse_int=_integer, parse_constant=_constant)
+_decoder = json.JSONDecoder(
+    object_pairs_hook=reject_duplicate_keys, parse_int=_integer, parse_constant=_constant
+)
 _lenient = json.JSONDecoder(parse_int=lambda digits: int(digits[:MAX_DIGITS]))

@@ -18,10 +18,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from servers.errors import UpstreamError, printable
+from servers.errors import UpstreamError
 from servers.transports.buffers import TURN, Pieces
 from servers.transports.process_supervisor import CANNOT_RUN, CROWDED, MARK
 from servers.transports.request_trace import HEAD, Attempt, TooLarge
+from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class Child:
         text = bytes(self._stderr[-self._stderr_bytes :]).decode("utf-8", "replace")
         text = self._redact(text)
         lines = text.replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
-        return printable("\n".join(line[:2000] for line in lines))
+        return escape_hidden("\n".join(line[:2000] for line in lines), keep="\n\t")
 
     async def ended(self, while_what: str) -> UpstreamError:
         """Say how the program ended, once its output has. Waits a second for the exit code."""

@@ -17,8 +17,8 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from servers.models import Server
 from servers.web import import_wizard, presenters, token_savings
 from servers.web.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
-from servers.web.views import is_fragment
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required
 
 STEPS = ("Source", "Check", "Connect")
@@ -88,7 +88,7 @@ def _take_source(request: HttpRequest) -> HttpResponse:
         problem = {"message": found.message, "hint": found.hint}
     else:
         problem = {"message": " ".join(presenters.form_errors(form)), "hint": ""}
-    if is_fragment(request):
+    if is_htmx_fragment(request):
         return render(request, "servers/_problem.html", {"problem": problem}, status=422)
     context = source_context(kind()) | {"problem": problem}
     return render(request, "servers/add.html", context, status=422)
@@ -130,7 +130,7 @@ def progress(request: HttpRequest) -> HttpResponse:
     if memory is None:
         return redirect("server-add")
     context = _progress(memory)
-    if not is_fragment(request):
+    if not is_htmx_fragment(request):
         return render(request, "servers/add_progress.html", context | {"steps": _steps(2)})
     known = set(request.GET.get("ended", "").split(","))
     response = render(request, "servers/_progress_rows.html", context)
@@ -162,6 +162,6 @@ def _progress(memory: import_wizard.Memory) -> dict[str, Any]:
 
 def _go(request: HttpRequest, name: str) -> HttpResponse:
     """Redirect a page, and a page that asked for a fragment."""
-    if is_fragment(request):
+    if is_htmx_fragment(request):
         return HttpResponse(status=204, headers={"HX-Redirect": reverse(name)})
     return redirect(name)

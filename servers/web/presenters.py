@@ -17,6 +17,7 @@ from django.utils import timezone
 from catalog.models import Tool, ToolState
 from servers.models import Server, ServerState, SyncRun, Transport
 from sessions_app.usage import call_stats
+from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 
 PAGE = 100
 TOOLS = 200
@@ -65,13 +66,12 @@ class Wanted:
     @classmethod
     def of(cls, query: Any) -> "Wanted":
         sort = query.get("sort", "")
-        start = query.get("after") or query.get("before") or ""
         return cls(
             states=tuple(s for s in query.getlist("state") if s in ServerState.values),
             transports=tuple(t for t in query.getlist("transport") if t in Transport.values),
             query=query.get("q", "").replace("\0", "").strip()[:200],
             sort=sort if sort.removeprefix("-") in SORTS else "name",
-            start=min(int(start), 1_000_000) if start.isascii() and start.isdigit() else 0,
+            start=offset_of(query, PAGE),
         )
 
     @property
@@ -97,25 +97,24 @@ class Wanted:
 def listing(wanted: Wanted) -> Shown:
     """Fetch one page of servers with its facets and totals."""
     picked = wanted.pick(Server.objects.all())
-    total = picked.count()
-    page = wanted.order(with_costs(picked))[wanted.start : wanted.start + PAGE]
-    found = list(page)
-    calls = call_stats.of_servers([server.pk for server in found])
+    page: Page[Server] = page_by_offset(
+        wanted.order(with_costs(picked)), wanted.start, PAGE, total=picked.count()
+    )
+    calls = call_stats.of_servers([server.pk for server in page.rows])
     rows: list[Shown] = [
         {"server": server, "busy": is_busy(server), "calls": calls.get(server.pk)}
-        for server in found
+        for server in page.rows
     ]
-    start, end = wanted.start, wanted.start + len(rows)
     return {
         "rows": rows,
         "dearest": max((row["server"].token_sum for row in rows), default=0),
         "busy": any(row["busy"] for row in rows),
-        "found": total,
+        "found": page.total,
         "wanted": wanted,
-        "shown": f"{start + 1}–{end} of {total} servers",
-        "paged": total > PAGE,
-        "next_cursor": str(end) if end < total else None,
-        "previous_cursor": str(max(start - PAGE, 0)) if start else None,
+        "shown": page.says("server"),
+        "paged": page.total > PAGE,
+        "next_cursor": page.next_cursor,
+        "previous_cursor": page.previous_cursor,
     }
 
 

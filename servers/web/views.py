@@ -19,6 +19,7 @@ from servers.registration import connection_test, validation
 from servers.sync import scheduling
 from servers.web import forms, presenters
 from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 TABS = {
@@ -43,10 +44,6 @@ def back(request: HttpRequest, otherwise: str) -> HttpResponseRedirect:
     return HttpResponseRedirect(target if ours else otherwise)
 
 
-def is_fragment(request: HttpRequest) -> bool:
-    return bool(request.headers.get("HX-Request")) and not request.headers.get("HX-Boosted")
-
-
 # --- The list -----------------------------------------------------------------------------------
 
 
@@ -56,7 +53,7 @@ def is_fragment(request: HttpRequest) -> bool:
 def servers(request: HttpRequest) -> HttpResponse:
     wanted = presenters.Wanted.of(request.GET)
     context = presenters.listing(wanted)
-    if is_fragment(request):
+    if is_htmx_fragment(request):
         return render(request, "servers/_rows.html", context)
     context |= {"health": presenters.health(), "facets": presenters.facets(wanted)}
     return render(request, "servers/list.html", context)
@@ -105,7 +102,7 @@ def export(request: HttpRequest) -> HttpResponse:
 def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, Any]:
     counts = {"server-tools": server.tool_count}  # type: ignore[attr-defined]
     # A sync that ended before this page was drawn is polled for once, so that its end is told.
-    asked = not is_fragment(request) and request.session.pop("sync_asked", "") == server.slug
+    asked = not is_htmx_fragment(request) and request.session.pop("sync_asked", "") == server.slug
     return {
         "server": server,
         "tab": tab,
@@ -169,7 +166,7 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
     found = find(slug)
     asked = request.GET.get("tab", "")
     context = page_context(request, found, asked if asked in TABS else "server")
-    ended = is_fragment(request) and not context["busy"]
+    ended = is_htmx_fragment(request) and not context["busy"]
     response = render(request, "servers/_status.html", context | {"ended": ended})
     if ended:
         said = {"announce": presenters.ending(found, context["run"])}
@@ -194,7 +191,7 @@ def test(request: HttpRequest, slug: str) -> HttpResponse:
     """Try the connection and stay on the page."""
     found = find(slug)
     tested = connection_test.check_server(found, actor=actor_of(request))
-    if is_fragment(request):
+    if is_htmx_fragment(request):
         return render(request, "servers/_tested.html", {"tested": tested})
     return render(
         request, "servers/overview.html", _overview(request, find(slug)) | {"tested": tested}

@@ -15,7 +15,7 @@ from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, ApiKey, Scope
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router()
@@ -41,7 +41,7 @@ class AgentOut(Schema):
     max_sessions: int
     created_at: datetime
     last_seen_at: datetime | None
-    api_keys: int  # good now
+    keys: int  # good now
     open_sessions: int
 
 
@@ -140,7 +140,7 @@ def shown_key(key: ApiKey) -> dict[str, Any]:
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
 def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
     found = agent_queries.rows().filter(name__gt=cursor)
-    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: row.name)
+    items, following = cut_page(found, limit, lambda row: row.name)
     return {"items": [shown(agent) for agent in items], "next_cursor": following}
 
 
@@ -250,7 +250,7 @@ def _key_page(limit: int, cursor: int | None, **wanted: Any) -> dict[str, Any]:
     found = ApiKey.objects.select_related("agent").filter(**wanted).order_by("-id")
     if cursor is not None:
         found = found.filter(id__lt=cursor)
-    items, following = page(list(found[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    items, following = cut_page(found, limit, lambda row: str(row.pk))
     return {"items": [shown_key(key) for key in items], "next_cursor": following}
 
 

@@ -13,11 +13,10 @@ from django.utils import timezone
 
 from catalog.groups import board
 from catalog.models import CallPolicy, Membership, Tool
-from catalog.tools.queries import Page
 from sessions_app.agents import api_keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
+from toolcrib.lib.pagination import Page, page_by_offset
 
-PAGE = 50
 DAY = timedelta(hours=24)
 LOOKED_AT = 50  # tools among which an example is chosen
 
@@ -44,14 +43,7 @@ def _count(found: QuerySet[Any, Any]) -> Coalesce:
 
 
 def page(offset: int) -> Page[Agent]:
-    found = list(rows()[offset : offset + PAGE + 1])
-    return Page(
-        rows=found[:PAGE],
-        total=Agent.objects.count(),
-        first=offset,
-        previous_cursor=str(offset) if offset else "",
-        next_cursor=str(offset + PAGE) if len(found) > PAGE else "",
-    )
+    return page_by_offset(rows(), offset, total=Agent.objects.count())
 
 
 def group_names(agent: Agent) -> list[str]:

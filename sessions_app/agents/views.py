@@ -15,7 +15,6 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.tools.forms import DeleteForm
-from catalog.tools.queries import offset_of
 from sessions_app.agents import actions as writes
 from sessions_app.agents import api_keys as key_writes
 from sessions_app.agents import queries as shown
@@ -23,6 +22,7 @@ from sessions_app.agents import snippets
 from sessions_app.agents.forms import AgentForm, KeyForm, SettingsForm
 from sessions_app.models import Agent, ApiKey, Scope
 from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 TABS = {

@@ -37,8 +37,7 @@ from sessions_app.mcp.errors import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.strict_json import parsed
+from toolcrib.lib.json_codec import canonical, parse_strict
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ def _recognised(scope_: Scope) -> str | None:
 def _message(body: bytes, scope_: Scope) -> dict[str, Any] | None:
     """Read a plain tools/call; None where the endpoint has to look at it."""
     try:
-        message = parsed(body)
+        message = parse_strict(body)
     except (ValueError, RecursionError, ToolcribError):
         return None
     match message:

@@ -32,7 +32,7 @@ from sessions_app.fast_path.http import (
 )
 from sessions_app.ledger.calls import Answer
 from toolcrib.lib.errors import Failed, ToolcribError
-from toolcrib.lib.strict_json import parsed
+from toolcrib.lib.json_codec import parse_strict
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
 def _request(body: bytes, key: bytes | None) -> CallRequest | None:
     """Read a body of the plain form; None where api.py has to say what is wrong with it."""
     try:
-        given = parsed(body)
+        given = parse_strict(body)
     except (ValueError, RecursionError, ToolcribError):
         return None
     if not isinstance(given, dict) or not given.keys() <= FIELDS:

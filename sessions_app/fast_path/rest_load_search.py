@@ -34,8 +34,7 @@ from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.strict_json import parsed
+from toolcrib.lib.json_codec import canonical, parse_strict
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
 def _done(digest: str, session_id: str, what: str, body: bytes) -> str | None:
     """Do it, and return the answer's JSON; None where the ordinary route has to say why not."""
     try:
-        given = parsed(body)
+        given = parse_strict(body)
         asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
     except (ValueError, RecursionError, ToolcribError, ValidationError):
         return None

@@ -32,7 +32,7 @@ from sessions_app.models import (
 )
 from sessions_app.sessions import rate_limits
 from toolcrib.lib.errors import Conflict, Invalid
-from toolcrib.lib.json_codec import canonical, digest, joined
+from toolcrib.lib.json_codec import canonical, digest, join_members
 from toolcrib.lib.process_identity import is_dead, this_process
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ def end(entry: Entry, ending: Ending) -> Answer:
     raw = ending.raw
     if raw is None:
         raw = {"content": ending.content, "structuredContent": ending.structured}
-        result = joined({"content": answer.content, "structuredContent": answer.structured})
+        result = join_members({"content": answer.content, "structuredContent": answer.structured})
     else:
         result = canonical(raw)
     whole = result.encode()
@@ -298,7 +298,7 @@ def _answer(entry: Entry, ending: Ending) -> Answer:
     if ending.error:
         small["error"] = ending.error
     texts = {name: canonical(value) for name, value in small.items()}
-    body = joined({**texts, "content": content, "structured_content": structured})
+    body = join_members({**texts, "content": content, "structured_content": structured})
     return Answer(body, content, structured, ending.is_error)
 
 

@@ -14,7 +14,7 @@ from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import check_limit, cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["search"])
@@ -124,7 +124,7 @@ def try_search(
 @router.get("/golden", response={200: GoldenPage, **ERRORS})
 def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[str, Any]:
     rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
-    items, following = page(list(rows[: check_limit(limit) + 1]), limit, lambda row: str(row.pk))
+    items, following = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [shown(row) for row in items], "next_cursor": following}
 
 

@@ -22,16 +22,11 @@ from sessions_app.playground.search import Asked
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.request import clean_address
+from toolcrib.lib.request import clean_address, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 CHOICES = 500
 LIMITS = (5, 10, 20, 50)
-
-
-def _is_part(request: HttpRequest) -> bool:
-    asked: Any = request.headers
-    return bool(asked.get("HX-Request")) and not asked.get("HX-Boosted")
 
 
 def _tabs(current: str, broke: int) -> list[dict[str, Any]]:
@@ -60,7 +55,7 @@ def search(request: HttpRequest) -> HttpResponse:
         "address": request.GET.urlencode(),
         "golden": _golden_of(asked),
     }
-    if _is_part(request):
+    if is_htmx_fragment(request):
         response = render(request, "sessions_app/_playground_found.html", context | _idle(asked))
         response["HX-Replace-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": _announced(tried)})
@@ -265,6 +260,6 @@ def not_found(request: HttpRequest) -> HttpResponse:
         "limits": searches,
     }
     response = render(request, "sessions_app/missed.html", context)
-    if _is_part(request):
+    if is_htmx_fragment(request):
         response["HX-Push-Url"] = clean_address(request)
     return response

@@ -4,11 +4,10 @@ Data of images and sounds is never drawn, only named with its type and size: it 
 """
 
 import json
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+from toolcrib.lib.text import is_hidden
 
 
 @dataclass(frozen=True)
@@ -103,8 +102,6 @@ def size(amount: int) -> str:
 def pretty(value: object) -> str:
     """Write JSON for people: indented, with characters that hide or reorder text escaped."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
-    return "".join(json.dumps(char)[1:-1] if _is_hidden(char) else char for char in text)
-
-
-def _is_hidden(char: str) -> bool:
-    return char != "\n" and unicodedata.category(char) in HIDDEN
+    return "".join(
+        json.dumps(char)[1:-1] if char != "\n" and is_hidden(char) else char for char in text
+    )

@@ -13,7 +13,6 @@ from typing import Any
 from django.db.models import Q, QuerySet, Sum
 from django.http import QueryDict
 
-from catalog.tools.queries import Page
 from sessions_app.models import (
     AgentSession,
     Call,
@@ -26,9 +25,9 @@ from sessions_app.review import content, timeline
 from sessions_app.review.content import Shown
 from sessions_app.review.timeline import CallFacts, Gap, Happening, Step
 from toolcrib.lib import charts
+from toolcrib.lib.pagination import PAGE, Page, page_by_id
 from toolcrib.lib.request import number, text
 
-PAGE = 50
 STEPS = 100
 SERVERS_WORDS = ("tool_error", "output_invalid")  # errors beside which the server's answer is kept
 
@@ -108,22 +107,9 @@ def count_newer(wanted: SessionFilter, newest: int, most: int = 100) -> int:
 def list_sessions(wanted: SessionFilter, size: int = PAGE) -> Page[SessionRow]:
     """Return a page of sessions, newest first. Its cursors are ids: new sessions shift nothing."""
     rows = wanted.apply(AgentSession.objects.select_related("agent"))
-    total = rows.count()
-    if wanted.before:
-        newer = list(rows.filter(pk__gt=wanted.before).order_by("pk")[: size + 1])
-        shown, more_newer, more_older = newer[:size][::-1], len(newer) > size, True
-    else:
-        older = rows.filter(pk__lt=wanted.after) if wanted.after else rows
-        found = list(older.order_by("-pk")[: size + 1])
-        shown, more_newer, more_older = found[:size], bool(wanted.after), len(found) > size
-    loaded = _loaded_counts(shown)
-    return Page(
-        rows=[SessionRow(session, loaded[session.pk]) for session in shown],
-        total=total,
-        first=0,
-        previous_cursor=str(shown[0].pk) if shown and more_newer else "",
-        next_cursor=str(shown[-1].pk) if shown and more_older else "",
-    )
+    page = page_by_id(rows, before=wanted.before, after=wanted.after, size=size)
+    loaded = _loaded_counts(page.rows)
+    return page.with_rows([SessionRow(session, loaded[session.pk]) for session in page.rows])
 
 
 def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:

@@ -3,7 +3,6 @@
 Takes what was recorded and decides how it reads; knows no table and no page.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -127,13 +126,6 @@ def lay_out(
 def is_idle(pause: timedelta, run: timedelta) -> bool:
     """Whether a pause is long: over five minutes, or over 5 % of the run and ten seconds."""
     return pause > IDLE or (pause > run * IDLE_SHARE and pause > IDLE_LEAST)
-
-
-def percentile(ordered: Sequence[int], share: float) -> int | None:
-    """Return the value that this share of the ordered values does not exceed."""
-    if not ordered:
-        return None
-    return ordered[max(math.ceil(len(ordered) * share) - 1, 0)]
 
 
 # --- Sentences ----------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from django.views.decorators.http import require_safe
 
 from catalog import preferences
 from catalog.models import Tool
-from catalog.tools.queries import Page, offset_of
 from sessions_app.ledger import payloads
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.review import content, session_detail, timeline
@@ -24,7 +23,8 @@ from sessions_app.review.queries import Row, SessionFilter
 from sessions_app.usage import figures
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
-from toolcrib.lib.request import clean_address
+from toolcrib.lib.pagination import Page, offset_of
+from toolcrib.lib.request import clean_address, is_htmx_fragment
 from toolcrib.lib.roles import operator_required
 
 USE_DAYS = 30
@@ -41,7 +41,7 @@ def sessions(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"page": page, "wanted": wanted, "shown": page.says("session")}
     if not (wanted.before or wanted.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
-    if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
+    if is_htmx_fragment(request):
         response = render(request, "sessions_app/_session_rows.html", context)
         response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": page.says("session")})

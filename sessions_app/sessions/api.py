@@ -45,7 +45,7 @@ from sessions_app.sessions.schemas import (
 from toolcrib.lib.api_schemas import ERRORS, ErrorBody
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, digest
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import cut_page
 
 router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
@@ -146,7 +146,6 @@ def list_sessions(
     errors: bool = False,
 ) -> dict[str, Any]:
     """List sessions, newest first: an agent's own, or all for an operator."""
-    check_limit(limit)
     check([agent, tool], "")
     if state and state not in SessionState.values:
         raise Invalid(f"A state is one of: {', '.join(SessionState.values)}.")
@@ -157,7 +156,7 @@ def list_sessions(
         rows = rows.filter(agent=own)
     if cursor:
         rows = rows.filter(pk__lt=_number(cursor))
-    shown, following = page(list(rows[: limit + 1]), limit, lambda row: str(row.pk))
+    shown, following = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [_row(row) for row in shown], "next_cursor": following}
 
 
@@ -347,12 +346,11 @@ def session_events(
     request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
 ) -> dict[str, Any]:
     """The timeline, oldest first."""
-    check_limit(limit)
     session = _readable(request, session_id)
     rows = Event.objects.select_related("call").filter(session=session).order_by("pk")
     if cursor:
         rows = rows.filter(pk__gt=_number(cursor))
-    shown, following = page(list(rows[: limit + 1]), limit, lambda row: str(row.pk))
+    shown, following = cut_page(rows, limit, lambda row: str(row.pk))
     return {"items": [_event(row) for row in shown], "next_cursor": following}
 
 

@@ -10,7 +10,7 @@ from ninja import Router, Schema
 from sessions_app.usage import figures
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.pagination import check_limit, page
+from toolcrib.lib.pagination import check_limit, cut_page
 
 MOST_DAYS = 366
 
@@ -67,7 +67,7 @@ def tools(
     agent, tool = agent.replace("\0", ""), tool.replace("\0", "")
     used = figures.tool_usage(since, agent=agent, tool=tool)
     left = [one for one in used if one.tool_name > cursor]
-    items, following = page(left[: most + 1], most, lambda one: one.tool_name)
+    items, following = cut_page(left, most, lambda one: one.tool_name)
     return {"since": since, "items": [one.as_json() for one in items], "next_cursor": following}
 
 

@@ -5,7 +5,7 @@ to tools only; trying out a tool is no use of it. `sessions_app.figures` has the
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from django.db.models.functions import Cast, Substr
 from django.utils import timezone
 
 from catalog.models import Tool
+from toolcrib.lib.percentile import percentile
 
 DAYS = 30
 HOURS = 24
@@ -94,11 +95,5 @@ def of_servers(servers: Collection[int]) -> dict[int, ServerCalls]:
         took = datetime.fromisoformat(end) - datetime.fromisoformat(start)
         times[pk].append(round(took.total_seconds() * 1000))
     for pk in wanted & times.keys():
-        found[pk].p95_ms = _p95(times[pk])
+        found[pk].p95_ms = percentile(times[pk], 0.95)
     return found
-
-
-def _p95(values: Sequence[int]) -> int:
-    """The value that 95 of 100 do not pass."""
-    ordered = sorted(values)
-    return ordered[max(0, -(-len(ordered) * 95 // 100) - 1)]

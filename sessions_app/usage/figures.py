@@ -16,6 +16,7 @@ from django.db.models.functions import Cast
 from sessions_app.models import Call, CallPath, CallState, Event, EventKind
 from sessions_app.review import timeline
 from sessions_app.review.queries import read_object
+from toolcrib.lib.percentile import percentile
 
 SAMPLE = 50_000
 ENOUGH = 5_000  # calls for the percentiles of one tool
@@ -78,8 +79,8 @@ def tool_usage(since: datetime, *, agent: str = "", tool: str = "") -> list[Tool
     return [
         ToolUse(
             **(counted.get(name) or {"tool_name": name}),
-            p50_ms=timeline.percentile(times[name], 0.5),
-            p95_ms=timeline.percentile(times[name], 0.95),
+            p50_ms=percentile(times[name], 0.5),
+            p95_ms=percentile(times[name], 0.95),
             loads=loaded[name],
         )
         for name in sorted({*counted, *loaded})

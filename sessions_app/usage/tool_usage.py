@@ -17,12 +17,13 @@ from django.db.models.functions import Cast, Substr
 from catalog import cache
 from catalog.cache import ShelfGroup
 from catalog.models import Group, Tool
-from catalog.tools.queries import Page
 from sessions_app.models import Agent, AgentGroup, Call, Event, EventKind
 from sessions_app.review import timeline
 from sessions_app.review.queries import read_object
 from sessions_app.usage.figures import FAILED, OF_A_TOOL, answered
 from sessions_app.usage.filters import UsageFilter
+from toolcrib.lib.pagination import Page, page_by_offset
+from toolcrib.lib.percentile import percentile
 
 PAGE = 25
 DURATIONS = 5_000  # newest answered calls that percentiles are of
@@ -74,15 +75,7 @@ class Use:
     nameless: int  # calls of names that no tool had
 
     def page(self, offset: int, size: int = PAGE) -> Page[ToolUse]:
-        total = len(self.tools)
-        offset = max(0, min(offset, (total - 1) // size * size if total else 0))
-        return Page(
-            rows=self.tools[offset : offset + size],
-            total=total,
-            first=offset,
-            previous_cursor=str(offset) if offset else "",
-            next_cursor=str(offset + size) if offset + size < total else "",
-        )
+        return page_by_offset(self.tools, offset, size)
 
 
 def use(wanted: UsageFilter) -> Use:
@@ -165,8 +158,8 @@ def _time(wanted: UsageFilter, tools: dict[str, ToolUse]) -> None:
     for name, values in times.items():
         if name in tools:
             values.sort()
-            tools[name].p50 = timeline.percentile(values, 0.5)
-            tools[name].p95 = timeline.percentile(values, 0.95)
+            tools[name].p50 = percentile(values, 0.5)
+            tools[name].p95 = percentile(values, 0.95)
 
 
 def _sorted(tools: Iterable[ToolUse], sort: str) -> list[ToolUse]:

@@ -14,7 +14,6 @@ from catalog import preferences
 from catalog.groups import actions as group_writes
 from catalog.groups.writing import Done
 from catalog.models import AuditEntry, Group
-from catalog.tools.queries import offset_of
 from sessions_app.models import Agent, AgentSession
 from sessions_app.usage import funnels, tool_usage
 from sessions_app.usage.filters import RANGES, UsageFilter
@@ -22,7 +21,8 @@ from sessions_app.usage.funnels import Asked
 from sessions_app.usage.tool_usage import Day, ToolUse, Use
 from toolcrib.lib import charts
 from toolcrib.lib.errors import NotFound, ToolcribError
-from toolcrib.lib.request import clean_address
+from toolcrib.lib.pagination import offset_of
+from toolcrib.lib.request import clean_address, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 OFFERED = "usage_undo"  # the act this session may undo next
@@ -63,7 +63,7 @@ def usage(request: HttpRequest) -> HttpResponse:
             "holding": funnels.old_definitions(wanted),
         }
     response = render(request, "sessions_app/usage.html", context)
-    if request.headers.get("HX-Request") and not request.headers.get("HX-Boosted"):
+    if is_htmx_fragment(request):
         response["HX-Push-Url"] = clean_address(request)
     return response
 

@@ -52,11 +52,12 @@ def _plain(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> A
         if name in inside:
             return {"recursive": True}
         return _plain(components[name], components, (*inside, name))
-    names_properties = "properties" in inside[-1:]
     return {
-        key: _plain(item, components, (*inside, "properties") if key == "properties" else inside)
+        key: {name: _plain(one, components, inside) for name, one in item.items()}
+        if key == "properties"
+        else _plain(item, components, inside)
         for key, item in value.items()
-        if names_properties or key not in WORDS or not isinstance(item, str | list)
+        if key not in WORDS or not isinstance(item, str | list)
     }
 
 

@@ -2,11 +2,10 @@
 
 import logging
 import os
-import re
 from io import FileIO, TextIOWrapper
 from logging.handlers import RotatingFileHandler
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2066-\u2069]")
+from toolcrib.lib.text import escape_hidden
 
 
 class PrivateLogFile(RotatingFileHandler):
@@ -26,8 +25,4 @@ class OneLineFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        return CONTROL.sub(_escape, super().format(record))
-
-
-def _escape(found: re.Match[str]) -> str:
-    return " | " if found[0] == "\n" else f"\\u{ord(found[0]):04x}"
+        return escape_hidden(super().format(record).replace("\n", " | "))

@@ -27,3 +27,8 @@ def clean_address(request: HttpRequest) -> str:
         if filled := [value for value in values if value]:
             kept.setlist(name, filled)
     return f"{request.path}?{kept.urlencode()}" if kept else request.path
+
+
+def is_htmx_fragment(request: HttpRequest) -> bool:
+    """Tell whether htmx asks for a part of a page, not for a whole page by a boosted link."""
+    return "HX-Request" in request.headers and "HX-Boosted" not in request.headers

@@ -1,24 +1,51 @@
-"""Make every character of a text visible, so that what is confirmed is what is seen. Pure."""
+"""Hidden characters: the one rule for what a reader would not see, and how it is shown.
+
+Text from servers and agents may hold control, bidirectional and zero-width characters. Pages,
+logs, errors and findings all decide by `is_hidden`.
+"""
 
 import unicodedata
 
-# Drawn as nothing or as blanks, though Unicode does not class them as format characters.
-_BLANK_LOOKS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
+# Letters, marks and symbols by category that are drawn as nothing or as a blank.
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+    chr(code) for code in (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
+}
 
 
-def is_hidden(character: str) -> bool:
-    """Say whether a character is drawn as nothing, as a blank, or turns the text around."""
-    if " " <= character <= "~":
+def is_hidden(char: str) -> bool:
+    """Tell whether a character is invisible, reorders text or controls a terminal."""
+    if " " <= char <= "~":
         return False
-    return (
-        unicodedata.category(character) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs")
-        or character in _BLANK_LOOKS
-        or "\ufe00" <= character <= "\ufe0f"
-        or "\U000e0100" <= character <= "\U000e01ef"
+    return unicodedata.category(char) in HIDDEN_CATEGORIES or char in _BLANK
+
+
+def hidden_characters(text: str) -> set[str]:
+    """Return the hidden characters of a text, line breaks and tabs apart."""
+    return {char for char in set(text) if char not in "\n\r\t" and is_hidden(char)}
+
+
+def escape_hidden(text: str, keep: str = "") -> str:
+    """Write hidden characters as ⟨U+202E⟩, except those in `keep`."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_code_point(c) if c not in keep and is_hidden(c) else c for c in text)
+
+
+def escape_ambiguous(text: str) -> str:
+    """Write out every character that could be mistaken for another, for texts to be confirmed.
+
+    Besides hidden characters these are blanks other than the space, and the opening bracket of
+    the escape itself, by which a text could pretend to hold what it does not.
+    """
+    return "".join(
+        _code_point(c) if is_hidden(c) or is_odd_space(c) or c == "⟨" else c for c in text
     )
 
 
-def visible(text: str) -> str:
-    """Write invisible, direction-changing and control characters as ⟨U+202E⟩."""
-    # The opening bracket too, or a text could pretend to hold what it does not.
-    return "".join(f"⟨U+{ord(c):04X}⟩" if is_hidden(c) or c == "⟨" else c for c in text)
+def is_odd_space(char: str) -> bool:
+    return char != " " and unicodedata.category(char) == "Zs"
+
+
+def _code_point(char: str) -> str:
+    return f"⟨U+{ord(char):04X}⟩"

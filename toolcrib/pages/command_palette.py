@@ -19,6 +19,7 @@ from django.views.decorators.http import require_safe
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import Role, operator_required, role_of
 
 LONGEST = 200  # characters of a query
@@ -87,7 +88,7 @@ def palette(request: HttpRequest) -> HttpResponse:
     """Answer as a page, or with the list alone where the dialog asks."""
     query = request.GET.get("q", "").replace("\0", "").strip()[:LONGEST]
     sections = find(query, role_of(request.user))
-    fragment = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
+    fragment = is_htmx_fragment(request)
     return render(
         request,
         "toolcrib/palette_options.html" if fragment else "toolcrib/palette.html",

@@ -10,11 +10,12 @@ from django.shortcuts import render
 
 from catalog.models import Revision
 from toolcrib.lib.errors import Failed, ToolcribError
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.runtime.lifespan import runtime
 
 
 def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
-    fragment = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
+    fragment = is_htmx_fragment(request)
     needed = getattr(error, "needed", None)
     return render(
         request,

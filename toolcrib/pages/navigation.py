@@ -9,6 +9,7 @@ from django.urls import reverse
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server, ServerState
 from sessions_app.models import Agent
+from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import Role, role_of
 
 
@@ -30,7 +31,7 @@ def context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
-    fragment = request.headers.get("HX-Request") and not request.headers.get("HX-Boosted")
+    fragment = is_htmx_fragment(request)
     if role < Role.OPERATOR or fragment:
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()

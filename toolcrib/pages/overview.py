@@ -33,8 +33,8 @@ from catalog.models import AuditEntry
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, AgentSession, Call, CallPath
 from sessions_app.review import queries as review_queries
-from sessions_app.review import timeline
 from sessions_app.usage import figures
+from toolcrib.lib.percentile import percentile
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def numbers() -> dict[str, Any]:
         100 * errors / made if made else None
         for made, errors in zip(counted["calls"], counted["errors"], strict=True)
     ]
-    p95 = [timeline.percentile(sorted(one), 0.95) for one in times]
+    p95 = [percentile(one, 0.95) for one in times]
     return {
         "figures": [
             _calls(counted["calls"]),
@@ -139,7 +139,7 @@ def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) 
 
 
 def _p95(times: list[list[int]], by_hour: list[int | None]) -> Figure:
-    value = timeline.percentile(sorted(one for hour in times for one in hour), 0.95)
+    value = percentile([one for hour in times for one in hour], 0.95)
     return Figure(
         "p95 latency",
         "–" if value is None else f"{value:,}",

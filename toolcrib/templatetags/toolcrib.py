@@ -6,7 +6,6 @@ nothing. Text of servers passes `visible` and is always escaped.
 
 import json
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -21,6 +20,7 @@ from django.utils.safestring import SafeString
 
 from toolcrib.lib import charts
 from toolcrib.lib import token_counter as token_counts
+from toolcrib.lib.text import escape_hidden
 
 register = template.Library()
 
@@ -62,11 +62,6 @@ STAGES = ("connecting", "listing")
 # Dropped when anything else in the address changes: they point into the old list.
 CURSORS = ("after", "before")
 
-# Characters that are letters or symbols by category and yet draw nothing.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0\ufe0e") | {
-    chr(code) for code in (*range(0xFE00, 0xFE0E), *range(0xE0100, 0xE01F0), *range(0x180B, 0x1810))
-}
-_HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _AFTER_UNDERSCORE = re.compile(r"(?<=_)(?!_)")
 _MAY_BREAK = SafeString("<wbr>")
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)[.!?](?=\s)")
@@ -149,17 +144,8 @@ def _distance(seconds: float) -> str:
 @register.filter
 def visible(text: object) -> str:
     """Write out characters that could hide or reorder text, as ⟨U+202E⟩. Returns plain text."""
-    # Joining makes a plain str even of a SafeString, so the result is always escaped.
-    return "".join(
-        f"⟨U+{ord(char):04X}⟩" if _is_hidden(char) else char
-        for char in str(text).replace("\r\n", "\n")
-    )
-
-
-def _is_hidden(char: str) -> bool:
-    if char in "\n\t":
-        return False
-    return char in _BLANK or unicodedata.category(char) in _HIDDEN_CATEGORIES
+    # A plain str even of a SafeString, so that the result is always escaped.
+    return escape_hidden(str(text).replace("\r\n", "\n") + "", keep="\n\t")
 
 
 @register.filter

@@ -96,7 +96,7 @@ def _row(
 ) -> dict[str, Any]:
     here = item.server or item.known
     row: dict[str, Any] = {
-        "name": validation.visible(item.name),
+        "name": validation.escape_ambiguous(item.name),
         "slug": here.slug if here else None,
         "status": "saved" if item.server else "known" if item.known else "failed",
         "code": item.code,

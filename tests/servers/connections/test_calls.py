@@ -126,7 +126,7 @@ def test_an_error_of_the_protocol_is_quoted_and_the_connection_goes_on(how):
     async def scenario():
         outcome = await ask(server, "error", message="No such tool:\n\x1b[31m" + "x" * 900)
         assert (outcome.state, outcome.code) == ("failed", "server_error")
-        assert outcome.message.startswith("The server said: No such tool: \\x1b[31mxxx")
+        assert outcome.message.startswith("The server said: No such tool: ⟨U+001B⟩[31mxxx")
         assert len(outcome.message) < 530
         assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
 

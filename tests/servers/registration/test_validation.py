@@ -11,9 +11,9 @@ from servers.registration.validation import (
     check_env,
     check_header,
     check_url,
+    escape_ambiguous,
     shown_argv,
     url_warnings,
-    visible,
 )
 from toolcrib.lib.errors import Invalid
 
@@ -320,4 +320,4 @@ def test_nothing_shown_is_invisible(argv):
     shown = shown_argv(argv)
     assert "\n" not in shown
     assert not any("\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" for c in shown)
-    assert visible(shown.replace("⟨", "")) == shown.replace("⟨", "")
+    assert escape_ambiguous(shown.replace("⟨", "")) == shown.replace("⟨", "")

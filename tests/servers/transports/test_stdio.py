@@ -166,7 +166,7 @@ def test_a_flood_on_stderr_blocks_nothing_and_its_tail_is_kept():
             return connection.stderr_tail()
 
     tail = asyncio.run(scenario())
-    assert tail.endswith("the last line\\x1b[31m\\x07")
+    assert tail.endswith("the last line⟨U+001B⟩[31m⟨U+0007⟩")
     assert len(tail.splitlines()) == 20
     assert "\x1b" not in tail
 
@@ -189,7 +189,7 @@ def test_a_program_that_ends_says_how_and_does_so_at_once(what, code, words, at)
     assert words in error.message
     assert time.monotonic() - started < 15  # of the 20 s for a handshake
     if what == "crash":
-        assert error.detail == "Traceback: no API key\\x1b[0m given"
+        assert error.detail == "Traceback: no API key⟨U+001B⟩[0m given"
 
 
 def test_a_program_that_hangs_times_out(monkeypatch):

@@ -264,8 +264,8 @@ def test_more_than_a_page_of_servers_is_paged(admins_client):
     first = text_of(admins_client.get("/servers"))
     second = text_of(admins_client.get("/servers?after=100"))
 
-    assert "1–100 of 105 servers" in first
-    assert "101–105 of 105 servers" in second
+    assert "1 to 100 of 105 servers" in first
+    assert "101 to 105 of 105 servers" in second
 
 
 def test_selected_servers_are_synced_or_disabled_together(admins_client):

@@ -23,7 +23,7 @@ from sessions_app.models import AgentSession, ApiKey, Call
 from sessions_app.sessions import lifecycle, rate_limits
 from sessions_app.sessions.loading import LEAST_IDLE
 from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
-from toolcrib.lib import strict_json
+from toolcrib.lib import json_codec
 
 __all__ = ["agent"]
 VERSION, LEGACY = "2026-07-28", "2025-11-25"
@@ -299,7 +299,7 @@ def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
 
     def parsed(body):
         where.append(threading.current_thread() is threading.main_thread())
-        return strict_json.parsed(body)
+        return json_codec.parse_strict(body)
 
     monkeypatch.setattr(mcp_call, "parsed", parsed)
 

@@ -32,7 +32,7 @@ from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib.asgi import ApiHandler
-from toolcrib.lib import strict_json
+from toolcrib.lib import json_codec
 
 SAY = {"type": "object", "properties": {"result": {"type": "string"}}, "required": ["result"]}
 CONTENT = json.dumps({"content": [{"type": "text", "text": "done"}], "resultType": "complete"})
@@ -538,7 +538,7 @@ def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
 
     def parsed(body):
         where.append(threading.current_thread() is threading.main_thread())
-        return strict_json.parsed(body)
+        return json_codec.parse_strict(body)
 
     monkeypatch.setattr(rest_call, "parsed", parsed)
 

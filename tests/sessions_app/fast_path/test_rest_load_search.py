@@ -179,7 +179,7 @@ def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
 
     counted = []
     monkeypatch.setattr(rate_limits, "check_rate", lambda *args: counted.append(args))
-    monkeypatch.setattr(rest_load_search.finding, "find", locked)
+    monkeypatch.setattr(rest_load_search.session_search, "find", locked)
     answer = ask(agent, "search", FIND)
     assert (answer.status, answer.code) == (503, "busy")
     assert len(counted) == 1

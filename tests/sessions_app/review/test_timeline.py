@@ -221,20 +221,6 @@ def test_a_long_call_is_not_idleness_even_where_a_shorter_one_ended_after_it_beg
     assert not any(isinstance(row, Gap) for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("values", "share", "found"),
-    [
-        ([], 0.5, None),
-        ([7], 0.95, 7),
-        ([1, 2], 0.5, 1),
-        (list(range(1, 101)), 0.5, 50),
-        (list(range(1, 101)), 0.95, 95),
-    ],
-)
-def test_a_percentile_is_a_value_that_was_seen(values, share, found):
-    assert timeline.percentile(values, share) == found
-
-
 # --- Answers and arguments ----------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolcrib.lib.json_codec import canonical, digest, joined
+from toolcrib.lib.json_codec import canonical, digest, join_members
 
 values = st.recursive(
     st.none()
@@ -65,4 +65,6 @@ def test_one_other_character_makes_another_digest():
 
 @given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), values, max_size=6))
 def test_an_object_joined_from_its_members_is_the_same_text(value):
-    assert joined({name: canonical(inner) for name, inner in value.items()}) == canonical(value)
+    assert join_members({name: canonical(inner) for name, inner in value.items()}) == canonical(
+        value
+    )
