@@ -10,7 +10,7 @@ from catalog.approvals import views as approval_views
 from catalog.audit import views as audit_views
 from catalog.groups import board_views
 from catalog.groups import views as group_views
-from catalog.tools import hint_views, views
+from catalog.tools import views
 
 urlpatterns: list[URLPattern] = [
     path("tools", views.tools, name="tools"),
@@ -25,10 +25,10 @@ urlpatterns: list[URLPattern] = [
     path("tools/<str:public_name>/keep-old", views.keep_old, name="tool-keep-old"),
     path("tools/<str:public_name>/edit", views.edit, name="tool-edit"),
     path("tools/<str:public_name>/delete", views.delete, name="tool-delete"),
-    path("tools/<str:public_name>/hints", hint_views.add, name="tool-hints"),
+    path("tools/<str:public_name>/hints", views.add_hint, name="tool-hints"),
     path(
         "tools/<str:public_name>/hints/<int:hint_id>/remove",
-        hint_views.remove,
+        views.remove_hint,
         name="tool-hint-remove",
     ),
     path("groups", group_views.groups, name="groups"),

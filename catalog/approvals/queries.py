@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.apps import apps
-from django.db import transaction
 from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from catalog.audit import Actor
 from catalog.audit.queries import Row
-from catalog.definitions import ingest
 from catalog.models import AuditEntry, Group, Membership, Tool
-from catalog.tools import actions as tool_actions
 from catalog.tools import detail
-from toolcrib.lib.errors import Conflict
 from toolcrib.lib.pagination import Page, page_by_offset
 
 PAGE = 20  # changes on a page, each compared word by word
@@ -138,12 +133,3 @@ def decision_on(tool: Tool) -> Row | None:
     rows = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb__in=DECISIONS)
     entry = rows.first()
     return Row.of(entry) if entry else None
-
-
-@transaction.atomic
-def hold(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
-    """Hold a tool because of the definition that was looked at; its change stays open."""
-    tool = ingest.locked(tool, sha256)
-    if tool.held_at:
-        raise Conflict(f"{tool.public_name} is held already.", code="already_decided")
-    return tool_actions.hold(tool, "Held while its definition is reviewed.", actor=actor)

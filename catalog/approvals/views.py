@@ -13,18 +13,19 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
+from catalog.approvals import actions as approval_actions
 from catalog.approvals import queries as approval_queries
-from catalog.definitions import ingest
 from catalog.models import Tool, ToolState
+from catalog.tools.queries import find_tool
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, operator_required
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
-    "approve": (ingest.approve, "Agents now get the new definition of {}."),
-    "keep-old": (ingest.keep_old, "Agents keep the older definition of {}."),
-    "hold": (approval_queries.hold, "{} is held. Calls to it are stopped."),
+    "approve": (approval_actions.approve, "Agents now get the new definition of {}."),
+    "keep-old": (approval_actions.keep_old, "Agents keep the older definition of {}."),
+    "hold": (approval_actions.hold, "{} is held. Calls to it are stopped."),
 }
 TOGETHER = {
     "approve": "Approved {}: agents now get the new definitions.",
@@ -56,9 +57,7 @@ def approval_list(request: HttpRequest) -> HttpResponse:
 def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if act not in ACTS:
         raise NotFound("There is no such decision.", hint="Approve, keep old, or hold.")
-    tool = Tool.objects.with_definitions().filter(public_name=public_name).first()
-    if tool is None:
-        raise NotFound("There is no tool of this name.", hint="It may have been deleted.")
+    tool = find_tool(public_name)
     choice, words = ACTS[act]
     seen = request.POST.get("seen", "")
     if not seen:

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from django.db import transaction
 from django.utils import timezone
 
-from catalog import audit
-from catalog.audit import Actor
 from catalog.definitions import public_names
 from catalog.definitions.findings import Neighbours, findings_of
 from catalog.definitions.parsing import Rejection, RemoteTool, search_text
@@ -28,7 +25,6 @@ from catalog.models import (
     Tool,
     ToolState,
 )
-from toolcrib.lib.errors import Conflict
 from toolcrib.lib.token_counter import count_definition
 
 if TYPE_CHECKING:
@@ -292,78 +288,3 @@ def _follow(server: "Server", fresh: Sequence[Tool]) -> None:
             batch_size=CHUNK,
             ignore_conflicts=True,
         )
-
-
-@transaction.atomic
-def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
-    """Serve the latest definition from now on.
-
-    `sha256` names the definition that was looked at: a newer one is not approved unseen.
-    """
-    tool = locked(tool, sha256)
-    if tool.latest_id is None or tool.latest_id == tool.approved_id:
-        raise _already(tool)
-    before = tool.approved
-    tool.approved, tool.kept_against = tool.latest, None
-    return _decided(tool, DefinitionChange.Outcome.APPROVED, "tool.approve", before, actor)
-
-
-@transaction.atomic
-def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
-    """Go on serving the approved definition, and stop asking about the latest."""
-    tool = locked(tool, sha256)
-    if tool.latest_id is None or tool.latest_id in (tool.approved_id, tool.kept_against_id):
-        raise _already(tool)
-    if tool.approved_id is None:
-        raise Conflict(
-            f"{tool.public_name} has no older definition to keep.",
-            hint="Approve it, or hold the tool.",
-        )
-    tool.kept_against = tool.latest
-    return _decided(tool, DefinitionChange.Outcome.KEPT_OLD, "tool.keep_old", tool.approved, actor)
-
-
-def _decided(tool: Tool, outcome: str, verb: str, before: Definition | None, actor: Actor) -> Tool:
-    tool.state = tool.settled_state()
-    tool.save(update_fields=["approved", "kept_against", "state"])
-    DefinitionChange.objects.filter(
-        tool=tool, after=tool.latest, outcome=DefinitionChange.Outcome.WAITING
-    ).update(outcome=outcome, decided_by=actor.label[:200], decided_at=timezone.now())
-    audit.record(
-        actor,
-        verb,
-        tool,
-        before={"definition": before.sha256 if before else None},
-        after={"definition": tool.latest.sha256 if tool.latest else None},
-    )
-    Revision.bump()
-    return tool
-
-
-def locked(tool: Tool, sha256: str = "") -> Tool:
-    """Read a tool again under a lock, to write a decision about it.
-
-    With a digest, refuse if its latest definition is not the one that was looked at.
-    """
-    tool = (
-        Tool.objects.select_for_update(of=("self",))
-        .select_related("approved", "latest", "server")
-        .get(pk=tool.pk)
-    )
-    if sha256 and (tool.latest is None or tool.latest.sha256 != sha256):
-        raise Conflict(
-            f"The definition of {tool.public_name} changed again after you looked at it.",
-            hint="Reload to see the definition it has now.",
-            code="changed_again",
-        )
-    return tool
-
-
-def _already(tool: Tool) -> Conflict:
-    last = tool.changes.exclude(decided_by="").first()
-    who = f" {last.decided_by} chose {last.get_outcome_display().lower()}." if last else ""
-    return Conflict(
-        f"Nothing waits for a decision on {tool.public_name}.{who}",
-        hint="Reload to see the definition it has now.",
-        code="already_decided",
-    )

@@ -14,11 +14,11 @@ from catalog.groups import actions as group_actions
 from catalog.groups import board
 from catalog.groups import health as group_health
 from catalog.groups import state as group_state
-from catalog.groups.actions import Edit
+from catalog.groups import undo as group_undo
+from catalog.groups.actions import Done, Edit
 from catalog.groups.board import Cost
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
-from catalog.groups.writing import Done
 from catalog.models import AuditEntry, Group, Membership
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
@@ -316,5 +316,5 @@ def undo(request: HttpRequest, audit_id: int) -> dict[str, Any]:
     entry = AuditEntry.objects.filter(pk=min(audit_id, 2**63 - 1)).first()
     if entry is None:
         raise NotFound("There is no such audit entry.", hint="GET /api/v1/audit lists them.")
-    done = group_actions.undo(entry, actor=key_actor(request))
+    done = group_undo.undo(entry, actor=key_actor(request))
     return {"group_id": done.group.group_id, "undo": _entries(done)}

@@ -20,9 +20,10 @@ from catalog.groups import actions as writes
 from catalog.groups import board, preview
 from catalog.groups import state as states
 from catalog.groups import undo as group_offers
+from catalog.groups import undo as group_undo
+from catalog.groups.actions import Done, check_unchanged
 from catalog.groups.forms import PRELOADS
 from catalog.groups.views import board_context, find
-from catalog.groups.writing import Done, check_unchanged
 from catalog.models import AuditEntry, Group, Tool
 from toolcrib.lib.errors import Invalid, NotFound, ToolcribError
 from toolcrib.lib.roles import actor_of, admin_required
@@ -289,7 +290,7 @@ def _undone(request: HttpRequest, pk: int) -> Done:
     entry = AuditEntry.objects.filter(pk=pk).first()
     if entry is None:
         raise NotFound("There is no such act to undo.", hint="The audit log has them all.")
-    return writes.undo(entry, actor=actor_of(request))
+    return group_undo.undo(entry, actor=actor_of(request))
 
 
 def _after_undo(

@@ -5,7 +5,13 @@ from collections.abc import Iterable
 from django.contrib import messages
 from django.http import HttpRequest
 
-from catalog.groups.writing import Done
+from catalog import audit
+from catalog.audit import Actor
+from catalog.groups import state as states
+from catalog.groups.actions import Done, _refuse_followed, all_locked, locked, write, writing
+from catalog.groups.state import State
+from catalog.models import AuditEntry, Group, Revision, Tool
+from toolcrib.lib.errors import Conflict
 
 OFFERED = "group_undo"  # the act this session may undo next
 NOTHING = "Nothing changed: it stood so already."
@@ -32,3 +38,81 @@ def offer(request: HttpRequest, sentence: str, *done: Done | None) -> None:
 def say(request: HttpRequest, sentences: Iterable[str]) -> None:
     for sentence in sentences:
         messages.info(request, sentence)
+
+
+@writing()
+def undo(entry: AuditEntry, *, actor: Actor) -> Done:
+    """Take back one act on a group, as a new act; refuse if the group moved on meanwhile.
+
+    Undoing an undo does the act again.
+    """
+    # The lock makes two undos of one entry follow each other.
+    entry = AuditEntry.objects.select_for_update().get(pk=entry.pk)
+    if entry.target_kind != "group" or not entry.verb.startswith("group."):
+        raise Conflict("Only an act on a group can be undone.", hint="Change it back by hand.")
+    if AuditEntry.objects.filter(
+        verb="group.undo", target_id=entry.target_id, after__undoes=entry.pk
+    ).exists():
+        raise Conflict("This was undone already.", hint="Reload to see what stands now.")
+    mark: State = {"undoes": entry.pk}
+    before, after = _parts(entry.before), _parts(entry.after)
+    if "group" in before and "group" not in after:
+        return _remake(entry, before["group"], mark, actor)
+    group = _acted_on(entry, after)
+    if "group" in after:
+        return _unmake(group, after["group"], mark, actor)
+    if states.read(group, after) != after:
+        raise _moved_on(group)
+    return write(group, "group.undo", _wanted_again(group, before), actor, mark)
+
+
+def _acted_on(entry: AuditEntry, after: State) -> Group:
+    if "groups" in after:
+        all_locked()
+    group = Group.objects.filter(pk=entry.target_id or 0).first()
+    if group is None:
+        raise Conflict(f"{entry.target_label} was deleted meanwhile.", hint="Undo that first.")
+    return locked(group)
+
+
+def _wanted_again(group: Group, before: State) -> State:
+    """Return what stood before, as far as following a server allows and demands."""
+    now = states.field(group, "follows")
+    followed = before.get("follows", now)
+    if followed == now:
+        leaving = [name for name, value in before.get("members", {}).items() if value is None]
+        _refuse_followed(group, Tool.objects.in_bulk(leaving, field_name="public_name").values())
+    elif followed:
+        joined = states.joining(group, states.free_server(group, followed))
+        return {**before, "members": {**joined, **before.get("members", {})}}
+    return before
+
+
+def _parts(state: State) -> State:
+    return {part: value for part, value in state.items() if part != "undoes"}
+
+
+def _remake(entry: AuditEntry, state: State, mark: State, actor: Actor) -> Done:
+    if entry.target_id is None or Group.objects.filter(pk=entry.target_id).exists():
+        raise Conflict(f"{entry.target_label} is there.", hint="Reload to see it.")
+    group = states.restore(entry.target_id, state)
+    after = {"group": states.snapshot(group), **mark}
+    made = audit.record(actor, "group.undo", group, after=after)
+    Revision.bump()
+    return Done(group, made)
+
+
+def _unmake(group: Group, state: State, mark: State, actor: Actor) -> Done:
+    now = states.snapshot(group)
+    if now != state:
+        raise _moved_on(group)
+    made = audit.record(actor, "group.undo", group, before={"group": now}, after=mark)
+    group.delete()
+    Revision.bump()
+    return Done(group, made)
+
+
+def _moved_on(group: Group) -> Conflict:
+    return Conflict(
+        f"{group.group_id} has changed since then.", hint="Reload, and change it back by hand."
+    )

@@ -23,7 +23,7 @@ UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
 @transaction.atomic
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     """Give agents this text instead of the server's; empty gives the server's again."""
-    tool = ingest.locked(tool)
+    tool = locked(tool)
     text = _sound(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
         raise Invalid(f"A description may have {settings.MAX_DESCRIPTION_BYTES // 1024} KB.")
@@ -44,7 +44,7 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
 @transaction.atomic
 def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
     """Stop every call to a tool until it is released."""
-    tool = ingest.locked(tool)
+    tool = locked(tool)
     if not tool.held_at:
         tool.held_at, tool.held_reason = timezone.now(), _sound(reason)[:500]
         tool.state = tool.settled_state()
@@ -56,7 +56,7 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def release(tool: Tool, *, actor: Actor) -> Tool:
-    tool = ingest.locked(tool)
+    tool = locked(tool)
     if tool.held_at:
         reason, tool.held_at, tool.held_reason = tool.held_reason, None, ""
         tool.state = tool.settled_state()
@@ -68,7 +68,7 @@ def release(tool: Tool, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
-    tool = ingest.locked(tool)
+    tool = locked(tool)
     if policy not in CallPolicy.values:
         raise Invalid("A call policy is allow or deny.")
     if tool.call_policy != policy:
@@ -213,3 +213,22 @@ def parse_tool_text(text: str) -> object:
         raise Invalid("The JSON is nested too deep.") from error
     except ValueError as error:  # over 4,300 digits
         raise Invalid("The JSON holds a number that is far too long.") from error
+
+
+def locked(tool: Tool, sha256: str = "") -> Tool:
+    """Read a tool again under a lock, to write a decision about it.
+
+    With a digest, refuse if its latest definition is not the one that was looked at.
+    """
+    tool = (
+        Tool.objects.select_for_update(of=("self",))
+        .select_related("approved", "latest", "server")
+        .get(pk=tool.pk)
+    )
+    if sha256 and (tool.latest is None or tool.latest.sha256 != sha256):
+        raise Conflict(
+            f"The definition of {tool.public_name} changed again after you looked at it.",
+            hint="Reload to see the definition it has now.",
+            code="changed_again",
+        )
+    return tool

@@ -6,13 +6,14 @@ from typing import Any, Literal
 from django.http import HttpRequest
 from ninja import Body, Router, Schema, Status
 
+from catalog.approvals import actions as approval_actions
 from catalog.audit import sentence
-from catalog.definitions import ingest
 from catalog.models import AuditEntry, Definition, Tool, ToolHint
 from catalog.tools import actions as tool_actions
 from catalog.tools import hints
+from catalog.tools.queries import find_tool
 from toolcrib.lib.api_schemas import ERRORS, Strict
-from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
@@ -81,15 +82,6 @@ class AuditPage(Schema):
     next_cursor: str | None
 
 
-def find(name: str) -> Tool:
-    tool = (
-        Tool.objects.with_definitions().prefetch_related("groups").filter(public_name=name).first()
-    )
-    if tool is None:
-        raise NotFound("There is no tool of this name.", hint="GET /api/v1/tools lists them.")
-    return tool
-
-
 def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
     definition = tool.definition
     body: dict[str, Any] = {
@@ -146,70 +138,70 @@ def list_tools(
 def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
     """Add a tool that agents run themselves, in MCP, OpenAI or Anthropic shape."""
     tool = tool_actions.save_custom_tool(body, actor=key_actor(request))
-    return Status(201, shown(find(tool.public_name), shape="mcp"))
+    return Status(201, shown(find_tool(tool.public_name), shape="mcp"))
 
 
 @router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, Any]:
     if shape not in ("mcp", "openai", "anthropic"):
         raise Invalid("shape is mcp, openai or anthropic.")
-    return shown(find(name), shape=shape)
+    return shown(find_tool(name), shape=shape)
 
 
 @router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]:
-    tool, actor = find(name), key_actor(request)
+    tool, actor = find_tool(name), key_actor(request)
     if body.description_override is not None:
         tool_actions.override_description(tool, body.description_override, actor=actor)
     if body.call_policy is not None:
         tool_actions.set_call_policy(tool, body.call_policy, actor=actor)
-    return shown(find(name), shape="mcp")
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def replace_custom_tool(
     request: HttpRequest, name: str, body: Body[dict[str, Any]]
 ) -> dict[str, Any]:
-    tool = find(name)
+    tool = find_tool(name)
     if tool.server_id is not None:
         raise Invalid("Only a custom tool can be replaced.", hint="A server's tools are synced.")
     tool_actions.save_custom_tool(body, actor=key_actor(request), tool=tool)
-    return shown(find(name), shape="mcp")
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
 def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
-    tool_actions.delete_custom_tool(find(name), actor=key_actor(request))
+    tool_actions.delete_custom_tool(find_tool(name), actor=key_actor(request))
     return Status(204, None)
 
 
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
-    ingest.approve(find(name), actor=key_actor(request), sha256=sha256)
-    return shown(find(name), shape="mcp")
+    approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
-    ingest.keep_old(find(name), actor=key_actor(request), sha256=sha256)
-    return shown(find(name), shape="mcp")
+    approval_actions.keep_old(find_tool(name), actor=key_actor(request), sha256=sha256)
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
-    tool_actions.hold(find(name), body.reason, actor=key_actor(request))
-    return shown(find(name), shape="mcp")
+    tool_actions.hold(find_tool(name), body.reason, actor=key_actor(request))
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def release(request: HttpRequest, name: str) -> dict[str, Any]:
-    tool_actions.release(find(name), actor=key_actor(request))
-    return shown(find(name), shape="mcp")
+    tool_actions.release(find_tool(name), actor=key_actor(request))
+    return shown(find_tool(name), shape="mcp")
 
 
 @router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
 def history(request: HttpRequest, name: str) -> list[dict[str, Any]]:
-    changes = find(name).changes.select_related("before", "after")[:100]
+    changes = find_tool(name).changes.select_related("before", "after")[:100]
     return [
         {
             "at": change.at,
@@ -265,16 +257,16 @@ class HintOut(Schema):
 @router.get("/tools/{name}/hints", response={200: list[HintOut], **ERRORS}, tags=["search"])
 def list_hints(request: HttpRequest, name: str) -> list[ToolHint]:
     """What people call a tool and ask of it, as search reads it. Agents never see it."""
-    return list(find(name).hints.all())
+    return list(find_tool(name).hints.all())
 
 
 @router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS}, tags=["search"])
 def add_hint(request: HttpRequest, name: str, body: HintIn) -> Status[ToolHint]:
     """Add an alias or an example query; one that stands already is given back."""
-    return Status(201, hints.add(find(name), body.kind, body.text, actor=key_actor(request)))
+    return Status(201, hints.add(find_tool(name), body.kind, body.text, actor=key_actor(request)))
 
 
 @router.delete("/tools/{name}/hints/{hint_id}", response={204: None, **ERRORS}, tags=["search"])
 def remove_hint(request: HttpRequest, name: str, hint_id: int) -> Status[None]:
-    hints.remove(hints.find(find(name), hint_id), actor=key_actor(request))
+    hints.remove(hints.find(find_tool(name), hint_id), actor=key_actor(request))
     return Status(204, None)

@@ -8,9 +8,9 @@ from django.db import transaction
 
 from catalog import audit
 from catalog.audit import Actor
-from catalog.definitions import ingest
 from catalog.models import HintKind, Revision, Tool, ToolHint
 from catalog.search_models import LONGEST_HINT
+from catalog.tools import actions as tool_actions
 from catalog.tools.actions import UNKEEPABLE
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
@@ -20,7 +20,7 @@ MOST = 50  # hints of one tool
 @transaction.atomic
 def add(tool: Tool, kind: str, text: str, *, actor: Actor) -> ToolHint:
     """Let a tool be found by another name or by an example of what is asked."""
-    tool = ingest.locked(tool)
+    tool = tool_actions.locked(tool)
     if kind not in HintKind.values:
         raise Invalid("A hint is an alias or an example.", hint="Use one of the two as its kind.")
     line = _one_line(text)

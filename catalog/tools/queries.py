@@ -15,6 +15,7 @@ from catalog import cache
 from catalog.cache import Shelf, ShelfGroup
 from catalog.models import Tool, ToolState
 from sessions_app.usage import call_stats
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import PAGE, Page, page_by_offset
 from toolcrib.lib.request import text
 
@@ -120,6 +121,25 @@ def claimed(hint: str) -> Q:
         return Q(pk__in=tools)
     pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
     return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
+
+
+def find_tool(public_name: str) -> Tool:
+    """Return a tool with its definitions and groups, by its public name."""
+    rows = Tool.objects.with_definitions().prefetch_related("groups")
+    tool = rows.filter(public_name=public_name.replace("\0", "")).first()
+    if tool is None:
+        raise NotFound("Tool not found.", hint="Check the name; the tool may have been deleted.")
+    return tool
+
+
+def find_defined_tool(public_name: str) -> Tool:
+    """Return a tool that has a definition, and so can be called."""
+    tool = find_tool(public_name)
+    if tool.definition is None:
+        raise NotFound(
+            "This tool has no usable definition.", hint="It cannot be called until it has one."
+        )
+    return tool
 
 
 def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:

@@ -10,11 +10,11 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.definitions import ingest
+from catalog.approvals import actions as approval_actions
 from catalog.groups.undo import OFFERED
 from catalog.models import Group, Tool
 from catalog.tools import actions as writes
-from catalog.tools import detail, hint_views
+from catalog.tools import detail, hints
 from catalog.tools import filters as tool_filters
 from catalog.tools import queries as tool_queries
 from catalog.tools.forms import (
@@ -25,7 +25,7 @@ from catalog.tools.forms import (
     OverrideForm,
     PolicyForm,
 )
-from catalog.tools.queries import ToolFilter
+from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.usage import call_stats
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
@@ -45,15 +45,8 @@ EXAMPLE = """{
 }"""
 
 
-def _find(public_name: str) -> Tool:
-    tool = Tool.objects.with_definitions().filter(public_name=public_name).first()
-    if tool is None:
-        raise NotFound("There is no tool of this name.", hint="It may have been deleted.")
-    return tool
-
-
 def _find_custom(public_name: str) -> Tool:
-    tool = _find(public_name)
+    tool = find_tool(public_name)
     if tool.server_id is not None:
         raise NotFound("This is a tool of a server.", hint="Only custom tools are edited here.")
     return tool
@@ -111,7 +104,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operator_required
 def tool(request: HttpRequest, public_name: str) -> HttpResponse:
-    return _tool_page(request, _find(public_name))
+    return _tool_page(request, find_tool(public_name))
 
 
 def _tool_page(
@@ -122,7 +115,7 @@ def _tool_page(
         "override_form": OverrideForm(initial={"description": tool.description_override}),
         "policy_form": PolicyForm(initial={"policy": tool.call_policy}),
         "hold_form": HoldForm(),
-        "hint_offer": request.session.pop(hint_views.OFFERED, None),
+        "hint_offer": request.session.pop(HINT_OFFERED, None),
     }
     return render(request, "catalog/tool.html", context | forms, status=status)
 
@@ -135,7 +128,7 @@ def _done(request: HttpRequest, tool: Tool, words: str) -> HttpResponse:
 @require_POST
 @admin_required
 def override(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool, form = _find(public_name), OverrideForm(request.POST)
+    tool, form = find_tool(public_name), OverrideForm(request.POST)
     if form.is_valid():
         try:
             tool = writes.override_description(
@@ -152,7 +145,7 @@ def override(request: HttpRequest, public_name: str) -> HttpResponse:
 @require_POST
 @admin_required
 def policy(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool, form = _find(public_name), PolicyForm(request.POST)
+    tool, form = find_tool(public_name), PolicyForm(request.POST)
     if not form.is_valid():
         return _tool_page(request, tool, status=422, policy_form=form)
     tool = writes.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
@@ -163,7 +156,7 @@ def policy(request: HttpRequest, public_name: str) -> HttpResponse:
 @require_POST
 @operator_required
 def hold(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool, form = _find(public_name), HoldForm(request.POST)
+    tool, form = find_tool(public_name), HoldForm(request.POST)
     if not form.is_valid():
         return _tool_page(request, tool, status=422, hold_form=form)
     writes.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
@@ -173,26 +166,30 @@ def hold(request: HttpRequest, public_name: str) -> HttpResponse:
 @require_POST
 @operator_required
 def release(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool = writes.release(_find(public_name), actor=actor_of(request))
+    tool = writes.release(find_tool(public_name), actor=actor_of(request))
     return _done(request, tool, f"{tool.public_name} is released.")
 
 
 @require_POST
 @operator_required
 def approve(request: HttpRequest, public_name: str) -> HttpResponse:
-    return _decide(request, public_name, ingest.approve, "Agents now get the new definition of {}.")
+    return _decide(
+        request, public_name, approval_actions.approve, "Agents now get the new definition of {}."
+    )
 
 
 @require_POST
 @operator_required
 def keep_old(request: HttpRequest, public_name: str) -> HttpResponse:
-    return _decide(request, public_name, ingest.keep_old, "Agents keep the older definition of {}.")
+    return _decide(
+        request, public_name, approval_actions.keep_old, "Agents keep the older definition of {}."
+    )
 
 
 def _decide(
     request: HttpRequest, public_name: str, choice: Callable[..., Tool], words: str
 ) -> HttpResponse:
-    tool = _find(public_name)
+    tool = find_tool(public_name)
     try:
         choice(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
     except Conflict as error:
@@ -256,3 +253,43 @@ def delete(request: HttpRequest, public_name: str) -> HttpResponse:
     writes.delete_custom_tool(tool, actor=actor_of(request))
     messages.success(request, f"{public_name} is deleted. Sessions keep what they recorded.")
     return redirect("tools")
+
+
+# --- Search hints ---------------------------------------------------------------------------------
+
+HINT_OFFERED = "hint_undo"  # the hint this session may put back
+
+
+def _back_to_hints(tool: Tool) -> HttpResponse:
+    return redirect(reverse("tool", args=[tool.public_name]) + "#hints")
+
+
+@require_POST
+@admin_required
+def add_hint(request: HttpRequest, public_name: str) -> HttpResponse:
+    tool, sent = find_tool(public_name), request.POST
+    try:
+        hint = hints.add(tool, sent.get("kind", ""), sent.get("text", ""), actor=actor_of(request))
+    except ToolcribError as error:
+        messages.error(request, error.sentence)
+    else:
+        messages.success(request, f"Search finds {tool.public_name} by “{hint.text}” too.")
+    return _back_to_hints(tool)
+
+
+@require_POST
+@admin_required
+def remove_hint(request: HttpRequest, public_name: str, hint_id: int) -> HttpResponse:
+    tool = find_tool(public_name)
+    try:
+        hint = hints.find(tool, hint_id)
+        hints.remove(hint, actor=actor_of(request))
+    except ToolcribError as error:
+        messages.error(request, error.sentence)
+    else:
+        request.session[HINT_OFFERED] = {
+            "tool": tool.public_name,
+            "kind": hint.kind,
+            "text": hint.text,
+        }
+    return _back_to_hints(tool)

@@ -11,11 +11,12 @@ from django.views.decorators.http import require_http_methods
 
 from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
+from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
 from sessions_app.ledger import payloads
 from sessions_app.playground import try_tool as trying
 from sessions_app.review import content, timeline
-from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.roles import actor_of, admin_required
 
@@ -43,22 +44,10 @@ class TryForm(forms.Form):
         return given
 
 
-def _find(public_name: str) -> Tool:
-    named = Tool.objects.filter(public_name=public_name.replace("\0", ""))
-    tool = named.with_definitions().first()
-    if tool is None:
-        raise NotFound("There is no tool of this name.", hint="It may have been deleted.")
-    if tool.definition is None:
-        raise NotFound(
-            "Toolcrib has no usable definition of this tool.", hint="Nothing can be called."
-        )
-    return tool
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool = _find(public_name)
+    tool = find_defined_tool(public_name)
     body = tool.definition.tool if tool.definition else {}
     claimed = body.get("annotations")
     claims = claimed if isinstance(claimed, dict) else {}

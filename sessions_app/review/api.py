@@ -6,14 +6,13 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from ninja import Router
 
-from catalog.models import Tool
+from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
 from sessions_app.ledger.payloads import check
 from sessions_app.review import queries as review_queries
 from sessions_app.sessions import lifecycle
 from sessions_app.sessions.schemas import CallOut
 from toolcrib.lib.api_schemas import ERRORS, Strict
-from toolcrib.lib.errors import NotFound
 from toolcrib.lib.roles import key_actor
 
 router = Router()
@@ -37,12 +36,5 @@ def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
 async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, Any]:
     """Call a tool outside any session, as an admin. It is recorded as a trial."""
     check(body.arguments, "/arguments")
-    tool = await sync_to_async(_tool)(name)
+    tool = await sync_to_async(find_defined_tool)(name)
     return await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))
-
-
-def _tool(name: str) -> Tool:
-    found = Tool.objects.exclude(latest=None).filter(public_name=name.replace("\0", "")).first()
-    if found is None:
-        raise NotFound("There is no tool of this name.", hint="See GET /tools.")
-    return found

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_safe
 
 from catalog import preferences
 from catalog.models import Tool
+from catalog.tools.queries import find_tool
 from sessions_app.ledger import payloads
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.review import content, session_detail, timeline
@@ -206,8 +207,7 @@ def session_json(request: HttpRequest, session_id: str) -> HttpResponse:
 @operator_required
 def tool_use(request: HttpRequest, public_name: str) -> HttpResponse:
     """The fragment that a tool's page loads: figures of its last thirty days."""
-    if not Tool.objects.filter(public_name=public_name.replace("\0", "")).exists():
-        raise NotFound("There is no tool of this name.", hint="It may have been deleted.")
+    find_tool(public_name)
     since = timezone.now() - timedelta(days=USE_DAYS)
     found = figures.tool_usage(since, tool=public_name)
     use = found[0] if found else figures.ToolUse(public_name)

@@ -12,7 +12,8 @@ from django.views.decorators.http import require_POST, require_safe
 
 from catalog import preferences
 from catalog.groups import actions as group_writes
-from catalog.groups.writing import Done
+from catalog.groups import undo as group_undo
+from catalog.groups.actions import Done
 from catalog.models import AuditEntry, Group
 from sessions_app.models import Agent, AgentSession
 from sessions_app.usage import funnels, tool_usage
@@ -256,7 +257,7 @@ def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
         entry = AuditEntry.objects.filter(pk=entry_id).first()
         if entry is None:
             raise NotFound("There is no such act to undo.", hint="The audit log has them all.")
-        return group_writes.undo(entry, actor=actor_of(request))
+        return group_undo.undo(entry, actor=actor_of(request))
 
     _act(request, act, "Undone.")
     return redirect(_back(request, "unused"))

@@ -9,8 +9,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.core.serializers.json import DjangoJSONEncoder
 
+from catalog.approvals import actions as approval_actions
 from catalog.audit import Actor
-from catalog.definitions import ingest
 from catalog.definitions.parsing import printable
 from catalog.models import Tool, ToolState
 from catalog.tools import actions as tool_actions
@@ -79,8 +79,8 @@ class Command(BaseCommand):
         if tool is None:
             return result | {"ok": False, "code": "not_found", "message": "There is no such tool."}
         acts: dict[str, Callable[[Tool, Actor], Tool]] = {
-            "approve": lambda tool, actor: ingest.approve(tool, actor=actor),
-            "keep-old": lambda tool, actor: ingest.keep_old(tool, actor=actor),
+            "approve": lambda tool, actor: approval_actions.approve(tool, actor=actor),
+            "keep-old": lambda tool, actor: approval_actions.keep_old(tool, actor=actor),
             "hold": lambda tool, actor: tool_actions.hold(tool, reason, actor=actor),
             "release": lambda tool, actor: tool_actions.release(tool, actor=actor),
         }

@@ -5,9 +5,9 @@ import re
 import pytest
 from django.test import Client
 
+from catalog.approvals import actions as approval_actions
 from catalog.approvals import queries as approval_queries
 from catalog.audit import Actor
-from catalog.definitions import ingest
 from catalog.models import AuditEntry, Group, Membership, Tool
 from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict
@@ -47,7 +47,7 @@ def decide(client, tool, act, *, seen=None, part=False, **fields):
 
 def test_nothing_waits_and_the_last_five_decisions_are_shown(signed_in, weather):
     for number in range(6):
-        ingest.approve(changed(weather, f"tool_{number}"), actor=BO)
+        approval_actions.approve(changed(weather, f"tool_{number}"), actor=BO)
 
     page = text_of(signed_in.get("/approvals"))
 
@@ -152,7 +152,7 @@ def test_a_definition_nobody_looked_at_is_not_decided(signed_in, weather, act):
 @pytest.mark.parametrize("act", ["approve", "keep-old"])
 def test_the_second_person_sees_who_decided(signed_in, weather, act):
     tool = changed(weather)
-    ingest.approve(tool, actor=BO)
+    approval_actions.approve(tool, actor=BO)
 
     page = decide(signed_in, tool, act)
     part = decide(signed_in, tool, act, part=True)
@@ -165,11 +165,11 @@ def test_the_second_person_sees_who_decided(signed_in, weather, act):
 
 def test_holding_what_is_held_says_who_held_it(signed_in, weather):
     tool = changed(weather)
-    approval_queries.hold(tool, actor=BO, sha256=tool.latest.sha256)
+    approval_actions.hold(tool, actor=BO, sha256=tool.latest.sha256)
 
     assert "bo@example.org held weather__get_forecast" in text_of(decide(signed_in, tool, "hold"))
     with pytest.raises(Conflict):
-        approval_queries.hold(tool, actor=BO)
+        approval_actions.hold(tool, actor=BO)
 
 
 def test_htmx_gets_the_row_as_it_stands_now(signed_in, weather):

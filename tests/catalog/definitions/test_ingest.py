@@ -3,6 +3,7 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
+from catalog.approvals import actions as approval_actions
 from catalog.audit import SYSTEM, Actor
 from catalog.definitions import ingest
 from catalog.definitions.parsing import read_tools
@@ -155,7 +156,7 @@ def test_approving_serves_the_new_definition_and_says_who(server):
     fold(server, A)
     fold(server, B)
 
-    ingest.approve(the_tool(), actor=ADA)
+    approval_actions.approve(the_tool(), actor=ADA)
 
     assert served() == "Version B."
     assert the_tool().state == "available"
@@ -170,7 +171,7 @@ def test_approving_serves_the_new_definition_and_says_who(server):
 def test_keeping_old_stops_the_wait_until_a_third_definition(server):
     fold(server, A)
     fold(server, B)
-    ingest.keep_old(the_tool(), actor=ADA)
+    approval_actions.keep_old(the_tool(), actor=ADA)
     assert (the_tool().state, served()) == ("available", "Version A.")
 
     fold(server, B)
@@ -184,7 +185,7 @@ def test_keeping_old_stops_the_wait_until_a_third_definition(server):
 def test_a_definition_declined_before_is_not_asked_about_again(server):
     fold(server, A)
     fold(server, B)
-    ingest.keep_old(the_tool(), actor=ADA)
+    approval_actions.keep_old(the_tool(), actor=ADA)
     fold(server, C)
 
     fold(server, B)
@@ -214,9 +215,9 @@ def test_only_the_newest_of_several_changes_waits(server):
 def test_a_tool_kept_old_can_be_approved_after_all(server):
     fold(server, A)
     fold(server, B)
-    ingest.keep_old(the_tool(), actor=ADA)
+    approval_actions.keep_old(the_tool(), actor=ADA)
 
-    ingest.approve(the_tool(), actor=OTTO)
+    approval_actions.approve(the_tool(), actor=OTTO)
 
     assert served() == "Version B."
 
@@ -226,14 +227,14 @@ def test_strict_makes_new_tools_wait_and_serves_none_of_them(strict):
 
     assert the_tool().state == "waiting"
     assert served() is None
-    ingest.approve(the_tool(), actor=ADA)
+    approval_actions.approve(the_tool(), actor=ADA)
     assert served() == "Version A."
 
 
 def test_strict_makes_a_change_wait_and_leaves_the_siblings_up(strict):
     fold(strict, A, tool_object("other"))
     for tool in Tool.objects.all():
-        ingest.approve(tool, actor=ADA)
+        approval_actions.approve(tool, actor=ADA)
 
     fold(strict, B, tool_object("other"))
 
@@ -357,7 +358,7 @@ def test_a_change_of_a_held_tool_can_be_decided_and_leaves_it_held(server):
     fold(server, B)
     tool_actions.hold(the_tool(), "looks odd", actor=ADA)
 
-    ingest.keep_old(the_tool(), actor=ADA)
+    approval_actions.keep_old(the_tool(), actor=ADA)
 
     assert the_tool().state == "held"
     assert outcomes() == ["kept_old"]
@@ -369,9 +370,9 @@ def test_a_change_of_a_held_tool_can_be_decided_and_leaves_it_held(server):
 @pytest.mark.parametrize(
     ("first", "second", "word"),
     [
-        (ingest.approve, ingest.approve, "approved"),
-        (ingest.approve, ingest.keep_old, "approved"),
-        (ingest.keep_old, ingest.keep_old, "kept old"),
+        (approval_actions.approve, approval_actions.approve, "approved"),
+        (approval_actions.approve, approval_actions.keep_old, "approved"),
+        (approval_actions.keep_old, approval_actions.keep_old, "kept old"),
     ],
 )
 def test_a_second_decision_is_a_conflict_that_says_who_decided(server, first, second, word):
@@ -389,20 +390,20 @@ def test_a_second_decision_is_a_conflict_that_says_who_decided(server, first, se
 
 def test_a_second_approval_of_a_new_tool_says_who_approved_it(strict):
     fold(strict, A)
-    ingest.approve(the_tool(), actor=ADA)
+    approval_actions.approve(the_tool(), actor=ADA)
 
     with pytest.raises(Conflict, match="ada chose approved"):
-        ingest.approve(the_tool(), actor=OTTO)
+        approval_actions.approve(the_tool(), actor=OTTO)
 
 
 def test_a_new_tool_has_no_old_definition_to_keep(strict):
     fold(strict, A)
 
     with pytest.raises(Conflict, match="no older definition"):
-        ingest.keep_old(the_tool(), actor=ADA)
+        approval_actions.keep_old(the_tool(), actor=ADA)
 
 
-@pytest.mark.parametrize("decide", [ingest.approve, ingest.keep_old])
+@pytest.mark.parametrize("decide", [approval_actions.approve, approval_actions.keep_old])
 def test_a_definition_nobody_looked_at_is_not_decided_on(server, decide):
     """Hostile input 20: it changed between the page and the click."""
     fold(server, A)
@@ -427,7 +428,7 @@ def test_of_two_people_who_approve_at_the_same_moment_one_wins(server):
     def decide(name):
         together.wait()
         try:
-            ingest.approve(tool, actor=Actor("user", name))
+            approval_actions.approve(tool, actor=Actor("user", name))
             told.append("done")
         except Conflict as error:
             told.append(error.code)

@@ -9,6 +9,7 @@ from catalog import cache
 from catalog.audit import SYSTEM, sentence
 from catalog.groups import actions as group_actions
 from catalog.groups import health as group_health
+from catalog.groups import undo as group_undo
 from catalog.groups.health import Drift
 from catalog.models import AuditEntry, Group, Membership, Revision, Tool
 from catalog.tools import actions as tool_actions
@@ -305,7 +306,7 @@ def test_each_act_is_audited_raises_the_revision_and_is_undone_whole(verb, stock
     assert standing() != before
     assert (Revision.current(), AuditEntry.objects.count()) == (counts[0] + 1, counts[1] + 1)
 
-    undone = group_actions.undo(done.entry, actor=SYSTEM)
+    undone = group_undo.undo(done.entry, actor=SYSTEM)
 
     for group in before["groups"]:
         group.pop("created_at")
@@ -322,11 +323,11 @@ def test_each_act_is_audited_raises_the_revision_and_is_undone_whole(verb, stock
 def test_a_second_undo_is_refused_and_an_undo_can_be_undone(verb, stocked):
     done = ACTS[verb](stocked)
     after = standing()["members"]
-    undone = group_actions.undo(done.entry, actor=SYSTEM)
+    undone = group_undo.undo(done.entry, actor=SYSTEM)
 
     with pytest.raises(Conflict, match="undone already"):
-        group_actions.undo(done.entry, actor=SYSTEM)
-    group_actions.undo(undone.entry, actor=SYSTEM)
+        group_undo.undo(done.entry, actor=SYSTEM)
+    group_undo.undo(undone.entry, actor=SYSTEM)
 
     assert standing()["members"] == after
 
@@ -364,7 +365,7 @@ def test_an_act_is_not_undone_over_a_later_one(verb, stocked):
     before = standing()
 
     with pytest.raises(Conflict, match="has changed since then") as refused:
-        group_actions.undo(done.entry, actor=SYSTEM)
+        group_undo.undo(done.entry, actor=SYSTEM)
 
     assert refused.value.hint
     assert standing() == before
@@ -374,7 +375,7 @@ def test_a_later_act_on_something_else_is_no_hindrance(stocked):
     done = group_actions.describe(stocked, "Else.", actor=SYSTEM)
     group_actions.set_preload(stocked, [tool("a")], True, actor=SYSTEM)
 
-    group_actions.undo(done.entry, actor=SYSTEM)
+    group_undo.undo(done.entry, actor=SYSTEM)
 
     assert Group.objects.get(pk=stocked.pk).description == "Find things out."
 
@@ -384,7 +385,7 @@ def test_a_new_group_that_got_tools_is_not_undone(research):
     add(research, "a")
 
     with pytest.raises(Conflict, match="has changed since then"):
-        group_actions.undo(entry, actor=SYSTEM)
+        group_undo.undo(entry, actor=SYSTEM)
 
 
 def test_a_deleted_group_comes_back_without_what_is_gone_for_good(stocked, weather):
@@ -392,7 +393,7 @@ def test_a_deleted_group_comes_back_without_what_is_gone_for_good(stocked, weath
     Agent.objects.get(name="drifter").delete()
     weather.delete()
 
-    group = group_actions.undo(done.entry, actor=SYSTEM).group
+    group = group_undo.undo(done.entry, actor=SYSTEM).group
 
     assert held(group) == []
     assert [link.agent.name for link in group.agent_links.all()] == ["scout"]
@@ -402,7 +403,7 @@ def test_a_deleted_group_that_followed_comes_back_with_the_tools_that_came_meanw
     done = group_actions.delete(weather.group, actor=SYSTEM)
     fold(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
 
-    group = group_actions.undo(done.entry, actor=SYSTEM).group
+    group = group_undo.undo(done.entry, actor=SYSTEM).group
 
     assert group.follows == weather
     assert held(group) == ["a", "b", "c", "d"]
@@ -412,12 +413,12 @@ def test_a_deleted_group_does_not_push_out_its_successor(stocked, weather):
     done = group_actions.delete(stocked, actor=SYSTEM)
     group_actions.create("research", "Other", actor=SYSTEM)
     with pytest.raises(Conflict, match="There is a group called research again"):
-        group_actions.undo(done.entry, actor=SYSTEM)
+        group_undo.undo(done.entry, actor=SYSTEM)
 
     done = group_actions.delete(weather.group, actor=SYSTEM)
     group_actions.create("other", "Other", follows=weather, actor=SYSTEM)
     with pytest.raises(Conflict, match="other follows weather already"):
-        group_actions.undo(done.entry, actor=SYSTEM)
+        group_undo.undo(done.entry, actor=SYSTEM)
 
 
 def test_undoing_an_unfollow_brings_in_what_came_meanwhile(weather):
@@ -426,7 +427,7 @@ def test_undoing_an_unfollow_brings_in_what_came_meanwhile(weather):
     fold(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
     assert held(group) == ["a", "b", "c"]
 
-    group_actions.undo(done.entry, actor=SYSTEM)
+    group_undo.undo(done.entry, actor=SYSTEM)
 
     assert held(group) == ["a", "b", "c", "d"]
 
@@ -437,7 +438,7 @@ def test_undoing_an_assign_leaves_the_tools_of_a_server_followed_meanwhile(resea
     group_actions.follow(research, weather, actor=SYSTEM)
 
     with pytest.raises(Conflict, match="follows weather"):
-        group_actions.undo(done.entry, actor=SYSTEM)
+        group_undo.undo(done.entry, actor=SYSTEM)
     assert held(research) == ["a", "b", "c"]
 
 
@@ -446,9 +447,9 @@ def test_an_act_on_a_deleted_group_is_undone_after_the_deletion_is(stocked):
     deleted = group_actions.delete(Group.objects.get(pk=stocked.pk), actor=SYSTEM)
 
     with pytest.raises(Conflict, match="research was deleted meanwhile"):
-        group_actions.undo(described.entry, actor=SYSTEM)
-    group_actions.undo(deleted.entry, actor=SYSTEM)
-    group_actions.undo(described.entry, actor=SYSTEM)
+        group_undo.undo(described.entry, actor=SYSTEM)
+    group_undo.undo(deleted.entry, actor=SYSTEM)
+    group_undo.undo(described.entry, actor=SYSTEM)
 
     assert Group.objects.get(group_id="research").description == "Find things out."
 
@@ -457,7 +458,7 @@ def test_only_acts_on_groups_are_undone(weather):
     tool_actions.hold(tool("a"), "", actor=SYSTEM)
 
     with pytest.raises(Conflict, match="Only an act on a group"):
-        group_actions.undo(AuditEntry.objects.first(), actor=SYSTEM)
+        group_undo.undo(AuditEntry.objects.first(), actor=SYSTEM)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -469,7 +470,7 @@ def test_of_two_undos_at_the_same_moment_one_is_done():
     def take_back():
         start.wait(10)
         try:
-            group_actions.undo(entry, actor=SYSTEM)
+            group_undo.undo(entry, actor=SYSTEM)
             outcomes.append("done")
         except Conflict as error:
             outcomes.append(error.message)

@@ -6,8 +6,8 @@ import re
 import pytest
 from django.urls import reverse
 
+from catalog.approvals import actions as approval_actions
 from catalog.audit import Actor
-from catalog.definitions import ingest
 from catalog.models import Tool
 from catalog.tools import actions as tool_actions
 from tests.support.factories import fold, make_server, make_tool, tool_object
@@ -160,7 +160,7 @@ def test_a_declined_definition_can_still_be_approved(client, operator, weather, 
 
 def test_the_second_of_two_people_sees_who_decided(client, operator, weather, forecast, admin):
     tool = change(weather, description="Better.")
-    ingest.approve(tool, actor=Actor.user(admin))
+    approval_actions.approve(tool, actor=Actor.user(admin))
     client.force_login(operator, backend=BACKEND)
 
     response = client.post(

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
+from catalog.approvals.actions import approve
 from catalog.audit import SYSTEM
-from catalog.definitions.ingest import approve
 from catalog.models import DefinitionChange, Tool
 from servers.models import Server, Trigger
 from servers.sync import runner, scheduling

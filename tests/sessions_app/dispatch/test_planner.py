@@ -13,8 +13,8 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.utils import timezone
 
+from catalog.approvals import actions as approval_actions
 from catalog.audit import SYSTEM
-from catalog.definitions import ingest
 from catalog.groups import actions as group_actions
 from catalog.models import Group, Revision, Tool
 from catalog.tools.actions import hold, save_custom_tool, set_call_policy
@@ -158,7 +158,7 @@ def test_nothing_of_a_waiting_change_is_used_or_quoted_and_strict_stops_calls(gi
     server.save()
     Revision.bump()
     assert session.call("github__get_file", {"what": "x", "who": "y"})["error"]["code"] == "waiting"
-    ingest.keep_old(Tool.objects.get(public_name="github__get_file"), actor=SYSTEM)
+    approval_actions.keep_old(Tool.objects.get(public_name="github__get_file"), actor=SYSTEM)
     # Sent now, to a server that nobody runs in this test.
     assert session.call("github__get_file", {"what": "x"}).status == 503
 
@@ -177,7 +177,7 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
 
     plan = planner.plan_call(agent.agent, session.id, request)
     assert "x-mcp-header" not in str(plan.schema)
-    ingest.approve(tool, actor=SYSTEM)
+    approval_actions.approve(tool, actor=SYSTEM)
     plan = planner.plan_call(agent.agent, session.id, request)
     assert plan.schema["properties"]["what"] == region
 

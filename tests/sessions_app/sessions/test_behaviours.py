@@ -7,8 +7,8 @@ import pytest
 from django.db import connection
 
 from catalog import cache
+from catalog.approvals import actions as approval_actions
 from catalog.audit import SYSTEM
-from catalog.definitions import ingest
 from catalog.groups import actions as group_actions
 from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
@@ -73,7 +73,7 @@ def test_load_idempotent_bytes(session, github):
           for name in names),
     )  # fmt: skip
     for changed in Tool.objects.filter(server=tool.server):
-        ingest.approve(changed, actor=SYSTEM)
+        approval_actions.approve(changed, actor=SYSTEM)
     assert session.load("mcp:github").bytes == first.bytes
     assert session.load("mcp:github", "create_issue", "get_file").bytes == some.bytes
     assert "different" in make_agent_client("late").open().load("mcp:github").bytes.decode()
