@@ -29,11 +29,12 @@ from rank_bm25 import BM25Okapi  # noqa: E402
 
 from bench import fleet, search_endpoint  # noqa: E402
 from catalog.definitions.parsing import parameter_texts  # noqa: E402
-from catalog.search import engine  # noqa: E402
+from catalog.search import index as search_index  # noqa: E402
 from catalog.search.bm25 import VOCABULARY  # noqa: E402
 from catalog.search.embeddings import encoder as meaning  # noqa: E402
 from catalog.search.embeddings.matrix import Apart  # noqa: E402
-from catalog.search.engine import Index, Searchable, ranked  # noqa: E402
+from catalog.search.engine import ranked  # noqa: E402
+from catalog.search.index import Index, Searchable  # noqa: E402
 from catalog.search.tokenizer import query_words  # noqa: E402
 from toolcrib.lib.percentile import percentile  # noqa: E402
 
@@ -98,8 +99,8 @@ def with_vectors(tools, encoder):
 
 
 def forget_prepared():
-    engine.prepared.cache_clear()
-    engine._key.cache_clear()
+    search_index.prepared.cache_clear()
+    search_index._key.cache_clear()
 
 
 def measured(build):
@@ -121,7 +122,7 @@ def documents_of(tools):
     """What our lists count of each tool, every word as often as there: the same text for all."""
     known = VOCABULARY.words
     for tool in tools:
-        made = engine.prepared(tool).document
+        made = search_index.prepared(tool).document
         counted = zip(made.words.tolist(), made.times.tolist(), strict=True)
         yield [known[number] for number, times in counted for _ in range(times)]
 
@@ -197,12 +198,12 @@ def reindexed(size, tools, apart):
     """After one change: how long until the new index stands, and how many texts were encoded."""
     one = tools[size // 2]
     changed = Searchable(**{**vars(one), "description": f"{one.description} Changed."})
-    before = engine.prepared.cache_info().misses
+    before = search_index.prepared.cache_info().misses
     started = time.process_time()
     after = Index([*tools[: size // 2], changed, *tools[size // 2 + 1 :]], apart)
     missing = apart.matrix.missing(after.keys)
     took = time.process_time() - started
-    counted = engine.prepared.cache_info().misses - before
+    counted = search_index.prepared.cache_info().misses - before
     return f"{size:>7,}  {took:8.3f} s  {counted} tool counted, {len(missing)} text to encode"
 
 

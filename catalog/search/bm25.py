@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rank_bm25 import BM25Okapi
 
-K1, B = 2.4, 0.75
+from catalog.search.weights import BM25_B, BM25_K1
+
 LITTLE = 0.2
 COMMON = 8  # a word in more than one of so many documents is a common one
 NOWHERE: NDArray[np.intp] = np.empty(0, np.intp)
@@ -73,20 +74,24 @@ def document(weighted: Iterable[tuple[Sequence[str], int]]) -> Document:
     )
 
 
-def idf(
-    holding: Mapping[str, int], documents: int, words: int, *, k1: float = K1, b: float = B
-) -> BM25Okapi:
-    """Let rank-bm25 work out the idf of words of which we know how many documents hold them."""
-    counted = BM25Okapi.__new__(BM25Okapi)
-    counted.k1, counted.b, counted.epsilon = k1, b, 0.25
-    counted.corpus_size, counted.avgdl = documents, words / documents
-    counted.idf = {}
-    counted._calc_idf(dict(holding))
-    if counted.average_idf <= 0:
-        counted.idf = {
-            word: log1p((documents - n + 0.5) / (n + 0.5)) for word, n in holding.items()
-        }
-    return counted
+class CorpusStatistics(BM25Okapi):  # type: ignore[misc]
+    """rank-bm25's idf and average length, from document frequencies that are known already.
+
+    The only place that touches the library: it fills in what `_initialize` would count.
+    """
+
+    def __init__(self, document_frequencies: Mapping[str, int], documents: int, words: int) -> None:
+        self._documents, self._words = documents, words
+        super().__init__(document_frequencies, k1=BM25_K1, b=BM25_B)
+        if self.average_idf <= 0:
+            self.idf = {
+                word: log1p((documents - n + 0.5) / (n + 0.5))
+                for word, n in document_frequencies.items()
+            }
+
+    def _initialize(self, corpus: Mapping[str, int]) -> dict[str, int]:
+        self.corpus_size, self.avgdl = self._documents, self._words / self._documents
+        return dict(corpus)
 
 
 class Postings:
@@ -116,7 +121,7 @@ class Postings:
         met = np.argsort(first)
         lengths = np.array([document.length for document in documents])
         known = VOCABULARY.words
-        counted = idf(
+        counted = CorpusStatistics(
             dict(zip([known[n] for n in numbers[met]], holding[met].tolist(), strict=True)),
             self.size,
             int(lengths.sum()),
@@ -183,4 +188,4 @@ class Postings:
         """What a document could score at most, words that are nowhere counted as the rarest."""
         rarest = log(self.size + 0.5) - log(0.5)
         at, worth = self._places, self._worth
-        return sum([worth[at[term]] if term in at else rarest for term in terms]) * (K1 + 1)
+        return sum([worth[at[term]] if term in at else rarest for term in terms]) * (BM25_K1 + 1)

@@ -4,23 +4,20 @@ Pure. An index holds what its scope may see and nothing else, so no score, total
 knows of the rest. What a tool's words are is counted once, and shared by all indexes.
 """
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from catalog.search import ranking
-from catalog.search.bm25 import Document, Floats, Postings, document
-from catalog.search.embeddings import encoder
-from catalog.search.near import Names
-from catalog.search.ranking import Asked, ByWords
+from catalog.search import query as search_query
+from catalog.search import ranking, weights
+from catalog.search.bm25 import Floats
+from catalog.search.index import Index, Searchable
+from catalog.search.query import Asked
+from catalog.search.ranking import ByWords
 from catalog.search.regex import LONGEST_PATTERN, matches
-from catalog.search.spelling import SPELLING
-from catalog.search.tokenizer import LONGEST_NAME, LONGEST_TEXT, joined, words
+from catalog.search.tokenizer import joined
 from toolcrib.lib.errors import Invalid
 
 __all__ = ["LONGEST_PATTERN", "Found", "Hit", "Index", "Searchable", "near_names", "search"]
@@ -31,35 +28,7 @@ LONGEST_QUERY = 500
 LONGEST_HINT = 200
 MOST_HITS = 50
 MANY = 300  # from here on, sorting them all takes longer than finding the first
-START = 6  # letters of a name that tell nearly always that none starts so
 SHORTEST_START = 2  # letters of a name that is searched for by how it starts
-MOST_PREPARED = 250_000
-# How often the words of a field are counted, so that a name says more than a parameter.
-NAME, SERVER, TITLE, DESCRIPTION, PARAMETERS, GROUPS, HINTS = 6, 2, 2, 2, 1, 1, 4
-
-
-@dataclass(frozen=True)
-class Searchable:
-    """One tool as search sees it."""
-
-    name: str
-    own_name: str
-    server: str
-    title: str
-    description: str
-    parameters: str
-    groups: tuple[str, ...]
-    hints: tuple[str, ...] = ()  # other names and example queries, written by an admin
-
-    @property
-    def passage(self) -> str:
-        """The text whose meaning is encoded."""
-        return encoder.passage(self.own_name, self.description, self.parameters, self.hints)
-
-    @property
-    def key(self) -> str:
-        """Where the vector of its passage is kept."""
-        return _key(self.own_name, self.description, self.parameters, self.hints)
 
 
 class Hit(NamedTuple):
@@ -88,104 +57,6 @@ class Found(NamedTuple):
     total: int
     hits: tuple[Hit, ...]
     note: str = ""
-
-
-class Meanings(Protocol):
-    """Where vectors come from. `reason` says why there are none, if there are none."""
-
-    @property
-    def reason(self) -> str: ...
-    def encode(self, texts: Sequence[str]) -> encoder.Vectors: ...
-    def rows(self, keys: Sequence[str]) -> NDArray[np.intp]: ...
-    def products(self, rows: NDArray[np.intp], vectors: encoder.Vectors) -> NDArray[np.float32]: ...
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Prepared:
-    """What is worked out for a tool once, however many indexes hold it."""
-
-    document: Document
-    names: frozenset[str]  # joined
-
-
-@lru_cache(maxsize=MOST_PREPARED)
-def prepared(tool: Searchable) -> Prepared:
-    fields = (
-        (tool.own_name, NAME),
-        (tool.server, SERVER),
-        (tool.title, TITLE),
-        (tool.description, DESCRIPTION),
-        (tool.parameters, PARAMETERS),
-        (" ".join(tool.groups), GROUPS),
-        (" ".join(tool.hints), HINTS),
-    )
-    return Prepared(
-        document((words(text), weight) for text, weight in fields if text),
-        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.own_name)),
-    )
-
-
-@lru_cache(maxsize=MOST_PREPARED)
-def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
-    return encoder.key(encoder.passage(name, description, parameters, hints))
-
-
-class Index:
-    """Everything one scope may see, ready to be searched.
-
-    Immutable but for vectors, which are looked for again while some are still to come. Tools
-    stand by name, so the order they came in changes nothing, and a position breaks a tie by name.
-    """
-
-    def __init__(self, tools: Sequence[Searchable], meanings: Meanings | None = None) -> None:
-        self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
-        self.names = [tool.name for tool in self.tools]
-        made = [prepared(tool) for tool in self.tools]
-        self.postings = Postings([one.document for one in made])
-        self.keys = [tool.key for tool in self.tools]
-        self.meanings = meanings
-        self._rows = np.full(len(self.tools), -1, np.intp)
-        self._names = sorted((name, at) for at, one in enumerate(made) for name in one.names)
-        self._beginnings = {name[:START] for name, _ in self._names}
-        SPELLING.learn()
-
-    def __len__(self) -> int:
-        return len(self.tools)
-
-    @property
-    def waiting(self) -> int:
-        """How many tools' vectors are still to come."""
-        return int((self.rows < 0).sum())
-
-    @property
-    def rows(self) -> NDArray[np.intp]:
-        if self.meanings is not None and (self._rows < 0).any():
-            self._rows = self.meanings.rows(self.keys)
-        return self._rows
-
-    @cached_property
-    def servers(self) -> NDArray[np.str_]:
-        return np.array([tool.server for tool in self.tools], np.str_)
-
-    def starting_with(self, key: str) -> Iterable[tuple[str, int]]:
-        """Yield joined names that start with the key, and whose they are."""
-        if len(key) >= START and key[:START] not in self._beginnings:
-            return
-        for at in range(bisect_left(self._names, (key, -1)), len(self._names)):
-            if not self._names[at][0].startswith(key):
-                break
-            yield self._names[at]
-
-    @cached_property
-    def texts(self) -> tuple[tuple[bytes, bytes, bytes], ...]:
-        """Each tool's public name, own name and description as RE2 reads them."""
-        return tuple(
-            (_utf8(tool.name), _utf8(tool.own_name), _utf8(tool.description)) for tool in self.tools
-        )
-
-    @cached_property
-    def near(self) -> Names:
-        return Names([(tool.name, tool.own_name) for tool in self.tools])
 
 
 def search(
@@ -258,8 +129,8 @@ def ranked(
     score, unit = judged.fit, judged.unit
     if server_hint.strip():
         meant = _judged(index, server_hint, strategy)
-        lift = ranking.HINT * meant.fit / meant.unit
-        score = np.where(score > 0, (1 - ranking.HINT) * score / unit + lift, 0)
+        lift = weights.SERVER_HINT * meant.fit / meant.unit
+        score = np.where(score > 0, (1 - weights.SERVER_HINT) * score / unit + lift, 0)
         unit = 1.0
     named = _named(index, query)
     if named:
@@ -301,7 +172,7 @@ def _first(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
 
 def _judged(index: Index, text: str, strategy: str) -> Judged:
     # BM25 alone is just that: clauses help it little, and cost it half of its time.
-    asked = ranking.taken_apart(text, index.postings, by_clause=strategy != "bm25")
+    asked = search_query.taken_apart(text, index.postings, by_clause=strategy != "bm25")
     words = ranking.by_words(index.postings, asked)
     if strategy == "bm25" or not len(index):
         return Judged(asked, words.scores, words.best, words, None)
@@ -350,7 +221,7 @@ def _told(
     named: Collection[int],
 ) -> Iterator[Hit]:
     """Say of each whether its name is meant, and which words it holds, as the query spells them."""
-    terms, shown = judged.asked.terms, ranking.spelled(judged.asked)
+    terms, shown = judged.asked.terms, search_query.spelled(judged.asked)
     meant = judged.asked.replacing
     marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
     holding = [(term, index.postings.holding(term, first)) for term in terms]
@@ -368,15 +239,18 @@ def _told(
 
 
 def _named(index: Index, query: str) -> dict[int, int]:
-    """Rank what the query names: 6 is its name, 4 is it written otherwise, 2 starts with it."""
+    """Return what the score of each tool that the query names is raised by."""
     found: dict[int, int] = {}
     key, literal = joined(query), query.strip().casefold()
     if not key:
         return found
     for name, position in index.starting_with(key):
         tool = index.tools[position]
-        tier = 6 if _is_named(tool, literal) else 4 if name == key else 2
-        if tier > 2 or len(key) > SHORTEST_START:
+        if _is_named(tool, literal):
+            tier = weights.EXACT_NAME
+        else:
+            tier = weights.SAME_NAME if name == key else weights.NAME_PREFIX
+        if tier > weights.NAME_PREFIX or len(key) > SHORTEST_START:
             found[position] = max(found.get(position, 0), tier)
     return found
 
@@ -392,7 +266,3 @@ def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> Found:
     order = sorted(found, key=lambda at: (not _is_named(index.tools[at], literal), at))
     hits = (Hit(index.tools[at].name, None, found[at]) for at in order[:limit])
     return Found("regex", len(found), tuple(hits))
-
-
-def _utf8(text: str) -> bytes:
-    return text[:LONGEST_TEXT].encode(errors="replace")

@@ -14,7 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from catalog.definitions.parsing import parameter_texts
-from catalog.search.engine import Index, Searchable, ranked, search
+from catalog.search.engine import ranked, search
+from catalog.search.index import Index, Searchable
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.percentile import percentile
 

@@ -16,7 +16,8 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
-from catalog.search.engine import LONGEST_QUERY, Index, search
+from catalog.search.engine import LONGEST_QUERY, search
+from catalog.search.index import Index
 from catalog.tools.actions import UNKEEPABLE
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 

@@ -5,7 +5,13 @@ whole sentence: each clause is searched for too.
 """
 
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
+from typing import NamedTuple
+
+from catalog.search import translation
+from catalog.search.bm25 import Postings
+from catalog.search.spelling import SPELLING
+from catalog.search.tokenizer import query_words, words
 
 MOST = 8
 FEWEST_WORDS = 2  # a shorter clause says too little alone and joins its neighbour
@@ -33,3 +39,81 @@ def clauses(query: str, words: Callable[[str], Sized]) -> list[str]:
     if len(found) > MOST:
         found[MOST - 1 :] = [" ".join(found[MOST - 1 :])]
     return found if len(found) > 1 else []
+
+
+class Asked(NamedTuple):
+    """A query taken apart."""
+
+    text: str
+    terms: dict[str, str]  # each different word, and how it is spelled in the query
+    repaired: dict[str, str]  # of the words that no tool holds, the one that was meant
+    clauses: tuple[str, ...]
+    translated: frozenset[str] = frozenset()  # the terms that stand for a word of another language
+
+    @property
+    def replacing(self) -> set[str]:
+        """The terms that are not what the query says."""
+        return {*self.repaired.values(), *self.translated}
+
+    @property
+    def texts(self) -> list[str]:
+        """What has to be encoded: the whole, then each clause."""
+        return [self.text, *self.clauses]
+
+    def words(self, text: str) -> list[str]:
+        return list(dict.fromkeys(self.repaired.get(word, word) for word in query_words(text)))
+
+
+def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> Asked:
+    """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
+    terms = query_words(query)
+    repaired: dict[str, str] = {}
+    translated: frozenset[str] = frozenset()
+    unknown = postings.unknown(terms)
+    if unknown:
+        query, terms, translated = _read(query, terms, unknown, postings)
+        for word in postings.unknown(terms):
+            meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
+            if meant:
+                repaired[word] = meant
+        right: dict[str, str] = {}
+        for word, spelling in terms.items():
+            right.setdefault(repaired.get(word, word), spelling)
+        terms = right
+    parts = tuple(clauses(query, query_words)) if by_clause else ()
+    return Asked(query, terms, repaired, parts, translated)
+
+
+def _read(
+    query: str, terms: dict[str, str], unknown: list[str], postings: Postings
+) -> tuple[str, dict[str, str], frozenset[str]]:
+    """Read a query of another language in English: its text, its words, and which are not its own.
+
+    What tools hold as it was asked for is searched for too.
+    """
+    reading = translation.english(
+        query,
+        terms.values(),
+        [terms[word] for word in unknown],
+        lambda english: not postings.unknown(words(english)),
+    )
+    if not reading:
+        return query, terms, frozenset()
+    own = {
+        word: spelling
+        for word, spelling in terms.items()
+        if word not in unknown and spelling not in reading.dropped
+    }
+    read = query_words(reading.text)
+    known = {word: reading.origin.get(english, english) for word, english in read.items()}
+    translated = frozenset(word for word in read if read[word] in reading.origin)
+    return reading.text, known | own, translated
+
+
+def spelled(asked: Asked) -> Mapping[str, str]:
+    """For people: each word that counts, as the query spells it, mistakes with what was meant."""
+    replacing = asked.replacing
+    return {
+        term: f"“{spelling}” → “{term}”" if term in replacing else f"“{spelling}”"
+        for term, spelling in asked.terms.items()
+    }

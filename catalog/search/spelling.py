@@ -6,10 +6,14 @@ a look costs a few lookups whatever the size of the vocabulary. The files are sh
 indexes and grow with the vocabulary; what an index does not hold is never offered by it.
 """
 
+import difflib
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 from catalog.search.bm25 import VOCABULARY
+from catalog.search.tokenizer import LONGEST_NAME
+from catalog.search.weights import SIMILAR_NAME
 
 SHORTEST, LONGEST = 5, 24
 
@@ -81,3 +85,46 @@ def _one_apart(left: str, right: str) -> bool:
         return len(right) - len(left) == 1 and rest == other[1:]
     swapped = other[1::-1] + other[2:]
     return rest[1:] == other[1:] or rest == swapped
+
+
+# --- Similar names --------------------------------------------------------------------------------
+
+MOST_COMPARED = 50  # comparing letter by letter is slow: only those that share the most
+
+
+class Names:
+    """Names by three letters in a row, each with another name it goes by."""
+
+    def __init__(self, names: Sequence[tuple[str, str]]) -> None:
+        self._names = names
+        self._holding: dict[str, list[int]] = {}
+        for at, (name, _) in enumerate(names):
+            for trigram in _trigrams(name):
+                self._holding.setdefault(trigram, []).append(at)
+
+    def near(self, text: str, limit: int) -> list[str]:
+        """The nearest first; none if none is near."""
+        text = text[:LONGEST_NAME].casefold()
+        shared: Counter[int] = Counter()
+        for trigram in _trigrams(text):
+            shared.update(self._holding.get(trigram, ()))
+        likely = sorted(shared, key=lambda at: (-shared[at], at))[:MOST_COMPARED]
+        compared = difflib.SequenceMatcher(b=text)  # which it works through once
+        near = []
+        for at in likely:
+            nearness = max(_likeness(compared, name) for name in self._names[at])
+            if nearness >= SIMILAR_NAME:
+                near.append((-nearness, self._names[at][0]))
+        return [name for _, name in sorted(near)[: max(0, limit)]]
+
+
+def _trigrams(name: str) -> set[str]:
+    padded = f" {name.casefold()} "
+    return {padded[at : at + 3] for at in range(len(padded) - 2)}
+
+
+def _likeness(compared: "difflib.SequenceMatcher[str]", name: str) -> float:
+    """How near a name is, or 0 where a glance tells that it is not."""
+    compared.set_seq1(name[:LONGEST_NAME].casefold())
+    glances = compared.real_quick_ratio, compared.quick_ratio  # never less than the true one
+    return compared.ratio() if all(glance() >= SIMILAR_NAME for glance in glances) else 0.0

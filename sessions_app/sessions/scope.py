@@ -16,9 +16,9 @@ from weakref import WeakKeyDictionary
 from catalog import cache
 from catalog.cache import Item, Shelf, ShelfGroup
 from catalog.rendering import GroupLine
-from catalog.search import index
-from catalog.search.engine import Index, Searchable, near_names
-from catalog.search.searchables import searchable
+from catalog.search import index_cache as index
+from catalog.search.engine import near_names
+from catalog.search.index import Index, Searchable, searchable
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.errors import ToolcribError
 

@@ -11,8 +11,9 @@ from django.core.management.base import BaseCommand, CommandError
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import NoModel
 from catalog.search.embeddings.matrix import Apart
-from catalog.search.engine import STRATEGIES, WORD_STRATEGIES, Index
+from catalog.search.engine import STRATEGIES, WORD_STRATEGIES
 from catalog.search.evaluation import Row, Set, evaluate, read_set
+from catalog.search.index import Index
 from toolcrib.lib.errors import ToolcribError
 
 COLUMNS = ("hit_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_5", "p50_ms", "p95_ms")

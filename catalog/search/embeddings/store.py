@@ -23,8 +23,7 @@ from catalog.models import Revision, Vector
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import MODEL, Encoder, NoModel
 from catalog.search.embeddings.matrix import Matrix
-from catalog.search.engine import Searchable
-from catalog.search.searchables import searchable
+from catalog.search.index import Searchable, searchable
 
 logger = logging.getLogger(__name__)
 

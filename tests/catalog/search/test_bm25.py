@@ -9,8 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from catalog.search.bm25 import K1, B, Postings, document
-from catalog.search.ranking import Asked, by_words
+from catalog.search.bm25 import Postings, document
+from catalog.search.query import Asked
+from catalog.search.ranking import by_words
+from catalog.search.weights import BM25_B, BM25_K1
 
 # Few different words, so that documents share them; then many, as in a catalog.
 few = st.lists(st.sampled_from(["get", "list", "issue", "file", "the"]), max_size=6)
@@ -30,7 +32,7 @@ def matching(postings, query):
 
 @given(corpora.filter(any), queries)
 def test_scores_are_those_of_rank_bm25_to_the_last_bit(documents, query):
-    library = BM25Okapi(documents, k1=K1, b=B)
+    library = BM25Okapi(documents, k1=BM25_K1, b=BM25_B)
     assume(library.average_idf > 0)
 
     assert made(documents).scores(query).tolist() == library.get_scores(query).tolist()
@@ -40,7 +42,7 @@ def test_scores_are_those_of_rank_bm25_to_the_last_bit(documents, query):
 def test_where_the_library_gives_nothing_its_own_formula_runs_on_an_idf_above_zero(
     documents, query
 ):
-    library = BM25Okapi(documents, k1=K1, b=B)
+    library = BM25Okapi(documents, k1=BM25_K1, b=BM25_B)
     assume(library.average_idf <= 0)
     holding = Counter(word for words in documents for word in set(words))
     total = len(documents)
@@ -59,7 +61,7 @@ def test_a_large_corpus_of_weighted_fields_scores_as_the_library_does():
     texts = [[f"w{n}" for n in random.zipf(1.3, 40) if n < 5_000] for _ in range(800)]
     names = [[f"w{n}" for n in random.integers(0, 900, 3)] for _ in texts]
     library = BM25Okapi(
-        [name * 6 + text * 2 for name, text in zip(names, texts, strict=True)], k1=K1, b=B
+        [name * 6 + text * 2 for name, text in zip(names, texts, strict=True)], k1=BM25_K1, b=BM25_B
     )
     postings = Postings(
         [document([(name, 6), (text, 2)]) for name, text in zip(names, texts, strict=True)]
@@ -123,5 +125,5 @@ def test_it_is_known_which_document_holds_a_word():
 def test_the_most_a_document_can_score_counts_unknown_words_as_the_rarest():
     postings = made([["get"], ["list"], ["one"], ["two"], ["three"]])
 
-    assert postings.most(["nowhere"]) == pytest.approx((K1 + 1) * (log(5.5) - log(0.5)))
+    assert postings.most(["nowhere"]) == pytest.approx((BM25_K1 + 1) * (log(5.5) - log(0.5)))
     assert postings.most(["get", "nowhere"]) > postings.most(["nowhere"])

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.search.engine import Index, Searchable, near_names, search
+from catalog.search.engine import near_names, search
+from catalog.search.index import Index, Searchable
 from catalog.search.tokenizer import query_words, words
 from toolcrib.lib.errors import Invalid
 

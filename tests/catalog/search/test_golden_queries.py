@@ -5,7 +5,7 @@ import pytest
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry, GoldenQuery, GoldenResult
 from catalog.search import golden_queries
-from catalog.search.engine import Index, Searchable
+from catalog.search.index import Index, Searchable
 from tests.support.factories import make_server, make_tool
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 

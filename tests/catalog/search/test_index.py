@@ -5,7 +5,7 @@ import pytest
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import Revision
-from catalog.search import index
+from catalog.search import index_cache as index
 from catalog.search.engine import near_names, search
 from catalog.tools import hints
 from sessions_app.sessions import scope

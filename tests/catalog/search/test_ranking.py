@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from catalog.search import query as search_query
 from catalog.search import ranking
-from catalog.search.engine import Index, Searchable, search
+from catalog.search.engine import search
+from catalog.search.index import Index, Searchable
 from catalog.search.ranking import ByWords
 
 
@@ -75,8 +77,8 @@ def test_the_name_of_a_server_is_searched():
 
 def test_a_short_wish_beside_a_long_one_is_heard():
     index = Index(TRIP)
-    parted = ranking.taken_apart(TRIP_QUERY, index.postings)
-    whole = ranking.taken_apart(TRIP_QUERY, index.postings, by_clause=False)
+    parted = search_query.taken_apart(TRIP_QUERY, index.postings)
+    whole = search_query.taken_apart(TRIP_QUERY, index.postings, by_clause=False)
     mail = [one.name for one in index.tools].index("a__mail")
 
     assert len(parted.clauses) == 2
@@ -96,7 +98,7 @@ def test_how_near_a_clause_is_counts_beside_how_near_the_whole_is():
 
 def test_a_mistake_is_mended_in_its_clause_too():
     postings = Index(TRIP).postings
-    asked = ranking.taken_apart("book a fligt to Rome, then mail the leter", postings)
+    asked = search_query.taken_apart("book a fligt to Rome, then mail the leter", postings)
 
     assert asked.repaired == {"fligt": "flight", "leter": "letter"}
     assert [set(asked.words(clause)) & {"flight", "letter"} for clause in asked.clauses] == [
@@ -108,8 +110,10 @@ def test_a_mistake_is_mended_in_its_clause_too():
 def test_a_mistake_is_never_mended_to_a_word_that_only_others_hold():
     holding = Index([*TRIP, tool("a__crocodile", "A crocodile.")])
 
-    assert ranking.taken_apart("crocodle", holding.postings).repaired == {"crocodl": "crocodil"}
-    assert ranking.taken_apart("crocodle", Index(TRIP).postings).repaired == {}
+    assert search_query.taken_apart("crocodle", holding.postings).repaired == {
+        "crocodl": "crocodil"
+    }
+    assert search_query.taken_apart("crocodle", Index(TRIP).postings).repaired == {}
 
 
 def test_a_word_said_twice_counts_once():

@@ -3,7 +3,8 @@ import re
 import pytest
 
 from catalog.search import translation
-from catalog.search.engine import Index, Searchable, search
+from catalog.search.engine import search
+from catalog.search.index import Index, Searchable
 from catalog.search.tokenizer import query_words
 
 

@@ -177,7 +177,7 @@ def test_an_unknown_tool_is_not_found(signed_in):
     response = signed_in.get("/tools/nowhere")
 
     assert response.status_code == 404
-    assert "There is no tool of this name." in text_of(response)
+    assert "Tool not found." in text_of(response)
 
 
 @pytest.mark.parametrize("name", ["add", "new", "custom", "selected", "bulk", "-", "_", "hold"])

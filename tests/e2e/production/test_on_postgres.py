@@ -12,19 +12,20 @@ pytestmark = [pytest.mark.needs_postgres, pytest.mark.xdist_group("production")]
 
 
 CHOSEN = {
-    "catalog": ["catalog/test_ingest.py", "catalog/test_tools.py"],
-    "groups": ["catalog/test_groups.py"],
-    "sessions": ["sessions_app/test_behaviours.py", "sessions_app/test_opening.py"],
-    "calls": ["sessions_app/test_calls.py", "sessions_app/test_usage.py"],
-    "short ways": [
-        "sessions_app/test_call_path.py",
-        "sessions_app/test_act_path.py",
-        "sessions_app/test_standing.py",
-        "toolcrib/test_prepared.py",
-        "sessions_app/test_mcp_short.py",
-        "sessions_app/test_mcp_sessions.py",
+    "catalog": ["catalog/definitions/test_ingest.py", "catalog/tools/test_actions.py"],
+    "groups": ["catalog/groups/test_actions.py"],
+    "sessions": [
+        "sessions_app/sessions/test_behaviours.py",
+        "sessions_app/sessions/test_lifecycle.py",
     ],
-    "pages": ["sessions_app/test_usage_page.py", "catalog/test_calls_seen.py"],
+    "calls": ["sessions_app/dispatch/test_planner.py", "sessions_app/review/test_queries.py"],
+    "fast path": [
+        "sessions_app/fast_path",
+        "sessions_app/dispatch/test_authorization_cache.py",
+        "toolcrib/lib/test_prepared_query.py",
+        "sessions_app/mcp/test_sessions.py",
+    ],
+    "pages": ["sessions_app/usage/test_views.py", "sessions_app/usage/test_call_stats.py"],
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import DatabaseError
 
 from catalog import cache
-from catalog.search import index
+from catalog.search import index_cache as index
 from servers.models import Server
 from sessions_app.sessions import scope, warming
 from tests.support.factories import fold, tool_object

@@ -8,7 +8,8 @@ import pytest
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import WIDTH, NoModel, batches, passage
 from catalog.search.embeddings.matrix import Apart, Matrix
-from catalog.search.engine import Index, Searchable, search
+from catalog.search.engine import search
+from catalog.search.index import Index, Searchable
 
 
 def tool(name, description="", parameters="", hints=()):

@@ -4,9 +4,11 @@ import pytest
 
 from catalog import cache
 from catalog.models import Revision, Vector
-from catalog.search import engine, index
+from catalog.search import engine
+from catalog.search import index as search_index
+from catalog.search import index_cache as index
 from catalog.search.embeddings import store as vector_store
-from catalog.search.engine import Searchable
+from catalog.search.index import Searchable
 from catalog.tasks import embed
 from sessions_app.sessions import scope
 from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
@@ -85,7 +87,7 @@ def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     assert len(scope.of(agent).index) == 40
     assert vector_store.embed_missing() == 0
     model.passages.clear()
-    counted = engine.prepared.cache_info().misses
+    counted = search_index.prepared.cache_info().misses
 
     items[7] = tool_object("tool_7", description="Feeds the penguins.")
     changed(server, *items)
@@ -96,7 +98,7 @@ def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     assert len(model.passages) == 1
     assert "penguins" in model.passages[0]
     index = scope.of(agent).index
-    assert engine.prepared.cache_info().misses == counted + 1
+    assert search_index.prepared.cache_info().misses == counted + 1
     assert (
         engine.search(index, query="give food to birds at the zoo").hits[0].name == "many__tool_7"
     )
