@@ -9,7 +9,7 @@ from django.db import transaction
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import HintKind, Revision, Tool, ToolHint
-from catalog.search_models import LONGEST_HINT
+from catalog.models.search import LONGEST_HINT
 from catalog.tools import actions as tool_actions
 from catalog.tools.actions import UNKEEPABLE
 from toolcrib.lib.errors import Conflict, Invalid, NotFound

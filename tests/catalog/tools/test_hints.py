@@ -6,7 +6,7 @@ import pytest
 
 from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Revision, ToolHint
-from catalog.search_models import LONGEST_HINT
+from catalog.models.search import LONGEST_HINT
 from catalog.tools import hints
 from tests.support.factories import make_tool
 from toolcrib.lib.errors import Conflict, Invalid

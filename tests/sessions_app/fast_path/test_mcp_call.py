@@ -301,7 +301,7 @@ def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
         where.append(threading.current_thread() is threading.main_thread())
         return json_codec.parse_strict(body)
 
-    monkeypatch.setattr(mcp_call, "parsed", parsed)
+    monkeypatch.setattr(mcp_call, "parse_strict", parsed)
 
     async def scenario(door):
         await door.ask()

@@ -540,7 +540,7 @@ def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
         where.append(threading.current_thread() is threading.main_thread())
         return json_codec.parse_strict(body)
 
-    monkeypatch.setattr(rest_call, "parsed", parsed)
+    monkeypatch.setattr(rest_call, "parse_strict", parsed)
 
     async def scenario(web):
         await web.call()

@@ -100,3 +100,17 @@ class GoldenRun(models.Model):
 
     def __str__(self) -> str:
         return str(self.revision)
+
+
+class Vector(models.Model):
+    """What a text means, as numbers: made once for each text and model, whoever has the text."""
+
+    model = models.CharField(max_length=40)
+    text_sha256 = models.CharField(max_length=64)
+    data = models.BinaryField(help_text="half-precision floats, of length one together")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["model", "text_sha256"], name="vector_once")]
+
+    def __str__(self) -> str:
+        return self.text_sha256[:12]

@@ -1,0 +1,48 @@
+"""The tables of agents, sessions and calls.
+
+Values that agents and servers sent are stored as JSON text, never as jsonb, which would refuse
+some of them and reorder the rest.
+"""
+
+from sessions_app.models.agents import Agent, AgentGroup, ApiKey, Mode, Scope, Strategy
+from sessions_app.models.calls import (
+    IN_FLIGHT,
+    Call,
+    CallAnswer,
+    CallPath,
+    CallState,
+    Event,
+    EventKind,
+    new_call_id,
+)
+from sessions_app.models.sessions import (
+    AgentSession,
+    Expansion,
+    SessionQuerySet,
+    SessionState,
+    ShownDefinition,
+    new_session_id,
+)
+
+__all__ = [
+    "IN_FLIGHT",
+    "Agent",
+    "AgentGroup",
+    "AgentSession",
+    "ApiKey",
+    "Call",
+    "CallAnswer",
+    "CallPath",
+    "CallState",
+    "Event",
+    "EventKind",
+    "Expansion",
+    "Mode",
+    "Scope",
+    "SessionQuerySet",
+    "SessionState",
+    "ShownDefinition",
+    "Strategy",
+    "new_call_id",
+    "new_session_id",
+]

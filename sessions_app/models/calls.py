@@ -1,0 +1,172 @@
+"""The call ledger and the event timeline."""
+
+import secrets
+
+from django.db import models
+from django.db.models import Q
+
+from catalog.models import Definition, Tool
+from servers.models import Server
+from sessions_app.models.agents import Agent
+from sessions_app.models.sessions import AgentSession
+
+
+class CallState(models.TextChoices):
+    ACCEPTED = "accepted"
+    SENT = "sent"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    REFUSED = "refused"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    CLIENT = "client"  # a custom tool: the agent runs it itself
+
+
+IN_FLIGHT = (CallState.ACCEPTED, CallState.SENT)
+
+
+class CallPath(models.TextChoices):
+    DISPATCH = "dispatch"
+    NATIVE = "native"
+    TRY = "try"
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class Call(models.Model):
+    """The ledger: one row for each call, committed before a server is touched."""
+
+    call_id = models.CharField(max_length=40, unique=True, default=new_call_id)
+    session = models.ForeignKey(
+        AgentSession, null=True, blank=True, on_delete=models.CASCADE, related_name="call_rows"
+    )
+    agent = models.ForeignKey(
+        Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls"
+    )
+    actor = models.CharField(max_length=200, blank=True)  # who tried it, where no agent did
+    tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL)
+    tool_name = models.CharField(max_length=200)  # the real tool's public name, or what was asked
+    server = models.ForeignKey(Server, null=True, blank=True, on_delete=models.SET_NULL)
+    server_slug = models.CharField(max_length=40, blank=True)
+    definition = models.ForeignKey(
+        Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
+    path = models.CharField(max_length=8, choices=CallPath.choices, default=CallPath.DISPATCH)
+    idempotency_key = models.CharField(max_length=255, null=True, blank=True)  # noqa: DJ001 - null is "none", and unique lets it repeat
+    request_digest = models.CharField(max_length=64, blank=True)
+    arguments = models.TextField(default="{}")  # JSON, redacted, cut
+    state = models.CharField(max_length=9, choices=CallState.choices)
+    is_error = models.BooleanField(default=False)
+    implicit_load = models.BooleanField(default=False)
+    accepted_at = models.DateTimeField()
+    sent_at = models.DateTimeField(null=True, blank=True)
+    finished_at = models.DateTimeField(null=True, blank=True)
+    deadline = models.DateTimeField()
+    holder = models.CharField(max_length=200, blank=True)  # the process that carries it out
+    tokens = models.PositiveIntegerField(default=0)
+    result_bytes = models.PositiveBigIntegerField(default=0)
+    result_sha256 = models.CharField(max_length=64, blank=True)
+    result_copy = models.TextField(blank=True)  # JSON, redacted, cut
+    error_code = models.CharField(max_length=40, blank=True)
+    error_message = models.TextField(blank=True)
+    note = models.TextField(blank=True)  # what became known later, such as a late answer
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state__in=CallState.values), name="call_state_known"
+            ),
+            models.UniqueConstraint(
+                fields=["agent", "idempotency_key"], name="idempotency_key_once_per_agent"
+            ),
+        ]
+        indexes = [
+            models.Index(
+                fields=["agent", "deadline"],
+                condition=Q(state__in=["accepted", "sent"]),
+                name="call_in_flight",
+            ),
+            models.Index(fields=["session", "id"], name="call_by_session"),
+            models.Index(fields=["tool", "-accepted_at"], name="call_by_tool"),
+            # Wide, so that use is counted from the index alone: a row is kilobytes of payload.
+            models.Index(
+                fields=[
+                    "accepted_at",
+                    "tool_name",
+                    "agent",
+                    "path",
+                    "state",
+                    "is_error",
+                    "tokens",
+                    "tool",
+                ],
+                name="call_use",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.call_id} {self.tool_name} {self.state}"
+
+    @property
+    def duration_ms(self) -> int | None:
+        if self.finished_at is None:
+            return None
+        return round((self.finished_at - self.accepted_at).total_seconds() * 1000)
+
+
+class CallAnswer(models.Model):
+    """The whole answer to a call with an idempotency key, kept a day to be given again."""
+
+    call = models.OneToOneField(Call, on_delete=models.CASCADE, related_name="answer")
+    body = models.TextField()  # JSON
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    def __str__(self) -> str:
+        return str(self.call_id)
+
+
+class EventKind(models.TextChoices):
+    OPENED = "opened"
+    CATALOG = "catalog"
+    SEARCHED = "searched"
+    DETAILS = "details"
+    LOADED = "loaded"
+    IMPLICIT_LOAD = "implicit_load"
+    CALLED = "called"
+    REFUSED = "refused"
+    FORKED = "forked"
+    RESUMED = "resumed"
+    CLOSED = "closed"
+    EXPIRED = "expired"
+
+
+class Event(models.Model):
+    """One line of a session's timeline, with the tokens it gave the model."""
+
+    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="events")
+    at = models.DateTimeField()
+    kind = models.CharField(max_length=13, choices=EventKind.choices)
+    tool_name = models.CharField(max_length=200, blank=True)
+    group_id = models.CharField(max_length=80, blank=True)
+    tokens = models.PositiveIntegerField(default=0)
+    details = models.TextField(default="{}")  # JSON: query, strategy, hits, names, …
+    call = models.ForeignKey(
+        Call, null=True, blank=True, on_delete=models.SET_NULL, related_name="events"
+    )
+
+    class Meta:
+        ordering = ["id"]
+        constraints = [
+            models.CheckConstraint(condition=Q(kind__in=EventKind.values), name="event_kind_known")
+        ]
+        indexes = [
+            models.Index(fields=["session", "id"], name="event_by_session"),
+            models.Index(fields=["kind", "-at"], name="event_by_kind"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.session_id} {self.kind}"

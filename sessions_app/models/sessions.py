@@ -1,0 +1,138 @@
+"""Sessions, and what each of them loaded."""
+
+import secrets
+from typing import Self
+
+from django.db import models
+from django.db.models import Q
+
+from catalog.models import CatalogSnapshot, Definition, Tool
+from sessions_app.models.agents import Agent, Mode, Strategy
+
+
+class SessionState(models.TextChoices):
+    OPEN = "open"
+    CLOSED = "closed"
+    EXPIRED = "expired"
+
+
+def new_session_id() -> str:
+    return f"ses_{secrets.token_hex(16)}"
+
+
+class SessionQuerySet(models.QuerySet["AgentSession"]):
+    def open(self) -> Self:
+        return self.filter(state=SessionState.OPEN)
+
+    def with_catalog(self) -> Self:
+        """With agent and snapshot, whose body, a megabyte of many tools, is read when asked for."""
+        return self.select_related("agent", "snapshot").defer("snapshot__body")
+
+
+class AgentSession(models.Model):
+    """One run of an agent. What its model sees is fixed by the snapshot when it opens."""
+
+    session_id = models.CharField(max_length=40, unique=True, default=new_session_id)
+    agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="sessions")
+    parent = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks"
+    )
+    strategy = models.CharField(max_length=8, choices=Strategy.choices)
+    mode = models.CharField(max_length=8, choices=Mode.choices)  # full or deferred, as decided
+    auto_deferred = models.BooleanField(default=False)
+    decided_by = models.CharField(max_length=8)
+    snapshot = models.ForeignKey(CatalogSnapshot, on_delete=models.PROTECT, related_name="+")
+    revision = models.PositiveBigIntegerField()
+    state = models.CharField(max_length=8, choices=SessionState.choices, default=SessionState.OPEN)
+    model = models.CharField(max_length=200, blank=True)
+    context_window = models.PositiveBigIntegerField(null=True, blank=True)
+    wanted_groups = models.JSONField(null=True, blank=True)  # ids; null: all the agent has
+    wanted_servers = models.JSONField(null=True, blank=True)  # slugs; null: any
+    without_mcp = models.BooleanField(default=False)
+    metadata = models.TextField(default="{}")  # JSON
+    created_at = models.DateTimeField(auto_now_add=True)
+    last_used_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+    # The token ledger: what all schemas would have cost, and what the model was given by what.
+    tokens_all = models.PositiveIntegerField(default=0)
+    tokens_catalog = models.PositiveIntegerField(default=0)
+    tokens_search = models.PositiveIntegerField(default=0)
+    tokens_load = models.PositiveIntegerField(default=0)
+    tokens_call = models.PositiveIntegerField(default=0)
+    tokens_loaded = models.PositiveIntegerField(default=0)  # definitions held, for the budget
+    calls = models.PositiveIntegerField(default=0)
+    errors = models.PositiveIntegerField(default=0)
+
+    objects = SessionQuerySet.as_manager()
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(state__in=SessionState.values), name="session_state_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(mode__in=[Mode.FULL, Mode.DEFERRED]), name="session_mode_decided"
+            ),
+        ]
+        indexes = [
+            models.Index(fields=["agent", "state", "last_used_at"], name="session_by_agent_state"),
+            models.Index(fields=["state", "last_used_at"], name="session_by_state"),
+        ]
+
+    def __str__(self) -> str:
+        return self.session_id
+
+    @property
+    def tokens_delivered(self) -> int:
+        return self.tokens_catalog + self.tokens_search + self.tokens_load + self.tokens_call
+
+
+class Expansion(models.Model):
+    """What a session loaded of one group, and the definitions it will go on seeing.
+
+    `names` is null for all, else the names loaded one by one. `listed` is what a load of the
+    whole group answered first. `pins` holds, by public name, what was shown: the definition,
+    the admin's text of that moment, the tool's place and the order of loading.
+    """
+
+    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="expansions")
+    group_id = models.CharField(max_length=80)  # as the model knows it
+    names = models.JSONField(null=True, blank=True)
+    listed = models.JSONField(null=True, blank=True)
+    pins = models.TextField(default="{}")  # JSON
+    sequence = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["sequence"]
+        constraints = [
+            models.UniqueConstraint(fields=["session", "group_id"], name="one_expansion_per_group")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.session_id}/{self.group_id}"
+
+
+class ShownDefinition(models.Model):
+    """The newer definition of a tool that a `definition_changed` answer gave to a session.
+
+    From then on it replaces the pinned one when the tool is loaded or described in this session.
+    """
+
+    session = models.ForeignKey(
+        AgentSession, on_delete=models.CASCADE, related_name="shown_definitions"
+    )
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="+")
+    definition = models.ForeignKey(Definition, on_delete=models.PROTECT, related_name="+")
+    override = models.TextField(blank=True)  # the admin's description at that time
+    version = models.PositiveIntegerField(default=1)  # increases whenever the row changes
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["session", "tool"], name="one_shown_definition_per_tool"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.session_id}/{self.tool_id}"
