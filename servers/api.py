@@ -18,9 +18,8 @@ from servers.mcp_json import importer
 from servers.mcp_json.parser import ServerDraft, slug_of
 from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
 from servers.registration import actions as server_actions
-from servers.registration import connection_test
 from servers.secret import Secret
-from servers.sync import scheduling
+from servers.sync import connection_test, scheduling
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import cut_page

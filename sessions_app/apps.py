@@ -5,7 +5,7 @@ class SessionsAppConfig(AppConfig):
     name = "sessions_app"
 
     def ready(self) -> None:
-        from servers.connections import still_open
+        from servers.connections import coordination
         from sessions_app.sessions import lasting  # models can be read from now on
 
-        still_open.told_by(lasting.still_open)
+        coordination.told_by(lasting.still_open)

@@ -16,14 +16,14 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.connections import coordination, pool, results, still_open
+from servers.connections import coordination, pool, results
 from servers.connections.bulkhead import Turn
 from servers.connections.connection import Answer, Connection, ServerRefused
+from servers.connections.coordination import LOOK_EVERY, generations, spec_now
 from servers.connections.pool import Owner, Pool
 from servers.credential_filter import CredentialFilter
 from servers.errors import UpstreamError, megabytes
 from servers.spec import OnProgress, ServerSpec
-from servers.sync.listener import LOOK_EVERY, generations, spec_now
 from servers.transports.request_trace import Attempt, TooLarge
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
@@ -185,7 +185,7 @@ async def _follow(own: Pool) -> None:
 
 
 def _look(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
-    return generations(), still_open.ended(sessions)
+    return generations(), coordination.ended(sessions)
 
 
 def _pool() -> Pool | None:

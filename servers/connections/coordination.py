@@ -4,6 +4,7 @@ Each has pauses of its own; twenty of them would dial twenty times as often. Whe
 one process nobody has to be asked.
 """
 
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from django.conf import settings
@@ -11,6 +12,10 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from servers.models import Server
+from servers.registration.actions import spec_of
+from servers.spec import ServerSpec
+
+LOOK_EVERY = 0.5
 
 
 def claim(server_id: int, apart: float) -> bool:
@@ -26,3 +31,34 @@ def answered(server_id: int) -> None:
     """Let all processes dial a server: it is there again."""
     if not settings.EMBEDDED:
         Server.objects.filter(pk=server_id).exclude(dialled_at=None).update(dialled_at=None)
+
+
+# --- Sessions that have a connection of their own -------------------------------------------------
+
+StillOpen = Callable[[Collection[str]], Collection[str]]
+
+_knows: StillOpen | None = None
+
+
+def told_by(knows: StillOpen) -> None:
+    """Have this function say which of some sessions are open."""
+    global _knows
+    _knows = knows
+
+
+def ended(sessions: Collection[str]) -> set[str]:
+    """Return those of these sessions that are over; none where nobody knows."""
+    if _knows is None or not sessions:
+        return set()
+    return {*sessions} - {*_knows(sessions)}
+
+
+def generations() -> dict[int, int]:
+    """Return the generation of every server that may be connected to."""
+    return dict(Server.objects.filter(enabled=True).values_list("pk", "generation"))
+
+
+def spec_now(server_id: int) -> ServerSpec | None:
+    """Return how to reach a server as it is configured now, None where it must not be."""
+    server = Server.objects.filter(pk=server_id, enabled=True).first()
+    return spec_of(server) if server else None

@@ -14,6 +14,7 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from servers.registration.argv_warnings import argv_warnings
+from servers.transports.ssrf import OTHER_PORTS
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import escape_ambiguous, is_hidden
 
@@ -43,18 +44,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ENCODED_CONTROL = re.compile(r"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _ASCII = "".join(map(chr, range(33, 127)))
-
-OTHER_PORTS = {
-    0: "nothing", 7: "echo", 9: "discard", 19: "chargen",
-    20: "FTP", 21: "FTP", 22: "SSH", 23: "Telnet", 25: "mail", 53: "DNS", 69: "TFTP",
-    110: "mail", 111: "RPC", 119: "news", 135: "Windows RPC", 137: "NetBIOS", 139: "NetBIOS",
-    143: "mail", 161: "SNMP", 389: "LDAP", 445: "SMB", 465: "mail", 512: "rexec", 513: "rlogin",
-    514: "rsh", 587: "mail", 636: "LDAP", 873: "rsync", 993: "mail", 995: "mail",
-    1433: "SQL Server", 1521: "Oracle", 1723: "PPTP", 2049: "NFS", 2375: "Docker", 3306: "MySQL",
-    3389: "Remote Desktop", 4369: "Erlang", 5432: "PostgreSQL", 5672: "AMQP", 5900: "VNC",
-    6000: "X11", 6379: "Redis", 6380: "Redis", 6667: "IRC", 9042: "Cassandra", 9092: "Kafka",
-    11211: "memcached", 27017: "MongoDB", 27018: "MongoDB", 27019: "MongoDB",
-}  # fmt: skip
 
 
 def _bad_url(message: str, hint: str) -> NoReturn:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from django.db import DatabaseError
 
-from servers.connections import coordination, still_open
+from servers.connections import coordination
+from servers.connections.coordination import LOOK_EVERY, spec_now
 from servers.connections.pool import Pool, Watcher
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
-from servers.registration.actions import report_state, spec_of
+from servers.registration.actions import report_state
 from servers.spec import ServerSpec
 from servers.sync import scheduling
 from toolcrib.lib.db_threads import in_thread
@@ -20,7 +21,6 @@ from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 0.5
 SETTLE = 0.1  # notifications within this time make one request
 
 
@@ -98,19 +98,8 @@ def _look(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]
     return (
         {pk: generation for pk, generation, *how in rows if how == kept},
         {pk: generation for pk, generation, *_ in rows},
-        still_open.ended(sessions),
+        coordination.ended(sessions),
     )
-
-
-def generations() -> dict[int, int]:
-    """Return the generation of every server that may be connected to."""
-    return dict(Server.objects.filter(enabled=True).values_list("pk", "generation"))
-
-
-def spec_now(server_id: int) -> ServerSpec | None:
-    """Return how to reach a server as it is configured now, None where it must not be."""
-    server = Server.objects.filter(pk=server_id, enabled=True).first()
-    return spec_of(server) if server else None
 
 
 def _report(server_id: int, generation: int, state: str, error: ToolcribError | None) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 import kombu.exceptions
+from celery import current_app
 from django.conf import settings
 from django.db import transaction
 from django.db.models import Count, Q
@@ -23,6 +24,8 @@ from servers.models import Server, Trigger
 from toolcrib.lib import process_identity
 
 logger = logging.getLogger(__name__)
+
+SYNC_TASK = "servers.tasks.sync_server"  # by name: the module of the task imports this one
 
 FLAPS = 3  # changes of one tool within FLAP_TIME that are still believed
 FLAP_TIME = timedelta(hours=1)
@@ -104,14 +107,12 @@ def send_due() -> None:
 
 
 def send(server_id: int, due: datetime) -> None:
-    from servers.tasks import sync_server  # tasks import sync, which imports this module
-
     if settings.EMBEDDED and pool.here() is None:
         return  # a command beside the server: its schedule sends what is due
     wait = max(0.0, (due - timezone.now()).total_seconds())
     Server.objects.filter(pk=server_id).update(sync_sent_at=due)
     try:
-        sync_server.apply_async((server_id,), countdown=wait or None)
+        current_app.send_task(SYNC_TASK, (server_id,), countdown=wait or None)
     except (kombu.exceptions.OperationalError, OSError) as error:
         # The due time stands in the database; the schedule sends it again.
         Server.objects.filter(pk=server_id).update(sync_sent_at=None)

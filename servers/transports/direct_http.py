@@ -15,7 +15,7 @@ from typing import Any
 from django.conf import settings
 
 from servers.errors import UpstreamError, auth_fault, not_mcp, status_fault
-from servers.transports import errands
+from servers.transports import http as upstream_http
 from servers.transports.http import UpstreamTransport, judge_redirect
 from servers.transports.http1 import Lines, Response
 from servers.transports.jsonrpc import BOM, LARGE, Found, read
@@ -50,8 +50,8 @@ class Lean:
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._answers = errands.Errands()  # to what a server asked back
-        self._cancels = errands.Errands()
+        self._answers = upstream_http.Errands()  # to what a server asked back
+        self._cancels = upstream_http.Errands()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
@@ -194,7 +194,7 @@ class Lean:
 
     def _cancel(self, asked: int, headers: Mapping[str, str]) -> None:
         """Tell the server that nobody waits for a call any more, unless it heeds no such thing."""
-        if len(self._cancels) < errands.MAX_CANCELS:
+        if len(self._cancels) < upstream_http.MAX_CANCELS:
             told = {"method": "notifications/cancelled", "params": {"requestId": asked}}
             self._cancels.send(self._post({"jsonrpc": "2.0", **told}, headers))
 

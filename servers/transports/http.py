@@ -14,20 +14,27 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpcore2
 import httpx2
 from django.conf import settings
 
 from servers.errors import UpstreamError, auth_fault, not_mcp, status_fault
-from servers.registration.validation import OTHER_PORTS
-from servers.transports import errands
 from servers.transports.jsonrpc import LARGE
 from servers.transports.request_trace import Attempt, attempt, note, took
 from servers.transports.response_body import BodyFault, CappedBody, connection_fault, decoder
-from servers.transports.ssrf import Address, Network, allowed_networks, check_address
+from servers.transports.ssrf import OTHER_PORTS, Address, Network, allowed_networks, check_address
 
 __all__ = ["Attempt", "BodyFault", "Upstream", "attempt", "check_url", "note", "upstream"]
 
@@ -155,13 +162,13 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self.session_id = ""  # as the server gave it in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
-        self._cancels = errands.Errands()
+        self._cancels = Errands()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if not _gives_up(request):
             return await self._answered(request)
         # The SDK would post nothing more until the server takes it.
-        if len(self._cancels) < errands.MAX_CANCELS:
+        if len(self._cancels) < MAX_CANCELS:
             self._cancels.send(self._told(request))
         return httpx2.Response(202)
 
@@ -416,3 +423,30 @@ def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     if any(not name or set(name + value) & set(b"\r\n\0") for name, value in pairs.items()):
         raise connection_fault(httpx2.LocalProtocolError(""))
     return pairs
+
+
+# --- Fire-and-forget POSTs ------------------------------------------------------------------------
+
+MAX_CANCELS = 50  # calls given up that a server is being told of
+TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
+
+
+class Errands:
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def send(self, errand: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(errand)
+        late = task.get_loop().call_later(TAKEN_WITHIN, task.cancel)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda done: late.cancel())
+        # Seen: a courtesy that failed.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()

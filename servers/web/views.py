@@ -15,8 +15,8 @@ from servers.connections import metrics
 from servers.mcp_json import importer
 from servers.models import Server, Transport, Trigger
 from servers.registration import actions as server_actions
-from servers.registration import connection_test, validation
-from servers.sync import scheduling
+from servers.registration import validation
+from servers.sync import connection_test, scheduling
 from servers.web import forms, presenters
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.request import is_htmx_fragment

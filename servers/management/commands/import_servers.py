@@ -14,7 +14,7 @@ from servers.mcp_json import importer
 from servers.models import SyncRun, Trigger
 from servers.registration import validation
 from servers.sync import scheduling
-from servers.sync.commands import sync_side_by_side
+from servers.sync.runner import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
 # Ours, never a server's.

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 from catalog.audit import Actor
 from servers.models import Server, SyncRun, Trigger
 from servers.sync import scheduling
-from servers.sync.commands import sync_side_by_side
+from servers.sync.runner import sync_side_by_side
 from toolcrib.lib.errors import ToolcribError
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from servers.connections import calls as upstream_calls
-from servers.connections import pool, still_open
+from servers.connections import coordination, pool
 from servers.connections.calls import Target
 from servers.connections.pool import Pool, Watcher
 from servers.errors import UpstreamError
@@ -262,10 +262,10 @@ def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
         async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             await until(lambda: len(asked) > 1, "it is asked again")
-            still_open.told_by(lasting.still_open)
+            coordination.told_by(lasting.still_open)
             await until(lambda: is_gone(one), "the process of no session is gone")
 
-    monkeypatch.setattr(still_open, "_knows", stumble)
+    monkeypatch.setattr(coordination, "_knows", stumble)
     server = make_program("workshop", isolation="per_session")
     run(scenario)
     assert "KeyError: 'odd'" in caplog.text

@@ -14,10 +14,10 @@ from catalog.models import AuditEntry, Revision, Tool
 from servers.mcp_json import importer
 from servers.models import Server, SyncRun, Trigger
 from servers.registration import actions as server_actions
-from servers.registration import connection_test, validation
+from servers.registration import validation
 from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
-from servers.sync import runner, scheduling
+from servers.sync import connection_test, runner, scheduling
 from tests.support.factories import fold, make_program, make_server, tool_object
 from tests.support.upstreams.answers import LEGACY, MODERN
 from tests.support.upstreams.running import ROOT, running_http, seen_by

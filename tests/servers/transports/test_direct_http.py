@@ -16,7 +16,8 @@ import pytest
 
 from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
-from servers.transports import direct_http, errands
+from servers.transports import direct_http
+from servers.transports import http as upstream_http
 from tests.support.factories import make_server
 from tests.support.upstream_calls import SOON, target, through_the_sdk, until
 from tests.support.upstreams.scripted import (
@@ -482,7 +483,7 @@ class Deaf:
 
 @pytest.mark.parametrize("client", ["lean", "sdk"])
 def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatch, client):
-    monkeypatch.setattr(errands, "TAKEN_WITHIN", 0.2)
+    monkeypatch.setattr(upstream_http, "TAKEN_WITHIN", 0.2)
     deaf = Deaf(client)
 
     async def scenario() -> None:
@@ -494,7 +495,7 @@ def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatc
 
 @pytest.mark.parametrize("client", ["lean", "sdk"])
 def test_a_server_that_takes_no_word_of_calls_given_up_still_gets_the_next(monkeypatch, client):
-    monkeypatch.setattr(errands, "MAX_CANCELS", 2)
+    monkeypatch.setattr(upstream_http, "MAX_CANCELS", 2)
     deaf = Deaf(client)
 
     async def scenario() -> None:
@@ -509,7 +510,7 @@ def test_a_server_that_takes_no_word_of_calls_given_up_still_gets_the_next(monke
 
 
 def test_calls_given_up_are_told_a_few_at_a_time_and_leave_room_for_what_a_server_asks(monkeypatch):
-    monkeypatch.setattr(errands, "MAX_CANCELS", 3)
+    monkeypatch.setattr(upstream_http, "MAX_CANCELS", 3)
     monkeypatch.setattr(direct_http, "MAX_ASKED_BACK", 2)
     deaf = Deaf()
 
