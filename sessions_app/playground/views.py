@@ -69,7 +69,7 @@ def search(request: HttpRequest) -> HttpResponse:
         "servers": _choices(Server.objects.values_list("slug", flat=True), asked.server),
         "strategies": WORD_STRATEGIES,
         "limits": sorted({*LIMITS, asked.limit}),
-        "lately": searches.lately(),
+        "lately": searches.recent_queries(),
         "progress": playground_search.progress(),
     }
     return render(request, "sessions_app/playground.html", context)

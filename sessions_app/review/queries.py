@@ -3,7 +3,6 @@
 Reads only, each in a fixed number of queries. How a timeline reads is decided in `timeline`.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 from django.db.models import Q, QuerySet, Sum
 from django.http import QueryDict
 
+from sessions_app.ledger.event_details import read_object, read_value
 from sessions_app.models import (
     AgentSession,
     Call,
@@ -238,23 +238,6 @@ def _happening(event: Event) -> Happening:
         details=read_object(event.details),
         call=facts,
     )
-
-
-def read_object(text: str) -> dict[str, object]:
-    """Parse JSON that should be an object; anything else is an empty one."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def read_value(text: str) -> object:
-    """Parse JSON that may have been cut; cut text stays text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def session_export(session: AgentSession) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.review.queries import Row
-from sessions_app.usage.figures import FAILED_STATES
+from sessions_app.usage.filters import FAILED_STATES
 from toolcrib.lib import charts
 
 METER_STEPS = 5_000  # steps that the meter reads

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from sessions_app.ledger.event_details import describe_query, read_count, read_names
+
 IDLE = timedelta(minutes=5)
 IDLE_SHARE = 0.05  # of the run
 IDLE_LEAST = timedelta(seconds=10)  # below it nobody waited, however short the run
@@ -138,7 +140,7 @@ def spans(happening: Happening) -> Spans:
 
 
 def _opened(one: Happening) -> Spans:
-    tools, groups = number(one.details, "tools"), words(one.details, "groups")
+    tools, groups = read_count(one.details, "tools"), read_names(one.details, "groups")
     mode = str(one.details.get("mode") or "")
     said = f"opened in {mode} mode" if mode else "opened"
     said += f" with {_many(tools, 'tool')} of {_many(len(groups), 'group')}"
@@ -152,23 +154,17 @@ def _catalog(one: Happening) -> Spans:
 
 
 def _searched(one: Happening) -> Spans:
-    hits, total = len(words(one.details, "hits")), number(one.details, "total")
+    hits, total = len(read_names(one.details, "hits")), read_count(one.details, "total")
     found = "nothing found" if not total else f"{total:,} found"
     if total > hits:
         found = f"{hits:,} of {total:,} found"
-    loaded = number(one.details, "newly_loaded")
+    loaded = read_count(one.details, "newly_loaded")
     return [
-        ("text", f"searched {asked(one.details)}: {found}{f', {loaded} loaded' * bool(loaded)}")
+        (
+            "text",
+            f"searched {describe_query(one.details)}: {found}{f', {loaded} loaded' * bool(loaded)}",
+        )
     ]
-
-
-def asked(details: Mapping[str, object]) -> str:
-    """Quote what a search asked for."""
-    if name := details.get("name"):
-        return f"for the name “{name}”"
-    if pattern := details.get("pattern"):
-        return f"by the pattern “{pattern}”"
-    return f"“{details.get('query') or ''}”"
 
 
 def _details(one: Happening) -> Spans:
@@ -177,7 +173,7 @@ def _details(one: Happening) -> Spans:
 
 
 def _loaded(one: Happening) -> Spans:
-    names, verb = words(one.details, "names"), str(one.details.get("how") or "load")
+    names, verb = read_names(one.details, "names"), str(one.details.get("how") or "load")
     said: Spans = [("text", f"{LOADED_BY.get(verb, 'loaded')} ")]
     if one.details.get("all") and one.group_id:
         said += [("text", "all tools of "), ("name", one.group_id)]
@@ -185,7 +181,7 @@ def _loaded(one: Happening) -> Spans:
         said += [("text", "nothing")]
     else:
         said += _listed(names)
-    unknown = len(words(one.details, "unknown"))
+    unknown = len(read_names(one.details, "unknown"))
     end = f" (≈{one.tokens:,})" if one.tokens else ""
     return [*said, ("text", f"{end}; {_many(unknown, 'name')} unknown" if unknown else end)]
 
@@ -217,7 +213,7 @@ def _forked(one: Happening) -> Spans:
 
 
 def _resumed(one: Happening) -> Spans:
-    groups = words(one.details, "groups")
+    groups = read_names(one.details, "groups")
     return [
         ("text", "resumed with "),
         *(_listed(groups) if groups else [("text", "nothing loaded")]),
@@ -259,17 +255,6 @@ def shorten(text: str, limit: int = 160) -> str:
     lines = text.strip().partition("\n\n")[0].splitlines()
     line = " ".join(line.strip().removeprefix("- ") for line in lines)
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
-
-
-def words(details: Mapping[str, object], key: str) -> list[str]:
-    """Read a list of texts that may be missing."""
-    found = details.get(key)
-    return [str(one) for one in found] if isinstance(found, list) else []
-
-
-def number(details: Mapping[str, object], key: str) -> int:
-    found = details.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
 
 
 def _listed(names: Sequence[str]) -> Spans:

@@ -16,12 +16,13 @@ from django.views.decorators.http import require_safe
 from catalog import preferences
 from catalog.models import Tool
 from catalog.tools.queries import find_tool
-from sessions_app.ledger import payloads
+from sessions_app.ledger import event_details, payloads
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.review import content, session_detail, timeline
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import Row, SessionFilter
-from sessions_app.usage import figures
+from sessions_app.usage.filters import UsageFilter
+from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, offset_of
@@ -135,7 +136,7 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 def _about(found: AgentSession, page: Page[Event], rows: list[Row]) -> dict[str, Any]:
-    metadata = review_queries.read_value(found.metadata)
+    metadata = event_details.read_value(found.metadata)
     before, after = session_detail.neighbours(found)
     return {
         "rows": session_detail.lanes(rows),
@@ -209,7 +210,7 @@ def tool_use(request: HttpRequest, public_name: str) -> HttpResponse:
     """The fragment that a tool's page loads: figures of its last thirty days."""
     find_tool(public_name)
     since = timezone.now() - timedelta(days=USE_DAYS)
-    found = figures.tool_usage(since, tool=public_name)
-    use = found[0] if found else figures.ToolUse(public_name)
+    found = tool_usage(UsageFilter(start=since), public_name)
+    use = found[0] if found else ToolUsage(public_name)
     context = {"use": use, "days": USE_DAYS, "name": public_name}
     return render(request, "sessions_app/_session_tool_use.html", context)

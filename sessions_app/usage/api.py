@@ -7,7 +7,9 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja import Router, Schema
 
-from sessions_app.usage import figures
+from sessions_app.usage.filters import UsageFilter
+from sessions_app.usage.searches import failed_searches
+from sessions_app.usage.tool_usage import tool_usage
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import check_limit, cut_page
@@ -17,7 +19,7 @@ MOST_DAYS = 366
 router = Router(tags=["usage"])
 
 
-class ToolUseOut(Schema):
+class ToolUsageOut(Schema):
     tool_name: str
     calls: int
     errors: int
@@ -28,22 +30,22 @@ class ToolUseOut(Schema):
     last_called: datetime | None
 
 
-class ToolUsePage(Schema):
+class ToolUsagePage(Schema):
     since: datetime
-    items: list[ToolUseOut]
+    items: list[ToolUsageOut]
     next_cursor: str | None
 
 
-class LostSearchOut(Schema):
+class FailedSearchOut(Schema):
     asked: str
     strategy: str
     times: int
     last_at: datetime
 
 
-class LostSearchPage(Schema):
+class FailedSearchPage(Schema):
     since: datetime
-    items: list[LostSearchOut]
+    items: list[FailedSearchOut]
     next_cursor: str | None
 
 
@@ -53,7 +55,7 @@ def _since(days: int) -> datetime:
     return timezone.now() - timedelta(days=days)
 
 
-@router.get("/tools", response={200: ToolUsePage, **ERRORS})
+@router.get("/tools", response={200: ToolUsagePage, **ERRORS})
 def tools(
     request: HttpRequest,
     days: int = 30,
@@ -64,14 +66,14 @@ def tools(
 ) -> dict[str, Any]:
     """How each tool was used, by name. Calls that people tried are not counted."""
     since, most = _since(days), check_limit(limit)
-    agent, tool = agent.replace("\0", ""), tool.replace("\0", "")
-    used = figures.tool_usage(since, agent=agent, tool=tool)
+    wanted = UsageFilter(agent=agent.replace("\0", ""), start=since)
+    used = tool_usage(wanted, tool.replace("\0", ""))
     left = [one for one in used if one.tool_name > cursor]
     items, following = cut_page(left, most, lambda one: one.tool_name)
     return {"since": since, "items": [one.as_json() for one in items], "next_cursor": following}
 
 
-@router.get("/searches", response={200: LostSearchPage, **ERRORS})
+@router.get("/searches", response={200: FailedSearchPage, **ERRORS})
 def searches(
     request: HttpRequest, days: int = 30, agent: str = "", limit: int = 50, cursor: str = ""
 ) -> dict[str, Any]:
@@ -79,7 +81,8 @@ def searches(
     since, most = _since(days), check_limit(limit)
     if cursor and not (cursor.isdecimal() and len(cursor) < 10):
         raise Invalid("cursor is not one that this list gave.", hint="Start without one.")
-    lost = figures.searches_without_result(since, agent=agent.replace("\0", ""))
+    wanted = UsageFilter(agent=agent.replace("\0", ""), start=since)
+    lost = failed_searches(wanted, most=None).without_results
     start = int(cursor or 0)
     more = start + most < len(lost)
     return {

@@ -1,26 +1,24 @@
-"""How often tools and servers were called of late, for the lists of both and for a group's board.
+"""Recent calls of tools and servers, for the lists of both and for the group board.
 
-Reads only, in a fixed number of queries. Calls are of another app and known here by their relation
-to tools only; trying out a tool is no use of it. `sessions_app.figures` has the whole of it.
+Reads only, in a fixed number of queries. Calls that people tried are not counted.
 """
 
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
 
-from django.db.models import CharField, Count, Exists, OuterRef, Q
+from django.db.models import CharField, Count, Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Cast, Substr
 from django.utils import timezone
 
-from catalog.models import Tool
+from sessions_app.models import Call, CallPath
+from sessions_app.usage.filters import FAILED
 from toolcrib.lib.percentile import percentile
 
 DAYS = 30
 HOURS = 24
 SAMPLE = 10_000  # newest answered calls that p95 is read from
-FAILED = Q(is_error=True) | Q(state__in=("failed", "refused", "timed_out", "unknown"))
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,8 @@ class ServerCalls:
         return sum(self.hours)
 
 
-def _calls() -> Any:
-    rows: Any = Tool._meta.get_field("call").related_model
-    return rows._default_manager.exclude(path="try").order_by()
+def _calls() -> QuerySet[Call]:
+    return Call.objects.exclude(path=CallPath.TRY).order_by()
 
 
 def never() -> Q:

@@ -3,14 +3,19 @@
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import BigIntegerField, ExpressionWrapper, F, QuerySet
+from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, QuerySet
 from django.http import QueryDict
 from django.utils import timezone
 
 from catalog.models import Membership
-from sessions_app.models import AgentSession, Call, CallPath, Event, EventKind
+from sessions_app.models import AgentSession, Call, CallPath, CallState, Event, EventKind
 from toolcrib.lib.request import text
 
+# A call counts as failed by its own error or by how it ended.
+FAILED_STATES = (CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallState.UNKNOWN)
+FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
+# A call of a name that no tool ever had is a refusal, not usage of a tool.
+OF_A_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
 
 
@@ -49,6 +54,7 @@ class UsageFilter:
     group: str = ""
     sort: str = "-calls"
     now: datetime = field(default_factory=timezone.now)
+    start: datetime | None = None  # instead of the start of the range
 
     @classmethod
     def read(cls, query: QueryDict) -> "UsageFilter":
@@ -78,7 +84,7 @@ class UsageFilter:
 
     @property
     def since(self) -> datetime:
-        return self.buckets[0]
+        return self.start or self.buckets[0]
 
     def calls(self) -> QuerySet[Call]:
         """What agents called. Trying out a tool is no use of it."""

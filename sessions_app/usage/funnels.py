@@ -1,80 +1,19 @@
-"""What came of it: searches that led nowhere, how far sessions came, definitions that are old.
+"""How far sessions get from search to call, and open sessions on outdated definitions.
 
 Reads only, from the newest rows up to a limit that the page names.
 """
 
-from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime
 
-from django.db.models import Count, OuterRef, Q, Subquery
+from django.db.models import Count, Q
 
 from catalog.models import CatalogSnapshot, Tool
-from sessions_app.models import AgentSession, Event, EventKind
-from sessions_app.review import timeline
-from sessions_app.review.queries import read_object
+from sessions_app.ledger.event_details import read_object
+from sessions_app.models import AgentSession
 from sessions_app.usage.filters import UsageFilter
 
 PAGE = 25
-SEARCHES = 2_000  # newest searches that are read
-LIVE = 500  # open sessions, the last used first, whose definitions are compared
-LEADS_ON = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Something agents searched for, and when last."""
-
-    asked: str
-    query: str
-    strategy: str
-    times: int
-    last_at: datetime
-
-
-@dataclass(frozen=True)
-class Searches:
-    read: int
-    lost: list[Asked]  # nothing was found
-    astray: list[Asked]  # something was found, and nothing of it was loaded or called
-
-
-def searches(wanted: UsageFilter, most: int | None = PAGE) -> Searches:
-    following = Event.objects.filter(
-        session=OuterRef("session"), pk__gt=OuterRef("pk"), kind__in=[EventKind.SEARCHED, *LEADS_ON]
-    ).order_by("pk")
-    rows = wanted.events(EventKind.SEARCHED).order_by("-at")
-    rows = rows.annotate(following=Subquery(following.values("kind")[:1]))
-    lost, astray = _Tally(), _Tally()
-    read = 0
-    for at, text, after in rows.values_list("at", "details", "following")[:SEARCHES]:
-        read += 1
-        details = read_object(text)
-        if "total" not in details:
-            continue
-        if not timeline.number(details, "total"):
-            lost.add(details, at)
-        elif after not in LEADS_ON and not timeline.number(details, "newly_loaded"):
-            astray.add(details, at)
-    return Searches(read, lost.ranked(most), astray.ranked(most))
-
-
-class _Tally:
-    """Count what was asked for; rows come newest first."""
-
-    def __init__(self) -> None:
-        self.times: Counter[tuple[str, str, str]] = Counter()
-        self.last: dict[tuple[str, str, str], datetime] = {}
-
-    def add(self, details: dict[str, object], at: datetime) -> None:
-        query = str(details.get("query") or details.get("name") or "")
-        key = (timeline.asked(details), query, str(details.get("strategy") or ""))
-        self.times[key] += 1
-        self.last.setdefault(key, at)
-
-    def ranked(self, most: int | None) -> list[Asked]:
-        ranked = sorted(self.times.items(), key=lambda one: (-one[1], one[0]))[:most]
-        return [Asked(*key, count, self.last[key]) for key, count in ranked]
+OPEN_SESSIONS = 500  # open sessions, the last used first, whose definitions are compared
 
 
 @dataclass(frozen=True)
@@ -111,20 +50,20 @@ def funnels(wanted: UsageFilter, most: int | None = PAGE) -> list[Funnel]:
 
 
 @dataclass(frozen=True)
-class Holding:
+class OutdatedSession:
     """An open session that goes on seeing definitions which new sessions no longer get."""
 
     session: AgentSession
     names: list[str]
 
 
-def old_definitions(wanted: UsageFilter, most: int | None = PAGE) -> list[Holding]:
+def outdated_sessions(wanted: UsageFilter, most: int | None = PAGE) -> list[OutdatedSession]:
     """Compare what the last used open sessions were shown with what is approved now."""
     rows = AgentSession.objects.open().select_related("agent").defer("metadata")
     if wanted.agent:
         rows = rows.filter(agent__name=wanted.agent)
     rows = rows.order_by("-last_used_at")
-    live = list(rows.prefetch_related("expansions", "shown_definitions__tool")[:LIVE])
+    live = list(rows.prefetch_related("expansions", "shown_definitions__tool")[:OPEN_SESSIONS])
     snapshots = CatalogSnapshot.objects.filter(pk__in={one.snapshot_id for one in live})
     given = {
         pk: _definitions(read_object(body).get("pins"))
@@ -143,7 +82,9 @@ def old_definitions(wanted: UsageFilter, most: int | None = PAGE) -> list[Holdin
         tools = tools.filter(memberships__group__group_id=wanted.group)
     approved = dict(tools.values_list("public_name", "approved_id"))
     holding = [
-        Holding(session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk))
+        OutdatedSession(
+            session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk)
+        )
         for session, pins in shown.items()
     ]
     return [one for one in holding if one.names][:most]

@@ -1,58 +1,42 @@
-"""What earns its place: use by day and by tool, preloads nobody calls, loads worth preloading.
+"""Tool usage: calls, errors, latency, tokens and loads by tool, and calls over time.
 
-Reads only. Counting is done by the database, in one pass over an index for each way of counting;
-what must be parsed is read from the newest rows of the time asked for, up to a limit that the page
-names. What is preloaded comes from the shelf that agents are served from.
+Reads only. Counting is done by the database, in one pass over an index for each way of counting.
+Latencies and loads are parsed from the newest rows up to a limit, so that a long ledger costs no
+more than a short one.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from django.db.models import CharField, Count, QuerySet, Sum
+from django.db.models import CharField, Count, Max, QuerySet, Sum
 from django.db.models.functions import Cast, Substr
 
-from catalog import cache
-from catalog.cache import ShelfGroup
-from catalog.models import Group, Tool
-from sessions_app.models import Agent, AgentGroup, Call, Event, EventKind
-from sessions_app.review import timeline
-from sessions_app.review.queries import read_object
-from sessions_app.usage.figures import FAILED, OF_A_TOOL, answered
-from sessions_app.usage.filters import UsageFilter
+from sessions_app.ledger.event_details import read_names, read_object
+from sessions_app.models import Call, Event, EventKind
+from sessions_app.usage.filters import FAILED, OF_A_TOOL, UsageFilter
 from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.percentile import percentile
 
 PAGE = 25
-DURATIONS = 5_000  # newest answered calls that percentiles are of
-LOADS = 2_000  # newest loads that are read
-OFTEN = 3  # sessions
-
-
-# --- Calls by day and by tool -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Day:
-    """One bucket; `calls` is None where nothing was recorded yet."""
-
-    at: datetime
-    calls: int | None
-    errors: int = 0
+DURATIONS = 5_000  # newest answered calls that percentiles are computed from
+SAMPLE = 50_000  # the same for the API, and the newest loads that are read
 
 
 @dataclass
-class ToolUse:
-    """How one tool was used; `trend` is how often in each bucket, where it was asked for."""
+class ToolUsage:
+    """How one tool was used in a time; `trend` is filled in by `add_trends`."""
 
-    name: str
+    tool_name: str
     calls: int = 0
     errors: int = 0
-    tokens: int = 0
-    p50: int | None = None
-    p95: int | None = None
+    tokens: int = 0  # of results
+    last_called: datetime | None = None
+    p50_ms: int | None = None
+    p95_ms: int | None = None
+    loads: int = 0
     trend: list[int] = field(default_factory=list)
 
     @property
@@ -60,26 +44,101 @@ class ToolUse:
         return 100 * self.errors / self.calls if self.calls else 0.0
 
     @property
-    def each(self) -> int:
+    def tokens_per_call(self) -> int:
         return round(self.tokens / self.calls) if self.calls else 0
+
+    def as_json(self) -> dict[str, Any]:
+        found = asdict(self)
+        del found["trend"]
+        return found
 
 
 @dataclass(frozen=True)
-class Use:
+class Bucket:
+    """The calls of one hour or day; `calls` is None where nothing was recorded yet."""
+
+    at: datetime
+    calls: int | None
+    errors: int = 0
+
+
+@dataclass(frozen=True)
+class UsageReport:
     """All calls of a time, by bucket and by tool."""
 
-    days: list[Day]
-    tools: list[ToolUse]
+    buckets: list[Bucket]
+    tools: list[ToolUsage]
     calls: int
     errors: int
-    nameless: int  # calls of names that no tool had
+    unknown_tools: int  # calls of names that no tool had
 
-    def page(self, offset: int, size: int = PAGE) -> Page[ToolUse]:
+    def page(self, offset: int, size: int = PAGE) -> Page[ToolUsage]:
         return page_by_offset(self.tools, offset, size)
 
 
-def use(wanted: UsageFilter) -> Use:
-    """Count calls, errors and tokens, by tool and by bucket."""
+# --- By tool ------------------------------------------------------------------------------------
+
+
+def by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]:
+    """Count the calls of each tool, with percentiles from the newest `durations` answered calls."""
+    counted = (
+        calls.filter(OF_A_TOOL)
+        .order_by()
+        .values_list("tool_name")
+        .annotate(
+            count=Count("pk"),
+            failed=Count("pk", filter=FAILED),
+            paid=Sum("tokens"),
+            last_called=Max("accepted_at"),
+        )
+    )
+    found = {
+        name: ToolUsage(name, count, errors, tokens or 0, last_called)
+        for name, count, errors, tokens, last_called in counted
+    }
+    times: defaultdict[str, list[int]] = defaultdict(list)
+    for name, _, took in answered(calls, durations):
+        times[name].append(took)
+    for name in times.keys() & found.keys():
+        found[name].p50_ms = percentile(times[name], 0.5)
+        found[name].p95_ms = percentile(times[name], 0.95)
+    return found
+
+
+def tool_usage(wanted: UsageFilter, tool: str = "") -> list[ToolUsage]:
+    """Return the usage of each tool by name, with how often it was loaded."""
+    calls, loads = wanted.calls(), wanted.events(EventKind.LOADED)
+    if tool:
+        calls, loads = calls.filter(tool_name=tool), loads.filter(details__contains=tool)
+    found = by_tool(calls, DURATIONS if tool else SAMPLE)
+    for name, count in _load_counts(loads).items():
+        if not tool or name == tool:
+            found.setdefault(name, ToolUsage(name)).loads = count
+    return [found[name] for name in sorted(found)]
+
+
+def answered(calls: QuerySet[Call], most: int) -> Iterator[tuple[str, datetime, int]]:
+    """Yield name, start and milliseconds of calls that a server answered, newest first."""
+    rows = calls.filter(sent_at__isnull=False, finished_at__isnull=False).order_by("-accepted_at")
+    # As text, which PostgreSQL ends with +00: Django takes ten times as long to read SQLite's.
+    times = [Cast(name, CharField()) for name in ("accepted_at", "finished_at")]
+    for name, *texts in rows.values_list("tool_name", *times)[:most]:
+        start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts)
+        yield name, start, round((end - start).total_seconds() * 1000)
+
+
+def _load_counts(events: QuerySet[Event]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for details in events.order_by("-pk").values_list("details", flat=True)[:SAMPLE]:
+        counts.update(read_names(read_object(details), "names"))
+    return counts
+
+
+# --- Over time ----------------------------------------------------------------------------------
+
+
+def usage_report(wanted: UsageFilter) -> UsageReport:
+    """Count calls and errors by bucket and by tool."""
     calls: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     for bucket, count, failed in (
@@ -88,42 +147,26 @@ def use(wanted: UsageFilter) -> Use:
         .annotate(n=Count("pk"), failed=Count("pk", filter=FAILED))
     ):
         calls[bucket], errors[bucket] = count, failed
-    tools: dict[str, ToolUse] = {}
-    nameless = 0
-    for name, count, failed, known, paid in (
-        wanted.calls()
-        .values_list("tool_name")
-        .annotate(
-            n=Count("pk"),
-            failed=Count("pk", filter=FAILED),
-            known=Count("pk", filter=OF_A_TOOL),
-            paid=Sum("tokens"),
-        )
-    ):
-        if known:
-            tools[name] = ToolUse(name, count, failed, paid or 0)
-        else:
-            nameless += count
-    _time(wanted, tools)
-    return Use(
-        days=_days(wanted, calls, errors),
+    tools = by_tool(wanted.calls(), DURATIONS)
+    return UsageReport(
+        buckets=_buckets(wanted, calls, errors),
         tools=_sorted(tools.values(), wanted.sort),
         calls=calls.total(),
         errors=errors.total(),
-        nameless=nameless,
+        unknown_tools=calls.total() - sum(one.calls for one in tools.values()),
     )
 
 
-def add_trends(wanted: UsageFilter, tools: Sequence[ToolUse]) -> None:
-    """Say of the tools that are shown how often they were called in each bucket."""
-    rows = _by_bucket(wanted).filter(tool_name__in=[one.name for one in tools])
+def add_trends(wanted: UsageFilter, tools: Sequence[ToolUsage]) -> None:
+    """Fill in how often each of these tools was called in each bucket."""
+    rows = _by_bucket(wanted).filter(tool_name__in=[one.tool_name for one in tools])
     counts = {
         (name, bucket): count
         for name, bucket, count in rows.values_list("tool_name", "bucket").annotate(Count("pk"))
     }
     names = _bucket_names(wanted)
     for one in tools:
-        one.trend = [counts.get((one.name, name), 0) for name in names]
+        one.trend = [counts.get((one.tool_name, name), 0) for name in names]
 
 
 def _by_bucket(wanted: UsageFilter) -> QuerySet[Any]:
@@ -136,161 +179,30 @@ def _bucket_names(wanted: UsageFilter) -> list[str]:
     return [at.strftime("%Y-%m-%d %H")[: wanted.range.digits] for at in wanted.buckets]
 
 
-def _days(wanted: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Day]:
-    first, names = kept_since(), _bucket_names(wanted)
+def _buckets(wanted: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Bucket]:
+    first, names = recorded_since(), _bucket_names(wanted)
     return [
-        Day(at, calls[name], errors[name])
+        Bucket(at, calls[name], errors[name])
         if first and at + wanted.range.step > first
-        else Day(at, None)
+        else Bucket(at, None)
         for at, name in zip(wanted.buckets, names, strict=True)
     ]
 
 
-def kept_since() -> datetime | None:
-    """When the first call that is kept was made."""
+def recorded_since() -> datetime | None:
+    """Return when the oldest call in the ledger was made."""
     return Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
 
 
-def _time(wanted: UsageFilter, tools: dict[str, ToolUse]) -> None:
-    times: defaultdict[str, list[int]] = defaultdict(list)
-    for name, _, took in answered(wanted.calls(), DURATIONS):
-        times[name].append(took)
-    for name, values in times.items():
-        if name in tools:
-            values.sort()
-            tools[name].p50 = percentile(values, 0.5)
-            tools[name].p95 = percentile(values, 0.95)
-
-
-def _sorted(tools: Iterable[ToolUse], sort: str) -> list[ToolUse]:
+def _sorted(tools: Iterable[ToolUsage], sort: str) -> list[ToolUsage]:
     keys = {
         "calls": lambda one: one.calls,
         "errors": lambda one: (one.error_rate, one.calls),
-        "p50": lambda one: one.p50 or 0,
-        "p95": lambda one: one.p95 or 0,
+        "p50": lambda one: one.p50_ms or 0,
+        "p95": lambda one: one.p95_ms or 0,
         "tokens": lambda one: one.tokens,
-        "each": lambda one: one.each,
+        "each": lambda one: one.tokens_per_call,
     }
-    named = sorted(tools, key=lambda one: one.name, reverse=sort == "-name")
+    by_name = sorted(tools, key=lambda one: one.tool_name, reverse=sort == "-name")
     key = keys.get(sort.removeprefix("-"))
-    return sorted(named, key=key, reverse=sort.startswith("-")) if key else named
-
-
-# --- Places: what is preloaded, and what should be ----------------------------------------------
-
-
-@dataclass(frozen=True)
-class Place:
-    """A tool in a group, with what its definition costs each session that is given it."""
-
-    group: Group
-    tool: Tool
-    tokens: int
-    sessions: int = 0  # that loaded it
-    share: int = 0  # of all sessions, in percent
-
-    @property
-    def movable(self) -> bool:
-        """Whether the member's own setting decides: a group given whole asks nobody."""
-        return self.group.deferred
-
-
-@dataclass(frozen=True)
-class Unused:
-    places: list[Place]
-    total: int
-    tokens: int
-
-
-Pair = tuple[ShelfGroup, cache.Place]
-
-
-def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
-    """List the groups that the filter asks for."""
-    groups: Iterable[ShelfGroup] = cache.current().groups
-    if wanted.group:
-        groups = [group for group in groups if group.group_id == wanted.group]
-    if wanted.agent and not Agent.objects.filter(name=wanted.agent, all_groups=True).exists():
-        links = AgentGroup.objects.filter(agent__name=wanted.agent)
-        its = set(links.values_list("group_id", flat=True))
-        groups = [group for group in groups if group.pk in its]
-    return list(groups)
-
-
-@cache.worked_out_once
-def _preloads(group: ShelfGroup) -> list[Pair]:
-    return [(group, place) for place in group.offered if place.preload]
-
-
-def _places(pairs: Sequence[Pair], most: int | None) -> list[Place]:
-    """Fetch what a page shows of the first of these."""
-    groups = {group.pk: group for group in Group.objects.all()}
-    rows = Tool.objects.only("public_name", "created_at", "server_id")
-    if most is not None:
-        rows = rows.filter(pk__in=[place.item.tool_id for _, place in pairs[:most]])
-    tools = {tool.pk: tool for tool in rows}
-    return [
-        Place(groups[group.pk], tools[place.item.tool_id], _tokens(place))
-        for group, place in pairs[:most]
-        if group.pk in groups and place.item.tool_id in tools
-    ]
-
-
-def _tokens(place: cache.Place) -> int:
-    return place.item.approved.tokens if place.item.approved else 0
-
-
-def unused(
-    wanted: UsageFilter, called: Collection[str] | None = None, most: int | None = PAGE
-) -> Unused:
-    """Return what is preloaded and was not called, the costliest first.
-
-    `called` are the names that were, where they have been counted already.
-    """
-    if called is None:
-        called = set(wanted.calls().values_list("tool_name", flat=True).distinct())
-    pairs = [
-        pair
-        for group in _groups(wanted)
-        for pair in _preloads(group)
-        if pair[1].item.name not in called
-    ]
-    pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].item.name, pair[0].group_id))
-    tokens = sum(_tokens(place) for _, place in pairs)
-    return Unused(_places(pairs, most), len(pairs), tokens)
-
-
-def loaded_often(wanted: UsageFilter, most: int | None = PAGE) -> list[Place]:
-    """Return what many sessions loaded and no setting preloads, the most often loaded first."""
-    seen: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    rows = wanted.events(EventKind.LOADED).order_by("-at")
-    for session, group, text in rows.values_list("session_id", "group_id", "details")[:LOADS]:
-        for name in timeline.words(read_object(text), "names"):
-            seen[group, name].add(session)
-    often = {pair: len(found) for pair, found in seen.items() if len(found) >= OFTEN}
-    named = {group for group, _ in often}
-    pairs = [
-        (group, place)
-        for group in _groups(wanted)
-        if group.group_id in named
-        for place in group.offered
-        if not place.preload and (group.group_id, place.item.name) in often
-    ]
-    pairs.sort(key=lambda pair: (-often[_key(pair)], _key(pair)))
-    all_sessions = max(_sessions_of(wanted, rows), 1)
-    return [
-        replace(place, sessions=times, share=min(round(100 * times / all_sessions), 100))
-        for place in _places(pairs, most)
-        for times in [often[place.group.group_id, place.tool.public_name]]
-    ]
-
-
-def _key(pair: Pair) -> tuple[str, str]:
-    return pair[0].group_id, pair[1].item.name
-
-
-def _sessions_of(wanted: UsageFilter, loads: QuerySet[Event]) -> int:
-    """Count the sessions of the time that the loads which were read come from."""
-    oldest = loads.values_list("at", flat=True)[LOADS - 1 : LOADS].first()
-    rows = wanted.sessions()
-    return (rows.filter(created_at__gte=oldest) if oldest else rows).count()
+    return sorted(by_name, key=key, reverse=sort.startswith("-")) if key else by_name

@@ -16,10 +16,10 @@ from catalog.groups import undo as group_undo
 from catalog.groups.actions import Done
 from catalog.models import AuditEntry, Group
 from sessions_app.models import Agent, AgentSession
-from sessions_app.usage import funnels, tool_usage
+from sessions_app.usage import funnels, preload_advice, searches, tool_usage
 from sessions_app.usage.filters import RANGES, UsageFilter
-from sessions_app.usage.funnels import Asked
-from sessions_app.usage.tool_usage import Day, ToolUse, Use
+from sessions_app.usage.searches import FailedSearch
+from sessions_app.usage.tool_usage import Bucket, ToolUsage, UsageReport
 from toolcrib.lib import charts
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
@@ -35,7 +35,7 @@ Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 @operator_required
 def usage(request: HttpRequest) -> HttpResponse:
     wanted = UsageFilter.read(request.GET)
-    used = tool_usage.use(wanted)
+    used = tool_usage.usage_report(wanted)
     page = used.page(offset_of(request.GET, tool_usage.PAGE))
     tool_usage.add_trends(wanted, page.rows)
     context: dict[str, Any] = {
@@ -46,22 +46,24 @@ def usage(request: HttpRequest) -> HttpResponse:
         "use": used,
         "page": page,
         "shown": page.says("tool"),
-        "limits": tool_usage,
+        "durations_read": tool_usage.DURATIONS,
+        "loads_read": preload_advice.LOADS,
+        "often_sessions": preload_advice.OFTEN,
         "address": clean_address(request).partition("?")[2],
         "offer": request.session.pop(OFFERED, None),
         "ever": bool(used.calls) or AgentSession.objects.exists(),
         "kept_days": preferences.value("keep_sessions_days"),
-        "live": funnels.LIVE,
-        "searches_read": funnels.SEARCHES,
+        "live": funnels.OPEN_SESSIONS,
+        "searches_read": searches.SEARCHES,
         **_days(wanted, used),
     }
     if context["ever"]:
         context |= {
-            "unused": tool_usage.unused(wanted, {one.name for one in used.tools}),
-            "often": tool_usage.loaded_often(wanted),
-            "searches": funnels.searches(wanted),
+            "unused": preload_advice.unused_preloads(wanted, {one.tool_name for one in used.tools}),
+            "often": preload_advice.often_loaded(wanted),
+            "searches": searches.failed_searches(wanted),
             "funnels": funnels.funnels(wanted),
-            "holding": funnels.old_definitions(wanted),
+            "holding": funnels.outdated_sessions(wanted),
         }
     response = render(request, "sessions_app/usage.html", context)
     if is_htmx_fragment(request):
@@ -74,23 +76,23 @@ def _choices(names: Iterable[str], chosen: str) -> list[str]:
     return [*listed, chosen] if chosen and chosen not in listed else listed
 
 
-def _days(wanted: UsageFilter, used: Use) -> dict[str, Any]:
-    drawn = [None if day.calls is None else (day.calls, day.errors) for day in used.days]
+def _days(wanted: UsageFilter, used: UsageReport) -> dict[str, Any]:
+    drawn = [None if day.calls is None else (day.calls, day.errors) for day in used.buckets]
     return {
         "chart": charts.day_bars(drawn),
-        "finding": finding(used.days, wanted.range.bucket),
-        "first_label": _moment(used.days[0], wanted),
-        "last_label": _moment(used.days[-1], wanted),
+        "finding": finding(used.buckets, wanted.range.bucket),
+        "first_label": _moment(used.buckets[0], wanted),
+        "last_label": _moment(used.buckets[-1], wanted),
     }
 
 
-def _moment(day: Day, wanted: UsageFilter) -> str:
+def _moment(day: Bucket, wanted: UsageFilter) -> str:
     if wanted.range.bucket == "hour":
         return f"{day.at:%H:%M} UTC"
     return f"{day.at.day} {day.at:%b}"
 
 
-def finding(days: Sequence[Day], bucket: str) -> str:
+def finding(days: Sequence[Bucket], bucket: str) -> str:
     """Say in a sentence what the bars show: how much went wrong, and when most of it."""
     calls = sum(day.calls or 0 for day in days)
     errors = sum(day.errors for day in days)
@@ -113,7 +115,7 @@ def finding(days: Sequence[Day], bucket: str) -> str:
     )
 
 
-def _when(day: Day, bucket: str) -> str:
+def _when(day: Bucket, bucket: str) -> str:
     if bucket == "hour":
         return f"in the hour from {day.at:%H:%M} UTC"
     return f"on {day.at:%A} {day.at.day} {day.at:%B}"
@@ -146,36 +148,39 @@ def harmless(cell: object) -> object:
 
 
 def _days_table(wanted: UsageFilter) -> Table:
-    rows = ((day.at.isoformat(), day.calls, day.errors) for day in tool_usage.use(wanted).days)
+    rows = (
+        (day.at.isoformat(), day.calls, day.errors)
+        for day in tool_usage.usage_report(wanted).buckets
+    )
     return (wanted.range.bucket, "calls", "errors"), rows
 
 
 def _tools_table(wanted: UsageFilter) -> Table:
     head = ("tool", "calls", "errors", "error_percent", "p50_ms", "p95_ms", "tokens", "each")
-    return head, map(_tool_cells, tool_usage.use(wanted).tools)
+    return head, map(_tool_cells, tool_usage.usage_report(wanted).tools)
 
 
-def _tool_cells(one: ToolUse) -> Sequence[object]:
-    counted = (one.name, one.calls, one.errors, round(one.error_rate, 2))
-    return (*counted, one.p50, one.p95, one.tokens, one.each)
+def _tool_cells(one: ToolUsage) -> Sequence[object]:
+    counted = (one.tool_name, one.calls, one.errors, round(one.error_rate, 2))
+    return (*counted, one.p50_ms, one.p95_ms, one.tokens, one.tokens_per_call)
 
 
 def _unused_table(wanted: UsageFilter) -> Table:
-    rows = tool_usage.unused(wanted, most=None).places
+    rows = preload_advice.unused_preloads(wanted, most=None).places
     return ("tool", "group", "tokens"), (
         (one.tool.public_name, one.group.group_id, one.tokens) for one in rows
     )
 
 
 def _often_table(wanted: UsageFilter) -> Table:
-    rows = tool_usage.loaded_often(wanted, most=None)
+    rows = preload_advice.often_loaded(wanted, most=None)
     return ("tool", "group", "sessions", "share_percent", "tokens"), (
         (one.tool.public_name, one.group.group_id, one.sessions, one.share, one.tokens)
         for one in rows
     )
 
 
-def _asked_table(rows: Iterable[Asked]) -> Table:
+def _asked_table(rows: Iterable[FailedSearch]) -> Table:
     return ("asked", "strategy", "times", "last_at"), (
         (one.asked, one.strategy, one.times, one.last_at.isoformat()) for one in rows
     )
@@ -192,7 +197,7 @@ def _funnel_table(wanted: UsageFilter) -> Table:
 def _old_table(wanted: UsageFilter) -> Table:
     return ("session", "agent", "last_used", "tool"), (
         (one.session.session_id, one.session.agent.name, one.session.last_used_at.isoformat(), name)
-        for one in funnels.old_definitions(wanted, most=None)
+        for one in funnels.outdated_sessions(wanted, most=None)
         for name in one.names
     )
 
@@ -202,8 +207,10 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "tools": _tools_table,
     "unused": _unused_table,
     "often": _often_table,
-    "lost": lambda wanted: _asked_table(funnels.searches(wanted, most=None).lost),
-    "astray": lambda wanted: _asked_table(funnels.searches(wanted, most=None).astray),
+    "lost": lambda wanted: _asked_table(
+        searches.failed_searches(wanted, most=None).without_results
+    ),
+    "astray": lambda wanted: _asked_table(searches.failed_searches(wanted, most=None).abandoned),
     "funnel": _funnel_table,
     "old": _old_table,
 }

@@ -33,7 +33,8 @@ from catalog.models import AuditEntry
 from servers.models import Server, ServerState
 from sessions_app.models import Agent, AgentSession, Call, CallPath
 from sessions_app.review import queries as review_queries
-from sessions_app.usage import figures
+from sessions_app.usage.filters import FAILED
+from sessions_app.usage.tool_usage import answered
 from toolcrib.lib.percentile import percentile
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ def numbers() -> dict[str, Any]:
     calls = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
     sessions = AgentSession.objects.filter(created_at__gte=since)
     counted = _by_hour(
-        calls, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=figures.FAILED)
+        calls, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=FAILED)
     )
     known = F("tokens_all") - F("tokens_catalog") - F("tokens_search") - F("tokens_load")
     saved = _by_hour(sessions, "created_at", now, saved=Sum(known))["saved"]
@@ -184,7 +185,7 @@ def _hour(at: datetime, now: datetime) -> int:
 def _times(calls: QuerySet[Call], now: datetime) -> list[list[int]]:
     """Milliseconds of what reached a server and came back, by the hour."""
     times: list[list[int]] = [[] for _ in range(HOURS)]
-    for _, start, took in figures.answered(calls, SAMPLE):
+    for _, start, took in answered(calls, SAMPLE):
         times[_hour(start, now)].append(took)
     return times
 

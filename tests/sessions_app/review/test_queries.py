@@ -12,7 +12,9 @@ from django.utils import timezone
 from sessions_app.models import Expansion
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter
-from sessions_app.usage import figures
+from sessions_app.usage.filters import UsageFilter
+from sessions_app.usage.searches import failed_searches
+from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from tests.support.factories import (
     make_agent,
     make_call,
@@ -236,15 +238,15 @@ def test_use_of_tools_counts_calls_errors_durations_tokens_and_loads(scout, fore
     make_event(session, "loaded", names=[forecast.public_name, purge.public_name])
     make_event(session, "loaded", names=[forecast.public_name])
 
-    rows = {row.tool_name: row for row in figures.tool_usage(since())}
+    rows = {row.tool_name: row for row in tool_usage(UsageFilter(start=since()))}
 
     use = rows["weather__get_forecast"]
     assert (use.calls, use.errors, use.tokens, use.loads) == (102, 2, 200, 2)
     assert (use.p50_ms, use.p95_ms) == (51, 96)
     assert use.last_called == last.accepted_at
-    assert rows["files__purge"] == figures.ToolUse("files__purge", loads=1)
-    assert figures.tool_usage(since(), tool="files__purge") == [rows["files__purge"]]
-    assert figures.tool_usage(since(), tool="files__pur") == []
+    assert rows["files__purge"] == ToolUsage("files__purge", loads=1)
+    assert tool_usage(UsageFilter(start=since()), "files__purge") == [rows["files__purge"]]
+    assert tool_usage(UsageFilter(start=since()), "files__pur") == []
 
 
 def test_use_leaves_out_trials_old_calls_other_agents_and_names_no_tool_has(scout, forecast):
@@ -254,8 +256,8 @@ def test_use_leaves_out_trials_old_calls_other_agents_and_names_no_tool_has(scou
     make_call(session, None, tool_name="made_up", state="refused")
     make_call(make_session(make_agent("drifter")), forecast)
 
-    assert figures.tool_usage(since(), agent="scout") == []
-    assert [row.calls for row in figures.tool_usage(since())] == [1]
+    assert tool_usage(UsageFilter(start=since(), agent="scout")) == []
+    assert [row.calls for row in tool_usage(UsageFilter(start=since()))] == [1]
 
 
 def test_searches_in_vain_are_counted_the_most_often_asked_first(scout):
@@ -268,13 +270,13 @@ def test_searches_in_vain_are_counted_the_most_often_asked_first(scout):
     old = timezone.now() - timedelta(days=40)
     make_event(session, "searched", at=old, query="old", total=0)
 
-    lost = figures.searches_without_result(since())
+    lost = failed_searches(UsageFilter(start=since())).without_results
 
     assert [(one.asked, one.strategy, one.times) for one in lost] == [
         ("“send fax”", "bm25", 2),
         ("by the pattern “^x”", "regex", 1),
     ]
-    assert figures.searches_without_result(since(), agent="nobody") == []
+    assert failed_searches(UsageFilter(start=since(), agent="nobody")).without_results == []
 
 
 # --- The API ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from django.utils import timezone
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import Group, Tool
-from sessions_app.usage import call_stats, figures
+from sessions_app.usage import call_stats
 from tests.support.factories import make_call, make_server, make_session, make_tool
 
 pytestmark = pytest.mark.django_db
@@ -30,10 +30,6 @@ def call_often(tool, times, **fields):
     session = make_session()
     for _ in range(times):
         make_call(session, tool, **fields)
-
-
-def test_what_failed_is_the_same_here_and_in_the_figures_of_use():
-    assert call_stats.FAILED == figures.FAILED
 
 
 def test_calls_of_thirty_days_are_counted_without_trials(weather):

@@ -97,7 +97,7 @@ def test_what_was_resumed_or_tried_by_people_is_nobodys_use(db):
     told = read()
 
     assert (told.uncalled, told.lost, told.read) == ([], [], 0)
-    assert searches.lately() == []
+    assert searches.recent_queries() == []
 
 
 def test_it_is_narrowed_by_agent_by_group_and_by_time(github):
@@ -127,7 +127,7 @@ def test_lately_has_what_found_nothing_first_and_then_the_newest(db):
     ):
         searched(session, query, *hits, at=now - timedelta(minutes=minutes))
 
-    told = searches.lately()
+    told = searches.recent_queries()
 
     assert [(one.query, one.first, one.times) for one in told] == [
         ("lost", "", 1),

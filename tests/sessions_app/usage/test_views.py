@@ -16,10 +16,10 @@ from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership
 from catalog.tools import actions as tool_actions
 from sessions_app.models import AgentSession, Expansion
-from sessions_app.usage import funnels, tool_usage
+from sessions_app.usage import funnels, preload_advice, searches, tool_usage
 from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
-from sessions_app.usage.tool_usage import Day
+from sessions_app.usage.tool_usage import Bucket
 from tests.support.factories import (
     fold,
     make_agent,
@@ -94,24 +94,32 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     make_call(None, forecast, path="try")
     make_call(session, forecast, at=timezone.now() - timedelta(days=31))
 
-    used = tool_usage.use(wanted())
+    used = tool_usage.usage_report(wanted())
 
-    assert (used.calls, used.errors, used.nameless) == (6, 3, 1)
-    assert [(one.calls, one.errors) for one in used.days[-2:]] == [(1, 1), (5, 2)]
+    assert (used.calls, used.errors, used.unknown_tools) == (6, 3, 1)
+    assert [(one.calls, one.errors) for one in used.buckets[-2:]] == [(1, 1), (5, 2)]
     first = used.tools[0]
-    assert (first.name, first.calls, first.errors, first.tokens) == (
+    assert (first.tool_name, first.calls, first.errors, first.tokens) == (
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
-    assert (first.error_rate, first.each, first.p50, first.p95) == (25.0, 15, 200, 900)
+    assert (first.error_rate, first.tokens_per_call, first.p50_ms, first.p95_ms) == (
+        25.0,
+        15,
+        200,
+        900,
+    )
     tool_usage.add_trends(wanted(), used.tools)
     assert first.trend[-3:] == [0, 1, 3]
-    assert [one.name for one in used.tools] == ["weather__get_forecast", "weather__sound_alarm"]
+    assert [one.tool_name for one in used.tools] == [
+        "weather__get_forecast",
+        "weather__sound_alarm",
+    ]
 
 
 def test_time_before_anything_was_recorded_is_a_gap_and_not_zero(scout, forecast):
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=2))
 
-    days = tool_usage.use(wanted("range=7d")).days
+    days = tool_usage.usage_report(wanted("range=7d")).buckets
 
     assert [day.calls for day in days] == [None, None, None, None, 1, 0, 0]
 
@@ -123,7 +131,9 @@ def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecas
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=5))
 
     def names(address):
-        return [(one.name, one.calls) for one in tool_usage.use(wanted(address)).tools]
+        return [
+            (one.tool_name, one.calls) for one in tool_usage.usage_report(wanted(address)).tools
+        ]
 
     both = [("desk__open_ticket", 1), ("weather__get_forecast", 2)]
     assert sorted(names("")) == both
@@ -131,7 +141,7 @@ def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecas
     assert names("group=mcp:desk") == [("desk__open_ticket", 1)]
     assert names("group=nowhere") == names("agent=nobody") == []
     assert names("range=nonsense&sort=name") == both
-    assert len(tool_usage.use(wanted("range=24h")).days) == 24
+    assert len(tool_usage.usage_report(wanted("range=24h")).buckets) == 24
 
 
 @pytest.mark.parametrize(
@@ -153,14 +163,14 @@ def test_the_tools_are_sorted_by_any_column(sort, first, scout, weather):
     for _ in range(2):
         make_call(session, tools["b"], ms=10, tokens=1)
 
-    assert tool_usage.use(wanted(f"sort={sort}")).tools[0].name == f"weather__{first}"
+    assert tool_usage.usage_report(wanted(f"sort={sort}")).tools[0].tool_name == f"weather__{first}"
 
 
 def test_the_caption_says_when_most_happened_and_when_most_went_wrong():
     start = timezone.now().replace(year=2026, month=11, day=2, hour=0)
 
     def said(*counts):
-        days = [Day(start + timedelta(days=at), *one) for at, one in enumerate(counts)]
+        days = [Bucket(start + timedelta(days=at), *one) for at, one in enumerate(counts)]
         return usage_views.finding(days, "day")
 
     assert said((0, 0), (None, 0)) == "No agent called a tool in this time."
@@ -180,15 +190,17 @@ def test_what_is_preloaded_and_never_called_is_listed_with_its_cost(scout, forec
     make_call(make_session(scout), forecast)
     make_call(None, alarm, path="try")
 
-    found = tool_usage.unused(wanted())
+    found = preload_advice.unused_preloads(wanted())
 
     assert [one.tool for one in found.places] == [alarm]
     assert (found.total, found.tokens) == (1, alarm.approved.tokens)
-    assert tool_usage.unused(wanted("group=elsewhere")).places == []
-    assert len(tool_usage.unused(wanted("agent=nobody")).places) == 0
+    assert preload_advice.unused_preloads(wanted("group=elsewhere")).places == []
+    assert len(preload_advice.unused_preloads(wanted("agent=nobody")).places) == 0
     make_call(make_session(make_agent("drifter")), alarm)
-    assert tool_usage.unused(wanted()).total == 0
-    assert [one.tool for one in tool_usage.unused(wanted("agent=scout")).places] == [alarm]
+    assert preload_advice.unused_preloads(wanted()).total == 0
+    assert [one.tool for one in preload_advice.unused_preloads(wanted("agent=scout")).places] == [
+        alarm
+    ]
 
 
 def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, forecast, alarm):
@@ -196,11 +208,11 @@ def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, for
         names = [forecast.public_name, *([alarm.public_name] * (at < 2))]
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=names)
 
-    [place] = tool_usage.loaded_often(wanted())
+    [place] = preload_advice.often_loaded(wanted())
 
     assert (place.tool, place.sessions, place.share) == (forecast, 4, 100)
     preload("mcp:weather", forecast)
-    assert tool_usage.loaded_often(wanted()) == []
+    assert preload_advice.often_loaded(wanted()) == []
 
 
 def test_a_custom_tool_is_preloaded_where_nobody_said_otherwise(scout, forecast):
@@ -210,24 +222,24 @@ def test_a_custom_tool_is_preloaded_where_nobody_said_otherwise(scout, forecast)
     for _ in range(3):
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=["mine"])
 
-    assert [one.tool for one in tool_usage.unused(wanted()).places] == [mine]
-    assert tool_usage.loaded_often(wanted()) == []
+    assert [one.tool for one in preload_advice.unused_preloads(wanted()).places] == [mine]
+    assert preload_advice.often_loaded(wanted()) == []
     preload("mcp:weather", mine, on=False)
-    assert tool_usage.unused(wanted()).places == []
-    assert [one.tool for one in tool_usage.loaded_often(wanted())] == [mine]
+    assert preload_advice.unused_preloads(wanted()).places == []
+    assert [one.tool for one in preload_advice.often_loaded(wanted())] == [mine]
 
 
 def test_where_only_the_newest_loads_are_read_shares_are_of_sessions_since_then(
     scout, forecast, monkeypatch
 ):
-    monkeypatch.setattr(tool_usage, "LOADS", 3)
+    monkeypatch.setattr(preload_advice, "LOADS", 3)
     for days in (9, 8, 2, 1, 0):
         at = timezone.now() - timedelta(days=days)
         session = make_session(scout)
         AgentSession.objects.filter(pk=session.pk).update(created_at=at)
         make_event(session, "loaded", at=at, group_id="mcp:weather", names=[forecast.public_name])
 
-    [place] = tool_usage.loaded_often(wanted())
+    [place] = preload_advice.often_loaded(wanted())
 
     assert (place.sessions, place.share) == (3, 100)
 
@@ -306,11 +318,15 @@ def test_searches_are_told_apart_by_what_came_of_them(scout, forecast):
     make_event(session, "searched", query="fog", strategy="bm25", total=1, hits=[name])
     make_event(make_session(scout), "called", call=make_call(session, forecast))
 
-    found = funnels.searches(wanted())
+    found = searches.failed_searches(wanted())
 
-    assert [one.asked for one in found.lost] == ["“send fax”"]
-    assert [one.asked for one in found.astray] == ["“fog”", "“storm”"]
+    assert [one.asked for one in found.without_results] == ["“send fax”"]
+    # The open session may still use what it found for "fog".
+    assert [one.asked for one in found.abandoned] == ["“storm”"]
     assert found.read == 5
+    AgentSession.objects.update(state="closed")
+    found = searches.failed_searches(wanted())
+    assert [one.asked for one in found.abandoned] == ["“fog”", "“storm”"]
 
 
 def test_the_funnel_counts_how_far_sessions_came(scout):
@@ -335,7 +351,7 @@ def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, for
 
     live = holding()
     holding(state="closed")
-    assert funnels.old_definitions(wanted()) == []
+    assert funnels.outdated_sessions(wanted()) == []
 
     fold(weather, tool_object("get_forecast", description="Say tomorrow's weather."))
     forecast.refresh_from_db()
@@ -343,9 +359,9 @@ def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, for
         forecast.approved = forecast.latest
         forecast.save()
 
-    [found] = funnels.old_definitions(wanted())
+    [found] = funnels.outdated_sessions(wanted())
     assert (found.session, found.names) == (live, ["weather__get_forecast"])
-    assert funnels.old_definitions(wanted("agent=nobody")) == []
+    assert funnels.outdated_sessions(wanted("agent=nobody")) == []
 
 
 # --- The page and its tables --------------------------------------------------------------------
