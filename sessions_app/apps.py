@@ -6,6 +6,6 @@ class SessionsAppConfig(AppConfig):
 
     def ready(self) -> None:
         from servers.connections import coordination
-        from sessions_app.sessions import lasting  # models can be read from now on
+        from sessions_app.sessions import lifecycle  # models can be read from now on
 
-        coordination.told_by(lasting.still_open)
+        coordination.told_by(lifecycle.still_open)

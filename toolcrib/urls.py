@@ -5,10 +5,10 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from toolcrib.accounts import views as account_views
 from toolcrib.api import api
-from toolcrib.pages import command_palette, error_views, settings_views, style_guide, views
+from toolcrib.pages import command_palette, error_views, overview, settings_views, style_guide
 
 urlpatterns: list[URLPattern | URLResolver] = [
-    path("", views.overview, name="overview"),
+    path("", overview.overview, name="overview"),
     path("sign-in", account_views.SignIn.as_view(), name="sign-in"),
     path("sign-out", LogoutView.as_view(), name="sign-out"),
     path("setup/<str:code>", account_views.setup, name="setup"),

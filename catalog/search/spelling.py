@@ -16,6 +16,7 @@ from catalog.search.tokenizer import LONGEST_NAME
 from catalog.search.weights import SIMILAR_NAME
 
 SHORTEST, LONGEST = 5, 24
+MOST_COMPARED = 50  # comparing letter by letter is slow: only those that share the most
 
 
 class Spelling:
@@ -88,8 +89,6 @@ def _one_apart(left: str, right: str) -> bool:
 
 
 # --- Similar names --------------------------------------------------------------------------------
-
-MOST_COMPARED = 50  # comparing letter by letter is slow: only those that share the most
 
 
 class Names:

@@ -16,6 +16,8 @@ from servers.registration.actions import spec_of
 from servers.spec import ServerSpec
 
 LOOK_EVERY = 0.5
+StillOpen = Callable[[Collection[str]], Collection[str]]
+_knows: StillOpen | None = None
 
 
 def claim(server_id: int, apart: float) -> bool:
@@ -34,10 +36,6 @@ def answered(server_id: int) -> None:
 
 
 # --- Sessions that have a connection of their own -------------------------------------------------
-
-StillOpen = Callable[[Collection[str]], Collection[str]]
-
-_knows: StillOpen | None = None
 
 
 def told_by(knows: StillOpen) -> None:

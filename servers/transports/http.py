@@ -37,6 +37,8 @@ from servers.transports.response_body import BodyFault, CappedBody, connection_f
 from servers.transports.ssrf import OTHER_PORTS, Address, Network, allowed_networks, check_address
 
 __all__ = ["Attempt", "BodyFault", "Upstream", "attempt", "check_url", "note", "upstream"]
+MAX_CANCELS = 50  # calls given up that a server is being told of
+TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
 
 # Its INFO lines hold whole URLs, and a query may hold a key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -426,9 +428,6 @@ def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
 
 
 # --- Fire-and-forget POSTs ------------------------------------------------------------------------
-
-MAX_CANCELS = 50  # calls given up that a server is being told of
-TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
 
 
 class Errands:

@@ -32,7 +32,7 @@ from sessions_app.fast_path.http import (
 )
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger.calls import Answer
-from sessions_app.mcp import tools as mcp_tools
+from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp.errors import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
 from toolcrib.lib.db_threads import in_thread

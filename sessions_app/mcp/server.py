@@ -37,11 +37,11 @@ from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import dispatcher, key_revocation
 from sessions_app.fast_path.http import COUNTED
 from sessions_app.mcp import meta_tools
+from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.errors import REFUSED
+from sessions_app.mcp.meta_tools import Object
 from sessions_app.mcp.sessions import Asking, Client
-from sessions_app.mcp.tools import Object
 from sessions_app.models import AgentSession, CallPath
 from sessions_app.sessions import concurrency, lifecycle
 from toolcrib.lib.errors import ToolcribError

@@ -5,35 +5,42 @@ get it. Nothing is recorded. People see more than agents: what a query would fin
 with every group, and why this agent does not have it.
 """
 
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import re2
 from django.conf import settings
+from django.db import transaction
 from django.http import QueryDict
 
-from catalog import cache, rendering
+from catalog import audit, cache, rendering
+from catalog.audit import Actor
 from catalog.cache import Item, Shelf
 from catalog.models import HintKind, Tool, ToolHint
 from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
-from catalog.search.tokenizer import joined
+from catalog.search.tokenizer import joined, words
 from catalog.tools import detail
 from sessions_app.agents import actions as agent_actions
-from sessions_app.models import Agent, Mode
-from sessions_app.playground import marking
+from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.playground.golden_runs import everyone
 from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions import search as session_search
+from sessions_app.sessions.lifecycle import Opening
 from sessions_app.sessions.scope import Scope
 from sessions_app.sessions.search import Query
-from toolcrib.lib.errors import ToolcribError
+from sessions_app.usage.searches import TEST
+from toolcrib.lib.errors import NotFound, ToolcribError
 
 MODES = ("words", "regex")
 NEAR = 5  # tools that are named because they are hidden
 EXAMPLES = 3
 SHORTEST_PART = 3  # letters of a name that is looked for by a part of it
+Parts = list[tuple[bool, str]]
+RUN = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
@@ -76,8 +83,8 @@ class Shown:
 
     rank: int
     name: str
-    name_parts: marking.Parts
-    stub: marking.Parts
+    name_parts: Parts
+    stub: Parts
     tokens: int
     loaded: bool
     score: float | None
@@ -174,10 +181,10 @@ def _shown(seen: Scope, asked: Asked, found: Found, tools: Sequence[dict[str, An
     ]
 
 
-def _marked(text: str, asked: Asked, hit: Hit) -> marking.Parts:
+def _marked(text: str, asked: Asked, hit: Hit) -> Parts:
     if asked.mode == "regex":
-        return marking.by_pattern(text, asked.query)
-    return marking.by_words(text, hit.matched)
+        return by_pattern(text, asked.query)
+    return by_words(text, hit.matched)
 
 
 # --- What is kept from the agent ----------------------------------------------------------------
@@ -283,3 +290,52 @@ def examples() -> list[str]:
 def _as_query(summary: str) -> str:
     words = summary.rstrip(".…").split()[:8]
     return " ".join(words)[:80].lower() if words else ""
+
+
+def by_words(text: str, matched: Iterable[str]) -> Parts:
+    """Mark the words of a text that are the same, to search, as those matched."""
+    wanted = {term for word in matched for term in words(word)}
+    found = [run.span() for run in RUN.finditer(text) if wanted.intersection(words(run.group()))]
+    return list(_cut(text, found))
+
+
+def by_pattern(text: str, pattern: str) -> Parts:
+    """Mark what a pattern matched, which search has taken already."""
+    options = re2.Options()
+    options.case_sensitive, options.log_errors = False, False
+    try:
+        found = [one.span() for one in re2.compile(pattern, options).finditer(text)]
+    except re2.error:
+        found = []
+    return list(_cut(text, found))
+
+
+def _cut(text: str, found: Iterable[tuple[int, int]]) -> Iterator[tuple[bool, str]]:
+    at = 0
+    for start, end in found:
+        if end <= start or start < at:
+            continue
+        if start > at:
+            yield False, text[at:start]
+        yield True, text[start:end]
+        at = end
+    if at < len(text):
+        yield False, text[at:]
+
+
+@transaction.atomic
+def try_load(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
+    """Open a session of the agent, load one tool and close it: it is there to be looked at.
+
+    Closed at once, it takes none of the agent's places and nobody can go on with it.
+    """
+    item = scope.of(agent).lookup(name)
+    if item is None or not item.offered:
+        raise NotFound(
+            f"{agent.name} does not get {name[:80]!r}.", hint="Search as this agent to see why."
+        )
+    metadata = {TEST: actor.label}
+    session = lifecycle.open_session(agent, Opening(mode="deferred", metadata=metadata)).session
+    loading.preload(session, [item.name])
+    audit.record(actor, "agent.test", agent, after={"session": session.session_id, "tool": name})
+    return lifecycle.close(session)

@@ -16,7 +16,7 @@ from catalog.search.engine import WORD_STRATEGIES
 from servers.models import Server
 from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent
-from sessions_app.playground import golden_runs, trial_session
+from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import Asked
 from sessions_app.usage import searches
@@ -157,7 +157,7 @@ def load(request: HttpRequest) -> HttpResponse:
     """Load a tool into a test session of the agent, and show what its model is given."""
     try:
         agent = agent_actions.find(request.POST.get("agent", ""))
-        session = trial_session.try_load(
+        session = playground_search.try_load(
             agent, request.POST.get("tool", ""), actor=actor_of(request)
         )
     except ToolcribError as error:

@@ -3,7 +3,7 @@
 Everything a model is shown before its first word is put in a snapshot here and never changes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -410,3 +410,9 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
     if agent is not None:
         found.agent = agent
     return found
+
+
+def still_open(session_ids: Collection[str]) -> set[str]:
+    """Return those that are open, in one question; a session that is no more is not."""
+    rows = AgentSession.objects.open().filter(session_id__in=session_ids)
+    return set(rows.values_list("session_id", flat=True))

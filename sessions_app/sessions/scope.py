@@ -4,6 +4,8 @@ Catalog, search, details, load and call all go through `of`. A tool that is out 
 not exist for a session: it is not counted, ranked, suggested or named in an error.
 """
 
+import logging
+import threading
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
@@ -13,16 +15,24 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from django.db import DatabaseError, close_old_connections
+
 from catalog import cache
 from catalog.cache import Item, Shelf, ShelfGroup
 from catalog.rendering import GroupLine
 from catalog.search import index_cache as index
+from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import near_names
 from catalog.search.index import Index, Searchable, searchable
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.errors import ToolcribError
 
 LISTED = 20  # names in an error
+MOST_SCOPES = 256
+MOST_RECENT = 32
+logger = logging.getLogger(__name__)
+_again = threading.Event()
+_busy = threading.Lock()
 
 
 class NotAvailable(ToolcribError):
@@ -183,13 +193,11 @@ def wish_of(session: AgentSession) -> Wish:
     )
 
 
-MOST_SCOPES = 256
 _scopes: WeakKeyDictionary[Shelf, dict[tuple[tuple[int, ...] | None, Wish], Scope]] = (
     WeakKeyDictionary()
 )
 
 
-MOST_RECENT = 32
 _recent: dict[tuple[tuple[int, ...] | None, Wish], None] = {}  # asked for last comes last
 
 
@@ -247,3 +255,26 @@ def _wanted(item: Item, wish: Wish) -> bool:
 
 def unknown_of(wanted: Collection[str], known: Collection[str]) -> list[str]:
     return [name for name in wanted if name not in known]
+
+
+# --- Building indexes ahead -----------------------------------------------------------------------
+
+
+def warm_soon(revision: int) -> None:
+    """Start a thread, or have the one that is at it go round again."""
+    _again.set()
+    threading.Thread(target=_warm, name="warming", daemon=True).start()
+
+
+def _warm() -> None:
+    while _again.is_set() and _busy.acquire(blocking=False):
+        try:
+            close_old_connections()
+            _again.clear()
+            vector_store.model.load_soon()
+            rebuild_recent()
+        except DatabaseError:
+            logger.exception("Indexes could not be built ahead; searches build them")
+        finally:
+            close_old_connections()
+            _busy.release()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.demo.search import fill_search
 from toolcrib.demo.sessions import SCRIPTS, Door, work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +68,18 @@ AGENTS: dict[str, dict[str, Any]] = {
 PILOT = "trial:everything"  # all tools, preloaded: what it was like before
 FORKS = "analyst"
 KEY_DAYS = {"archivist": 4}  # a key that ends soon
+HINTS = {
+    "tickets__create_ticket": (("alias", "bug report"), ("example", "a customer has a problem")),
+    "calendar__find_free_slot": (("example", "when can we all meet"),),
+    "analytics__run_report": (("alias", "weekly numbers"),),
+}
+GOLDEN = {
+    "open a ticket for a customer": "tickets__create_ticket",
+    "when can we all meet": "calendar__find_free_slot",
+    "send an e-mail": "calendar__send_mail",
+    "how did sales do last week": "analytics__run_report",
+    "write something down for the team": "notes__append_to_note",
+}
 
 
 @dataclass(frozen=True)
@@ -175,3 +186,11 @@ def until(what: str, holds: Callable[[], Any]) -> None:
         if time.monotonic() > ends:
             raise TimeoutError(f"It took over {PATIENCE:g} s until {what}.")
         time.sleep(0.1)
+
+
+def fill_search(admin: Door) -> None:
+    for name, hints in HINTS.items():
+        for kind, text in hints:
+            admin.ask("POST", f"/tools/{name}/hints", {"kind": kind, "text": text})
+    for query, name in GOLDEN.items():
+        admin.ask("POST", "/search/golden", {"query": query, "tools": [name]})

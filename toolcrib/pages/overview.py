@@ -26,16 +26,24 @@ from django.db.models import (
     When,
 )
 from django.db.models.functions import Cast, Substr
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.urls import reverse
 from django.utils import timezone
+from django.views.decorators.http import require_safe
 
 from catalog.models import AuditEntry
 from servers.models import Server, ServerState
+from servers.web import import_wizard
+from servers.web.forms import DemoForm
+from sessions_app.agents import onboarding_views
 from sessions_app.models import Agent, AgentSession, Call, CallPath
 from sessions_app.review import queries as review_queries
 from sessions_app.usage.filters import FAILED
 from sessions_app.usage.tool_usage import answered
 from toolcrib.lib.percentile import percentile
+from toolcrib.lib.roles import Role, operator_required, role_of
+from toolcrib.pages import attention
 
 logger = logging.getLogger(__name__)
 
@@ -246,3 +254,34 @@ def first_steps(looked: bool) -> list[Step]:
         Step("See a first session", session, reverse("welcome-agent") if agent else ""),
         Step("Add a second person", people > 1, reverse("people")),
     ]
+
+
+@require_safe
+@operator_required
+def overview(request: HttpRequest) -> HttpResponse:
+    """Show every block that can be read; before the first server, the setup card alone."""
+    if not Server.objects.exists():
+        return render(request, "toolcrib/overview.html", {"first_run": True, "demo": _demo()})
+    blocks = {
+        "attention": block(attention.items),
+        "numbers": block(numbers),
+        "servers": block(servers),
+        "sessions": block(recent_sessions),
+    }
+    return render(request, "toolcrib/overview.html", {**blocks, **_checklist(request)})
+
+
+def _demo() -> import_wizard.CheckedRow:
+    """The demo server as the check step would show it: its program, and the consent to it."""
+    return import_wizard.check(import_wizard.Memory(DemoForm().text())).rows[0]
+
+
+def _checklist(request: HttpRequest) -> dict[str, Any]:
+    """First steps for admins, until all are done or they are dismissed."""
+    if role_of(request.user) < Role.ADMIN or onboarding_views.DISMISSED in request.COOKIES:
+        return {}
+    looked = onboarding_views.LOOKED in request.COOKIES
+    found = block(lambda: first_steps(looked))
+    if found.failed or all(step.done for step in found.value):
+        return {}
+    return {"steps": found.value, "steps_done": sum(step.done for step in found.value)}

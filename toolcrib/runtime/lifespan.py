@@ -27,7 +27,7 @@ from servers.sync.listener import Listener
 from sessions_app.dispatch import key_revocation
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
-from sessions_app.sessions import warming
+from sessions_app.sessions import scope as session_scope
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.lib.db_threads import in_thread
@@ -50,7 +50,7 @@ class Runtime:
     """The running parts, for the health page and for tests to look at."""
 
     def __init__(self) -> None:
-        self.revision = RevisionWatch(warming.warm_soon)
+        self.revision = RevisionWatch(session_scope.warm_soon)
         self.pulse = Pulse()
         self.listener: Listener | None = None
         self.worker: WorkController | None = None

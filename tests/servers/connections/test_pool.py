@@ -19,7 +19,7 @@ from servers.errors import UpstreamError
 from servers.models import Server
 from servers.registration import actions as server_actions
 from servers.sync.listener import Listener
-from sessions_app.sessions import lasting, lifecycle
+from sessions_app.sessions import lifecycle
 from tests.support.factories import make_program, make_session
 from tests.support.upstreams.running import http_spec, stdio_spec
 from tests.support.waiting import wait_for
@@ -262,7 +262,7 @@ def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
         async with upstream_calls.opened():
             _, one = await count(server, "ses_1")
             await until(lambda: len(asked) > 1, "it is asked again")
-            coordination.told_by(lasting.still_open)
+            coordination.told_by(lifecycle.still_open)
             await until(lambda: is_gone(one), "the process of no session is gone")
 
     monkeypatch.setattr(coordination, "_knows", stumble)

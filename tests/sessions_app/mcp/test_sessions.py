@@ -11,8 +11,8 @@ from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
 from sessions_app.dispatch import key_revocation
 from sessions_app.mcp import meta_tools
+from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp import tools as mcp_tools
 from sessions_app.mcp.sessions import Client
 from sessions_app.models import AgentSession, ApiKey
 from tests.sessions_app.conftest import make_agent_client

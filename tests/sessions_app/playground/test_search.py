@@ -13,7 +13,6 @@ from catalog.search.embeddings import store as vector_store
 from catalog.tools import actions as tool_writes
 from catalog.tools import hints
 from sessions_app.models import AgentSession, Event
-from sessions_app.playground import marking
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import Asked
 from tests.sessions_app.conftest import make_agent_client
@@ -139,12 +138,17 @@ def test_the_words_that_matched_are_marked_in_the_name_and_in_the_text(github, a
 
 
 def test_what_a_pattern_matched_is_marked():
-    assert marking.by_pattern("create_issue", "ISS..") == [
+    assert playground_search.by_pattern("create_issue", "ISS..") == [
         (False, "create_"),
         (True, "issue"),
     ]
-    assert marking.by_pattern("aXbX", "x") == [(False, "a"), (True, "X"), (False, "b"), (True, "X")]
-    assert marking.by_pattern("ab", "x*") == [(False, "ab")]
+    assert playground_search.by_pattern("aXbX", "x") == [
+        (False, "a"),
+        (True, "X"),
+        (False, "b"),
+        (True, "X"),
+    ]
+    assert playground_search.by_pattern("ab", "x*") == [(False, "ab")]
 
 
 def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_of):

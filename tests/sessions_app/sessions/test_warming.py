@@ -8,7 +8,8 @@ from django.db import DatabaseError
 from catalog import cache
 from catalog.search import index_cache as index
 from servers.models import Server
-from sessions_app.sessions import scope, warming
+from sessions_app.sessions import scope
+from sessions_app.sessions import scope as session_scope
 from tests.support.factories import fold, tool_object
 from tests.support.waiting import wait_for
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def warmed():
     """Have it done, and wait for the threads that are at it."""
-    warming.warm_soon(cache.current().revision)
+    session_scope.warm_soon(cache.current().revision)
     for thread in threading.enumerate():
         if thread.name == "warming":
             thread.join(30)
@@ -45,10 +46,10 @@ def test_what_is_asked_for_while_a_thread_is_at_it_is_done_by_that_thread(monkey
         assert go_on.wait(30)
 
     monkeypatch.setattr(scope, "rebuild_recent", slowly)
-    warming.warm_soon(1)
+    session_scope.warm_soon(1)
     assert at_it.wait(30)
     for revision in range(2, 9):
-        warming.warm_soon(revision)
+        session_scope.warm_soon(revision)
     wait_for(lambda: sum(one.name == "warming" for one in threading.enumerate()) == 1)
     go_on.set()
     warmed()
