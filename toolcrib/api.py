@@ -23,7 +23,7 @@ from sessions_app.playground.api import router as search_router
 from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
 from sessions_app.usage.api import router as usage_router
-from toolcrib.lib.errors import Failed, Forbidden, Invalid, ToolcribError
+from toolcrib.lib.errors import DatabaseUnavailable, Failed, Forbidden, Invalid, ToolcribError
 from toolcrib.lib.json_codec import parse_strict
 from toolcrib.runtime.health_api import router as health_router
 
@@ -191,13 +191,8 @@ def impossible(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(DatabaseError)
 def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
-    logger.error("The database did not answer: %s", error)
-    response = answer(
-        request,
-        ToolcribError("The database does not answer.", hint="Try again.", code="busy", status=503),
-    )
-    response["Retry-After"] = "2"
-    return response
+    logger.error("Database unavailable: %s", error)
+    return answer(request, DatabaseUnavailable())
 
 
 @api.exception_handler(Exception)

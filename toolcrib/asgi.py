@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import warnings
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
@@ -31,6 +31,7 @@ from sessions_app.fast_path import (  # noqa: E402
 )
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
+from toolcrib.lib.asgi import Receive, Scope, Send, send_response  # noqa: E402
 from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
 from toolcrib.runtime.memory_tuning import collector, share_heaps  # noqa: E402
@@ -44,9 +45,6 @@ share_heaps()
 
 SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class ApiHandler(ASGIHandler):
@@ -134,7 +132,7 @@ class Answering:
         is_api = self._path.startswith("/api/")
         text = json.dumps(error.as_json()) if is_api else f"{error.sentence}\n"
         kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
-        await mcp_errors.answer(self._send, error.status, kind, text, more)
+        await send_response(self._send, error.status, kind, text.encode(), more)
 
 
 def _stopping() -> ToolcribError:

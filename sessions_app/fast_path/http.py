@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -15,15 +15,11 @@ from django.conf import settings
 from django.http.request import split_domain_port, validate_host
 
 from sessions_app.agents import api_keys
+from toolcrib.lib.asgi import Message, Receive, Scope, Send, send_response, single_headers
 from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
 More = TypeVarTuple("More")
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 START = "/api/v1/sessions/"
 COUNTED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
@@ -58,27 +54,10 @@ def recognised(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
     return (hashlib.sha256(token).hexdigest(), found) if plain else None
 
 
-def single_headers(scope: Scope) -> dict[bytes, bytes] | None:
-    """Return the headers by name; None where one is there twice, which others know to join."""
-    found = dict(scope["headers"])
-    return found if len(found) == len(scope["headers"]) else None
-
-
 @lru_cache(maxsize=64)
 def is_ours(host: bytes) -> bool:
     domain, _ = split_domain_port(host.decode("latin-1"))
     return bool(domain) and validate_host(domain, settings.ALLOWED_HOSTS)
-
-
-async def whole_body(receive: Receive) -> tuple[bytes, bool]:
-    """Return a request's body, and whether it came to its end."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    chunks = [body]
-    while message["type"] == "http.request" and message.get("more_body"):
-        message = await receive()
-        chunks.append(message.get("body", b""))
-    return b"".join(chunks), message["type"] == "http.request"
 
 
 async def off_loop(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
@@ -132,40 +111,21 @@ async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 async def answer_with(send: Send, body: str) -> None:
-    await _answer(send, 200, b"application/json", body.encode())
-
-
-def away() -> ToolcribError:
-    return ToolcribError(
-        "The database does not answer.",
-        hint="Try again.",
-        code="busy",
-        status=503,
-    )
+    await _answer(send, 200, "application/json", body.encode())
 
 
 async def refuse(send: Send, error: ToolcribError) -> None:
-    body = json.dumps(error.as_json()).encode()
-    wait = str(error.details.get("retry_after", "2" if error.message == away().message else ""))
-    more = [(b"retry-after", wait.encode())] if wait else []
+    headers = {}
+    if "retry_after" in error.details:
+        headers["retry-after"] = str(error.details["retry_after"])
     if error.status == 401:
-        more.append((b"www-authenticate", b"Bearer"))
-    await _answer(send, error.status, b"application/json; charset=utf-8", body, more)
+        headers["www-authenticate"] = "Bearer"
+    body = json.dumps(error.as_json()).encode()
+    await _answer(send, error.status, "application/json; charset=utf-8", body, headers)
 
 
 async def _answer(
-    send: Send,
-    status: int,
-    kind: bytes,
-    body: bytes,
-    more: list[tuple[bytes, bytes]] | None = None,
+    send: Send, status: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None
 ) -> None:
-    headers = [
-        (b"content-type", kind),
-        (b"content-length", str(len(body)).encode()),
-        (b"x-request-id", secrets.token_hex(6).encode()),
-        (b"x-content-type-options", b"nosniff"),
-        *(more or []),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    marked = {"x-request-id": secrets.token_hex(6), **(headers or {})}
+    await send_response(send, status, kind, body, marked)

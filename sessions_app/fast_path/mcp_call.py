@@ -6,7 +6,6 @@ remembered is compared with the database in the transaction that accepts the cal
 """
 
 import hashlib
-import json
 import logging
 from typing import Any
 
@@ -18,26 +17,29 @@ from sessions_app.dispatch.key_revocation import Revoked
 from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
     COUNTED,
-    Application,
     Gone,
-    Receive,
-    Scope,
-    Send,
     again,
     is_ours,
     off_loop,
-    single_headers,
     unless_gone,
-    whole_body,
 )
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger.calls import Answer
 from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp.errors import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
+from toolcrib.lib.asgi import (
+    Application,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    send_response,
+    single_headers,
+)
 from toolcrib.lib.db_threads import in_thread
-from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.json_codec import canonical, parse_strict
+from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
+from toolcrib.lib.json_codec import canonical, join_members, parse_strict
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ MUST, MAY = {"protocolVersion", "clientCapabilities"}, {"clientInfo"}
 UNUSUAL = {
     *(b"origin", b"transfer-encoding", b"content-encoding", b"mcp-session-id", b"idempotency-key")
 }
+SERVER_INFO = {"name": "toolcrib", "title": "Toolcrib", "version": settings.VERSION}
 MOST = 10_000
 _rolling: dict[str, str] = {}  # the session of a key, by the key's digest
 
@@ -61,7 +64,7 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
     if digest is None:
         await ordinary(scope_, receive, send)
         return
-    body, whole = await whole_body(receive)
+    body, whole = await read_body(receive)
     message = await off_loop(_message, body, scope_) if whole else None
     if message is not None:
         try:
@@ -158,7 +161,7 @@ async def _answered(
         try:
             ready = await in_thread(authorization_cache.learn, digest, session_id, params["name"])
         except DatabaseError as error:  # the endpoint says so in its own words
-            logger.warning("The database did not answer: %s", error)
+            logger.warning("Database unavailable: %s", error)
     item = ready.seen.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
         return 0
@@ -171,8 +174,8 @@ async def _answered(
     except ToolcribError as error:
         return _said(f"{error.message}\n\n{error.hint}".strip())
     except DatabaseError:
-        logger.exception("The database did not answer a call over MCP")
-        return _said("The database does not answer. Try again.")
+        logger.exception("Database unavailable during a call over MCP")
+        return _said(DatabaseUnavailable().sentence)
 
 
 def _said(text: str) -> Answer:
@@ -193,19 +196,15 @@ def _learn(digest: str, name: str) -> None:
 
 
 async def _answer(send: Send, asked: int | str, told: Answer) -> None:
-    # As the SDK writes them and in that order, but that it escapes what is not ASCII.
-    meta = {
-        f"{META}serverInfo": {"name": "toolcrib", "title": "Toolcrib", "version": settings.VERSION}
+    result = {
+        "content": told.content,
+        "isError": canonical(told.is_error),
+        "resultType": canonical("complete"),
+        "_meta": canonical({f"{META}serverInfo": SERVER_INFO}),
     }
-    structured = f',"structuredContent":{told.structured}' if told.structured != "null" else ""
-    raw = (
-        f'{{"jsonrpc":"2.0","id":{json.dumps(asked)},"result":{{"content":{told.content},'
-        f'"isError":{json.dumps(told.is_error)},"resultType":"complete",'
-        f'"_meta":{json.dumps(meta, separators=(",", ":"))}{structured}}}}}'
-    ).encode()
-    headers = [
-        (b"content-length", str(len(raw)).encode()),
-        (b"content-type", b"application/json"),
-    ]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": raw})
+    if told.structured != "null":
+        result["structuredContent"] = told.structured
+    body = join_members(
+        {"jsonrpc": canonical("2.0"), "id": canonical(asked), "result": join_members(result)}
+    )
+    await send_response(send, 200, "application/json", body.encode())

@@ -16,22 +16,17 @@ from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
     COUNTED,
     START,
-    Application,
     Gone,
-    Receive,
-    Scope,
-    Send,
     again,
     answer_with,
-    away,
     off_loop,
     recognised,
     refuse,
     unless_gone,
-    whole_body,
 )
 from sessions_app.ledger.calls import Answer
-from toolcrib.lib.errors import Failed, ToolcribError
+from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
+from toolcrib.lib.errors import DatabaseUnavailable, Failed, ToolcribError
 from toolcrib.lib.json_codec import parse_strict
 
 logger = logging.getLogger(__name__)
@@ -53,7 +48,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         await ordinary(scope, receive, send)
         return
     token, headers = found
-    body, whole = await whole_body(receive)
+    body, whole = await read_body(receive)
     key = headers.get(b"idempotency-key")
     request = await off_loop(_request, body, key) if whole else None
     answer: Answer | int = 0
@@ -67,8 +62,8 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
             await refuse(send, error)
             return
         except DatabaseError as error:
-            logger.error("The database did not answer: %s", error)  # noqa: TRY400 - as the API does
-            await refuse(send, away())
+            logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
+            await refuse(send, DatabaseUnavailable())
             return
         except Exception:
             mark = secrets.token_hex(6)

@@ -13,18 +13,12 @@ from pydantic import ValidationError
 from sessions_app.agents import api_keys
 from sessions_app.fast_path.http import (
     START,
-    Application,
     Gone,
-    Receive,
-    Scope,
-    Send,
     again,
     answer_with,
-    away,
     recognised,
     refuse,
     unless_gone,
-    whole_body,
 )
 from sessions_app.formats import catalog
 from sessions_app.formats import native as native_formats
@@ -33,7 +27,8 @@ from sessions_app.models import Agent
 from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
+from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical, parse_strict
 
 logger = logging.getLogger(__name__)
@@ -77,7 +72,7 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
     if found is None or not session_id or "/" in session_id:
         await ordinary(scope, receive, send)
         return
-    body, whole = await whole_body(receive)
+    body, whole = await read_body(receive)
     answer = None
     if whole:
         try:
@@ -89,8 +84,8 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
             await refuse(send, error)
             return
         except (OperationalError, InterfaceError) as error:
-            logger.error("The database did not answer: %s", error)  # noqa: TRY400 - as the API does
-            await refuse(send, away())
+            logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
+            await refuse(send, DatabaseUnavailable())
             return
         except DatabaseError as error:  # of a value: the ordinary route says what is wrong with it
             logger.warning("The database refused a value: %s", error)

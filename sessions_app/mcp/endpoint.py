@@ -22,11 +22,12 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp.errors import answer, refuse
+from sessions_app.mcp.errors import refuse
 from sessions_app.mcp.sessions import Asking
-from sessions_app.mcp.streams import Message, Receive, Scope, Send, Streams
+from sessions_app.mcp.streams import Streams
+from toolcrib.lib.asgi import Message, Receive, Scope, Send, send_response
 from toolcrib.lib.db_threads import in_thread
-from toolcrib.lib.errors import Forbidden, NotFound, ToolcribError
+from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, NotFound, ToolcribError
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
 IDLE_CONNECTION = 30 * 60  # seconds after which a quiet handshake connection is dropped
@@ -85,8 +86,7 @@ class Endpoint:
         except ToolcribError as error:
             await refuse(send, error)
         except DatabaseError:
-            away = ToolcribError("The database does not answer.", hint="Try again.", status=503)
-            await refuse(send, away)
+            await refuse(send, DatabaseUnavailable())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = _texts(scope)
@@ -95,7 +95,8 @@ class Endpoint:
         allowed = _allowed(scope, headers)
         if allowed:
             if "text/html" in headers.get("accept", ""):
-                await answer(send, 405, "text/plain; charset=utf-8", FOR_PEOPLE, {"allow": allowed})
+                kind, headers = "text/plain; charset=utf-8", {"allow": allowed}
+                await send_response(send, 405, kind, FOR_PEOPLE.encode(), headers)
             else:
                 await refuse(send, _not_allowed(allowed), {"allow": allowed})
             return

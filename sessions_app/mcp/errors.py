@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from sessions_app.mcp.streams import Send
+from toolcrib.lib.asgi import Send, send_response
 from toolcrib.lib.errors import ToolcribError
 
 REFUSED = -32000  # of the range that JSON-RPC leaves to servers
@@ -24,17 +24,4 @@ async def refuse(send: Send, error: ToolcribError, more: Mapping[str, str] | Non
     if "retry_after" in error.details:
         headers["retry-after"] = str(error.details["retry_after"])
     body = json.dumps(as_rpc(error), ensure_ascii=False)
-    await answer(send, error.status, "application/json", body, headers)
-
-
-async def answer(send: Send, status: int, kind: str, text: str, more: Mapping[str, str]) -> None:
-    body = text.encode()
-    headers = {
-        "content-type": kind,
-        "content-length": str(len(body)),
-        "x-content-type-options": "nosniff",
-        **more,
-    }
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    await send_response(send, error.status, "application/json", body.encode(), headers)

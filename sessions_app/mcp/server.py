@@ -37,14 +37,13 @@ from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import dispatcher, key_revocation
 from sessions_app.fast_path.http import COUNTED
 from sessions_app.mcp import meta_tools
-from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.errors import REFUSED
 from sessions_app.mcp.meta_tools import Object
 from sessions_app.mcp.sessions import Asking, Client
 from sessions_app.models import AgentSession, CallPath
 from sessions_app.sessions import concurrency, lifecycle
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Toolcrib(Server[Any]):
             "toolcrib",
             title="Toolcrib",
             version=settings.VERSION,
-            instructions=mcp_tools.INSTRUCTIONS,
+            instructions=meta_tools.INSTRUCTIONS,
             cache_hints={
                 "tools/list": CacheHint(FRESH_FOR, "private"),
                 "server/discover": CacheHint(FRESH_FOR, "private"),
@@ -110,10 +109,10 @@ class Toolcrib(Server[Any]):
             async with _database():
                 _carry_out(await self._called(ctx, params.name, params.arguments or {}))
         except ToolcribError as error:
-            _carry_out(mcp_tools.said(f"{error.message}\n\n{error.hint}".strip(), is_error=True))
+            _carry_out(meta_tools.said(f"{error.message}\n\n{error.hint}".strip(), is_error=True))
         except DatabaseError:
-            logger.exception("The database did not answer a call over MCP")
-            _carry_out(mcp_tools.said("The database does not answer. Try again.", is_error=True))
+            logger.exception("Database unavailable during a call over MCP")
+            _carry_out(meta_tools.said(DatabaseUnavailable().sentence, is_error=True))
         return types.CallToolResult(content=[])
 
     async def _called(self, ctx: Context, name: str, arguments: Mapping[str, Any]) -> Object:
@@ -152,7 +151,7 @@ class Toolcrib(Server[Any]):
         else:
             async with _Progress(ctx) as progress:
                 answer = await run(on_progress=progress.heard)
-        return mcp_tools.called(answer)
+        return meta_tools.called(answer)
 
     async def listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
@@ -375,8 +374,8 @@ async def _words_for_clients() -> AsyncIterator[None]:
     except ToolcribError as error:
         raise MCPError(REFUSED, error.sentence, error.as_json()["error"]) from error
     except DatabaseError as error:
-        logger.exception("The database did not answer a client of MCP")
-        raise MCPError(REFUSED, "The database does not answer. Try again.") from error
+        logger.exception("Database unavailable during an MCP request")
+        raise MCPError(REFUSED, DatabaseUnavailable().sentence) from error
 
 
 def make() -> Toolcrib:

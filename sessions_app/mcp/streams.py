@@ -5,19 +5,12 @@ Toolcrib stops.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from django.conf import settings
 
 from sessions_app.dispatch import key_revocation
+from toolcrib.lib.asgi import Application, Message, Receive, Scope, Send
 from toolcrib.lib.errors import ToolcribError
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class TooManyStreams(ToolcribError):
@@ -35,7 +28,7 @@ class Live:
         self.cut: ToolcribError | None = None
         self._began = self._ended = False
 
-    async def serve(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the SDK answer. A request that is cut is still ended as HTTP wants it."""
 
         async def watched(message: Message) -> None:

@@ -61,6 +61,14 @@ class Forbidden(ToolcribError):
     status = 403
 
 
+class DatabaseUnavailable(ToolcribError):
+    code = "busy"
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("Database unavailable.", hint="Try again.", details={"retry_after": 2})
+
+
 class Failed(ToolcribError):
     """A fault of ours; the log tells it under this mark."""
 

@@ -146,13 +146,13 @@ def run(agent, request):
     return run
 
 
-def test_both_ways_give_the_same_bytes_and_rows(run):
+def test_both_ways_give_the_same_answers_and_rows(run):
     async def scenario(door):
         return [await door.ask() for _ in range(3)]
 
     door, answers = run(scenario)
     assert door.ways == ["ordinary", *["short" if door.short else "ordinary"] * 2]
-    assert len(set(answers)) == 1
+    assert len({json.dumps(json.loads(body), sort_keys=True) for _, body in answers}) == 1
     status, body = answers[-1]
     assert status == 200
     result = json.loads(body)["result"]
@@ -185,8 +185,8 @@ def test_whatever_a_server_answers_is_the_same_either_way(run, result):
     door, answers = run(scenario)
     assert door.ways == ["ordinary", "short" if door.short else "ordinary"]
     assert [status for status, _ in answers] == [200, 200]
-    # Byte for byte, but that the SDK escapes what is not ASCII.
-    first, second = (json.dumps(json.loads(body)) for _, body in answers)
+    # The same value; the SDK escapes what is not ASCII and orders keys otherwise.
+    first, second = (json.loads(body) for _, body in answers)
     assert first == second
     told = json.loads(answers[0][1])["result"]
     assert told["isError"] is ODD[result].get("isError", False)
