@@ -5,7 +5,6 @@ not of the form go to the ordinary route (api.py), which does the same acts and 
 """
 
 import logging
-from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
@@ -20,12 +19,7 @@ from sessions_app.fast_path.http import (
     refuse,
     unless_gone,
 )
-from sessions_app.formats import catalog
-from sessions_app.formats import native as native_formats
-from sessions_app.ledger.payloads import check
-from sessions_app.models import Agent
-from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
-from sessions_app.sessions import search as session_search
+from sessions_app.sessions import concurrency, operations
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
@@ -34,26 +28,6 @@ from toolcrib.lib.json_codec import canonical, parse_strict
 logger = logging.getLogger(__name__)
 
 PLAIN = FoundIn(format="json", call_id="")
-
-
-def load(agent: Agent, session_id: str, body: LoadIn) -> dict[str, Any]:
-    """Load a group's tools, all or by name."""
-    check({"group_id": body.group_id, "tool_names": body.tool_names}, "")
-    session = lifecycle.find(agent, session_id)
-    return loading.load(session, body.group_id, body.tool_names).as_json()
-
-
-def search(agent: Agent, session_id: str, body: SearchIn, wanted: FoundIn) -> dict[str, Any]:
-    """Find tools by words, by pattern, or one by its exact name."""
-    check(wanted.call_id, "/call_id")
-    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
-    session = lifecycle.find(agent, session_id)
-    rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    most = native_formats.MOST_REFERENCES if wanted.format == "anthropic" else 50
-    asked = session_search.query_of(body, most=most, full=wanted.format != "json")
-    if wanted.format == "json":
-        return session_search.find(session, asked)
-    return catalog.found(session, asked, wanted.format, wanted.call_id)
 
 
 # --- Over bare HTTP -------------------------------------------------------------------------------
@@ -106,5 +80,5 @@ def _done(digest: str, session_id: str, what: str, body: bytes) -> str | None:
     if key is None or key.agent is None:
         return None
     if isinstance(asked, LoadIn):
-        return canonical(load(key.agent, session_id, asked))
-    return canonical(search(key.agent, session_id, asked, PLAIN))
+        return canonical(operations.load(key.agent, session_id, asked))
+    return canonical(operations.search(key.agent, session_id, asked, PLAIN))

@@ -12,14 +12,13 @@ from ninja import Query, Router
 
 from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import dispatcher
-from sessions_app.fast_path import rest_load_search
 from sessions_app.fast_path.http import COUNTED
 from sessions_app.formats import catalog
 from sessions_app.ledger import events
 from sessions_app.ledger.payloads import check
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
-from sessions_app.sessions import concurrency, lifecycle, loading, surface
+from sessions_app.sessions import concurrency, lifecycle, loading, operations, surface
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import (
     CallIn,
@@ -269,7 +268,7 @@ def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse
 @router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name, and read their schemas."""
-    return _json(rest_load_search.load(agent_of(request), session_id, body))
+    return _json(operations.load(agent_of(request), session_id, body))
 
 
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
@@ -288,9 +287,7 @@ async def search(
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
     agent = agent_of(request)
-    return _json(
-        await concurrency.in_turn(rest_load_search.search, agent, session_id, body, wanted)
-    )
+    return _json(await concurrency.in_turn(operations.search, agent, session_id, body, wanted))
 
 
 KEY_PARAMETER = {

@@ -11,8 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
-from catalog import preferences, rendering
-from catalog.cache import Item
+from catalog import preferences
 from catalog.models import CatalogSnapshot
 from sessions_app.ledger import events
 from sessions_app.models import (
@@ -23,14 +22,13 @@ from sessions_app.models import (
     Mode,
     SessionState,
     ShownDefinition,
-    Strategy,
 )
 from sessions_app.sessions import loading, scope
 from sessions_app.sessions import surface as session_surface
-from sessions_app.sessions.scope import Scope, Wish
-from sessions_app.sessions.surface import later_of, pin_of
+from sessions_app.sessions.scope import Wish
+from sessions_app.sessions.surface import take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
-from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.prepared_query import Prepared
 
 LEDGER = [
@@ -42,7 +40,6 @@ LEDGER = [
     "last_used_at",
 ]
 IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
-MOST_SURFACES = 64  # kept ready for one scope
 ITERATIONS = 3  # a deferred session needs more turns for the same work
 
 by_id = Prepared(
@@ -123,7 +120,9 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         seen.tokens_all,
         opening.context_window,
     )
-    snapshot, unknown = _surface(agent, seen, opening, strategy, decision.mode)
+    snapshot, unknown = take_snapshot(
+        agent, seen, strategy, decision.mode, header=opening.header, preload=opening.preload
+    )
     surface = session_surface.surface_of(snapshot)
     session = AgentSession.objects.create(
         agent=agent,
@@ -208,94 +207,11 @@ def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
         end(session, SessionState.EXPIRED)
 
 
-# --- The surface --------------------------------------------------------------------------------
-
-
-def _surface(
-    agent: Agent, seen: Scope, opening: Opening, strategy: str, mode: str
-) -> tuple[CatalogSnapshot, list[str]]:
-    """Fix the catalog text and the tools array, and keep them by their content."""
-    header = opening.header if opening.header is not None else agent.catalog_header
-    ours = rendering.DISPATCH_HEADER if strategy == Strategy.DISPATCH else rendering.INJECT_HEADER
-    asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(opening.preload))
-    made = seen.surfaces.get(asked)
-    if made is None:
-        made = _made(seen, *asked)
-        if len(seen.surfaces) < MOST_SURFACES:
-            seen.surfaces[asked] = made
-    text, body, sha256, unknown = made
-    return _kept(text, body, sha256), list(unknown)
-
-
-def _made(
-    seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
-) -> tuple[rendering.Catalog, str, str, list[str]]:
-    full = mode == Mode.FULL
-    early, missing = _preloaded(seen, preload)
-    chosen, unknown = (seen.offered, []) if full else (early, missing)
-    text = rendering.catalog([] if full else seen.lines, header=header, budget=budget)
-    meta = [] if full or not seen.offered else rendering.meta_tools(strategy)
-    pins = {item.name: pin_of(item) for item in chosen}
-    body = canonical(
-        {
-            "budget": budget,
-            "deferred": {
-                item.name: later_of(item) for item in seen.offered if item.name not in pins
-            },
-            "groups": [
-                {
-                    "group_id": line.group_id,
-                    "display_name": line.display_name,
-                    "description": line.description,
-                    "names": list(line.names),
-                    "key": seen.by_id[line.group_id].pk,
-                }
-                for line in seen.lines
-            ],
-            "header": header,
-            "left_out": text.left_out,
-            "mode": mode,
-            "pins": pins,
-            "preloaded": [item.name for item in early],
-            "strategy": strategy,
-            "tools": [*meta, *(session_surface.rendered(name, pin) for name, pin in pins.items())],
-        }
-    )
-    return text, body, digest(text.text + "\0" + body), unknown
-
-
-def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]]:
-    """Tools whose schemas are there from the start: by flag, then those asked for."""
-    chosen = {
-        place.item.name: place.item
-        for group in seen.groups
-        for place in group.places
-        if place.preload and place.item.offered
-    }
-    unknown = []
-    for name in dict.fromkeys(asked):
-        item = seen.lookup(name)
-        if item is not None and item.offered:
-            chosen.setdefault(item.name, item)
-        else:
-            unknown.append(name)
-    return list(chosen.values()), unknown
-
-
-def _kept(text: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
-    found = CatalogSnapshot.objects.filter(sha256=sha256).first()
-    if found is None:
-        row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
-        CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
-        found = CatalogSnapshot.objects.get(sha256=sha256)
-    return found
-
-
 def preview(agent: Agent) -> CatalogSnapshot:
     """What a session of this agent would be given now, by the same code."""
     seen = scope.of(agent)
     decision = decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
-    return _surface(agent, seen, Opening(), agent.strategy, decision.mode)[0]
+    return take_snapshot(agent, seen, agent.strategy, decision.mode)[0]
 
 
 # --- Resuming, forking, ending --------------------------------------------------------------------

@@ -6,7 +6,7 @@ gives the same bytes.
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,20 @@ from catalog import cache, rendering
 from catalog.cache import Item
 from catalog.models import CatalogSnapshot
 from catalog.rendering import GroupLine
-from sessions_app.models import AgentSession, Expansion, ShownDefinition, Strategy
-from toolcrib.lib.json_codec import canonical
+from sessions_app.models import (
+    Agent,
+    AgentSession,
+    Expansion,
+    Mode,
+    ShownDefinition,
+    Strategy,
+)
+from sessions_app.sessions.scope import Scope
+from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.prepared_query import Prepared
 from toolcrib.lib.token_counter import count
+
+MOST_SURFACES = 64  # kept ready for one scope
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
 Later = list[Any]  # of a tool that was not shown yet: definition, override, server
@@ -180,3 +190,93 @@ def rendered(name: str, pin: Pin) -> dict[str, Any]:
         source=pin["source"],
         server=pin["server"],
     )
+
+
+def take_snapshot(
+    agent: Agent,
+    seen: Scope,
+    strategy: str,
+    mode: str,
+    *,
+    header: str | None = None,
+    preload: Sequence[str] = (),
+) -> tuple[CatalogSnapshot, list[str]]:
+    """Fix the catalog text and the tools array, stored by their content.
+
+    Also returns the names to preload that are not available.
+    """
+    if header is None:
+        header = agent.catalog_header
+    ours = rendering.DISPATCH_HEADER if strategy == Strategy.DISPATCH else rendering.INJECT_HEADER
+    asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(preload))
+    made = seen.surfaces.get(asked)
+    if made is None:
+        made = _made(seen, *asked)
+        if len(seen.surfaces) < MOST_SURFACES:
+            seen.surfaces[asked] = made
+    text, body, sha256, unknown = made
+    return _stored(text, body, sha256), list(unknown)
+
+
+def _made(
+    seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
+) -> tuple[rendering.Catalog, str, str, list[str]]:
+    full = mode == Mode.FULL
+    early, missing = _preloaded(seen, preload)
+    chosen, unknown = (seen.offered, []) if full else (early, missing)
+    text = rendering.catalog([] if full else seen.lines, header=header, budget=budget)
+    meta = [] if full or not seen.offered else rendering.meta_tools(strategy)
+    pins = {item.name: pin_of(item) for item in chosen}
+    body = canonical(
+        {
+            "budget": budget,
+            "deferred": {
+                item.name: later_of(item) for item in seen.offered if item.name not in pins
+            },
+            "groups": [
+                {
+                    "group_id": line.group_id,
+                    "display_name": line.display_name,
+                    "description": line.description,
+                    "names": list(line.names),
+                    "key": seen.by_id[line.group_id].pk,
+                }
+                for line in seen.lines
+            ],
+            "header": header,
+            "left_out": text.left_out,
+            "mode": mode,
+            "pins": pins,
+            "preloaded": [item.name for item in early],
+            "strategy": strategy,
+            "tools": [*meta, *(rendered(name, pin) for name, pin in pins.items())],
+        }
+    )
+    return text, body, digest(text.text + "\0" + body), unknown
+
+
+def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]]:
+    """Tools whose schemas are there from the start: by flag, then those asked for."""
+    chosen = {
+        place.item.name: place.item
+        for group in seen.groups
+        for place in group.places
+        if place.preload and place.item.offered
+    }
+    unknown = []
+    for name in dict.fromkeys(asked):
+        item = seen.lookup(name)
+        if item is not None and item.offered:
+            chosen.setdefault(item.name, item)
+        else:
+            unknown.append(name)
+    return list(chosen.values()), unknown
+
+
+def _stored(text: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
+    found = CatalogSnapshot.objects.filter(sha256=sha256).first()
+    if found is None:
+        row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
+        CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
+        found = CatalogSnapshot.objects.get(sha256=sha256)
+    return found

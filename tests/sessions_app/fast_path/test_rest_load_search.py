@@ -14,7 +14,7 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.fast_path import rest_load_search
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
-from sessions_app.sessions import concurrency, lifecycle, loading, rate_limits
+from sessions_app.sessions import concurrency, lifecycle, loading, operations, rate_limits
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
 from tests.support.factories import fold, make_program, tool_object
@@ -179,7 +179,7 @@ def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
 
     counted = []
     monkeypatch.setattr(rate_limits, "check_rate", lambda *args: counted.append(args))
-    monkeypatch.setattr(rest_load_search.session_search, "find", locked)
+    monkeypatch.setattr(operations.session_search, "find", locked)
     answer = ask(agent, "search", FIND)
     assert (answer.status, answer.code) == (503, "busy")
     assert len(counted) == 1
