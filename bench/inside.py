@@ -31,7 +31,7 @@ STAGES = (
     ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
     ("read the request", 1, "sessions_app.fast_path.mcp_call:_message"),
     ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:at_hand"),
-    ("accept: until committed", 1, "sessions_app.ledger.calls:accept_if"),
+    ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_if"),
     ("ask the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
     ("until its answer begins", 3, "servers.transports.http1:Lines.post"),

@@ -10,8 +10,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from catalog import cache
 from catalog.audit import SYSTEM
-from sessions_app.agents import api_keys
-from sessions_app.sessions import rate_limits
+from sessions_app.agents import api_keys, rate_limits
 from tests.support import parts
 from toolcrib.lib.roles import Role, give_role
 

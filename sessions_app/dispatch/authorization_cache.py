@@ -18,7 +18,9 @@ from django.utils import timezone
 from catalog.models import Revision
 from servers.models import Server
 from sessions_app.agents import api_keys
-from sessions_app.ledger.sql import Cursor, Row
+from sessions_app.ledger.batch_writer import Job, committed
+from sessions_app.ledger.calls import close_abandoned, insert_call
+from sessions_app.ledger.sql import Cursor, Entry, Row
 from sessions_app.models import (
     Agent,
     AgentSession,
@@ -271,3 +273,20 @@ def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
         elif pin["definition"] is not None:
             older[name] = pin["definition"]
     return int.from_bytes(same, "little"), older
+
+
+async def accept_if(entry: Entry, ready: Standing) -> Verdict:
+    """Commit a call's row where all that is remembered still holds; say whether it did."""
+    server, agent = entry.server_id or 0, ready.agent.pk
+
+    def work(cursor: Cursor) -> Verdict:
+        verdict = ready.compare(cursor, server, entry.accepted_at)
+        if verdict is Verdict.ACCEPTED and not insert_call(cursor, entry):
+            return Verdict.REFUSED
+        return verdict
+
+    def left(verdict: Verdict) -> None:
+        if verdict is Verdict.ACCEPTED:
+            close_abandoned(entry)
+
+    return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))

@@ -23,6 +23,7 @@ from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
 from servers.spec import OnProgress
 from servers.transports.jsonrpc import LARGE
+from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization_cache, key_revocation, planner
 from sessions_app.dispatch.authorization_cache import Token, Verdict
 from sessions_app.dispatch.planner import CallPlan, CallRequest, Ended
@@ -30,7 +31,6 @@ from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import Answer, Ending
 from sessions_app.models import Agent, CallState
-from sessions_app.sessions import rate_limits
 from toolcrib.lib.db_threads import in_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
@@ -156,7 +156,7 @@ async def short_way(
             except rate_limits.TooMany:
                 break  # it was not counted; who asks may not be who they were
             counted = ready.agent.calls_per_minute
-        verdict = await call_ledger.accept_if(plan.entry, ready)
+        verdict = await authorization_cache.accept_if(plan.entry, ready)
         if verdict is Verdict.ACCEPTED:
             return plan, counted
         authorization_cache.drop(token, session_id)

@@ -19,13 +19,14 @@ from catalog.definitions.validation import validators
 from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
 from servers.connections.calls import Target
 from servers.models import Server
+from sessions_app.agents import rate_limits
 from sessions_app.dispatch.authorization_cache import Standing
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import HOLDER, Ending
 from sessions_app.ledger.payloads import arguments_of, check, kept_arguments
 from sessions_app.ledger.sql import Entry, new_call_id
 from sessions_app.models import Agent, AgentSession, CallPath, CallState
-from sessions_app.sessions import lifecycle, loading, rate_limits, scope, surface
+from sessions_app.sessions import lifecycle, loading, scope, surface
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count

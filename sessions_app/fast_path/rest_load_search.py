@@ -10,6 +10,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
 
 from sessions_app.agents import api_keys
+from sessions_app.dispatch import operations
 from sessions_app.fast_path.http import (
     START,
     Gone,
@@ -19,7 +20,7 @@ from sessions_app.fast_path.http import (
     refuse,
     unless_gone,
 )
-from sessions_app.sessions import concurrency, operations
+from sessions_app.sessions import concurrency
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError

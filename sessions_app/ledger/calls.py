@@ -17,7 +17,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
-from sessions_app.dispatch.authorization_cache import Standing, Verdict
+from sessions_app.agents import rate_limits
 from sessions_app.ledger.batch_writer import Job, committed
 from sessions_app.ledger.payloads import kept
 from sessions_app.ledger.sql import Cursor, Entry
@@ -30,7 +30,6 @@ from sessions_app.models import (
     CallState,
     EventKind,
 )
-from sessions_app.sessions import rate_limits
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.json_codec import canonical, digest, join_members
 from toolcrib.lib.process_identity import is_dead, this_process
@@ -144,13 +143,13 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
             under_way = cursor.in_flight(agent.pk, entry.accepted_at)
             if under_way >= agent.calls_in_flight:
                 return lambda: rate_limits.refuse_more(agent, under_way)
-        if not written(cursor, entry):
+        if not insert_call(cursor, entry):
             return _refuse_key
         return None
 
     def left(refuse: Callable[[], None] | None) -> None:
         if refuse is None:
-            _close(entry)
+            close_abandoned(entry)
 
     of = agent.pk if agent else 0
     refuse = await committed(Job(work, order=entry.session_id or 0, agent=of, left=left))
@@ -158,27 +157,10 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
         refuse()
 
 
-async def accept_if(entry: Entry, ready: Standing) -> Verdict:
-    """Commit a call's row where all that is remembered still holds; say whether it did."""
-    server, agent = entry.server_id or 0, ready.agent.pk
-
-    def work(cursor: Cursor) -> Verdict:
-        verdict = ready.compare(cursor, server, entry.accepted_at)
-        if verdict is Verdict.ACCEPTED and not written(cursor, entry):
-            return Verdict.REFUSED
-        return verdict
-
-    def left(verdict: Verdict) -> None:
-        if verdict is Verdict.ACCEPTED:
-            _close(entry)
-
-    return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))
-
-
 _closing: set["asyncio.Task[Answer]"] = set()
 
 
-def _close(entry: Entry) -> None:
+def close_abandoned(entry: Entry) -> None:
     """End a call whose caller left while its row was being committed: nothing was sent.
 
     Left open it would count as in flight until long after its deadline.
@@ -188,16 +170,16 @@ def _close(entry: Entry) -> None:
     ending = Ending(CallState.CANCELLED, True, content, code="cancelled", message=text)
     task = asyncio.ensure_future(finish(entry, ending))
     _closing.add(task)
-    task.add_done_callback(_closed)
+    task.add_done_callback(_closed_abandoned)
 
 
-def _closed(task: "asyncio.Task[Answer]") -> None:
+def _closed_abandoned(task: "asyncio.Task[Answer]") -> None:
     _closing.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("A call whose caller left could not be closed: %s", error)
 
 
-def written(cursor: Cursor, entry: Entry) -> bool:
+def insert_call(cursor: Cursor, entry: Entry) -> bool:
     """Write a new row, and the implicit load it may be; False where its key is taken."""
     if not cursor.insert(entry):
         return False
@@ -256,7 +238,7 @@ def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
     is_new = True
     if entry.pk is not None:
         is_new = cursor.finish(entry)  # else it was told and counted when it was given up
-    elif not written(cursor, entry):
+    elif not insert_call(cursor, entry):
         return False
     if entry.session_id is not None and is_new:
         refused = ending.state == CallState.REFUSED

@@ -12,10 +12,11 @@ from pydantic import ValidationError
 
 from catalog import cache, rendering
 from catalog.rendering import GroupLine
+from sessions_app.agents import rate_limits
 from sessions_app.ledger import events
 from sessions_app.ledger.payloads import check
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
-from sessions_app.sessions import loading, rate_limits
+from sessions_app.sessions import loading
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import LoadIn, SearchIn

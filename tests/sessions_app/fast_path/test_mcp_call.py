@@ -14,13 +14,13 @@ from catalog.audit import SYSTEM
 from catalog.models import Tool
 from catalog.tools.actions import hold
 from servers.connections import calls as upstream_calls
-from sessions_app.agents import api_keys
+from sessions_app.agents import api_keys, rate_limits
 from sessions_app.dispatch import authorization_cache
 from sessions_app.fast_path import mcp_call
 from sessions_app.ledger import batch_writer
 from sessions_app.mcp.endpoint import Endpoint
 from sessions_app.models import AgentSession, ApiKey, Call
-from sessions_app.sessions import lifecycle, rate_limits
+from sessions_app.sessions import lifecycle
 from sessions_app.sessions.loading import LEAST_IDLE
 from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
 from toolcrib.lib import json_codec

@@ -11,10 +11,11 @@ from django.db import OperationalError
 from catalog import cache
 from catalog.audit import SYSTEM
 from sessions_app.agents import actions as agent_actions
-from sessions_app.agents import api_keys
+from sessions_app.agents import api_keys, rate_limits
+from sessions_app.dispatch import operations
 from sessions_app.fast_path import rest_load_search
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
-from sessions_app.sessions import concurrency, lifecycle, loading, operations, rate_limits
+from sessions_app.sessions import concurrency, lifecycle, loading
 from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
 from tests.support.factories import fold, make_program, tool_object

@@ -18,8 +18,8 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group, Tool
 from catalog.tools.actions import hold, save_custom_tool
+from sessions_app.agents import rate_limits
 from sessions_app.models import Agent, AgentGroup
-from sessions_app.sessions import rate_limits
 from tests.sessions_app.conftest import AgentClient, make_agent_client, regroup, shelve
 from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api

@@ -5,11 +5,12 @@ Every way in (REST, fast path) calls these functions.
 
 from typing import Any
 
+from sessions_app.agents import rate_limits
 from sessions_app.formats import catalog
 from sessions_app.formats import native as native_formats
 from sessions_app.ledger.payloads import check
 from sessions_app.models import Agent
-from sessions_app.sessions import lifecycle, loading, rate_limits
+from sessions_app.sessions import lifecycle, loading
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 
