@@ -30,19 +30,19 @@ STAGES = (
     ("whole", 0, "sessions_app.fast_path.mcp_call:call"),
     ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
     ("read the request", 1, "sessions_app.fast_path.mcp_call:_message"),
-    ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:at_hand"),
-    ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_if"),
+    ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_from_cache"),
+    ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_call"),
     ("ask the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
-    ("until its answer begins", 3, "servers.transports.http1:Lines.post"),
-    ("judge the result", 1, "sessions_app.dispatch.dispatcher:_ending"),
+    ("until its answer begins", 3, "servers.transports.http1:HttpConnectionPool.post"),
+    ("judge the result", 1, "sessions_app.dispatch.dispatcher:_call_result"),
     ("finish: until committed", 1, "sessions_app.ledger.calls:finish"),
-    ("write the answer", 2, "sessions_app.ledger.calls:end"),
-    ("transactions, in the ledger's thread", 1, "sessions_app.ledger.batch_writer:together"),
+    ("write the answer", 2, "sessions_app.ledger.calls:fill_in_result"),
+    ("transactions, in the ledger's thread", 1, "sessions_app.ledger.batch_writer:write_batch"),
     ("answer", 1, "sessions_app.fast_path.http:_answer"),
     ("answer", 1, "sessions_app.fast_path.mcp_call:_answer"),
 )
-LEDGER = "sessions_app.ledger.batch_writer:together"
+LEDGER = "sessions_app.ledger.batch_writer:write_batch"
 SHOWN = 45  # functions
 
 spent: dict[str, list[float]] = {}

@@ -32,8 +32,8 @@ from catalog.definitions.parsing import parameter_texts  # noqa: E402
 from catalog.search import index as search_index  # noqa: E402
 from catalog.search.bm25 import VOCABULARY  # noqa: E402
 from catalog.search.embeddings import encoder as meaning  # noqa: E402
-from catalog.search.embeddings.matrix import Apart  # noqa: E402
-from catalog.search.engine import ranked  # noqa: E402
+from catalog.search.embeddings.matrix import DetachedMatrix  # noqa: E402
+from catalog.search.engine import rank  # noqa: E402
 from catalog.search.index import Index, Searchable  # noqa: E402
 from catalog.search.tokenizer import query_words  # noqa: E402
 from toolcrib.lib.percentile import percentile  # noqa: E402
@@ -83,7 +83,7 @@ def queries_of(tools, count, seed=7):
 
 
 def with_vectors(tools, encoder):
-    apart = Apart(encoder, {tool.key: tool.passage for tool in tools[:ENCODED]})
+    apart = DetachedMatrix(encoder, {tool.key: tool.passage for tool in tools[:ENCODED]})
     known = apart.products(
         apart.rows([tool.key for tool in tools[:ENCODED]]), np.eye(meaning.WIDTH, dtype=np.float32)
     )
@@ -99,7 +99,7 @@ def with_vectors(tools, encoder):
 
 
 def forget_prepared():
-    search_index.prepared.cache_clear()
+    search_index.index_tool.cache_clear()
     search_index._key.cache_clear()
 
 
@@ -122,7 +122,7 @@ def documents_of(tools):
     """What our lists count of each tool, every word as often as there: the same text for all."""
     known = VOCABULARY.words
     for tool in tools:
-        made = search_index.prepared(tool).document
+        made = search_index.index_tool(tool).document
         counted = zip(made.words.tolist(), made.times.tolist(), strict=True)
         yield [known[number] for number, times in counted for _ in range(times)]
 
@@ -161,7 +161,7 @@ def one_size(size, servers, encoder, count):
     index, took, used = measured(lambda: Index(tools, apart))
     for strategy in ("bm25", "embedding", "hybrid"):
         contenders[strategy] = (
-            index, took, used, lambda made, query, how=strategy: ranked(
+            index, took, used, lambda made, query, how=strategy: rank(
                 made, query, how, explain=False
             ),
         )  # fmt: skip
@@ -198,12 +198,12 @@ def reindexed(size, tools, apart):
     """After one change: how long until the new index stands, and how many texts were encoded."""
     one = tools[size // 2]
     changed = Searchable(**{**vars(one), "description": f"{one.description} Changed."})
-    before = search_index.prepared.cache_info().misses
+    before = search_index.index_tool.cache_info().misses
     started = time.process_time()
     after = Index([*tools[: size // 2], changed, *tools[size // 2 + 1 :]], apart)
     missing = apart.matrix.missing(after.keys)
     took = time.process_time() - started
-    counted = search_index.prepared.cache_info().misses - before
+    counted = search_index.index_tool.cache_info().misses - before
     return f"{size:>7,}  {took:8.3f} s  {counted} tool counted, {len(missing)} text to encode"
 
 

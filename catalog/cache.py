@@ -27,11 +27,11 @@ from catalog.models import (
 )
 
 CHUNK = 500
-K = TypeVar("K", "ShelfGroup", "Shelf")
+K = TypeVar("K", "CachedGroup", "CatalogCache")
 T = TypeVar("T")
 
 
-class Kept:
+class CachedDefinition:
     """One definition, parsed when first looked into."""
 
     def __init__(self, pk: int, sha256: str, body: str, tokens: int) -> None:
@@ -75,7 +75,7 @@ class Kept:
 
 
 @dataclass(frozen=True, eq=False)
-class Item:
+class CachedTool:
     """One tool as agents may be handed it."""
 
     tool_id: int
@@ -88,8 +88,8 @@ class Item:
     state: str
     call_policy: str
     held_reason: str
-    approved: Kept | None
-    latest: Kept | None
+    approved: CachedDefinition | None
+    latest: CachedDefinition | None
     override: str
     hints: tuple[str, ...] = ()  # what an admin lent it for search
 
@@ -112,35 +112,35 @@ class Item:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class CachedMember:
     """A tool's place in a group."""
 
-    item: Item
+    item: CachedTool
     position: int
     preload: bool
 
 
 @dataclass(frozen=True, eq=False)
-class ShelfGroup:
+class CachedGroup:
     pk: int
     group_id: str
     display_name: str
     description: str
     position: int
-    places: tuple[Place, ...]  # in canonical order
+    places: tuple[CachedMember, ...]  # in canonical order
 
     @cached_property
-    def offered(self) -> tuple[Place, ...]:
+    def offered(self) -> tuple[CachedMember, ...]:
         return tuple(place for place in self.places if place.item.offered)
 
 
-class Shelf:
+class CatalogCache:
     def __init__(
         self,
         revision: int,
-        groups: Iterable[ShelfGroup],
-        items: dict[int, Item],
-        definitions: dict[int, Kept],
+        groups: Iterable[CachedGroup],
+        items: dict[int, CachedTool],
+        definitions: dict[int, CachedDefinition],
     ) -> None:
         self.revision = revision
         self.items = items  # by the tool's key, whether or not in a group
@@ -149,7 +149,7 @@ class Shelf:
         self.definitions = definitions
 
 
-def worked_out_once(read: Callable[[K], T]) -> Callable[[K], T]:
+def memoize_per_revision(read: Callable[[K], T]) -> Callable[[K], T]:
     """Keep what a function makes of a shelf, or of a group on it, as long as that is kept."""
     known: WeakKeyDictionary[K, T] = WeakKeyDictionary()
 
@@ -163,10 +163,10 @@ def worked_out_once(read: Callable[[K], T]) -> Callable[[K], T]:
 
 
 _lock = threading.Lock()
-_current: Shelf | None = None
+_current: CatalogCache | None = None
 
 
-def current() -> Shelf:
+def current() -> CatalogCache:
     """Return the catalog as it is now. Asks the database for its revision every time."""
     global _current
     known = _current
@@ -179,19 +179,19 @@ def current() -> Shelf:
         return _current
 
 
-def item(tool_id: int) -> Item:
+def cached_tool(tool_id: int) -> CachedTool:
     """Return one tool, whoever may see it: for people, who see all."""
     return current().items[tool_id]
 
 
-def forget() -> None:
+def clear() -> None:
     """Drop what is kept, for tests and after a restore."""
     global _current
     with _lock:
         _current = None
 
 
-def _read(revision: int, known: dict[int, Kept]) -> Shelf:
+def _read(revision: int, known: dict[int, CachedDefinition]) -> CatalogCache:
     rows = list(
         Tool.objects.exclude(latest=None).values(
             "pk",
@@ -213,17 +213,19 @@ def _read(revision: int, known: dict[int, Kept]) -> Shelf:
     definitions = _definitions(wanted, known)
     hints = _hints()
     items = {row["pk"]: _item(dict(row), definitions, hints) for row in rows}
-    return Shelf(revision, _groups(items), items, definitions)
+    return CatalogCache(revision, _groups(items), items, definitions)
 
 
-def _definitions(wanted: set[int], known: dict[int, Kept]) -> dict[int, Kept]:
+def _definitions(
+    wanted: set[int], known: dict[int, CachedDefinition]
+) -> dict[int, CachedDefinition]:
     kept = {pk: known[pk] for pk in wanted if pk in known}
     missing = sorted(wanted - kept.keys())
     for start in range(0, len(missing), CHUNK):
         for row in Definition.objects.filter(pk__in=missing[start : start + CHUNK]).values_list(
             "pk", "sha256", "body", "tokens"
         ):
-            kept[row[0]] = Kept(*row)
+            kept[row[0]] = CachedDefinition(*row)
     return kept
 
 
@@ -235,9 +237,9 @@ def _hints() -> dict[int, tuple[str, ...]]:
 
 
 def _item(
-    row: dict[str, Any], definitions: dict[int, Kept], hints: dict[int, tuple[str, ...]]
-) -> Item:
-    return Item(
+    row: dict[str, Any], definitions: dict[int, CachedDefinition], hints: dict[int, tuple[str, ...]]
+) -> CachedTool:
+    return CachedTool(
         tool_id=row["pk"],
         name=row["public_name"],
         own_name=row["name"],
@@ -255,7 +257,7 @@ def _item(
     )
 
 
-def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
+def _groups(items: dict[int, CachedTool]) -> list[CachedGroup]:
     places: dict[int, list[tuple[int, int, bool | None]]] = {}
     for home, tool, position, preload in Membership.objects.values_list(
         "group_id", "tool_id", "position", "preload"
@@ -265,12 +267,12 @@ def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
     made = []
     for group in Group.objects.order_by("position", "group_id"):
         found = [
-            Place(items[tool], position, preloaded(group, items[tool], own))
+            CachedMember(items[tool], position, is_preloaded(group, items[tool], own))
             for tool, position, own in places.get(group.pk, [])
         ]
         found.sort(key=lambda place: (place.position, place.item.name))
         made.append(
-            ShelfGroup(
+            CachedGroup(
                 pk=group.pk,
                 group_id=group.group_id,
                 display_name=group.display_name,
@@ -282,7 +284,7 @@ def _groups(items: dict[int, Item]) -> list[ShelfGroup]:
     return made
 
 
-def preloaded(group: Group, tool: Item | Tool, own: bool | None) -> bool:
+def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> bool:
     """A member's own flag counts before the group's; a custom tool is useful at once."""
     if not group.deferred:
         return True
@@ -291,11 +293,11 @@ def preloaded(group: Group, tool: Item | Tool, own: bool | None) -> bool:
     return group.preload_default or not tool.server_id
 
 
-def definition(pk: int) -> Kept:
+def cached_definition(pk: int) -> CachedDefinition:
     """Return a definition by id: kept, or read for a session that pinned it long ago."""
     shelf = _current
     kept = shelf.definitions.get(pk) if shelf is not None else None
     if kept is not None:
         return kept
     row = Definition.objects.values_list("pk", "sha256", "body", "tokens").get(pk=pk)
-    return Kept(*row)
+    return CachedDefinition(*row)

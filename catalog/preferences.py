@@ -23,7 +23,7 @@ MOST = 1_000_000_000
 
 
 @dataclass(frozen=True)
-class Known:
+class PreferenceSpec:
     """One preference: where it stands, what it does, what it may be."""
 
     name: str
@@ -57,17 +57,17 @@ class Known:
         return math.isfinite(value) and self.low <= value <= self.high
 
 
-def _agent(name: str, label: str, effect: str, otherwise: Number, unit: str = "") -> Known:
+def _agent(name: str, label: str, effect: str, otherwise: Number, unit: str = "") -> PreferenceSpec:
     low, high = (1, MOST) if isinstance(otherwise, int) else (0.01, 100.0)
-    return Known(
+    return PreferenceSpec(
         f"agent_{name}", "tokens", label, effect, low, high, otherwise=otherwise, unit=unit
     )
 
 
-KNOWN = {
+PREFERENCES = {
     one.name: one
     for one in (
-        Known(
+        PreferenceSpec(
             "session_idle_seconds",
             "general",
             "Sessions expire when idle for",
@@ -117,7 +117,7 @@ KNOWN = {
             "At the limit, the one idle longest ends if it was idle for 30 minutes.",
             100,
         ),
-        Known(
+        PreferenceSpec(
             "sync_poll_seconds",
             "sync",
             "Poll a new server every",
@@ -130,7 +130,7 @@ KNOWN = {
             per=60,
             unit="minutes",
         ),
-        Known(
+        PreferenceSpec(
             "keep_payloads_days",
             "retention",
             "Keep arguments and results for",
@@ -142,7 +142,7 @@ KNOWN = {
             variable="TOOLCRIB_KEEP_PAYLOADS_DAYS",
             unit="days",
         ),
-        Known(
+        PreferenceSpec(
             "keep_sessions_days",
             "retention",
             "Keep ended sessions for",
@@ -156,12 +156,12 @@ KNOWN = {
         ),
     )
 }
-AGENT = tuple(name.removeprefix("agent_") for name in KNOWN if name.startswith("agent_"))
+AGENT = tuple(name.removeprefix("agent_") for name in PREFERENCES if name.startswith("agent_"))
 
 
 def value(name: str) -> Any:
     """Return what holds now."""
-    known = KNOWN[name]
+    known = PREFERENCES[name]
     if known.fixed:
         return known.default
     # By hand: asked on the way of an agent's request, and building a query costs more than it.
@@ -173,7 +173,7 @@ def value(name: str) -> Any:
 
 def values(section: str = "") -> dict[str, Any]:
     """Return what holds now in a section, or everywhere, in one query."""
-    wanted = [one for one in KNOWN.values() if section in ("", one.section)]
+    wanted = [one for one in PREFERENCES.values() if section in ("", one.section)]
     rows = Preference.objects.filter(name__in=[one.name for one in wanted])
     kept = dict(rows.values_list("name", "value"))
     return {
@@ -187,20 +187,20 @@ def agent_defaults() -> dict[str, Any]:
     return {name.removeprefix("agent_"): kept for name, kept in values("tokens").items()}
 
 
-def _read(known: Known, text: str) -> Any:
+def _read(known: PreferenceSpec, text: str) -> Any:
     found = json.loads(text)
     return found if known.accepts(found) else known.default
 
 
 @transaction.atomic
-def change(wanted: Mapping[str, Number], *, actor: Actor) -> list[Known]:
+def change(wanted: Mapping[str, Number], *, actor: Actor) -> list[PreferenceSpec]:
     """Set some preferences, and return those that are different now."""
     for name, new in wanted.items():
         _check(name, new)
     rows = {row.name: row for row in Preference.objects.select_for_update().filter(name__in=wanted)}
     changed = []
     for name, new in wanted.items():
-        known, row = KNOWN[name], rows.get(name)
+        known, row = PREFERENCES[name], rows.get(name)
         before = _read(known, row.value) if row else known.default
         if before == new:
             continue
@@ -212,9 +212,9 @@ def change(wanted: Mapping[str, Number], *, actor: Actor) -> list[Known]:
 
 
 def _check(name: str, new: object) -> None:
-    known = KNOWN.get(name)
+    known = PREFERENCES.get(name)
     if known is None:
-        raise Invalid(f"{name} is not a setting.", hint=f"Known: {', '.join(KNOWN)}.")
+        raise Invalid(f"{name} is not a setting.", hint=f"Known: {', '.join(PREFERENCES)}.")
     if known.fixed:
         raise Conflict(
             f"{known.label} is fixed by {known.variable}.",

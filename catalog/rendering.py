@@ -83,7 +83,7 @@ def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog
     return Catalog(text, count(text), _left_out(drafts))
 
 
-def behind(groups: Sequence[GroupLine], most: int) -> str:
+def group_lines_after(groups: Sequence[GroupLine], most: int) -> str:
     """The groups' lines without names: as many as `most` bytes hold, then how many are left."""
     lines = [_Draft(group, 0).render() for group in groups if group.names]
     sizes = [len(line.encode()) for line in lines]

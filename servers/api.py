@@ -191,7 +191,7 @@ def draft_of(
     elif body.url:
         raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
     entry = {"type": body.transport, **{key: value for key, value in target.items() if value}}
-    draft = importer.read_one(entry, name=name, slug=slug, variables=body.variables)
+    draft = importer.read_single_entry(entry, name=name, slug=slug, variables=body.variables)
     variables = Credential.objects.filter(server=known, kind=CredentialKind.VARIABLE)
     stored = set(variables.values_list("name", flat=True)) if known else set()
     draft = replace(
@@ -229,17 +229,17 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
 
 
 @router.post("/test", response={200: TestOut, **ERRORS})
-def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.Tested:
+def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.ConnectionTestResult:
     """Try a server before registering it. For stdio this runs the program."""
     slug = body.slug or slug_of(body.name, set())
     draft, confirmed = draft_of(body, name=body.name, slug=slug)
-    return connection_test.check_draft(draft, confirmed=confirmed, actor=key_actor(request))
+    return connection_test.test_draft(draft, confirmed=confirmed, actor=key_actor(request))
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})
 def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     """Check an mcp.json, or save its good servers. Programs need their digest in `confirm`."""
-    check = importer.check_text(body.text, body.variables)
+    check = importer.check_import(body.text, body.variables)
     drafts = [draft.masked() | {"confirm": importer.draft_digest(draft)} for draft in check.drafts]
     answer: dict[str, Any] = {
         "shape": check.shape,
@@ -249,7 +249,7 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     }
     if body.check_only:
         return answer
-    done = importer.save(check, actor=key_actor(request), confirmed=body.confirm)
+    done = importer.save_drafts(check, actor=key_actor(request), confirmed=body.confirm)
     for item in done:
         if item.server:
             scheduling.request_sync(item.server.pk, Trigger.ADDED)
@@ -319,13 +319,13 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     server = find(slug)
     if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    scheduling.ask(server, actor=key_actor(request))
+    scheduling.request_manual_sync(server, actor=key_actor(request))
     return Status(202, {"status": "asked"})
 
 
 @router.post("/{slug}/test", response={200: TestOut, **ERRORS})
-def test_server(request: HttpRequest, slug: str) -> connection_test.Tested:
-    return connection_test.check_server(find(slug), actor=key_actor(request))
+def test_server(request: HttpRequest, slug: str) -> connection_test.ConnectionTestResult:
+    return connection_test.test_server(find(slug), actor=key_actor(request))
 
 
 @router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})

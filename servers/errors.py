@@ -42,7 +42,7 @@ class ListingError(UpstreamError):
     code = "page_limit"
 
 
-def megabytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Write a cap the way a person says it: 10 MiB, 64 KiB, 500 bytes."""
     for size, unit in ((1024 * 1024, "MiB"), (1024, "KiB")):
         if count >= size:
@@ -50,7 +50,7 @@ def megabytes(count: int) -> str:
     return f"{count} bytes"
 
 
-def not_mcp(what: str) -> UpstreamError:
+def not_mcp_error(what: str) -> UpstreamError:
     return UpstreamError(
         f"The server answered {what}.",
         code="not_mcp",
@@ -59,7 +59,7 @@ def not_mcp(what: str) -> UpstreamError:
     )
 
 
-def auth_fault(status: int) -> UpstreamError:
+def auth_error(status: int) -> UpstreamError:
     return UpstreamError(
         f"The server needs credentials, or does not accept those it got (HTTP {status}).",
         code="auth",
@@ -69,7 +69,7 @@ def auth_fault(status: int) -> UpstreamError:
     )
 
 
-def status_fault(status: int) -> UpstreamError:
+def status_error(status: int) -> UpstreamError:
     hint = "The server itself failed; its log may say why."
     if status in (404, 405):
         hint = "Check the path: most servers use /mcp."
@@ -83,7 +83,7 @@ def status_fault(status: int) -> UpstreamError:
     )
 
 
-def tls_fault(error: ssl.SSLError) -> UpstreamError:
+def tls_error(error: ssl.SSLError) -> UpstreamError:
     reason = "its TLS handshake failed"
     hint = "Check that the port speaks TLS."
     if isinstance(error, ssl.SSLCertVerificationError):

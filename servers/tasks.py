@@ -12,4 +12,4 @@ def sync_server(server_id: int) -> None:
 
 @shared_task(name="servers.tasks.sync_due")  # type: ignore[untyped-decorator]
 def sync_due() -> None:
-    scheduling.send_due()
+    scheduling.queue_due_syncs()

@@ -8,4 +8,4 @@ class SessionsAppConfig(AppConfig):
         from servers.connections import coordination
         from sessions_app.sessions import lifecycle  # models can be read from now on
 
-        coordination.told_by(lifecycle.still_open)
+        coordination.set_open_sessions_source(lifecycle.open_sessions)

@@ -17,7 +17,7 @@ _next_prune = 0.0
 
 def tidy() -> None:
     """Expire idle sessions, give up calls of dead processes, forget what is too old."""
-    expired, given_up = lifecycle.expire_idle(), call_ledger.recover()
+    expired, given_up = lifecycle.expire_idle(), call_ledger.recover_lost_calls()
     if expired or given_up:
         logger.info("Expired %d sessions, gave up %d calls", expired, given_up)
     global _next_prune

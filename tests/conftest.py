@@ -81,10 +81,10 @@ def make_person(name: str, role: Role) -> User:
 @pytest.fixture(autouse=True)
 def fresh_memory():
     """Forget what a process keeps: revisions and ids begin anew with every test's database."""
-    cache.forget()
-    rate_limits.forget()
+    cache.clear()
+    rate_limits.clear()
     yield
-    cache.forget()
+    cache.clear()
 
 
 @pytest.fixture
@@ -104,12 +104,12 @@ def outsider(db):
 
 @pytest.fixture
 def admin_token(db):
-    return api_keys.mint("tests", "admin", actor=SYSTEM)[1]
+    return api_keys.create_key("tests", "admin", actor=SYSTEM)[1]
 
 
 @pytest.fixture
 def operator_token(db):
-    return api_keys.mint("tests", "operator", actor=SYSTEM)[1]
+    return api_keys.create_key("tests", "operator", actor=SYSTEM)[1]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from catalog.tools.api import router as catalog_router
 from servers.api import router as servers_router
 from sessions_app.agents import api_keys
 from sessions_app.agents.api import router as agents_router
-from sessions_app.models import ApiKey, Scope
+from sessions_app.models import ApiKey, KeyScope
 from sessions_app.playground.api import router as search_router
 from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
@@ -35,14 +35,14 @@ class KeyAuth(HttpBearer):
     """A bearer key with enough scope: operators read, admins write. Cookies mean nothing here."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Actor | None:
-        key = api_keys.find(token)
+        key = api_keys.find_key(token)
         if key is None:
             return None
-        if key.scope == Scope.AGENT:
+        if key.scope == KeyScope.AGENT:
             raise Forbidden(
                 "This is not for agents.", hint="Use a key with the scope operator or admin."
             )
-        if request.method in WRITES and key.scope != Scope.ADMIN:
+        if request.method in WRITES and key.scope != KeyScope.ADMIN:
             raise Forbidden(
                 "This key may read, not change.", hint="Use a key with the scope admin."
             )
@@ -55,7 +55,7 @@ class AgentAuth(HttpBearer):
     """An agent's key; or an operator's, for what operators may read of all agents."""
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiKey | None:
-        key = api_keys.find(token)
+        key = api_keys.find_key(token)
         if key is not None:
             if key.agent is None and request.method in WRITES:
                 raise Forbidden("This call is an agent's.", hint="Use an agent's key.")

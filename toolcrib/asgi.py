@@ -34,14 +34,14 @@ from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from toolcrib.lib.asgi import Receive, Scope, Send, send_response  # noqa: E402
 from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
-from toolcrib.runtime.memory_tuning import collector, share_heaps  # noqa: E402
+from toolcrib.runtime.memory_tuning import gc_schedule, limit_malloc_arenas  # noqa: E402
 
 # WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 logger = logging.getLogger(__name__)
 
-share_heaps()
+limit_malloc_arenas()
 
 SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
 DOCS = "/api/v1/docs"  # a page, with a page's headers
@@ -59,7 +59,7 @@ class ApiHandler(ASGIHandler):
             settings.MIDDLEWARE = usual
 
 
-class Unread(Exception):
+class RequestBodyRejected(Exception):
     """A body that is not read to its end. `answer` says why, with its status."""
 
     def __init__(self, answer: ToolcribError) -> None:
@@ -67,7 +67,7 @@ class Unread(Exception):
         self.answer = answer
 
 
-def _capped(receive: Receive) -> Receive:
+def _limit_body_size(receive: Receive) -> Receive:
     """Count a request's body as it comes in, whoever sends it, before it is written to disk."""
     size = 0
 
@@ -77,7 +77,7 @@ def _capped(receive: Receive) -> Receive:
         size += len(message.get("body", b""))
         if size > settings.MAX_BODY_BYTES + SLACK:
             cap = f"The request is over {settings.MAX_BODY_BYTES // 1024} KB."
-            raise Unread(
+            raise RequestBodyRejected(
                 ToolcribError(cap, hint="Send less at a time.", code="too_large", status=413)
             )
         return message
@@ -85,7 +85,7 @@ def _capped(receive: Receive) -> Receive:
     return counted
 
 
-def _timely(receive: Receive) -> Receive:
+def _limit_body_time(receive: Receive) -> Receive:
     """Give a request's body a time to arrive in; what comes after it may take longer."""
     ends = asyncio.get_running_loop().time() + settings.BODY_TIMEOUT
     whole = False
@@ -99,7 +99,7 @@ def _timely(receive: Receive) -> Receive:
                 message = await receive()
         except TimeoutError:
             late = f"The request did not arrive within {settings.BODY_TIMEOUT} s."
-            raise Unread(
+            raise RequestBodyRejected(
                 ToolcribError(late, hint="Send it again.", code="too_slow", status=408)
             ) from None
         whole = not message.get("more_body")
@@ -108,7 +108,7 @@ def _timely(receive: Receive) -> Receive:
     return timed
 
 
-class Answering:
+class ResponseGuard:
     """The answer to one request. Where none was begun, there is still one to be given."""
 
     def __init__(self, path: str, send: Send) -> None:
@@ -165,11 +165,11 @@ class Router:
         if scope["type"] != "http":
             await self.pages(scope, receive, send)  # type: ignore[arg-type]
             return
-        answering = Answering(scope["path"], send)
-        collector.touch()
+        answering = ResponseGuard(scope["path"], send)
+        gc_schedule.touch()
         try:
-            await self.route(scope, _timely(receive), answering.send)
-        except Unread as unread:
+            await self.route(scope, _limit_body_time(receive), answering.send)
+        except RequestBodyRejected as unread:
             await answering.refuse(unread.answer)
         except asyncio.CancelledError:
             # Only the end of the drain does this. An answer that was begun can but be broken off.
@@ -183,7 +183,7 @@ class Router:
             logger.exception("Request %s failed", mark)
             await answering.refuse(Failed(mark))
         finally:
-            collector.touch()
+            gc_schedule.touch()
 
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a request to whom it is for, the short ways first."""
@@ -195,14 +195,14 @@ class Router:
                 await self.turn()
                 await self.mcp(scope, receive, send)
         elif rest_call.is_call(scope):
-            await rest_call.call(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
-        elif rest_load_search.is_act(scope):
-            await rest_load_search.act(scope, _capped(receive), send, self.api)  # type: ignore[arg-type]
+            await rest_call.call(scope, _limit_body_size(receive), send, self.api)  # type: ignore[arg-type]
+        elif rest_load_search.is_load_or_search(scope):
+            await rest_load_search.load_or_search(scope, _limit_body_size(receive), send, self.api)  # type: ignore[arg-type]
         else:
             is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages
             await self.turn()
-            await handler(scope, _capped(receive), send)  # type: ignore[arg-type]
+            await handler(scope, _limit_body_size(receive), send)  # type: ignore[arg-type]
 
     async def turn(self) -> None:
         """Let one request begin at a time, and others go on in between.
@@ -215,7 +215,7 @@ class Router:
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self.turns = asyncio.Lock()
-        async with runtime.running(), self.mcp.running(), collector.working():
+        async with runtime.running(), self.mcp.running(), gc_schedule.working():
             self.started = True
             await send({"type": "lifespan.startup.complete"})
             await receive()

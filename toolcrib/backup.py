@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Restored:
+class RestoreResult:
     rows: int
     key: str  # fingerprint of the key the backup was made under
     unreadable: int = 0
@@ -286,7 +286,7 @@ def _lines(stream: IO[bytes]) -> Iterator[Row]:
             yield row
 
 
-def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str]) -> Restored:
+def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str]) -> RestoreResult:
     """Fill the database from a backup in one transaction: all of it, or nothing."""
     models = {model._meta.label: model for model in kept_models()}
     revision = Revision.current()
@@ -299,7 +299,7 @@ def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str])
             _reset_sequences(list(models.values()))
             _forget_the_moment()
             _raise_revision(revision)
-            done = Restored(sum(counts.values()), header["key"])
+            done = RestoreResult(sum(counts.values()), header["key"])
             _check_credentials(done, keys)
     except UNFIT as error:
         raise Invalid(
@@ -382,11 +382,11 @@ def _raise_revision(before: int) -> None:
     audit.record(Actor.command("restore"), "installation.restore", row)
 
 
-def _check_credentials(done: Restored, keys: list[str]) -> None:
+def _check_credentials(done: RestoreResult, keys: list[str]) -> None:
     slugs = set()
     rows = Credential.objects.exclude(ciphertext="").select_related("server")
     for row in rows.iterator(chunk_size=BATCH):
-        if not credentials.readable(row.ciphertext, keys):
+        if not credentials.is_readable(row.ciphertext, keys):
             done.unreadable += 1
             slugs.add(row.server.slug)
     done.servers = sorted(slugs)

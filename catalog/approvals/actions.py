@@ -12,7 +12,7 @@ from catalog.models import (
     Tool,
 )
 from catalog.tools import actions as tool_actions
-from catalog.tools.actions import locked
+from catalog.tools.actions import lock_tool
 from toolcrib.lib.errors import Conflict
 
 
@@ -22,7 +22,7 @@ def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
 
     `sha256` names the definition that was looked at: a newer one is not approved unseen.
     """
-    tool = locked(tool, sha256)
+    tool = lock_tool(tool, sha256)
     if tool.latest_id is None or tool.latest_id == tool.approved_id:
         raise _already(tool)
     before = tool.approved
@@ -33,7 +33,7 @@ def approve(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
 @transaction.atomic
 def keep_old(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     """Go on serving the approved definition, and stop asking about the latest."""
-    tool = locked(tool, sha256)
+    tool = lock_tool(tool, sha256)
     if tool.latest_id is None or tool.latest_id in (tool.approved_id, tool.kept_against_id):
         raise _already(tool)
     if tool.approved_id is None:
@@ -75,7 +75,7 @@ def _already(tool: Tool) -> Conflict:
 @transaction.atomic
 def hold(tool: Tool, *, actor: Actor, sha256: str = "") -> Tool:
     """Hold a tool because of the definition that was looked at; its change stays open."""
-    tool = locked(tool, sha256)
+    tool = lock_tool(tool, sha256)
     if tool.held_at:
         raise Conflict(f"{tool.public_name} is held already.", code="already_decided")
     return tool_actions.hold(tool, "Held while its definition is reviewed.", actor=actor)

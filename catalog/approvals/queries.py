@@ -11,7 +11,7 @@ from django.apps import apps
 from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Coalesce
 
-from catalog.audit.queries import Row
+from catalog.audit.queries import AuditRow
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import detail
 from toolcrib.lib.pagination import Page, page_by_offset
@@ -22,7 +22,7 @@ LAST = 5
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PendingReview:
     """One tool with what a person needs to decide about its latest definition."""
 
     tool: Tool
@@ -57,7 +57,7 @@ class Waiting:
         return f"{self.agents:,} agent{many} {'are' if many else 'is'} affected."
 
 
-def waiting_count() -> int:
+def pending_count() -> int:
     return Tool.objects.waiting().count()
 
 
@@ -84,7 +84,7 @@ def servers() -> list[tuple[str, int]]:
     return list(rows.annotate(Count("pk")).order_by("server__slug"))
 
 
-def describe(found: Iterable[Tool]) -> list[Waiting]:
+def pending_reviews(found: Iterable[Tool]) -> list[PendingReview]:
     """Put beside each tool its comparison, its groups and the agents that have them."""
     listed = [tool for tool in found if tool.latest is not None]
     groups: dict[int, list[Group]] = {}
@@ -93,7 +93,7 @@ def describe(found: Iterable[Tool]) -> list[Waiting]:
         groups.setdefault(link.tool_id, []).append(link.group)
     everywhere, having = _agents({group.pk for some in groups.values() for group in some})
     return [
-        Waiting(
+        PendingReview(
             tool=tool,
             change=detail.Change.between(tool.approved, tool.latest, tool.findings),
             groups=(own := groups.get(tool.pk, [])),
@@ -123,13 +123,13 @@ def _agents(groups: set[int]) -> tuple[set[int], dict[int, set[int]]]:
     return everywhere, having
 
 
-def last_decisions() -> list[Row]:
+def last_decisions() -> list[AuditRow]:
     rows = AuditEntry.objects.filter(verb__in=DECISIONS, target_kind="tool")
-    return [Row.of(entry) for entry in rows[:LAST]]
+    return [AuditRow.of(entry) for entry in rows[:LAST]]
 
 
-def decision_on(tool: Tool) -> Row | None:
+def decision_on(tool: Tool) -> AuditRow | None:
     """Return the newest decision about a tool: who was faster."""
     rows = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb__in=DECISIONS)
     entry = rows.first()
-    return Row.of(entry) if entry else None
+    return AuditRow.of(entry) if entry else None

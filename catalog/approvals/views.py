@@ -41,7 +41,7 @@ def approval_list(request: HttpRequest) -> HttpResponse:
     page = approval_queries.page_of(server, offset=offset_of(request.GET, approval_queries.PAGE))
     context: dict[str, Any] = {
         "page": page,
-        "items": approval_queries.describe(page.rows),
+        "items": approval_queries.pending_reviews(page.rows),
         "shown": page.says("definition"),
         "server": server,
         "servers": approval_queries.servers(),
@@ -89,7 +89,7 @@ def decide_many(request: HttpRequest) -> HttpResponse:
         raise Invalid("No tool is selected.", hint="Go back and select at least one.")
     waiting = Tool.objects.with_definitions().filter(public_name__in=seen)
     done, left = 0, [f"{name} is gone." for name in _gone(seen, waiting)]
-    for item in approval_queries.describe(waiting):
+    for item in approval_queries.pending_reviews(waiting):
         try:
             _decide_one(request, item, act, seen[item.tool.public_name])
             done += 1
@@ -108,7 +108,7 @@ def _gone(seen: dict[str, str], found: Iterable[Tool]) -> list[str]:
 
 
 def _decide_one(
-    request: HttpRequest, item: approval_queries.Waiting, act: str, digest: str
+    request: HttpRequest, item: approval_queries.PendingReview, act: str, digest: str
 ) -> None:
     name = item.tool.public_name
     if act == "approve" and item.destructive:
@@ -132,7 +132,7 @@ def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
     tool = Tool.objects.with_definitions().get(pk=tool.pk)
     if tool.state == ToolState.WAITING:
         context = {
-            "item": approval_queries.describe([tool])[0],
+            "item": approval_queries.pending_reviews([tool])[0],
             "late": error,
             "address": request.POST.get("address", ""),
         }
@@ -145,6 +145,6 @@ def _settled(request: HttpRequest, tool: Tool, *, late: bool = False) -> HttpRes
         "tool": tool,
         "decision": approval_queries.decision_on(tool),
         "late": late,
-        "left": approval_queries.waiting_count(),
+        "left": approval_queries.pending_count(),
     }
     return render(request, "catalog/_approval_settled.html", context)

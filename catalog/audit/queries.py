@@ -90,7 +90,7 @@ def _start(day: date) -> datetime:
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """One entry as a sentence in three parts, so that the page can stress what was changed."""
 
     entry: AuditEntry
@@ -98,7 +98,7 @@ class Row:
     rest: str
 
     @classmethod
-    def of(cls, entry: AuditEntry) -> "Row":
+    def of(cls, entry: AuditEntry) -> "AuditRow":
         words, _, rest = SENTENCES[entry.verb].partition("{target}")
         return cls(entry, words.strip(), rest.strip())
 
@@ -202,7 +202,7 @@ def _lines(entries: Iterable[AuditEntry]) -> Iterator[list[str]]:
     for entry in entries:
         fields = _fields(entry)
         facts = (json.dumps(one, ensure_ascii=False) for one in (entry.before, entry.after))
-        yield [inert(str(cell)) for cell in (*(fields[name] for name in COLUMNS), *facts)]
+        yield [escape_formula(str(cell)) for cell in (*(fields[name] for name in COLUMNS), *facts)]
 
 
 def _fields(entry: AuditEntry) -> dict[str, object]:
@@ -218,6 +218,6 @@ def _fields(entry: AuditEntry) -> dict[str, object]:
     }
 
 
-def inert(cell: str) -> str:
+def escape_formula(cell: str) -> str:
     """Quote a cell that a spreadsheet would run as a formula."""
     return f"'{cell}" if cell.startswith(FORMULA) else cell

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from catalog.audit import queries as audit_queries
-from catalog.audit.queries import AuditFilter, Row
+from catalog.audit.queries import AuditFilter, AuditRow
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import operator_required
 
@@ -21,7 +21,7 @@ def audit_log(request: HttpRequest) -> HttpResponse:
     page = audit_queries.page_of(wanted)
     context: dict[str, Any] = {
         "page": page,
-        "rows": [Row.of(entry) for entry in page.rows],
+        "rows": [AuditRow.of(entry) for entry in page.rows],
         "shown": f"{page.total:,} {'entry' if page.total == 1 else 'entries'}",
         "wanted": wanted,
         "local": request.GET.get("times") == "local",

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from catalog.definitions.json_schema import required_names, unenforceable_patterns
-from catalog.definitions.parsing import printable
+from catalog.definitions.parsing import printable_name
 from catalog.definitions.public_names import META_TOOLS, skeleton
 from toolcrib.lib.text import hidden_characters
 
@@ -83,7 +83,7 @@ def findings_of(tool: dict[str, Any], neighbours: Neighbours) -> list[Finding]:
         found.append(Finding("reserved_name", "Toolcrib's own tools use this name too."))
     patterns = unenforceable_patterns(tool["inputSchema"]) if "pattern" in text else []
     if patterns:
-        shown = printable(patterns[0][:60])
+        shown = printable_name(patterns[0][:60])
         found.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {shown}"))
     return found
 

@@ -44,7 +44,7 @@ TOOL_FIELDS = [
 
 
 @dataclass
-class Ingested:
+class IngestResult:
     """What one list did to the catalog."""
 
     added: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Ingested:
         return not (self.added or self.changed or self.removed)
 
 
-def prepare(remote: Sequence[RemoteTool]) -> dict[str, int]:
+def store_definitions(remote: Sequence[RemoteTool]) -> dict[str, int]:
     """Keep every definition not kept yet; return ids by digest.
 
     Definitions never change and nothing points at a new one until `apply`, so that what is left
@@ -82,7 +82,9 @@ def prepare(remote: Sequence[RemoteTool]) -> dict[str, int]:
     return ids
 
 
-def judge(server: "Server", remote: Sequence[RemoteTool]) -> dict[str, list[dict[str, str]]]:
+def find_findings(
+    server: "Server", remote: Sequence[RemoteTool]
+) -> dict[str, list[dict[str, str]]]:
     """Look for what deserves advice in definitions that are new for this server, by tool."""
     seen = known_digests(server)
     neighbours = Neighbours([tool.name for tool in remote], _foreign_names(server))
@@ -107,14 +109,14 @@ def _known(digests: Sequence[str]) -> dict[str, int]:
     return found
 
 
-class Fold:
+class ListingUpdate:
     """One list being folded into one server's tools. Lives inside one transaction."""
 
     def __init__(self, server: "Server", definition_ids: dict[str, int], now: datetime) -> None:
         self.server = server
         self.ids = definition_ids
         self.now = now
-        self.result = Ingested()
+        self.result = IngestResult()
         # Locked: a decision made meanwhile must not be written over.
         rows = Tool.objects.select_for_update().filter(server=server)
         self.tools = {tool.name: tool for tool in rows}
@@ -233,7 +235,7 @@ def _seen_by_agents(tool: Tool) -> tuple[object, ...] | None:
     return (tool.state, tool.approved_id, tool.latest_id)
 
 
-def apply(
+def apply_listing(
     server: "Server",
     remote: Sequence[RemoteTool],
     rejections: Sequence[Rejection],
@@ -241,13 +243,13 @@ def apply(
     *,
     findings: dict[str, list[dict[str, str]]],
     allow_removals: bool,
-) -> Ingested:
+) -> IngestResult:
     """Replace a server's list by this one. Call inside a transaction.
 
     Where over half the tools are gone and `allow_removals` is false, they are kept and
     `removals_held` is set: a restarting server answers with an empty list.
     """
-    fold = Fold(server, definition_ids, timezone.now())
+    fold = ListingUpdate(server, definition_ids, timezone.now())
     usable = [rejection for rejection in rejections if rejection.usable]
     names = {tool.name for tool in remote} | {rejection.name for rejection in usable}
     public = _public_names(server, names - fold.tools.keys())

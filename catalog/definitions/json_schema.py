@@ -53,23 +53,23 @@ CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie"
 Path = tuple[str, ...]
 
 
-class BadSchema(ValueError):
+class InvalidSchema(ValueError):
     """Carries the reason, in words an admin can pass on to the server's author."""
 
 
 def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]:
     """Return the schema if it is bounded, self-contained and valid; else raise BadSchema."""
     if not isinstance(schema, dict):
-        raise BadSchema(f"{what} must be an object, not {_kind(schema)}")
+        raise InvalidSchema(f"{what} must be an object, not {_kind(schema)}")
     _check_depth(schema, what)
     subschemas = list(walk(schema))
     if len(subschemas) > MAX_SUBSCHEMAS:
-        raise BadSchema(f"{what} has {len(subschemas)} subschemas; the cap is {MAX_SUBSCHEMAS}")
+        raise InvalidSchema(f"{what} has {len(subschemas)} subschemas; the cap is {MAX_SUBSCHEMAS}")
     for _, sub in subschemas:
         _check_dialect(sub, what)
         _check_numbers(sub, what)
         if len(str(sub.get("pattern", ""))) > MAX_PATTERN_KEPT:
-            raise BadSchema(f"{what} has a pattern of over {MAX_PATTERN_KEPT:,} characters")
+            raise InvalidSchema(f"{what} has a pattern of over {MAX_PATTERN_KEPT:,} characters")
     _check_references(schema, subschemas, what)
     try:
         jsonschema_rs.meta.validate(schema)
@@ -79,7 +79,7 @@ def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
-        raise BadSchema(f"{what} is not valid JSON Schema: {message}") from error
+        raise InvalidSchema(f"{what} is not valid JSON Schema: {message}") from error
     return schema
 
 
@@ -87,7 +87,7 @@ def check_input_schema(schema: object) -> None:
     """Hold an input schema to what arguments are: an object; and check its header marks."""
     checked = check_schema(schema)
     if checked.get("type") != "object":
-        raise BadSchema('inputSchema must have "type": "object", since arguments are an object')
+        raise InvalidSchema('inputSchema must have "type": "object", since arguments are an object')
     _check_headers(checked)
 
 
@@ -165,7 +165,7 @@ def _check_depth(schema: object, what: str) -> None:
     while layer:
         level += 1
         if level > MAX_DEPTH:
-            raise BadSchema(f"{what} is nested deeper than {MAX_DEPTH} levels")
+            raise InvalidSchema(f"{what} is nested deeper than {MAX_DEPTH} levels")
         below: list[object] = []
         for node in layer:
             if isinstance(node, dict):
@@ -179,14 +179,16 @@ def _check_dialect(schema: dict[str, Any], what: str) -> None:
     if "$schema" in schema:
         dialect = schema["$schema"]
         if not isinstance(dialect, str) or not DIALECT.fullmatch(dialect):
-            raise BadSchema(f"{what} is in an unsupported dialect: {str(dialect)[:80]!r}")
+            raise InvalidSchema(f"{what} is in an unsupported dialect: {str(dialect)[:80]!r}")
 
 
 def _check_numbers(sub: dict[str, Any], what: str) -> None:
     for key in COUNTS:
         value = sub.get(key)
         if isinstance(value, int | float) and value > MAX_SAFE_INTEGER:
-            raise BadSchema(f"{what} has a {key} over {MAX_SAFE_INTEGER}, which no value can have")
+            raise InvalidSchema(
+                f"{what} has a {key} over {MAX_SAFE_INTEGER}, which no value can have"
+            )
 
 
 def _check_references(
@@ -199,7 +201,7 @@ def _check_references(
             if key in sub:
                 target = resolve(root, anchors, sub[key])
                 if target is None:
-                    raise BadSchema(
+                    raise InvalidSchema(
                         f"{what} refers to {str(sub[key])[:80]!r}, which is not in it; "
                         "references are never fetched"
                     )
@@ -207,9 +209,9 @@ def _check_references(
     try:
         size = _expanded(root, targets, {}, set())
     except RecursionError as error:
-        raise BadSchema(f"{what} chains its references too deep") from error
+        raise InvalidSchema(f"{what} chains its references too deep") from error
     if size > MAX_EXPANDED:
-        raise BadSchema(f"{what} expands to more than {MAX_EXPANDED} schemas by its references")
+        raise InvalidSchema(f"{what} expands to more than {MAX_EXPANDED} schemas by its references")
 
 
 def anchors_of(subschemas: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -275,15 +277,15 @@ def _check_headers(schema: dict[str, Any]) -> None:
         header = sub["x-mcp-header"]
         where = ".".join(path) if path else ""
         if not path:
-            raise BadSchema("x-mcp-header stands where no argument is")
+            raise InvalidSchema("x-mcp-header stands where no argument is")
         if not isinstance(header, str) or not HEADER_TOKEN.fullmatch(header):
-            raise BadSchema(f"x-mcp-header of {where!r} is not a header name")
+            raise InvalidSchema(f"x-mcp-header of {where!r} is not a header name")
         if header.lower() in CREDENTIAL_HEADERS:
-            raise BadSchema(f"x-mcp-header of {where!r} names a header for credentials")
+            raise InvalidSchema(f"x-mcp-header of {where!r} names a header for credentials")
         if sub.get("type") not in ("string", "integer", "boolean"):
-            raise BadSchema(f"x-mcp-header of {where!r} needs a string, integer or boolean")
+            raise InvalidSchema(f"x-mcp-header of {where!r} needs a string, integer or boolean")
         if header.lower() in seen:
-            raise BadSchema(f"x-mcp-header {header!r} stands twice")
+            raise InvalidSchema(f"x-mcp-header {header!r} stands twice")
         seen.add(header.lower())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.definitions.json_schema import BadSchema, check_input_schema, check_schema
+from catalog.definitions.json_schema import InvalidSchema, check_input_schema, check_schema
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.text import escape_hidden
 
@@ -79,7 +79,7 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
         )
         if usable:
             taken.add(str(name))
-        yield Rejection(printable(name), escape_hidden(reason), usable)
+        yield Rejection(printable_name(name), escape_hidden(reason), usable)
 
 
 def read_tool(
@@ -110,7 +110,7 @@ def read_tool(
         check_input_schema(item.get("inputSchema"))
         if item.get("outputSchema") is not None:
             check_schema(item["outputSchema"], what="outputSchema")
-    except BadSchema as error:
+    except InvalidSchema as error:
         raise Rejected(str(error)) from error
     return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
 
@@ -122,7 +122,7 @@ def search_text(tool: dict[str, Any]) -> str:
     return "\n".join(part for part in parts if isinstance(part, str) and part)
 
 
-def printable(value: object) -> str:
+def printable_name(value: object) -> str:
     """Show a name that may be anything in one short line."""
     if not isinstance(value, str):
         return f"({type(value).__name__})" if value is not None else "(no name)"

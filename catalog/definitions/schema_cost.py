@@ -20,7 +20,7 @@ PATTERN, UNIQUE = 16, 40  # what these cost beside one plain comparison, as meas
 MOST = 20_000  # subschemas looked at; what has more is as broad as can be
 
 
-def breadth(root: Schema) -> int:
+def max_comparisons_per_value(root: Schema) -> int:
     """Return how many comparisons a single value may cost, at the place where that is most."""
     anchors = anchors_of(sub for _, sub in walk(root))
     widest, looked = 1, 0

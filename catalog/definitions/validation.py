@@ -14,9 +14,9 @@ from catalog.definitions.json_schema import (
     walk,
     without_patterns,
 )
-from catalog.definitions.schema_cost import breadth
+from catalog.definitions.schema_cost import max_comparisons_per_value
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.redaction import SECRET_NAME, redacted
+from toolcrib.lib.redaction import SECRET_NAME, redact
 
 PATTERN_BYTES = 1 << 20
 MOST_PROBLEMS = 10
@@ -36,7 +36,7 @@ class Validator:
     def __init__(self, schema: dict[str, Any]) -> None:
         skipped = frozenset(unenforceable_patterns(schema))
         self._size = sum(1 for _ in walk(schema))
-        self._breadth = breadth(schema)
+        self._breadth = max_comparisons_per_value(schema)
         try:
             self._compiled = _compile(without_patterns(schema, skipped) if skipped else schema)
         except (ValueError, jsonschema_rs.ReferencingError):
@@ -100,7 +100,7 @@ def _line(error: Any) -> str:
         message = message[:300] + "…"
     if isinstance(error.instance, dict | list):
         quoted = message.startswith(("{", "["))  # the value whole, what is secret in it too
-        if quoted and redacted(error.instance) != error.instance:
+        if quoted and redact(error.instance) != error.instance:
             message = "the value does not fit the schema"
         return f"{where}: {message}"
     try:

@@ -42,7 +42,7 @@ WHAT = {"display_name": "display name", "description": "description"}
 
 
 @dataclass(frozen=True)
-class Done:
+class GroupWrite:
     """A group after a write, with the entry to undo it by; no entry where it stood so already."""
 
     group: Group
@@ -50,7 +50,7 @@ class Done:
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def group_transaction() -> Iterator[None]:
     try:
         with transaction.atomic():
             yield
@@ -60,17 +60,19 @@ def writing() -> Iterator[None]:
         ) from error
 
 
-def write(group: Group, verb: str, wanted: State, actor: Actor, mark: State | None = None) -> Done:
+def record_write(
+    group: Group, verb: str, wanted: State, actor: Actor, mark: State | None = None
+) -> GroupWrite:
     before, after = states.difference(states.read(group, wanted), wanted)
     if not after:
-        return Done(group, None)
+        return GroupWrite(group, None)
     states.write(group, after)
     entry = audit.record(actor, verb, group, before=before, after={**after, **(mark or {})})
     Revision.bump()
-    return Done(group, entry)
+    return GroupWrite(group, entry)
 
 
-def locked(group: Group) -> Group:
+def lock_group(group: Group) -> Group:
     found = (
         Group.objects.select_for_update(of=("self",))
         .select_related("follows")
@@ -78,11 +80,11 @@ def locked(group: Group) -> Group:
         .first()
     )
     if found is None:
-        raise gone(group)
+        raise deleted_meanwhile(group)
     return found
 
 
-def all_locked() -> list[Group]:
+def lock_all_groups() -> list[Group]:
     """Lock every group, always in the order of their keys, and return them in canonical order."""
     rows = list(Group.objects.select_for_update().order_by("pk"))
     return sorted(rows, key=lambda group: (group.position, group.group_id))
@@ -90,19 +92,19 @@ def all_locked() -> list[Group]:
 
 def check_unchanged(group: Group, names: Collection[str], seen: int, *, actor: Actor) -> None:
     """Lock a group and refuse what somebody else decided about these tools after entry `seen`."""
-    group = locked(group)
+    group = lock_group(group)
     acts = AuditEntry.objects.filter(target_kind="group", target_id=group.pk, pk__gt=seen)
     for entry in acts.exclude(actor_kind=actor.kind, actor_id=actor.id)[:200]:
         both = sorted(states.touched(entry.after) & set(names))
         if both:
             raise Conflict(
-                f"{entry.actor_label} changed {listed(both)} meanwhile.",
+                f"{entry.actor_label} changed {join_names(both)} meanwhile.",
                 hint="Look at what stands now, and do it again if you still want it.",
                 code="changed_meanwhile",
             )
 
 
-def gone(group: Group) -> NotFound:
+def deleted_meanwhile(group: Group) -> NotFound:
     return NotFound(f"{group.group_id} was deleted meanwhile.", hint="Its deletion can be undone.")
 
 
@@ -111,11 +113,11 @@ def in_order(chosen: Sequence[str], standing: Sequence[str], what: str) -> list[
         raise Invalid("A name stands twice in the order.", hint="Send each once.")
     unknown = [name for name in chosen if name not in standing]
     if unknown:
-        raise Invalid(f"{listed(unknown)} is no {what}.", hint="Send names that are listed.")
+        raise Invalid(f"{join_names(unknown)} is no {what}.", hint="Send names that are listed.")
     return [*chosen, *(name for name in standing if name not in set(chosen))]
 
 
-def new_id(text: str) -> str:
+def check_new_id(text: str) -> str:
     if not GROUP_ID.fullmatch(text):
         raise Invalid(
             "A group's id has 1 to 80 lower-case letters, digits and : . _ - and starts with a "
@@ -139,7 +141,7 @@ def one_line(name: str, text: str) -> str:
     return line
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     shown = ", ".join(name[:80] for name in names[:5])
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
 
@@ -156,7 +158,7 @@ class Edit(TypedDict, total=False):
     follows: "Server | None"
 
 
-def find(group_id: str) -> Group:
+def find_group(group_id: str) -> Group:
     group = Group.objects.filter(group_id=group_id.replace("\0", "")).first()
     if group is None:
         raise NotFound("There is no group of this name.", hint="The list of groups has them all.")
@@ -170,7 +172,8 @@ def find_tools(names: Sequence[str]) -> list[Tool]:
     unknown = [name for name in names if name not in found]
     if unknown:
         raise NotFound(
-            f"There is no tool called {listed(unknown)}.", hint="The list of tools has them all."
+            f"There is no tool called {join_names(unknown)}.",
+            hint="The list of tools has them all.",
         )
     return [found[name] for name in dict.fromkeys(names)]
 
@@ -178,7 +181,7 @@ def find_tools(names: Sequence[str]) -> list[Tool]:
 # --- The group itself ---------------------------------------------------------------------------
 
 
-@writing()
+@group_transaction()
 def create(
     group_id: str,
     display_name: str,
@@ -187,11 +190,11 @@ def create(
     actor: Actor,
     preload_default: bool = False,
     follows: "Server | None" = None,
-) -> Done:
+) -> GroupWrite:
     """Make a group, last in the order; following a server, with all its present tools."""
     last = Group.objects.order_by("-position").values_list("position", flat=True).first()
     group = Group(
-        group_id=new_id(group_id),
+        group_id=check_new_id(group_id),
         display_name=one_line("display_name", display_name),
         description=one_line("description", description),
         position=0 if last is None else last + 1,
@@ -204,13 +207,13 @@ def create(
         states.put(group, states.joining(group, follows))
     entry = audit.record(actor, "group.add", group, after={"group": states.snapshot(group)})
     Revision.bump()
-    return Done(group, entry)
+    return GroupWrite(group, entry)
 
 
-@writing()
-def edit(group: Group, *, actor: Actor, **fields: Unpack[Edit]) -> Done:
+@group_transaction()
+def edit(group: Group, *, actor: Actor, **fields: Unpack[Edit]) -> GroupWrite:
     """Change some of a group's fields as one act. Following a server brings in its tools."""
-    group = locked(group)
+    group = lock_group(group)
     wanted: State = {
         name: fields[name] for name in ("preload_default", "deferred") if name in fields
     }
@@ -218,7 +221,7 @@ def edit(group: Group, *, actor: Actor, **fields: Unpack[Edit]) -> Done:
         if name in fields and fields[name] != getattr(group, name):
             wanted[name] = one_line(name, fields[name])
     if "group_id" in fields and fields["group_id"] != group.group_id:
-        wanted["group_id"] = new_id(fields["group_id"])
+        wanted["group_id"] = check_new_id(fields["group_id"])
     if "follows" in fields:
         server = fields["follows"]
         wanted["follows"] = server.slug if server else None
@@ -228,7 +231,7 @@ def edit(group: Group, *, actor: Actor, **fields: Unpack[Edit]) -> Done:
     verb = verbs.pop() if len(verbs) == 1 else "group.settings"
     if verb == "group.follow" and wanted["follows"] is None:
         verb = "group.unfollow"
-    return write(group, verb, wanted, actor)
+    return record_write(group, verb, wanted, actor)
 
 
 def _differs(group: Group, name: str, wanted: State) -> bool:
@@ -237,7 +240,7 @@ def _differs(group: Group, name: str, wanted: State) -> bool:
 
 def rename(
     group: Group, display_name: str | None = None, group_id: str | None = None, *, actor: Actor
-) -> Done:
+) -> GroupWrite:
     wanted: Edit = {}
     if display_name is not None:
         wanted["display_name"] = display_name
@@ -246,82 +249,82 @@ def rename(
     return edit(group, actor=actor, **wanted)
 
 
-def describe(group: Group, text: str, *, actor: Actor) -> Done:
+def describe(group: Group, text: str, *, actor: Actor) -> GroupWrite:
     return edit(group, actor=actor, description=text)
 
 
-def set_default_preload(group: Group, on: bool, *, actor: Actor) -> Done:
+def set_default_preload(group: Group, on: bool, *, actor: Actor) -> GroupWrite:
     """Preload every member that does not say otherwise, or none of them."""
     return edit(group, actor=actor, preload_default=on)
 
 
-def set_deferred(group: Group, on: bool, *, actor: Actor) -> Done:
+def set_deferred(group: Group, on: bool, *, actor: Actor) -> GroupWrite:
     return edit(group, actor=actor, deferred=on)
 
 
-def follow(group: Group, server: "Server", *, actor: Actor) -> Done:
+def follow(group: Group, server: "Server", *, actor: Actor) -> GroupWrite:
     """Give the group every tool of a server, those to come included."""
     return edit(group, actor=actor, follows=server)
 
 
-def unfollow(group: Group, *, actor: Actor) -> Done:
+def unfollow(group: Group, *, actor: Actor) -> GroupWrite:
     """Let the group keep the tools it has, and take no new ones by itself."""
     return edit(group, actor=actor, follows=None)
 
 
-@writing()
-def delete(group: Group, *, actor: Actor) -> Done:
-    group = locked(group)
+@group_transaction()
+def delete(group: Group, *, actor: Actor) -> GroupWrite:
+    group = lock_group(group)
     state = {"group": states.snapshot(group)}
     entry = audit.record(actor, "group.delete", group, before=state)
     group.delete()
     Revision.bump()
-    return Done(group, entry)
+    return GroupWrite(group, entry)
 
 
-@writing()
-def order(group_ids: Sequence[str], *, actor: Actor) -> Done | None:
+@group_transaction()
+def order(group_ids: Sequence[str], *, actor: Actor) -> GroupWrite | None:
     """Put these groups first, in this order; the others follow as they stood."""
-    rows = all_locked()
+    rows = lock_all_groups()
     names = in_order(group_ids, [group.group_id for group in rows], "group")
     if not names:
         return None
     positions = {"groups": {name: place for place, name in enumerate(names)}}
     top = next(group for group in rows if group.group_id == names[0])
-    return write(top, "group.order", positions, actor)
+    return record_write(top, "group.order", positions, actor)
 
 
-@writing()
-def move(group: Group, position: int, *, actor: Actor) -> Done:
+@group_transaction()
+def move(group: Group, position: int, *, actor: Actor) -> GroupWrite:
     """Put a group at a place of the order, counted from 0; past the end is last."""
     if position < 0:
         raise Invalid("A position is 0 or more.")
-    rows = all_locked()
+    rows = lock_all_groups()
     return _place(rows, group, position, actor)
 
 
-@writing()
-def shift(group: Group, by: int, *, actor: Actor) -> Done:
+@group_transaction()
+def shift(group: Group, by: int, *, actor: Actor) -> GroupWrite:
     """Move a group up (-1) or down (1) among the others."""
-    rows = all_locked()
+    rows = lock_all_groups()
     place = next((at for at, one in enumerate(rows) if one.pk == group.pk), 0)
     return _place(rows, group, max(0, place + by), actor)
 
 
-def _place(rows: list[Group], group: Group, position: int, actor: Actor) -> Done:
+def _place(rows: list[Group], group: Group, position: int, actor: Actor) -> GroupWrite:
     moved = next((one for one in rows if one.pk == group.pk), None)
     if moved is None:
-        raise gone(group)
+        raise deleted_meanwhile(group)
     rows.remove(moved)
     rows.insert(position, moved)
     wanted = {"groups": {one.group_id: place for place, one in enumerate(rows)}}
-    return write(moved, "group.move", wanted, actor)
+    return record_write(moved, "group.move", wanted, actor)
 
 
 # --- Members ------------------------------------------------------------------------------------
 
 
-@writing()
+@group_transaction()
 def assign(
     group: Group,
     tools: Collection[Tool],
@@ -329,9 +332,9 @@ def assign(
     *,
     actor: Actor,
     preload: bool | None = None,
-) -> Done:
+) -> GroupWrite:
     """Add the tools the group does not hold yet: at a place counted from 0, or last."""
-    group = locked(group)
+    group = lock_group(group)
     standing = list(states.members(group))
     new = [
         name for name in dict.fromkeys(tool.public_name for tool in tools) if name not in standing
@@ -339,7 +342,7 @@ def assign(
     if position is None or not new:
         place = states.next_position(group)
         wanted: State = {"members": {name: {"position": place, "preload": preload} for name in new}}
-        return write(group, "group.assign", wanted, actor)
+        return record_write(group, "group.assign", wanted, actor)
     if position < 0:
         raise Invalid("A position is 0 or more.")
     numbered = {
@@ -349,31 +352,31 @@ def assign(
         "members": {name: {"position": numbered[name], "preload": preload} for name in new},
         "order": {name: numbered[name] for name in standing},
     }
-    return write(group, "group.assign", wanted, actor)
+    return record_write(group, "group.assign", wanted, actor)
 
 
-@writing()
-def remove(group: Group, tools: Collection[Tool], *, actor: Actor) -> Done:
-    group = locked(group)
+@group_transaction()
+def remove(group: Group, tools: Collection[Tool], *, actor: Actor) -> GroupWrite:
+    group = lock_group(group)
     names = _present(group, tools)
     _refuse_followed(group, tools)
-    return write(group, "group.remove", {"members": dict.fromkeys(names)}, actor)
+    return record_write(group, "group.remove", {"members": dict.fromkeys(names)}, actor)
 
 
-@writing()
-def order_members(group: Group, public_names: Sequence[str], *, actor: Actor) -> Done:
+@group_transaction()
+def order_members(group: Group, public_names: Sequence[str], *, actor: Actor) -> GroupWrite:
     """Put these members first, in this order; the others follow as they stood."""
-    group = locked(group)
+    group = lock_group(group)
     names = in_order(public_names, list(states.members(group)), "tool of this group")
-    return write(group, "group.order_members", _numbered(names), actor)
+    return record_write(group, "group.order_members", _numbered(names), actor)
 
 
-@writing()
+@group_transaction()
 def shift_member(
     group: Group, tool: Tool, by: int, *, actor: Actor, among: Collection[str] | None = None
-) -> Done:
+) -> GroupWrite:
     """Move a member up (-1) or down (1) among the others, or past the next of those named."""
-    group = locked(group)
+    group = lock_group(group)
     [name] = _present(group, [tool])
     names = list(states.members(group))
     place = names.index(name)
@@ -381,15 +384,17 @@ def shift_member(
     step = next((at for at, one in enumerate(beyond) if among is None or one in among), None)
     if step is not None:
         names.insert(place + (step + 1) * by, names.pop(place))
-    return write(group, "group.order_members", _numbered(names), actor)
+    return record_write(group, "group.order_members", _numbered(names), actor)
 
 
-@writing()
-def set_preload(group: Group, tools: Collection[Tool], on: bool | None, *, actor: Actor) -> Done:
+@group_transaction()
+def set_preload(
+    group: Group, tools: Collection[Tool], on: bool | None, *, actor: Actor
+) -> GroupWrite:
     """Preload members always (true), never (false), or as the group's default says (null)."""
-    group = locked(group)
+    group = lock_group(group)
     wanted = {"preload": dict.fromkeys(_present(group, tools), on)}
-    return write(group, "group.preload", wanted, actor)
+    return record_write(group, "group.preload", wanted, actor)
 
 
 def _numbered(names: Sequence[str]) -> State:
@@ -401,7 +406,7 @@ def _present(group: Group, tools: Collection[Tool]) -> list[str]:
     standing = states.members(group)
     strangers = [name for name in names if name not in standing]
     if strangers:
-        raise Invalid(f"{listed(strangers)} is not in {group.group_id}.", hint="Add it first.")
+        raise Invalid(f"{join_names(strangers)} is not in {group.group_id}.", hint="Add it first.")
     return names
 
 
@@ -412,7 +417,7 @@ def _refuse_followed(group: Group, tools: Collection[Tool]) -> None:
     if bound and group.follows:
         slug = group.follows.slug
         raise Conflict(
-            f"{group.group_id} follows {slug}, so that {listed(bound)} belongs to it.",
+            f"{group.group_id} follows {slug}, so that {join_names(bound)} belongs to it.",
             hint=f"Let the group stop following {slug}, or hold the tool.",
             code="followed",
         )

@@ -9,14 +9,14 @@ from django.http import HttpRequest
 from ninja import Query, Router, Schema, Status
 
 from catalog import cache
-from catalog.cache import ShelfGroup, preloaded
+from catalog.cache import CachedGroup, is_preloaded
 from catalog.groups import actions as group_actions
 from catalog.groups import board
 from catalog.groups import health as group_health
 from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import Done, Edit
-from catalog.groups.board import Cost
+from catalog.groups.actions import Edit, GroupWrite
+from catalog.groups.board import GroupCost
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
 from catalog.models import AuditEntry, Group, Membership
@@ -27,7 +27,7 @@ from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
 LARGEST = 2**31 - 1
-NOTHING = Cost(0, 0, 0)
+NOTHING = GroupCost(0, 0, 0)
 
 
 class Count(Schema):
@@ -140,7 +140,7 @@ def _rows() -> QuerySet[Group]:
 
 
 def _shown(
-    group: Any, here: ShelfGroup | None, drift: Drift, lints: Sequence[Lint]
+    group: Any, here: CachedGroup | None, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
     """Shape a group of `_rows` with what it costs."""
     cost = board.definitions_cost(here) if here else NOTHING
@@ -156,7 +156,7 @@ def _shown(
     }
 
 
-def _detail(group_id: str, *done: Done | None) -> dict[str, Any]:
+def _detail(group_id: str, *done: GroupWrite | None) -> dict[str, Any]:
     group = _find(group_id)
     drift = group_health.drift(group)
     lints = [*group_health.group_lints([group])[group.pk], *group_health.tool_lints(group)]
@@ -164,7 +164,7 @@ def _detail(group_id: str, *done: Done | None) -> dict[str, Any]:
         "tool", "tool__server", "tool__approved", "tool__latest"
     ).order_by("position", "tool__public_name")
     return {
-        **_shown(group, board.standing(group), drift, lints),
+        **_shown(group, board.cached_group(group), drift, lints),
         "members": [_member(group, member) for member in members],
         "drift": {"missing": drift.missing, "new": drift.new},
         "lints": [vars(lint) for lint in lints],
@@ -180,12 +180,12 @@ def _member(group: Group, member: Membership) -> dict[str, Any]:
         "mcpServer": tool.server.slug if tool.server else None,
         "state": tool.state,
         "preload": member.preload,
-        "preloaded": preloaded(group, tool, member.preload),
+        "preloaded": is_preloaded(group, tool, member.preload),
         "tokens": tool.definition.tokens if tool.definition else None,
     }
 
 
-def _entries(*done: Done | None) -> list[int]:
+def _entries(*done: GroupWrite | None) -> list[int]:
     return [one.entry.pk for one in reversed(done) if one and one.entry]
 
 
@@ -253,7 +253,7 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
         wanted["follows"] = None
     with transaction.atomic():
         edited = group_actions.edit(
-            group_actions.find(group_id), actor=key_actor(request), **wanted
+            group_actions.find_group(group_id), actor=key_actor(request), **wanted
         )
         moved = None
         if position is not None:
@@ -266,7 +266,7 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
 @router.delete("/{group_id}", response={200: Undoable, **ERRORS})
 def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     """Delete a group; undoing brings it back with its members and agents."""
-    done = group_actions.delete(group_actions.find(group_id), actor=key_actor(request))
+    done = group_actions.delete(group_actions.find_group(group_id), actor=key_actor(request))
     return {"group_id": group_id, "undo": _entries(done)}
 
 
@@ -276,7 +276,7 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; those already in stay as they are."""
-    group, place = group_actions.find(group_id), body.position
+    group, place = group_actions.find_group(group_id), body.position
     done = group_actions.assign(
         group, group_actions.find_tools(body.tools), place, actor=key_actor(request)
     )
@@ -285,7 +285,7 @@ def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str
 
 @router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) -> dict[str, Any]:
-    group = group_actions.find(group_id)
+    group = group_actions.find_group(group_id)
     done = group_actions.remove(group, group_actions.find_tools(tool), actor=key_actor(request))
     return _detail(group_id, done)
 
@@ -294,7 +294,7 @@ def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) 
 def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others follow as they stood."""
     done = group_actions.order_members(
-        group_actions.find(group_id), body.tools, actor=key_actor(request)
+        group_actions.find_group(group_id), body.tools, actor=key_actor(request)
     )
     return _detail(group_id, done)
 
@@ -302,7 +302,7 @@ def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[st
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def set_preload(request: HttpRequest, group_id: str, body: PreloadIn) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
-    group = group_actions.find(group_id)
+    group = group_actions.find_group(group_id)
     done = group_actions.set_preload(
         group, group_actions.find_tools(body.tools), body.preload, actor=key_actor(request)
     )

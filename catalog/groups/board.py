@@ -13,7 +13,7 @@ from django.db.models import Exists, OuterRef, QuerySet
 
 from catalog import cache, rendering
 from catalog.audit import Actor, sentence
-from catalog.cache import Item, Place, ShelfGroup
+from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.groups.state import FIELDS, State, touched
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
 from catalog.tools.queries import ToolFilter
@@ -22,14 +22,14 @@ from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.token_counter import count
 
 BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
-SECTION = 50
-SUGGESTED = 3
-RARELY = 5  # calls in 30 days; a preload with fewer does not earn its place
-TOLD = 5  # acts of others that a notice names
+SECTION_SIZE = 50
+MAX_SUGGESTIONS = 3
+RARE_CALLS = 5  # calls in 30 days; a preload with fewer does not earn its place
+MAX_NAMED_EDITS = 5  # acts of others that a notice names
 
 
 @dataclass(frozen=True)
-class Row:
+class MemberRow:
     """One member: its tool, what it costs, how it is given, where it can go."""
 
     pk: int
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    rows: Sequence[Row]
+    rows: Sequence[MemberRow]
     total: int
     start: int
     tokens: int
@@ -63,7 +63,7 @@ class Section:
 
     @property
     def previous(self) -> int | None:
-        return max(self.start - SECTION, 0) if self.start else None
+        return max(self.start - SECTION_SIZE, 0) if self.start else None
 
     @property
     def next(self) -> int | None:
@@ -71,7 +71,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Cost:
+class GroupCost:
     """What a group costs a session: definitions at its start, its lines, what could be loaded."""
 
     preload: int
@@ -97,17 +97,19 @@ class Cost:
 class Board:
     preload: Section
     demand: Section
-    cost: Cost
+    cost: GroupCost
     each_stub: int
-    suggested: Sequence[Row]  # costly preloads that are rarely called, where the budget is passed
+    suggested: Sequence[
+        MemberRow
+    ]  # costly preloads that are rarely called, where the budget is passed
 
 
-def standing(group: Group) -> ShelfGroup | None:
+def cached_group(group: Group) -> CachedGroup | None:
     return cache.current().by_pk.get(group.pk)
 
 
-@cache.worked_out_once
-def line_of(group: ShelfGroup) -> rendering.GroupLine:
+@cache.memoize_per_revision
+def line_of(group: CachedGroup) -> rendering.GroupLine:
     names = tuple(place.item.name for place in group.offered)
     return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
 
@@ -120,40 +122,40 @@ def stub_tokens(line: rendering.GroupLine, budget: int) -> int:
     return rendering.catalog([line], header="", budget=budget).tokens - count("\n\n")
 
 
-def cost(group: ShelfGroup | None, budget: int) -> Cost:
+def cost(group: CachedGroup | None, budget: int) -> GroupCost:
     if group is None:
-        return Cost(0, 0, 0)
+        return GroupCost(0, 0, 0)
     return replace(definitions_cost(group), stub=stub_tokens(line_of(group), budget))
 
 
-@cache.worked_out_once
-def definitions_cost(group: ShelfGroup) -> Cost:
+@cache.memoize_per_revision
+def definitions_cost(group: CachedGroup) -> GroupCost:
     """Sum what the definitions cost, the lines of the catalog left out."""
     at_start = [place for place in group.offered if place.preload]
     paid = sum(tokens_of(place.item) or 0 for place in at_start)
     whole = sum(tokens_of(place.item) or 0 for place in group.offered)
-    return Cost(paid, 0, whole - paid, len(group.offered), len(at_start))
+    return GroupCost(paid, 0, whole - paid, len(group.offered), len(at_start))
 
 
-def priced() -> list[Any]:
+def groups_with_costs() -> list[Any]:
     """Return all groups, each with its tool_count, all_tokens, preload_tokens and rest_tokens."""
     here = cache.current().by_pk
     found: list[Any] = list(Group.objects.order_by("position", "group_id"))
     for group in found:
-        cost = definitions_cost(here[group.pk]) if group.pk in here else Cost(0, 0, 0)
+        cost = definitions_cost(here[group.pk]) if group.pk in here else GroupCost(0, 0, 0)
         group.tool_count, group.all_tokens = cost.tools, cost.all
         group.preload_tokens, group.rest_tokens = cost.preload, cost.rest
     return found
 
 
-def tokens_of(item: Item) -> int | None:
+def tokens_of(item: CachedTool) -> int | None:
     kept = item.approved or item.latest
     return kept.tokens if kept else None
 
 
 def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int = 0) -> Board:
     """Lay out a group's members in the order agents see them, a page of each section."""
-    here = standing(group)
+    here = cached_group(group)
     preload, demand = _sections(here) if here else ((), ())
     shown = [*_cut(preload, preload_from), *_cut(demand, demand_from)]
     own = dict(
@@ -168,39 +170,39 @@ def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int 
     return Board(first, rest, made, made.stub // made.tools if made.tools else 0, suggested)
 
 
-@cache.worked_out_once
-def _sections(group: ShelfGroup) -> tuple[Sequence[Place], Sequence[Place]]:
+@cache.memoize_per_revision
+def _sections(group: CachedGroup) -> tuple[Sequence[CachedMember], Sequence[CachedMember]]:
     """Split the members in those that are preloaded and the others."""
     preload = [place for place in group.places if place.preload]
     return preload, [place for place in group.places if not place.preload]
 
 
-def _undefined(group: Group) -> list[Row]:
+def _undefined(group: Group) -> list[MemberRow]:
     """Members without any definition, which the shelf does not have."""
     found = group.memberships.filter(tool__latest=None).order_by("position", "tool__public_name")
     rows = found.values_list("tool_id", "tool__public_name", "tool__server__slug", "tool__state")
     return [
-        Row(pk, name, slug or "", "", None, state, False, None, False, True, True)
-        for pk, name, slug, state in rows[:SECTION]
+        MemberRow(pk, name, slug or "", "", None, state, False, None, False, True, True)
+        for pk, name, slug, state in rows[:SECTION_SIZE]
     ]
 
 
-def _start(places: Sequence[Place], start: int) -> int:
-    return max(0, min(start, (len(places) - 1) // SECTION * SECTION if places else 0))
+def _start(places: Sequence[CachedMember], start: int) -> int:
+    return max(0, min(start, (len(places) - 1) // SECTION_SIZE * SECTION_SIZE if places else 0))
 
 
-def _cut(places: Sequence[Place], start: int) -> Sequence[Place]:
+def _cut(places: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
     start = _start(places, start)
-    return places[start : start + SECTION]
+    return places[start : start + SECTION_SIZE]
 
 
 def _section(
     group: Group,
-    places: Sequence[Place],
+    places: Sequence[CachedMember],
     start: int,
     own: dict[int, bool | None],
     tokens: int,
-    extra: Sequence[Row] = (),
+    extra: Sequence[MemberRow] = (),
 ) -> Section:
     start, last = _start(places, start), len(places) - 1
     rows = [
@@ -212,8 +214,10 @@ def _section(
     return Section(rows, len(places) + len(extra), start, tokens)
 
 
-def _row(group: Group, item: Item, preload: bool | None, first: bool, last: bool) -> Row:
-    return Row(
+def _row(
+    group: Group, item: CachedTool, preload: bool | None, first: bool, last: bool
+) -> MemberRow:
+    return MemberRow(
         pk=item.tool_id,
         name=item.name,
         server=item.server,
@@ -228,28 +232,30 @@ def _row(group: Group, item: Item, preload: bool | None, first: bool, last: bool
     )
 
 
-def _suggested(group: Group, preload: Sequence[Place]) -> list[Row]:
+def _suggested(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]:
     """Choose what to give on demand first: of the rarely called preloads, the costliest."""
     given = {place.item.tool_id: place.item for place in preload if place.item.offered}
     seen = call_stats.of_tools(given)
     calls = {pk: seen[pk].calls if pk in seen else 0 for pk in given}
-    rare = [pk for pk in given if calls[pk] < RARELY]
+    rare = [pk for pk in given if calls[pk] < RARE_CALLS]
     rare.sort(key=lambda pk: (-(tokens_of(given[pk]) or 0), given[pk].name))
     return [
         replace(_row(group, given[pk], None, False, False), calls=calls[pk])
-        for pk in rare[:SUGGESTED]
+        for pk in rare[:MAX_SUGGESTIONS]
     ]
 
 
 def section_names(group: Group, name: str) -> list[str]:
     """Name the members of the section that a tool is in, in order."""
-    here = standing(group)
+    here = cached_group(group)
     places = here.places if here else ()
     preloaded = next((place.preload for place in places if place.item.name == name), False)
     return [place.item.name for place in places if place.preload == preloaded]
 
 
-def tools(group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: int) -> Page[Tool]:
+def board_tools(
+    group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: int
+) -> Page[Tool]:
     """Return a page of all tools, those outside the group first; `inside` may ask for one kind."""
     held = Membership.objects.filter(group=group, tool=OuterRef("pk"))
     rows = (
@@ -267,16 +273,16 @@ def tools(group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: i
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """Tools that one of two groups has, or both; with how each gives them."""
 
     title: str
-    rows: Sequence[tuple[Item, str, str]]
+    rows: Sequence[tuple[CachedTool, str, str]]
     total: int
     tokens: int
 
 
-def compared(one: Group, other: Group) -> list[Part]:
+def compare_groups(one: Group, other: Group) -> list[ComparedPart]:
     """Split the tools of two groups in three: of the one, of both, of the other."""
     left, right = ({place.item.tool_id: place for place in _places(each)} for each in (one, other))
     return [
@@ -286,22 +292,24 @@ def compared(one: Group, other: Group) -> list[Part]:
     ]
 
 
-def _places(group: Group) -> Sequence[Place]:
-    here = standing(group)
+def _places(group: Group) -> Sequence[CachedMember]:
+    here = cached_group(group)
     return here.places if here else ()
 
 
-def _part(title: str, pks: list[int], left: dict[int, Place], right: dict[int, Place]) -> Part:
+def _part(
+    title: str, pks: list[int], left: dict[int, CachedMember], right: dict[int, CachedMember]
+) -> ComparedPart:
     found = [(left.get(pk) or right[pk]).item for pk in pks]
     rows = [
         (item, _given(left.get(item.tool_id)), _given(right.get(item.tool_id)))
-        for item in found[: 2 * SECTION]
+        for item in found[: 2 * SECTION_SIZE]
     ]
     tokens = sum(tokens_of(item) or 0 for item in found if item.offered)
-    return Part(title, rows, len(found), tokens)
+    return ComparedPart(title, rows, len(found), tokens)
 
 
-def _given(place: Place | None) -> str:
+def _given(place: CachedMember | None) -> str:
     if place is None:
         return ""
     return "preloaded" if place.preload else "on demand"
@@ -311,7 +319,7 @@ def _given(place: Place | None) -> str:
 
 
 @dataclass(frozen=True)
-class Told:
+class ConcurrentEdits:
     """What others did to a group since somebody looked, newest last."""
 
     sentences: Sequence[str]
@@ -321,25 +329,25 @@ class Told:
         return bool(self.sentences)
 
 
-def last_act(group: Group) -> int:
+def last_edit_id(group: Group) -> int:
     """Return the key of the newest entry about a group: what a person has seen of it."""
-    return acts(group).values_list("pk", flat=True).first() or 0
+    return edits(group).values_list("pk", flat=True).first() or 0
 
 
-def acts(group: Group, since: int = 0) -> QuerySet[AuditEntry]:
+def edits(group: Group, since: int = 0) -> QuerySet[AuditEntry]:
     entries = AuditEntry.objects.filter(target_kind="group", target_id=group.pk, pk__gt=since)
     return entries.order_by("-pk")
 
 
-def by_others(group: Group, since: int, actor: Actor) -> list[AuditEntry]:
+def edits_by_others(group: Group, since: int, actor: Actor) -> list[AuditEntry]:
     """List what others did to a group since, oldest first."""
-    found = acts(group, since).exclude(actor_kind=actor.kind, actor_id=actor.id)
-    return list(found[: 2 * SECTION])[::-1]
+    found = edits(group, since).exclude(actor_kind=actor.kind, actor_id=actor.id)
+    return list(found[: 2 * SECTION_SIZE])[::-1]
 
 
-def told(entries: Sequence[AuditEntry]) -> Told:
-    last = [f"{sentence(entry)}{_names(entry)}" for entry in entries[-TOLD:]]
-    return Told(last, max(len(entries) - TOLD, 0))
+def concurrent_edits(entries: Sequence[AuditEntry]) -> ConcurrentEdits:
+    last = [f"{sentence(entry)}{_names(entry)}" for entry in entries[-MAX_NAMED_EDITS:]]
+    return ConcurrentEdits(last, max(len(entries) - MAX_NAMED_EDITS, 0))
 
 
 def _names(entry: AuditEntry) -> str:
@@ -349,10 +357,10 @@ def _names(entry: AuditEntry) -> str:
     return f": {names[0]}" if len(names) == 1 else f": {names[0]} and {len(names) - 1} more"
 
 
-def fields_at(group: Group, now: State, since: int) -> tuple[State, dict[str, str]]:
+def fields_as_seen(group: Group, now: State, since: int) -> tuple[State, dict[str, str]]:
     """Return the settings as they were after entry `since`, and who changed each meanwhile."""
     then, who = dict(now), {}
-    for entry in acts(group, since)[: 4 * SECTION]:
+    for entry in edits(group, since)[: 4 * SECTION_SIZE]:
         for name in FIELDS:
             if name in entry.before:
                 then[name] = entry.before[name]

@@ -21,7 +21,7 @@ from catalog.groups import board, preview
 from catalog.groups import state as states
 from catalog.groups import undo as group_offers
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import Done, check_unchanged
+from catalog.groups.actions import GroupWrite, check_unchanged
 from catalog.groups.forms import PRELOADS
 from catalog.groups.views import board_context, find
 from catalog.models import AuditEntry, Group, Tool
@@ -37,7 +37,7 @@ GIVEN = {
 
 
 @dataclass(frozen=True)
-class Picked:
+class BoardSelection:
     """What a form asks for: the pressed button's word, its tools, and what its page had seen."""
 
     word: str
@@ -45,7 +45,7 @@ class Picked:
     seen: int | None
 
     @classmethod
-    def read(cls, request: HttpRequest, words: Sequence[str]) -> "Picked":
+    def read(cls, request: HttpRequest, words: Sequence[str]) -> "BoardSelection":
         """A button without a tool of its own is about the checked ones."""
         sent = request.POST
         word = next((word for word in words if word in sent), words[0])
@@ -60,11 +60,17 @@ class Picked:
         return writes.find_tools(self.names)
 
 
-Act = Callable[[Group, list[Tool]], Sequence[Done]]
+Act = Callable[[Group, list[Tool]], Sequence[GroupWrite]]
 
 
 def _perform(
-    request: HttpRequest, group_id: str, picked: Picked, act: Act, words: str, *, leaves: str = ""
+    request: HttpRequest,
+    group_id: str,
+    picked: BoardSelection,
+    act: Act,
+    words: str,
+    *,
+    leaves: str = "",
 ) -> HttpResponse:
     """Do an act on the picked tools, unless another person has decided about them meanwhile.
 
@@ -74,7 +80,7 @@ def _perform(
     what = picked.names[0] if len(picked.names) == 1 else f"{len(picked.names)} tools"
     others: Sequence[AuditEntry] = ()
     if picked.seen is not None:
-        others = board.by_others(group, picked.seen, actor_of(request))
+        others = board.edits_by_others(group, picked.seen, actor_of(request))
     try:
         with transaction.atomic():
             tools = picked.tools()
@@ -107,7 +113,7 @@ def _board(request: HttpRequest, group: Group, status: int = 200, **extra: Any) 
 def _refused(
     request: HttpRequest,
     group: Group,
-    picked: Picked,
+    picked: BoardSelection,
     error: ToolcribError,
     others: Sequence[AuditEntry],
 ) -> HttpResponse:
@@ -116,7 +122,7 @@ def _refused(
         messages.error(request, error.sentence)
         return redirect(_back(request, group.group_id))
     name = picked.names[0] if len(picked.names) == 1 else ""
-    extra = {"failed": name, "failure": error.sentence, "told": board.told(others)}
+    extra = {"failed": name, "failure": error.sentence, "told": board.concurrent_edits(others)}
     response = _board(request, group, 422, **extra)
     response["HX-Trigger"] = json.dumps({"announce": error.sentence})
     return response
@@ -125,29 +131,29 @@ def _refused(
 def _done(
     request: HttpRequest,
     group: Group,
-    picked: Picked,
-    done: Sequence[Done],
+    picked: BoardSelection,
+    done: Sequence[GroupWrite],
     words: str,
     others: Sequence[AuditEntry],
     leaves: str,
 ) -> HttpResponse:
-    told = board.told(others)
-    offer = group_offers.made(f"{words}.", *done)
+    told = board.concurrent_edits(others)
+    offer = group_offers.undo_offer(f"{words}.", *done)
     if "HX-Request" not in request.headers:
-        group_offers.offer(request, f"{words}.", *done)
-        group_offers.say(request, told.sentences)
+        group_offers.offer_undo(request, f"{words}.", *done)
+        group_offers.show_messages(request, told.sentences)
         stays = len(picked.names) == 1 and picked.word != "remove_tool" and not leaves
         tool = Tool.objects.filter(public_name=picked.names[0]).first() if stays else None
         return redirect(_back(request, group.group_id, f"row-{tool.pk}" if tool else ""))
     said = f"{words}, now about {_paid(leaves or group.group_id):,} tokens."
     focus = picked.names[0] if len(picked.names) == 1 else ""
     response = _board(request, group, offer=offer, told=told, focus=focus)
-    response["HX-Trigger"] = json.dumps({"announce": said if offer else group_offers.NOTHING})
+    response["HX-Trigger"] = json.dumps({"announce": said if offer else group_offers.NO_CHANGES})
     return response
 
 
 def _paid(group_id: str) -> int:
-    group = board.standing(writes.find(group_id))
+    group = board.cached_group(writes.find_group(group_id))
     return board.cost(group, preview.BUDGET).paid
 
 
@@ -158,12 +164,12 @@ def _paid(group_id: str) -> int:
 @admin_required
 def assign(request: HttpRequest, group_id: str) -> HttpResponse:
     """Add tools to this group, or to the one that is named."""
-    picked = Picked.read(request, ["tool"])
+    picked = BoardSelection.read(request, ["tool"])
     to = request.POST.get("to", "").strip() or group_id
     own = PRELOADS.get(request.POST.get("given", ""))
 
-    def act(group: Group, tools: list[Tool]) -> list[Done]:
-        home = group if to == group_id else writes.find(to)
+    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+        home = group if to == group_id else writes.find_group(to)
         return [writes.assign(home, tools, actor=actor_of(request), preload=own)]
 
     return _perform(request, group_id, picked, act, f"Added {{}} to {_safe(to)}", leaves=to)
@@ -178,13 +184,13 @@ def _safe(text: str) -> str:
 @admin_required
 def move(request: HttpRequest, group_id: str) -> HttpResponse:
     """Take tools out of this group and add them to another, as one act."""
-    picked = Picked.read(request, ["move"])
+    picked = BoardSelection.read(request, ["move"])
     to = request.POST.get("to", "").strip()
 
-    def act(group: Group, tools: list[Tool]) -> list[Done]:
+    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
         if not to or to == group_id:
             raise Invalid("Name another group.", hint="The field completes the names there are.")
-        home, actor = writes.find(to), actor_of(request)
+        home, actor = writes.find_group(to), actor_of(request)
         return [
             writes.assign(home, tools, actor=actor),
             writes.remove(group, tools, actor=actor),
@@ -196,7 +202,7 @@ def move(request: HttpRequest, group_id: str) -> HttpResponse:
 @require_POST
 @admin_required
 def remove(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = Picked.read(request, ["remove_tool"])
+    picked = BoardSelection.read(request, ["remove_tool"])
     return _perform(
         request,
         group_id,
@@ -209,7 +215,7 @@ def remove(request: HttpRequest, group_id: str) -> HttpResponse:
 @require_POST
 @admin_required
 def preload(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = Picked.read(request, [*PRELOADS, "set"])
+    picked = BoardSelection.read(request, [*PRELOADS, "set"])
     word = picked.word
     if word == "set":  # a checkbox: on is preloaded
         word = "always" if "on" in request.POST else "demand"
@@ -227,9 +233,9 @@ def preload(request: HttpRequest, group_id: str) -> HttpResponse:
 @require_POST
 @admin_required
 def order_members(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = Picked.read(request, list(STEPS))
+    picked = BoardSelection.read(request, list(STEPS))
 
-    def act(group: Group, tools: list[Tool]) -> list[Done]:
+    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
         among = board.section_names(group, tools[0].public_name)
         step = STEPS[picked.word]
         return [
@@ -253,20 +259,20 @@ def remove_any(request: HttpRequest) -> HttpResponse:
     return _from_list(request, writes.remove, "Took {} out of {}.")
 
 
-def _from_list(request: HttpRequest, act: Callable[..., Done], words: str) -> HttpResponse:
-    picked = Picked.read(request, ["tool"])
+def _from_list(request: HttpRequest, act: Callable[..., GroupWrite], words: str) -> HttpResponse:
+    picked = BoardSelection.read(request, ["tool"])
     query = _address(request).urlencode()
     try:
         tools = picked.tools()
         if not request.POST.get("to"):
             raise Invalid("No group is named.", hint="Choose the group.")
-        home = writes.find(request.POST["to"])
+        home = writes.find_group(request.POST["to"])
         done = act(home, tools, actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
         what = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
-        group_offers.offer(request, words.format(what, home.group_id), done)
+        group_offers.offer_undo(request, words.format(what, home.group_id), done)
     return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
 
 
@@ -283,10 +289,10 @@ def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
             done = [_undone(request, pk) for pk in (entry_id, *also)]
     except ToolcribError as error:
         return _after_undo(request, entry_id, error=error.sentence)
-    return _after_undo(request, entry_id, offer=group_offers.made("Undone.", *done))
+    return _after_undo(request, entry_id, offer=group_offers.undo_offer("Undone.", *done))
 
 
-def _undone(request: HttpRequest, pk: int) -> Done:
+def _undone(request: HttpRequest, pk: int) -> GroupWrite:
     entry = AuditEntry.objects.filter(pk=pk).first()
     if entry is None:
         raise NotFound("There is no such act to undo.", hint="The audit log has them all.")

@@ -14,7 +14,7 @@ from django.db.models import Count, Max, Q
 from django.utils import timezone
 
 from catalog import cache
-from catalog.cache import ShelfGroup
+from catalog.cache import CachedGroup
 from catalog.groups import lints
 from catalog.groups.lints import GroupFacts, Lint
 from catalog.models import AuditEntry, Group, Membership, Tool
@@ -69,23 +69,23 @@ def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     return found
 
 
-@cache.worked_out_once
-def _not_given(group: ShelfGroup) -> list[str]:
+@cache.memoize_per_revision
+def _not_given(group: CachedGroup) -> list[str]:
     return [place.item.name for place in group.places if not place.item.offered]
 
 
-@cache.worked_out_once
-def _servers(group: ShelfGroup) -> set[int]:
+@cache.memoize_per_revision
+def _servers(group: CachedGroup) -> set[int]:
     return {place.item.server_id for place in group.places if place.item.server_id}
 
 
-@cache.worked_out_once
-def _tools(group: ShelfGroup) -> set[int]:
+@cache.memoize_per_revision
+def _tools(group: CachedGroup) -> set[int]:
     return {place.item.tool_id for place in group.places}
 
 
 def _add_new(
-    groups: Sequence[Group], here: Mapping[int, ShelfGroup], found: dict[int, Drift]
+    groups: Sequence[Group], here: Mapping[int, CachedGroup], found: dict[int, Drift]
 ) -> None:
     takers = defaultdict(set)  # of each server
     for group in groups:
@@ -124,8 +124,8 @@ def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
     return {group.pk: _advice(here[group.pk]) if group.pk in here else [] for group in groups}
 
 
-@cache.worked_out_once
-def _advice(group: ShelfGroup) -> list[Lint]:
+@cache.memoize_per_revision
+def _advice(group: CachedGroup) -> list[Lint]:
     preloads: dict[str, int] = defaultdict(int)
     names: dict[str, list[str]] = defaultdict(list)
     for place in group.offered:
@@ -142,8 +142,8 @@ def tool_lints(group: Group) -> list[Lint]:
     return _advice_on_tools(here) if here else []
 
 
-@cache.worked_out_once
-def _advice_on_tools(group: ShelfGroup) -> list[Lint]:
+@cache.memoize_per_revision
+def _advice_on_tools(group: CachedGroup) -> list[Lint]:
     return [
         lint
         for place in group.offered[:READ_FOR_LINTS]
@@ -155,12 +155,12 @@ def _advice_on_tools(group: ShelfGroup) -> list[Lint]:
 
 
 @dataclass(frozen=True)
-class Use:
+class GroupUsers:
     agents: int
     sessions: int  # of those agents, opened today
 
 
-def users(groups: Sequence[Group]) -> dict[int, Use]:
+def group_users(groups: Sequence[Group]) -> dict[int, GroupUsers]:
     """Count who has each group, and how often they came today, by primary key.
 
     Agents are of another app and known by their relation to groups only; those that have all
@@ -176,5 +176,6 @@ def users(groups: Sequence[Group]) -> dict[int, Use]:
         if pk in found:
             found[pk].add(agent)
     return {
-        pk: Use(len(its), sum(came.get(agent, 0) for agent in its)) for pk, its in found.items()
+        pk: GroupUsers(len(its), sum(came.get(agent, 0) for agent in its))
+        for pk, its in found.items()
     }

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from catalog import cache, rendering
-from catalog.cache import Item
+from catalog.cache import CachedTool
 from catalog.definitions import diff as definition_diff
 from catalog.groups import board
 from catalog.groups import state as states
@@ -29,11 +29,11 @@ MOST_ACTS = 100
 
 
 @dataclass(frozen=True)
-class Seen:
+class GroupPreview:
     """The catalog's text and the tools array of a session that opens now."""
 
     line: rendering.GroupLine
-    preloads: Sequence[Item]
+    preloads: Sequence[CachedTool]
 
     @cached_property
     def catalog(self) -> rendering.Catalog:
@@ -90,14 +90,14 @@ class Seen:
         return f"{self.catalog.text}\nIn full from the start:\n{given or '- nothing' + chr(10)}"
 
 
-def tool_object(item: Item) -> dict[str, Any]:
+def tool_object(item: CachedTool) -> dict[str, Any]:
     schema = item.approved.input_schema if item.approved else {}
     return rendering.tool_object(
         item.name, item.description, schema, source=item.source, server=item.server
     )
 
 
-def signature(item: Item) -> str:
+def signature(item: CachedTool) -> str:
     schema = item.approved.input_schema if item.approved else {}
     found = schema.get("properties")
     names = [str(name)[:60] for name in found] if isinstance(found, Mapping) else []
@@ -105,12 +105,12 @@ def signature(item: Item) -> str:
     return f"{item.name}({', '.join(names[:ARGUMENTS])}{more})"
 
 
-def seen(group: Group) -> Seen:
-    here = board.standing(group)
+def preview_group(group: Group) -> GroupPreview:
+    here = board.cached_group(group)
     if here is None:
-        return Seen(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
+        return GroupPreview(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
     given = [place.item for place in here.offered if place.preload]
-    return Seen(board.line_of(here), given)
+    return GroupPreview(board.line_of(here), given)
 
 
 def curl(group: Group, base_url: str) -> str:
@@ -146,7 +146,7 @@ class Change:
         return definition_diff.words(self.before, self.after)
 
 
-def change(group: Group, now: Seen) -> Change | None:
+def change(group: Group, now: GroupPreview) -> Change | None:
     """Compare with what agents had before the last edit: acts with no long pause between them."""
     edit = _last_edit(group)
     if not edit:
@@ -159,14 +159,14 @@ def change(group: Group, now: Seen) -> Change | None:
 
 def _last_edit(group: Group) -> list[AuditEntry]:
     found: list[AuditEntry] = []
-    for entry in board.acts(group)[:MOST_ACTS]:
+    for entry in board.edits(group)[:MOST_ACTS]:
         if found and found[-1].at - entry.at > PAUSE:
             break
         found.append(entry)
     return found
 
 
-def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> Seen | None:
+def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> GroupPreview | None:
     """Take the acts back, newest first, in memory. None where the group was not there."""
     fields: State = {name: states.field(group, name) for name in states.FIELDS}
     members: dict[str, State | None] = dict(states.members(group))
@@ -182,7 +182,7 @@ def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> Seen | None:
     return _as_it_was(fields, members)
 
 
-def _as_it_was(fields: State, members: Mapping[str, State | None]) -> Seen:
+def _as_it_was(fields: State, members: Mapping[str, State | None]) -> GroupPreview:
     there = [(one.get("position", 0), name) for name, one in members.items() if one]
     by_name = {item.name: item for item in cache.current().items.values() if item.offered}
     items = [by_name[name] for _, name in sorted(there) if name in by_name]
@@ -194,4 +194,6 @@ def _as_it_was(fields: State, members: Mapping[str, State | None]) -> Seen:
     )
     was = Group(deferred=fields["deferred"], preload_default=fields["preload_default"])
     own = {name: one.get("preload") for name, one in members.items() if one}
-    return Seen(line, [item for item in items if cache.preloaded(was, item, own[item.name])])
+    return GroupPreview(
+        line, [item for item in items if cache.is_preloaded(was, item, own[item.name])]
+    )

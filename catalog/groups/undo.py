@@ -8,18 +8,25 @@ from django.http import HttpRequest
 from catalog import audit
 from catalog.audit import Actor
 from catalog.groups import state as states
-from catalog.groups.actions import Done, _refuse_followed, all_locked, locked, write, writing
+from catalog.groups.actions import (
+    GroupWrite,
+    _refuse_followed,
+    group_transaction,
+    lock_all_groups,
+    lock_group,
+    record_write,
+)
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group, Revision, Tool
 from toolcrib.lib.errors import Conflict
 
 OFFERED = "group_undo"  # the act this session may undo next
-NOTHING = "Nothing changed: it stood so already."
+NO_CHANGES = "Nothing changed: it stood so already."
 
 Offer = dict[str, object]
 
 
-def made(sentence: str, *done: Done | None) -> Offer | None:
+def undo_offer(sentence: str, *done: GroupWrite | None) -> Offer | None:
     """Return the offer to undo these acts, newest first, or nothing where nothing was written."""
     entries = [one.entry.pk for one in reversed(done) if one and one.entry]
     if not entries:
@@ -27,21 +34,21 @@ def made(sentence: str, *done: Done | None) -> Offer | None:
     return {"entry": entries[0], "also": entries[1:], "sentence": sentence}
 
 
-def offer(request: HttpRequest, sentence: str, *done: Done | None) -> None:
-    found = made(sentence, *done)
+def offer_undo(request: HttpRequest, sentence: str, *done: GroupWrite | None) -> None:
+    found = undo_offer(sentence, *done)
     if found:
         request.session[OFFERED] = found
     else:
-        messages.info(request, NOTHING)
+        messages.info(request, NO_CHANGES)
 
 
-def say(request: HttpRequest, sentences: Iterable[str]) -> None:
+def show_messages(request: HttpRequest, sentences: Iterable[str]) -> None:
     for sentence in sentences:
         messages.info(request, sentence)
 
 
-@writing()
-def undo(entry: AuditEntry, *, actor: Actor) -> Done:
+@group_transaction()
+def undo(entry: AuditEntry, *, actor: Actor) -> GroupWrite:
     """Take back one act on a group, as a new act; refuse if the group moved on meanwhile.
 
     Undoing an undo does the act again.
@@ -63,16 +70,16 @@ def undo(entry: AuditEntry, *, actor: Actor) -> Done:
         return _unmake(group, after["group"], mark, actor)
     if states.read(group, after) != after:
         raise _moved_on(group)
-    return write(group, "group.undo", _wanted_again(group, before), actor, mark)
+    return record_write(group, "group.undo", _wanted_again(group, before), actor, mark)
 
 
 def _acted_on(entry: AuditEntry, after: State) -> Group:
     if "groups" in after:
-        all_locked()
+        lock_all_groups()
     group = Group.objects.filter(pk=entry.target_id or 0).first()
     if group is None:
         raise Conflict(f"{entry.target_label} was deleted meanwhile.", hint="Undo that first.")
-    return locked(group)
+    return lock_group(group)
 
 
 def _wanted_again(group: Group, before: State) -> State:
@@ -92,24 +99,24 @@ def _parts(state: State) -> State:
     return {part: value for part, value in state.items() if part != "undoes"}
 
 
-def _remake(entry: AuditEntry, state: State, mark: State, actor: Actor) -> Done:
+def _remake(entry: AuditEntry, state: State, mark: State, actor: Actor) -> GroupWrite:
     if entry.target_id is None or Group.objects.filter(pk=entry.target_id).exists():
         raise Conflict(f"{entry.target_label} is there.", hint="Reload to see it.")
     group = states.restore(entry.target_id, state)
     after = {"group": states.snapshot(group), **mark}
     made = audit.record(actor, "group.undo", group, after=after)
     Revision.bump()
-    return Done(group, made)
+    return GroupWrite(group, made)
 
 
-def _unmake(group: Group, state: State, mark: State, actor: Actor) -> Done:
+def _unmake(group: Group, state: State, mark: State, actor: Actor) -> GroupWrite:
     now = states.snapshot(group)
     if now != state:
         raise _moved_on(group)
     made = audit.record(actor, "group.undo", group, before={"group": now}, after=mark)
     group.delete()
     Revision.bump()
-    return Done(group, made)
+    return GroupWrite(group, made)
 
 
 def _moved_on(group: Group) -> Conflict:

@@ -20,10 +20,10 @@ from catalog.groups import board as group_board
 from catalog.groups import health as group_health
 from catalog.groups import preview
 from catalog.groups import state as group_state
-from catalog.groups.board import Cost
+from catalog.groups.board import GroupCost
 from catalog.groups.forms import NewGroupForm, SettingsForm
 from catalog.groups.lints import Lint
-from catalog.groups.undo import OFFERED, offer
+from catalog.groups.undo import OFFERED, offer_undo
 from catalog.models import Group, Tool
 from catalog.tools import detail
 from catalog.tools import filters as tool_filters
@@ -64,7 +64,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
     drifts, lints = group_health.drifts(found), group_health.group_lints(found)
     standing = cache.current().by_pk  # once: it asks for its revision every time
     costs = {group.pk: group_board.cost(standing.get(group.pk), preview.BUDGET) for group in found}
-    used, last = group_health.users(found), page.total - 1
+    used, last = group_health.group_users(found), page.total - 1
     context = {
         "page": page,
         "shown": page.says("group"),
@@ -83,8 +83,8 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
     return render(request, "catalog/groups.html", context, status=status)
 
 
-def _cost(group: Group) -> Cost:
-    return group_board.cost(group_board.standing(group), preview.BUDGET)
+def _cost(group: Group) -> GroupCost:
+    return group_board.cost(group_board.cached_group(group), preview.BUDGET)
 
 
 @require_safe
@@ -98,7 +98,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     one, other = (find(name) for name in chosen)
     context = {
         "sides": [(group, _cost(group)) for group in (one, other)],
-        "parts": group_board.compared(one, other),
+        "parts": group_board.compare_groups(one, other),
         "scale": max(_cost(group).stub + _cost(group).all for group in (one, other)),
     }
     return render(request, "catalog/group_compare.html", context)
@@ -117,7 +117,7 @@ def create(request: HttpRequest) -> HttpResponse:
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
-            offer(request, f"Made {done.group.group_id}.", done)
+            offer_undo(request, f"Made {done.group.group_id}.", done)
             return redirect("group", done.group.group_id)
     return _list_page(request, form, status=422)
 
@@ -129,11 +129,11 @@ def order(request: HttpRequest) -> HttpResponse:
     word = next((word for word in steps if word in request.POST), "up")
     moved = request.POST.get(word, "")
     try:
-        done = writes.shift(writes.find(moved), steps[word], actor=actor_of(request))
+        done = writes.shift(writes.find_group(moved), steps[word], actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        offer(request, f"Moved {moved} {word}.", done)
+        offer_undo(request, f"Moved {moved} {word}.", done)
     return redirect("groups")
 
 
@@ -193,7 +193,7 @@ def board_context(request: HttpRequest, group: Group, **extra: Any) -> dict[str,
         "board": board,
         "budget": group_board.BUDGET,
         "address": request.GET.urlencode(),
-        "seen_act": group_board.last_act(group),
+        "seen_act": group_board.last_edit_id(group),
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:GROUPS]),
         **_left(request, group),
         **_right(request, group),
@@ -206,14 +206,14 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
     wanted = ToolFilter.read(request.GET)
     inside = request.GET.get("in", "")
     offset = offset_of(request.GET, LISTED)
-    found = group_board.tools(group, wanted, inside=inside, offset=offset, size=LISTED)
+    found = group_board.board_tools(group, wanted, inside=inside, offset=offset, size=LISTED)
     slugs = Tool.objects.current().exclude(server=None).order_by("server__slug")
     return {
         "wanted": wanted,
         "inside": inside if inside in ("yes", "no") else "",
         "page": found,
         "shown": found.says("tool"),
-        "tools": [(tool_filters.row(tool), tool.inside) for tool in found.rows],  # type: ignore[attr-defined]
+        "tools": [(tool_filters.tool_row(tool), tool.inside) for tool in found.rows],  # type: ignore[attr-defined]
         "slugs": list(slugs.values_list("server__slug", flat=True).distinct()),
         "address": request.GET.urlencode(),
     }
@@ -222,7 +222,7 @@ def _left(request: HttpRequest, group: Group) -> dict[str, Any]:
 def _right(request: HttpRequest, group: Group) -> dict[str, Any]:
     tab = request.GET.get("tab", "")
     tab = tab if tab in TABS else "catalog"
-    now = preview.seen(group)
+    now = preview.preview_group(group)
     base = request.build_absolute_uri("/")
     return {
         "tab": tab,
@@ -239,7 +239,7 @@ def _reasons(names: Sequence[str]) -> list[tuple[str, str]]:
     if not names:
         return []
     found = Tool.objects.with_definitions().filter(public_name__in=names[:NAMED])
-    return [(tool.public_name, detail.answer(tool)) for tool in found]
+    return [(tool.public_name, detail.describe_availability(tool)) for tool in found]
 
 
 def _by_code(lints: Sequence[Lint]) -> list[tuple[int, str, list[Lint]]]:
@@ -255,7 +255,9 @@ def changes(request: HttpRequest, group_id: str) -> HttpResponse:
     """The fragment that an open board asks for: what others did since it was drawn."""
     group = find(group_id)
     since = number(request.GET, "seen")
-    told = group_board.told(group_board.by_others(group, since, actor_of(request)))
+    told = group_board.concurrent_edits(
+        group_board.edits_by_others(group, since, actor_of(request))
+    )
     response = render(
         request, "catalog/_group_told.html", {"group": group, "seen_act": since, "told": told}
     )
@@ -280,7 +282,7 @@ def _settings_page(
 ) -> HttpResponse:
     context = {
         "group": group,
-        "seen_act": group_board.last_act(group),
+        "seen_act": group_board.last_edit_id(group),
         "page_tabs": _page_tabs(group, "group-edit"),
         "settings_form": SettingsForm(group=group, initial=_fields(group)),
         "offer": request.session.pop(OFFERED, None),
@@ -311,7 +313,7 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
-            offer(request, f"Saved the settings of {done.group.group_id}.", done)
+            offer_undo(request, f"Saved the settings of {done.group.group_id}.", done)
             return redirect("group-edit", done.group.group_id)
     return _settings_page(request, group, status=422, settings_form=form)
 
@@ -321,7 +323,7 @@ def _merged(request: HttpRequest, group: Group, given: group_state.State) -> Any
     if "seen" not in request.POST:
         return dict(given)
     now = _fields(group)
-    then, who = group_board.fields_at(group, now, number(request.POST, "seen"))
+    then, who = group_board.fields_as_seen(group, now, number(request.POST, "seen"))
     mine = {name for name, value in given.items() if value != then[name]}
     both = [name for name in mine if now[name] not in (then[name], given[name])]
     if both:
@@ -347,5 +349,5 @@ def delete(request: HttpRequest, group_id: str) -> HttpResponse:
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        offer(request, f"Deleted {group_id}.", done)
+        offer_undo(request, f"Deleted {group_id}.", done)
     return redirect("groups")

@@ -14,13 +14,21 @@ from catalog.search import query as search_query
 from catalog.search import ranking, weights
 from catalog.search.bm25 import Floats
 from catalog.search.index import Index, Searchable
-from catalog.search.query import Asked
-from catalog.search.ranking import ByWords
+from catalog.search.query import ParsedQuery
+from catalog.search.ranking import KeywordScores
 from catalog.search.regex import LONGEST_PATTERN, matches
 from catalog.search.tokenizer import joined
 from toolcrib.lib.errors import Invalid
 
-__all__ = ["LONGEST_PATTERN", "Found", "Hit", "Index", "Searchable", "near_names", "search"]
+__all__ = [
+    "LONGEST_PATTERN",
+    "Hit",
+    "Index",
+    "SearchResult",
+    "Searchable",
+    "search",
+    "suggest_names",
+]
 
 WORD_STRATEGIES = ("hybrid", "bm25", "embedding")
 STRATEGIES = (*WORD_STRATEGIES, "regex")
@@ -46,7 +54,7 @@ class Hit(NamedTuple):
     embedding: float | None = None
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search gave: `total` counts all matches, `hits` are the first of them.
 
     `strategy` is the one that answered; `note` says why, where it is not the one asked for, and
@@ -69,7 +77,7 @@ def search(
     server_hint: str = "",
     limit: int = 10,
     explain: bool = True,
-) -> Found:
+) -> SearchResult:
     """Find tools by the words of a query or by a pattern; `server` keeps to one server's.
 
     A query given to `regex` is its pattern; a pattern without a strategy is for `regex`.
@@ -95,26 +103,26 @@ def search(
             hint="Say what the tool should do in a sentence.",
         )
     hint = server_hint[:LONGEST_HINT]
-    return ranked(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
+    return rank(index, query, strategy or "hybrid", server, hint, limit, explain=explain)
 
 
-def near_names(index: Index, text: str, limit: int = 5) -> list[str]:
+def suggest_names(index: Index, text: str, limit: int = 5) -> list[str]:
     """Suggest public names for one that is unknown."""
     return index.near.near(text, limit)
 
 
-class Judged(NamedTuple):
+class ScoredQuery(NamedTuple):
     """How well every tool of an index fits a text, nothing being not at all; and why."""
 
-    asked: Asked
+    asked: ParsedQuery
     fit: Floats
     unit: float  # what the best has, or could have
-    words: ByWords
+    words: KeywordScores
     meaning: Floats | None
     note: str = ""
 
 
-def ranked(
+def rank(
     index: Index,
     query: str,
     strategy: str,
@@ -123,38 +131,41 @@ def ranked(
     limit: int = 10,
     *,
     explain: bool = True,
-) -> Found:
+) -> SearchResult:
     """Rank by words, by meaning or by both, without a bound on the query's length."""
-    judged = _judged(index, query, strategy)
+    judged = _score(index, query, strategy)
     score, unit = judged.fit, judged.unit
     if server_hint.strip():
-        meant = _judged(index, server_hint, strategy)
+        meant = _score(index, server_hint, strategy)
         lift = weights.SERVER_HINT * meant.fit / meant.unit
         score = np.where(score > 0, (1 - weights.SERVER_HINT) * score / unit + lift, 0)
         unit = 1.0
-    named = _named(index, query)
+    named = _name_boosts(index, query)
     if named:
         score = score.copy()
         for position, tier in named.items():  # over everything else, whether or not it fitted
             score[position] += tier * unit
     if server:
         score = np.where(index.servers == server, score, 0)
-    first = _first(score, limit, unit)
+    first = _top(score, limit, unit)
     own = zip(first.tolist(), (score[first] / unit).tolist(), strict=True)
     scores = [one - named.get(at, 0) for at, one in own]
-    bare, told = _bare(index, first, scores), _told(index, judged, first, scores, named)
+    bare, told = (
+        _plain_hits(index, first, scores),
+        _explained_hits(index, judged, first, scores, named),
+    )
     hits = tuple(told if explain else bare)
     answered = strategy if judged.meaning is not None or strategy == "bm25" else "bm25"
     note = judged.note if hits else f"{judged.note} {_advice(judged.asked, query)}".strip()
-    return Found(answered, int(np.count_nonzero(score > 0)), hits, note)
+    return SearchResult(answered, int(np.count_nonzero(score > 0)), hits, note)
 
 
-def _advice(asked: Asked, query: str) -> str:
+def _advice(asked: ParsedQuery, query: str) -> str:
     foreign = asked.translated or any(not one.isascii() and one.isalpha() for one in query)
     return "The tools are described in other words; English may find them." if foreign else ""
 
 
-def _first(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
+def _top(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
     """Where the highest stand, highest first; of equals the one that stands first.
 
     Most tools score next to nothing, so those not far below the unit are looked at first.
@@ -170,28 +181,28 @@ def _first(score: Floats, count: int, unit: float) -> NDArray[np.intp]:
     return likely[(-found).argsort(kind="stable")[:count]]
 
 
-def _judged(index: Index, text: str, strategy: str) -> Judged:
+def _score(index: Index, text: str, strategy: str) -> ScoredQuery:
     # BM25 alone is just that: clauses help it little, and cost it half of its time.
-    asked = search_query.taken_apart(text, index.postings, by_clause=strategy != "bm25")
-    words = ranking.by_words(index.postings, asked)
+    asked = search_query.parse_query(text, index.postings, by_clause=strategy != "bm25")
+    words = ranking.keyword_scores(index.postings, asked)
     if strategy == "bm25" or not len(index):
-        return Judged(asked, words.scores, words.best, words, None)
-    near, note = _cosines(index, asked)
+        return ScoredQuery(asked, words.scores, words.best, words, None)
+    near, note = _similarities(index, asked)
     if near is None:
-        return Judged(asked, words.scores, words.best, words, None, note)
+        return ScoredQuery(asked, words.scores, words.best, words, None, note)
     known = ~np.isnan(near[:, 0])
-    score, fits = ranking.by_meaning(near)
+    score, fits = ranking.semantic_scores(near)
     if strategy == "embedding":
         # A tool whose vector is still to come is found by its words.
         score = np.where(known, score, words.fit)
         fits |= ~known & (words.scores > 0)
-        return Judged(asked, ranking.fitting(score, fits), 1.0, words, score, note)
+        return ScoredQuery(asked, ranking.mask_scores(score, fits), 1.0, words, score, note)
     fits |= words.scores > 0
-    mixed = ranking.fused(words, score, known)
-    return Judged(asked, ranking.fitting(mixed, fits), 1.0, words, score, note)
+    mixed = ranking.mix_scores(words, score, known)
+    return ScoredQuery(asked, ranking.mask_scores(mixed, fits), 1.0, words, score, note)
 
 
-def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, str]:
+def _similarities(index: Index, asked: ParsedQuery) -> tuple[NDArray[np.float32] | None, str]:
     """How near each tool is to the query and its clauses, or why that is not known."""
     if index.meanings is None or index.meanings.reason:
         reason = index.meanings.reason if index.meanings else "this index has no vectors"
@@ -208,20 +219,20 @@ def _cosines(index: Index, asked: Asked) -> tuple[NDArray[np.float32] | None, st
     )
 
 
-def _bare(index: Index, first: NDArray[np.intp], scores: Sequence[float]) -> Iterator[Hit]:
+def _plain_hits(index: Index, first: NDArray[np.intp], scores: Sequence[float]) -> Iterator[Hit]:
     for at, score in zip(first.tolist(), scores, strict=True):
         yield Hit(index.names[at], score, ())
 
 
-def _told(
+def _explained_hits(
     index: Index,
-    judged: Judged,
+    judged: ScoredQuery,
     first: NDArray[np.intp],
     scores: Sequence[float],
     named: Collection[int],
 ) -> Iterator[Hit]:
     """Say of each whether its name is meant, and which words it holds, as the query spells them."""
-    terms, shown = judged.asked.terms, search_query.spelled(judged.asked)
+    terms, shown = judged.asked.terms, search_query.explain_terms(judged.asked)
     meant = judged.asked.replacing
     marked = {term: term if term in meant else spelling for term, spelling in terms.items()}
     holding = [(term, index.postings.holding(term, first)) for term in terms]
@@ -238,7 +249,7 @@ def _told(
         )
 
 
-def _named(index: Index, query: str) -> dict[int, int]:
+def _name_boosts(index: Index, query: str) -> dict[int, int]:
     """Return what the score of each tool that the query names is raised by."""
     found: dict[int, int] = {}
     key, literal = joined(query), query.strip().casefold()
@@ -259,10 +270,10 @@ def _is_named(tool: Searchable, folded: str) -> bool:
     return folded in (tool.name.casefold(), tool.own_name.casefold())
 
 
-def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> Found:
+def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> SearchResult:
     literal = pattern.removeprefix("^").removesuffix("$").casefold()
     among = (at for at, tool in enumerate(index.tools) if not server or tool.server == server)
     found = matches(pattern, index.texts, among)
     order = sorted(found, key=lambda at: (not _is_named(index.tools[at], literal), at))
     hits = (Hit(index.tools[at].name, None, found[at]) for at in order[:limit])
-    return Found("regex", len(found), tuple(hits))
+    return SearchResult("regex", len(found), tuple(hits))

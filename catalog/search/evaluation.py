@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from catalog.definitions.parsing import parameter_texts
-from catalog.search.engine import ranked, search
+from catalog.search.engine import rank, search
 from catalog.search.index import Index, Searchable
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.percentile import percentile
@@ -145,7 +145,7 @@ def _names(index: Index, question: Question, strategy: str) -> list[str]:
         except Invalid:
             return []
     else:
-        found = ranked(
+        found = rank(
             index, question.query, strategy, server_hint=question.server_hint, limit=LOOKED_AT
         )
         if found.strategy != strategy:

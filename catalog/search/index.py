@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from catalog.search import weights
 from catalog.search.bm25 import Document, Postings, document
 from catalog.search.embeddings import encoder
-from catalog.search.spelling import SPELLING, Names
+from catalog.search.spelling import SPELLING, NameIndex
 from catalog.search.tokenizer import LONGEST_NAME, LONGEST_TEXT, joined, words
 
 if TYPE_CHECKING:
-    from catalog.cache import Item
+    from catalog.cache import CachedTool
 
 START = 6  # letters of a name that tell nearly always that none starts so
 MOST_PREPARED = 250_000
@@ -46,7 +46,7 @@ class Searchable:
         return _key(self.own_name, self.description, self.parameters, self.hints)
 
 
-class Meanings(Protocol):
+class VectorSource(Protocol):
     """Where vectors come from. `reason` says why there are none, if there are none."""
 
     @property
@@ -57,7 +57,7 @@ class Meanings(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Prepared:
+class IndexedTool:
     """What is worked out for a tool once, however many indexes hold it."""
 
     document: Document
@@ -65,7 +65,7 @@ class Prepared:
 
 
 @lru_cache(maxsize=MOST_PREPARED)
-def prepared(tool: Searchable) -> Prepared:
+def index_tool(tool: Searchable) -> IndexedTool:
     fields = (
         (tool.own_name, weights.NAME),
         (tool.server, weights.SERVER),
@@ -75,7 +75,7 @@ def prepared(tool: Searchable) -> Prepared:
         (" ".join(tool.groups), weights.GROUPS),
         (" ".join(tool.hints), weights.HINTS),
     )
-    return Prepared(
+    return IndexedTool(
         document((words(text), weight) for text, weight in fields if text),
         frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.own_name)),
     )
@@ -93,10 +93,10 @@ class Index:
     stand by name, so the order they came in changes nothing, and a position breaks a tie by name.
     """
 
-    def __init__(self, tools: Sequence[Searchable], meanings: Meanings | None = None) -> None:
+    def __init__(self, tools: Sequence[Searchable], meanings: VectorSource | None = None) -> None:
         self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
         self.names = [tool.name for tool in self.tools]
-        made = [prepared(tool) for tool in self.tools]
+        made = [index_tool(tool) for tool in self.tools]
         self.postings = Postings([one.document for one in made])
         self.keys = [tool.key for tool in self.tools]
         self.meanings = meanings
@@ -140,15 +140,15 @@ class Index:
         )
 
     @cached_property
-    def near(self) -> Names:
-        return Names([(tool.name, tool.own_name) for tool in self.tools])
+    def near(self) -> NameIndex:
+        return NameIndex([(tool.name, tool.own_name) for tool in self.tools])
 
 
 def _utf8(text: str) -> bytes:
     return text[:LONGEST_TEXT].encode(errors="replace")
 
 
-def searchable(item: "Item", groups: Sequence[str]) -> Searchable:
+def searchable_of(item: "CachedTool", groups: Sequence[str]) -> Searchable:
     """A tool as search sees it, with the texts of the groups it is in."""
     title, parameters = item.approved.searched if item.approved else ("", "")
     return Searchable(

@@ -23,7 +23,7 @@ SEAM = re.compile(
 )
 
 
-def clauses(query: str, words: Callable[[str], Sized]) -> list[str]:
+def split_clauses(query: str, words: Callable[[str], Sized]) -> list[str]:
     """Return the clauses of a query, or none where it is only one."""
     found: list[str] = []
     waiting = ""
@@ -41,7 +41,7 @@ def clauses(query: str, words: Callable[[str], Sized]) -> list[str]:
     return found if len(found) > 1 else []
 
 
-class Asked(NamedTuple):
+class ParsedQuery(NamedTuple):
     """A query taken apart."""
 
     text: str
@@ -64,7 +64,7 @@ class Asked(NamedTuple):
         return list(dict.fromkeys(self.repaired.get(word, word) for word in query_words(text)))
 
 
-def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> Asked:
+def parse_query(query: str, postings: Postings, *, by_clause: bool = True) -> ParsedQuery:
     """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
     terms = query_words(query)
     repaired: dict[str, str] = {}
@@ -80,8 +80,8 @@ def taken_apart(query: str, postings: Postings, *, by_clause: bool = True) -> As
         for word, spelling in terms.items():
             right.setdefault(repaired.get(word, word), spelling)
         terms = right
-    parts = tuple(clauses(query, query_words)) if by_clause else ()
-    return Asked(query, terms, repaired, parts, translated)
+    parts = tuple(split_clauses(query, query_words)) if by_clause else ()
+    return ParsedQuery(query, terms, repaired, parts, translated)
 
 
 def _read(
@@ -110,7 +110,7 @@ def _read(
     return reading.text, known | own, translated
 
 
-def spelled(asked: Asked) -> Mapping[str, str]:
+def explain_terms(asked: ParsedQuery) -> Mapping[str, str]:
     """For people: each word that counts, as the query spells it, mistakes with what was meant."""
     replacing = asked.replacing
     return {

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from catalog.search import weights
 from catalog.search.bm25 import Floats, Postings
-from catalog.search.query import Asked
+from catalog.search.query import ParsedQuery
 
 
-class ByWords(NamedTuple):
+class KeywordScores(NamedTuple):
     scores: Floats  # of every tool; nothing where it holds no word
     best: float  # the highest of them, or 1
     coverage: float  # the share of what its words say that the best tool holds, 0..1
@@ -28,17 +28,17 @@ class ByWords(NamedTuple):
         return self.scores / self.best
 
 
-def by_words(postings: Postings, asked: Asked) -> ByWords:
+def keyword_scores(postings: Postings, asked: ParsedQuery) -> KeywordScores:
     terms = list(asked.terms)
-    found = _scored(postings, terms)
+    found = _keyword_scores_of(postings, terms)
     if asked.clauses:
         best, covered = np.zeros(postings.size), 0.0
         for clause in asked.clauses:
-            part = _scored(postings, asked.words(clause))
+            part = _keyword_scores_of(postings, asked.words(clause))
             np.maximum(best, part.fit, out=best)
             covered += part.coverage
         fit = (1 - weights.CLAUSE_KEYWORD) * found.fit + weights.CLAUSE_KEYWORD * best
-        found = ByWords(np.where(found.scores > 0, fit, 0), 1.0, covered / len(asked.clauses))
+        found = KeywordScores(np.where(found.scores > 0, fit, 0), 1.0, covered / len(asked.clauses))
     if postings.worthless:
         # A word that half of the tools hold scores nothing, and is a match all the same.
         for term in terms:
@@ -49,13 +49,13 @@ def by_words(postings: Postings, asked: Asked) -> ByWords:
     return found
 
 
-def _scored(postings: Postings, words: list[str]) -> ByWords:
+def _keyword_scores_of(postings: Postings, words: list[str]) -> KeywordScores:
     """Score by words; and say how near the best is to the most there can be."""
     scores = postings.scores(words)
     best = highest(scores)
     if best <= 0:
-        return ByWords(scores, 1.0, 0.0)
-    return ByWords(scores, best, min(1.0, best / postings.most(words)))
+        return KeywordScores(scores, 1.0, 0.0)
+    return KeywordScores(scores, best, min(1.0, best / postings.most(words)))
 
 
 def highest(scores: Floats) -> float:
@@ -63,7 +63,7 @@ def highest(scores: Floats) -> float:
     return float(scores[scores.argmax()]) if len(scores) else 0.0
 
 
-def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
+def semantic_scores(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
     """Judge by cosines: a row for each tool, a column for the whole and for each clause.
 
     Returns how near each tool is, the nearest being 1, and which are near enough to fit. A row
@@ -84,13 +84,13 @@ def by_meaning(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
     return score / (highest(score) or 1.0), known & (best >= weights.SEMANTIC_MATCH)
 
 
-def fused(words: ByWords, meaning: Floats, known: NDArray[np.bool_]) -> Floats:
+def mix_scores(words: KeywordScores, meaning: Floats, known: NDArray[np.bool_]) -> Floats:
     """Mix both; a tool without a vector is judged by its words alone."""
     weight = weights.SEMANTIC - weights.SEMANTIC_LESS_BY_COVERAGE * words.coverage
     fit = words.fit
     return np.where(known, weight * meaning + (1 - weight) * fit, fit)
 
 
-def fitting(score: Floats, fits: NDArray[np.bool_]) -> Floats:
+def mask_scores(score: Floats, fits: NDArray[np.bool_]) -> Floats:
     """Keep the scores of what fits; that is never nothing."""
     return np.where(fits, np.maximum(score, weights.LEAST_SCORE), 0)

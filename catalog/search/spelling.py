@@ -91,8 +91,8 @@ def _one_apart(left: str, right: str) -> bool:
 # --- Similar names --------------------------------------------------------------------------------
 
 
-class Names:
-    """Names by three letters in a row, each with another name it goes by."""
+class NameIndex:
+    """NameIndex by three letters in a row, each with another name it goes by."""
 
     def __init__(self, names: Sequence[tuple[str, str]]) -> None:
         self._names = names

@@ -23,7 +23,7 @@ UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
 @transaction.atomic
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     """Give agents this text instead of the server's; empty gives the server's again."""
-    tool = locked(tool)
+    tool = lock_tool(tool)
     text = _sound(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
         raise Invalid(f"A description may have {settings.MAX_DESCRIPTION_BYTES // 1024} KB.")
@@ -44,7 +44,7 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
 @transaction.atomic
 def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
     """Stop every call to a tool until it is released."""
-    tool = locked(tool)
+    tool = lock_tool(tool)
     if not tool.held_at:
         tool.held_at, tool.held_reason = timezone.now(), _sound(reason)[:500]
         tool.state = tool.settled_state()
@@ -56,7 +56,7 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def release(tool: Tool, *, actor: Actor) -> Tool:
-    tool = locked(tool)
+    tool = lock_tool(tool)
     if tool.held_at:
         reason, tool.held_at, tool.held_reason = tool.held_reason, None, ""
         tool.state = tool.settled_state()
@@ -68,7 +68,7 @@ def release(tool: Tool, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
-    tool = locked(tool)
+    tool = lock_tool(tool)
     if policy not in CallPolicy.values:
         raise Invalid("A call policy is allow or deny.")
     if tool.call_policy != policy:
@@ -132,7 +132,7 @@ def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> 
         raise Conflict(f"{public} is the name of one of Toolcrib's own tools.", hint="Rename it.")
     if tool is not None and tool.name != remote.name:
         raise Invalid("A custom tool keeps its name.", hint="Add another one under the new name.")
-    definition = ingest.prepare([remote])[remote.sha256]
+    definition = ingest.store_definitions([remote])[remote.sha256]
     findings = [found.as_json() for found in findings_of(remote.tool, Neighbours())]
     try:
         with transaction.atomic():
@@ -215,7 +215,7 @@ def parse_tool_text(text: str) -> object:
         raise Invalid("The JSON holds a number that is far too long.") from error
 
 
-def locked(tool: Tool, sha256: str = "") -> Tool:
+def lock_tool(tool: Tool, sha256: str = "") -> Tool:
     """Read a tool again under a lock, to write a decision about it.
 
     With a digest, refuse if its latest definition is not the one that was looked at.

@@ -41,14 +41,14 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Given:
+class EffectiveDefinition:
     """A tool as agents get it: the approved definition under its public name and our text."""
 
     tool: dict[str, Any]
     tokens: int
 
     @classmethod
-    def of(cls, tool: Tool) -> "Given | None":
+    def of(cls, tool: Tool) -> "EffectiveDefinition | None":
         if tool.approved is None:
             return None
         approved = tool.approved.tool
@@ -73,9 +73,9 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         "said": said,
         "body": body,
         "annotations": annotations if isinstance(annotations, dict) else {},
-        "given": Given.of(tool),
+        "given": EffectiveDefinition.of(tool),
         "served": tool.approved_id and tool.state in (ToolState.AVAILABLE, ToolState.WAITING),
-        "answer": answer(tool),
+        "answer": describe_availability(tool),
         "waiting": _waits(tool),
         "declined": tool.latest_id is not None and tool.latest_id == tool.kept_against_id,
         "held_calls": HELD_CALLS.get(tool.server.trust, "") if tool.server else "",
@@ -91,7 +91,7 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
     }
 
 
-def answer(tool: Tool) -> str:
+def describe_availability(tool: Tool) -> str:
     """Say in one line where a tool stands."""
     if tool.server is not None and not tool.server.enabled:
         return "Its server is disabled: agents cannot find or call it."

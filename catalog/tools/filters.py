@@ -28,7 +28,7 @@ class ToolRow:
         return self.tool.state == ToolState.MISSING
 
 
-def row(tool: Tool, calls: ToolCalls | None = None) -> ToolRow:
+def tool_row(tool: Tool, calls: ToolCalls | None = None) -> ToolRow:
     definition = tool.definition
     body = definition.tool if definition else {}
     annotations = body.get("annotations")
@@ -48,7 +48,7 @@ def _prefetched(tool: Tool) -> Mapping[str, object]:
     return found
 
 
-def of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
+def facets_of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
     """List the filters of tools; an option nobody could choose is left out."""
     return [
         _pick("server", "Server", counts.servers, wanted.server),

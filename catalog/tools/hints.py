@@ -14,22 +14,22 @@ from catalog.tools import actions as tool_actions
 from catalog.tools.actions import UNKEEPABLE
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
-MOST = 50  # hints of one tool
+MAX_HINTS_PER_TOOL = 50  # hints of one tool
 
 
 @transaction.atomic
 def add(tool: Tool, kind: str, text: str, *, actor: Actor) -> ToolHint:
     """Let a tool be found by another name or by an example of what is asked."""
-    tool = tool_actions.locked(tool)
+    tool = tool_actions.lock_tool(tool)
     if kind not in HintKind.values:
         raise Invalid("A hint is an alias or an example.", hint="Use one of the two as its kind.")
     line = _one_line(text)
     held = {(hint.kind, hint.text): hint for hint in tool.hints.all()}
     if (kind, line) in held:
         return held[kind, line]
-    if len(held) >= MOST:
+    if len(held) >= MAX_HINTS_PER_TOOL:
         raise Conflict(
-            f"{tool.public_name} has {MOST} hints, as many as a tool may have.",
+            f"{tool.public_name} has {MAX_HINTS_PER_TOOL} hints, as many as a tool may have.",
             hint="Remove one that helps nobody.",
         )
     hint = ToolHint.objects.create(tool=tool, kind=kind, text=line, created_by=actor.label[:200])

@@ -12,14 +12,14 @@ from django.db.models.functions import Coalesce
 from django.http import QueryDict
 
 from catalog import cache
-from catalog.cache import Shelf, ShelfGroup
+from catalog.cache import CachedGroup, CatalogCache
 from catalog.models import Tool, ToolState
 from sessions_app.usage import call_stats
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import PAGE, Page, page_by_offset
 from toolcrib.lib.request import text
 
-LISTED = 30_000  # values that a statement takes on every database
+MAX_PARAMETERS = 30_000  # values that a statement takes on every database
 HINTS = {
     "read-only": "readOnlyHint",
     "destructive": "destructiveHint",
@@ -80,7 +80,7 @@ class ToolFilter:
         if self.group:
             wanted &= Q(memberships__group__group_id=self.group)
         for badge in self.badges:
-            wanted &= claimed(HINTS[badge])
+            wanted &= with_annotation(HINTS[badge])
         if len(self.sources) == 1:
             wanted &= Q(server__isnull=self.sources[0] == "custom")
         if self.findings:
@@ -99,8 +99,8 @@ def _mentions(text: str) -> Q:
     )
 
 
-@cache.worked_out_once
-def _claims(whole: Shelf) -> dict[str, list[int]]:
+@cache.memoize_per_revision
+def _claims(whole: CatalogCache) -> dict[str, list[int]]:
     """List the tools whose server sets each annotation to true, gone ones included."""
     found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
     for item in whole.items.values():
@@ -111,13 +111,13 @@ def _claims(whole: Shelf) -> dict[str, list[int]]:
     return found
 
 
-def claimed(hint: str) -> Q:
+def with_annotation(hint: str) -> Q:
     """Match tools whose server sets this annotation to true.
 
     Bodies are kept as text, since jsonb would refuse some of them: the shelf has read them.
     """
     tools = _claims(cache.current())[hint]
-    if len(tools) <= LISTED:
+    if len(tools) <= MAX_PARAMETERS:
         return Q(pk__in=tools)
     pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
     return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
@@ -197,8 +197,8 @@ def counts() -> Counts:
     )
 
 
-@cache.worked_out_once
-def _badges(whole: Shelf) -> dict[str, int]:
+@cache.memoize_per_revision
+def _badges(whole: CatalogCache) -> dict[str, int]:
     claims, items = _claims(whole), whole.items
     return {
         badge: sum(items[pk].state != ToolState.MISSING for pk in claims[hint])
@@ -206,7 +206,7 @@ def _badges(whole: Shelf) -> dict[str, int]:
     }
 
 
-def _group_sizes(whole: Shelf) -> list[tuple[str, int]]:
+def _group_sizes(whole: CatalogCache) -> list[tuple[str, int]]:
     sizes = Counter({group.group_id: _current(group) for group in whole.groups})
     # The shelf has no tool that never had a definition.
     rows = Tool.objects.current().filter(latest=None).filter(memberships__isnull=False)
@@ -214,6 +214,6 @@ def _group_sizes(whole: Shelf) -> list[tuple[str, int]]:
     return sorted((name, size) for name, size in sizes.items() if size)
 
 
-@cache.worked_out_once
-def _current(group: ShelfGroup) -> int:
+@cache.memoize_per_revision
+def _current(group: CachedGroup) -> int:
     return sum(place.item.state != ToolState.MISSING for place in group.places)

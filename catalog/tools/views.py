@@ -63,7 +63,7 @@ def tools(request: HttpRequest) -> HttpResponse:
     calls = call_stats.of_tools([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
-        "rows": [tool_filters.row(tool, calls.get(tool.pk)) for tool in page.rows],
+        "rows": [tool_filters.tool_row(tool, calls.get(tool.pk)) for tool in page.rows],
         "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
         "shown": page.says("tool"),
         "wanted": wanted,
@@ -79,7 +79,7 @@ def tools(request: HttpRequest) -> HttpResponse:
     counts = tool_queries.counts()
     context |= {
         "counts": counts,
-        "facets": tool_filters.of_tools(wanted, counts),
+        "facets": tool_filters.facets_of_tools(wanted, counts),
         "offer": request.session.pop(OFFERED, None),
     }
     return render(request, "catalog/tools.html", context)

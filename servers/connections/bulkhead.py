@@ -15,7 +15,7 @@ class Busy(UpstreamError):
     status = 503
 
 
-class Turn:
+class Slot:
     """One call's turn. A late call keeps it, since its server still works, until it is `needed`."""
 
     def __init__(self, bulkhead: "Bulkhead") -> None:
@@ -38,7 +38,7 @@ class Bulkhead:
     def __init__(self) -> None:
         self.running = 0  # calls that somebody waits for
         self.refused = 0
-        self._late: list[Turn] = []
+        self._late: list[Slot] = []
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
@@ -46,11 +46,11 @@ class Bulkhead:
         """Calls without a turn, besides those that get one as soon as a late call ended."""
         return max(0, len(self._queue) - len(self._late))
 
-    async def enter(self, size: int) -> Turn:
+    async def enter(self, size: int) -> Slot:
         """Wait for a turn, or raise Busy at once where too many wait already."""
         if self._has_room(size) and not self._queue:
             self.running += 1
-            return Turn(self)
+            return Slot(self)
         if len(self._queue) >= settings.CALLS_QUEUED + len(self._late):
             self.refused += 1
             raise Busy(
@@ -70,14 +70,14 @@ class Bulkhead:
                 self.running -= 1  # the turn came as we went
             self._give()
             raise
-        return Turn(self)
+        return Slot(self)
 
-    def linger(self, turn: Turn) -> None:
+    def linger(self, turn: Slot) -> None:
         self.running -= 1
         self._late.append(turn)
         self._hurry()
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: Slot) -> None:
         """Give the turn to whoever has waited longest."""
         if turn.is_late:
             self._late.remove(turn)

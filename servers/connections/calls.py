@@ -17,15 +17,15 @@ from typing import Any
 from django.conf import settings
 
 from servers.connections import coordination, pool, results
-from servers.connections.bulkhead import Turn
-from servers.connections.connection import Answer, Connection, ServerRefused
-from servers.connections.coordination import LOOK_EVERY, generations, spec_now
-from servers.connections.pool import Owner, Pool
+from servers.connections.bulkhead import Slot
+from servers.connections.connection import Connection, RawResult, ServerErrorResponse
+from servers.connections.coordination import POLL_SECONDS, current_spec, server_generations
+from servers.connections.pool import ConnectionOwner, Pool
 from servers.credential_filter import CredentialFilter
-from servers.errors import UpstreamError, megabytes
+from servers.errors import UpstreamError, format_bytes
 from servers.spec import OnProgress, ServerSpec
-from servers.transports.request_trace import Attempt, TooLarge
-from toolcrib.lib.db_threads import in_thread
+from servers.transports.request_trace import RequestTrace, TooLarge
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.text import escape_hidden
 
@@ -41,7 +41,7 @@ _opened: Pool | None = None
 
 
 @dataclass(frozen=True)
-class Target:
+class CallTarget:
     """Which connection a call goes over."""
 
     server_id: int
@@ -73,10 +73,10 @@ class CallOutcome:
 
 
 @dataclass(frozen=True)
-class Request:
+class UpstreamRequest:
     """One call on its way."""
 
-    target: Target
+    target: CallTarget
     tool: str
     arguments: dict[str, Any]
     schema: Mapping[str, Any] | None
@@ -89,7 +89,7 @@ class Request:
 
 
 async def call(
-    target: Target,
+    target: CallTarget,
     tool: str,
     arguments: dict[str, Any],
     *,
@@ -113,7 +113,7 @@ async def call(
 
     async def on_loop() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
-        request = Request(
+        request = UpstreamRequest(
             *(target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress),
             checked=checked,
         )
@@ -137,24 +137,24 @@ def in_flight(server_id: int) -> int:
 # --- Where calls find connections -------------------------------------------------------------
 
 
-class Caller(pool.Watcher):
+class CallPoolWatcher(pool.PoolWatcher):
     """Watches a pool that serves calls only. What it sees is the listener's to report."""
 
     async def spec(self, server_id: int) -> ServerSpec | None:
-        return await in_thread(spec_now, server_id)
+        return await run_in_db_thread(current_spec, server_id)
 
     async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await in_thread(coordination.claim, server_id, apart)
+        return await run_in_db_thread(coordination.claim_reconnect, server_id, apart)
 
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
-        await in_thread(coordination.answered, spec.server_id)
+        await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[None]:
+async def call_pool() -> AsyncIterator[None]:
     """Let calls be made in this block, in a process or test that runs no listener."""
     global _opened
-    own = _opened = Pool(Caller())
+    own = _opened = Pool(CallPoolWatcher())
     following = asyncio.create_task(_follow(own), name="calls")
     try:
         yield
@@ -169,38 +169,38 @@ async def opened() -> AsyncIterator[None]:
 
 async def run() -> None:
     """Let calls be made until cancelled."""
-    async with opened():
+    async with call_pool():
         await asyncio.Event().wait()
 
 
 async def _follow(own: Pool) -> None:
     """Let go of connections that are idle, or whose server was edited or session ended."""
     while True:
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(POLL_SECONDS)
         if own.owners:
             try:
-                await own.keep({}, *await in_thread(_look, own.sessions))
+                await own.keep({}, *await run_in_db_thread(_look, own.sessions))
             except Exception:  # nobody would start this loop again
                 logger.exception("The connections could not be looked after; trying again")
 
 
 def _look(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
-    return generations(), coordination.ended(sessions)
+    return server_generations(), coordination.ended_sessions(sessions)
 
 
 def _pool() -> Pool | None:
-    return _opened or pool.here()
+    return _opened or pool.process_pool()
 
 
 # --- One call ---------------------------------------------------------------------------------
 
 
-async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
+async def _in_turn(shared: Pool, request: UpstreamRequest) -> CallOutcome:
     """Make the call when it is its turn at the server."""
     try:
         if not request.checked:
-            results.written(request.arguments)
-    except results.Unusable as problem:
+            results.serialize(request.arguments)
+    except results.InvalidResult as problem:
         return _not_sent(
             "invalid_arguments",
             f"The call {problem} in its arguments.",
@@ -226,7 +226,9 @@ async def _in_turn(shared: Pool, request: Request) -> CallOutcome:
             turn.leave()
 
 
-async def _connected(shared: Pool, request: Request, held: ExitStack, turn: Turn) -> CallOutcome:
+async def _connected(
+    shared: Pool, request: UpstreamRequest, held: ExitStack, turn: Slot
+) -> CallOutcome:
     """Find a live connection and make the call over it. What it needs of owners is `held`."""
     target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
@@ -248,7 +250,7 @@ async def _connected(shared: Pool, request: Request, held: ExitStack, turn: Turn
         if request.on_sent is not None and not tries:
             await request.on_sent()
         tries += 1
-        seen = Attempt(call=True)
+        seen = RequestTrace(call=True)
         outcome = await _exchanged(shared, owner, connection, request, seen, turn)
         # A connection may turn out dead before anything was sent over it: another, then.
         if outcome.state == "not_sent" and tries < TRIES and connection.closed.is_set():
@@ -257,7 +259,12 @@ async def _connected(shared: Pool, request: Request, held: ExitStack, turn: Turn
 
 
 async def _exchanged(
-    shared: Pool, owner: Owner, connection: Connection, request: Request, seen: Attempt, turn: Turn
+    shared: Pool,
+    owner: ConnectionOwner,
+    connection: Connection,
+    request: UpstreamRequest,
+    seen: RequestTrace,
+    turn: Slot,
 ) -> CallOutcome:
     """Send the request and wait for its answer, but not longer than the deadline."""
     loop = asyncio.get_running_loop()
@@ -296,7 +303,7 @@ async def _exchanged(
     )
 
 
-async def _cancel(asked: asyncio.Task[Answer]) -> None:
+async def _cancel(asked: asyncio.Task[RawResult]) -> None:
     """Tell the server that nobody waits any more; it has a second to take that in."""
     asked.cancel()
     await asyncio.wait({asked}, timeout=2)
@@ -304,7 +311,7 @@ async def _cancel(asked: asyncio.Task[Answer]) -> None:
         asked.exception()  # seen
 
 
-async def _hear_late(asked: asyncio.Task[Answer], request: Request, turn: Turn) -> None:
+async def _hear_late(asked: asyncio.Task[RawResult], request: UpstreamRequest, turn: Slot) -> None:
     """Wait a little for an answer that nobody waits for, then cancel the request.
 
     At once where another call needs the turn: the server is to have no more than it is given.
@@ -321,7 +328,7 @@ async def _hear_late(asked: asyncio.Task[Answer], request: Request, turn: Turn) 
             await _cancel(asked)
     if not answered or request.on_late is None:
         return
-    if asked.exception() is None or isinstance(asked.exception(), ServerRefused):
+    if asked.exception() is None or isinstance(asked.exception(), ServerErrorResponse):
         try:
             request.on_late(f"answered {time.monotonic() - began:.1f} s after its deadline")
         except Exception:
@@ -331,24 +338,26 @@ async def _hear_late(asked: asyncio.Task[Answer], request: Request, turn: Turn) 
 # --- Outcomes ---------------------------------------------------------------------------------
 
 
-async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> CallOutcome:
+async def _judged(
+    asked: asyncio.Task[RawResult], owner: ConnectionOwner, seen: RequestTrace
+) -> CallOutcome:
     credentials = owner.spec.credential_filter if owner.spec else CredentialFilter(())
     try:
         answer = asked.result()
-    except ServerRefused as refusal:
+    except ServerErrorResponse as refusal:
         message = credentials.redact_text(refusal.said)
         return _failed("server_error", f"The server said: {_quoted(message)}")
     except UpstreamError as fault:
         return _lost(fault, seen)
     read = partial(
-        results.read,
+        results.parse_result,
         answer.result,
         max_items=settings.MAX_CONTENT_ITEMS,
         credentials=credentials,
     )
     try:
         if seen.flaw:
-            raise results.Unusable(seen.flaw)
+            raise results.InvalidResult(seen.flaw)
         result = await asyncio.to_thread(read) if answer.size > ON_LOOP else read()
     except results.InputRequired:
         return _failed(
@@ -356,10 +365,10 @@ async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> C
             "The tool asks for input before it answers, which Toolcrib does not support yet.",
             "Give everything it needs in the arguments, or use another tool.",
         )
-    except results.Unusable as problem:
+    except results.InvalidResult as problem:
         return _invalid(str(problem))
     if result.size > settings.MAX_RESULT_BYTES:
-        return _too_large(megabytes(result.size))
+        return _too_large(format_bytes(result.size))
     return CallOutcome(
         "succeeded",
         content=result.content,
@@ -371,7 +380,7 @@ async def _judged(asked: asyncio.Task[Answer], owner: Owner, seen: Attempt) -> C
     )
 
 
-def _redacted(on_progress: OnProgress | None, owner: Owner) -> OnProgress | None:
+def _redacted(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgress | None:
     """Pass progress on, its message without credentials and cut to a line."""
     if on_progress is None or owner.spec is None:
         return on_progress
@@ -383,14 +392,14 @@ def _redacted(on_progress: OnProgress | None, owner: Owner) -> OnProgress | None
     return report
 
 
-def _lost(fault: UpstreamError, seen: Attempt) -> CallOutcome:
+def _lost(fault: UpstreamError, seen: RequestTrace) -> CallOutcome:
     """Say what became of a call that has no answer."""
     if not seen.sent:
         return _not_sent(fault.code, fault.message, fault.hint)
     if seen.flaw:
         return _invalid(seen.flaw)
     if isinstance(seen.fault, TooLarge):
-        return _too_large(f"more than {megabytes(settings.MAX_RESULT_BYTES)}")
+        return _too_large(f"more than {format_bytes(settings.MAX_RESULT_BYTES)}")
     if _turned_down(seen):
         return _failed(fault.code, fault.message, fault.hint)
     return CallOutcome(
@@ -401,7 +410,7 @@ def _lost(fault: UpstreamError, seen: Attempt) -> CallOutcome:
     )
 
 
-def _turned_down(seen: Attempt) -> bool:
+def _turned_down(seen: RequestTrace) -> bool:
     """Tell whether the server refused the request before a tool could run.
 
     Other statuses from 500 on may come from something that failed halfway.
@@ -430,7 +439,7 @@ def _too_large(size: str) -> CallOutcome:
     return _failed(
         "result_too_large",
         f"The tool ran, but its result is too large: {size}, and "
-        f"{megabytes(settings.MAX_RESULT_BYTES)} are allowed.",
+        f"{format_bytes(settings.MAX_RESULT_BYTES)} are allowed.",
         "Ask for less at once, e.g. with a limit or a filter.",
     )
 

@@ -21,21 +21,27 @@ from mcp.server import MCPServer, Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from servers.connections.connection_state import Link
-from servers.connections.sdk_compat import param_headers, raw_request, stamped
-from servers.connections.sdk_errors import explain, too_slow, unwrapped
-from servers.connections.streams import Streams, watched, wired
+from servers.connections.connection_state import ConnectionState
+from servers.connections.sdk_compat import param_headers, raw_request, stamp_request
+from servers.connections.sdk_errors import explain_error, flatten_errors, handshake_timeout
+from servers.connections.streams import Streams, connect_streams, watch_streams
 from servers.connections.subscriptions import Subscription
-from servers.connections.tool_listing import all_pages
+from servers.connections.tool_listing import list_all_pages
 from servers.errors import ListingError, UpstreamError
 from servers.spec import Listing, OnProgress, ServerSpec
 from servers.transports import http as upstream_http
 from servers.transports import sse, stdio
-from servers.transports.direct_http import EMPTY, Elsewhere, Lean, Said, unanswered
-from servers.transports.http1 import Lines
-from servers.transports.request_trace import Attempt, observed_by
+from servers.transports.direct_http import (
+    EMPTY,
+    DirectHttpCaller,
+    FallBackToSdk,
+    ProtocolErrorResponse,
+    unanswered,
+)
+from servers.transports.http1 import HttpConnectionPool
+from servers.transports.request_trace import RequestTrace, observed_by
 
-__all__ = ["Connection", "ListingError", "UpstreamError", "connect", "over"]
+__all__ = ["Connection", "ListingError", "UpstreamError", "connect", "run_session"]
 
 logger = logging.getLogger(__name__)
 # The SDK logs what servers send, with tracebacks. What matters of it arrives here as an error.
@@ -52,14 +58,14 @@ Transport = AbstractAsyncContextManager[Streams] | Server[Any] | MCPServer[Any]
 
 
 @dataclass(frozen=True)
-class Answer:
+class RawResult:
     """What a server answered to a call, unread."""
 
     result: dict[str, Any]
     size: int  # in bytes as it arrived; 0 where unknown
 
 
-class ServerRefused(UpstreamError):
+class ServerErrorResponse(UpstreamError):
     """The server answered a call with an error of the protocol. `said` is its own text: hostile."""
 
     code = "server_error"
@@ -72,7 +78,9 @@ class ServerRefused(UpstreamError):
 class Connection:
     """An open connection. Any task of the loop may use it; only `connect` opens and closes."""
 
-    def __init__(self, client: Client, link: Link, on_list_changed: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, link: ConnectionState, on_list_changed: Callable[[], None]
+    ) -> None:
         self._session: ClientSession = client.session
         self._client = client
         self._link = link
@@ -101,7 +109,7 @@ class Connection:
         """Return every page of tools, raw, or raise: never a part of them."""
         try:
             async with asyncio.timeout(settings.SYNC_TIMEOUT):
-                return await all_pages(self._page)
+                return await list_all_pages(self._page)
         except TimeoutError:
             raise ListingError(
                 f"The list of tools was not complete after {settings.SYNC_TIMEOUT} s.",
@@ -112,7 +120,7 @@ class Connection:
     async def _page(self, cursor: str | None) -> dict[str, object] | None:
         params = {} if cursor is None else {"cursor": cursor}
         capabilities = self._client.server_capabilities
-        seen = Attempt()
+        seen = RequestTrace()
         asking = raw_request(self._session, "tools/list", params)
         try:
             return await self._until_closed(asking, seen)
@@ -128,11 +136,11 @@ class Connection:
         self,
         name: str,
         arguments: dict[str, Any],
-        seen: Attempt,
+        seen: RequestTrace,
         *,
         schema: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
-    ) -> Answer:
+    ) -> RawResult:
         """Call a tool and return the answer raw. `seen` is told what the transport sees.
 
         The SDK's own call_tool lists tools first, validates what they return, on the loop, and
@@ -159,45 +167,49 @@ class Connection:
         self,
         params: dict[str, Any],
         headers: Mapping[str, str],
-        seen: Attempt,
+        seen: RequestTrace,
         on_progress: OnProgress | None = None,
         resume: str | None = None,
-    ) -> Answer:
+    ) -> RawResult:
         """Call a tool through the SDK, or hear the rest of a call."""
         asking = raw_request(
             self._session, "tools/call", params, headers, on_progress=on_progress, resume=resume
         )
         try:
-            return Answer(await self._until_closed(asking, seen), seen.size)
+            return RawResult(await self._until_closed(asking, seen), seen.size)
         except MCPError as error:
             raise await self._call_fault(error, seen) from None
 
     async def _call_lean(
-        self, lean: Lean, params: dict[str, Any], headers: Mapping[str, str], seen: Attempt
-    ) -> Answer:
+        self,
+        lean: DirectHttpCaller,
+        params: dict[str, Any],
+        headers: Mapping[str, str],
+        seen: RequestTrace,
+    ) -> RawResult:
         """Call a tool beside the SDK, which goes on where that is not enough."""
-        sent, options = stamped(self._session, "tools/call", params, headers)
+        sent, options = stamp_request(self._session, "tools/call", params, headers)
         try:
-            return Answer(*await lean.call(sent, options["headers"], seen))
-        except Said as refusal:
-            raise ServerRefused(str(refusal)) from None
-        except Elsewhere as left:
+            return RawResult(*await lean.call(sent, options["headers"], seen))
+        except ProtocolErrorResponse as refusal:
+            raise ServerErrorResponse(str(refusal)) from None
+        except FallBackToSdk as left:
             if left.resume is None:  # a redirect: nothing ran, and the next will not either
                 self._lean, seen.sent = None, False
             else:
                 await asyncio.sleep(left.wait)
             return await self._call(params, headers, seen, resume=left.resume)
 
-    async def _call_fault(self, error: MCPError, seen: Attempt) -> UpstreamError:
+    async def _call_fault(self, error: MCPError, seen: RequestTrace) -> UpstreamError:
         if error.code == types.PARSE_ERROR and not seen.refused and seen.fault is None:
             seen.flaw = seen.flaw or "is not a message of the protocol"
         elif seen.status in EMPTY and not seen.refused and error.code == types.INVALID_REQUEST:
             return unanswered(seen.status)  # the error is the SDK's, not the server's
         elif seen.refused or (seen.fault is None and error.code != types.CONNECTION_CLOSED):
-            return ServerRefused(error.message)
+            return ServerErrorResponse(error.message)
         return await self._explain(error, seen, "while the tool ran")
 
-    async def _until_closed(self, request: Coroutine[Any, Any, T], seen: Attempt) -> T:
+    async def _until_closed(self, request: Coroutine[Any, Any, T], seen: RequestTrace) -> T:
         """Run a request of the SDK, but not beyond the end of the connection."""
         asked = asyncio.create_task(request, context=observed_by(seen))
         closed = asyncio.create_task(self.closed.wait())
@@ -214,8 +226,8 @@ class Connection:
             if asked.done() and not asked.cancelled():
                 asked.exception()  # seen, whether or not it was raised above
 
-    async def _explain(self, error: BaseException, seen: Attempt, when: str) -> UpstreamError:
-        return await explain(error, seen, self._link, when)
+    async def _explain(self, error: BaseException, seen: RequestTrace, when: str) -> UpstreamError:
+        return await explain_error(error, seen, self._link, when)
 
     async def listen(self) -> None:
         """Call on_list_changed on every change, until the connection is lost (then raise).
@@ -256,16 +268,16 @@ async def connect(
     spec: ServerSpec, *, on_list_changed: Callable[[], None] | None = None
 ) -> AsyncIterator[Connection]:
     """Connect to a server, and leave nothing behind at the end of the block."""
-    link = Link()
+    link = ConnectionState()
     async with (
         _transport(spec, link) as transport,
-        over(transport, on_list_changed=on_list_changed, link=link) as connection,
+        run_session(transport, on_list_changed=on_list_changed, link=link) as connection,
     ):
         yield connection
 
 
 @asynccontextmanager
-async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
+async def _transport(spec: ServerSpec, link: ConnectionState) -> AsyncIterator[Transport]:
     if spec.transport not in ("stdio", "http", "sse"):
         raise ValueError(f"There is no transport {spec.transport}.")
     if spec.transport == "stdio":
@@ -276,7 +288,7 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
                 hint="The operator of the machine can allow it with TOOLCRIB_ALLOW_STDIO=1.",
                 parked=True,
             )
-        async with stdio.running(
+        async with stdio.run_process(
             [argument.reveal() for argument in spec.argv],
             cwd=spec.cwd,
             env={name: value.reveal() for name, value in spec.env.items()},
@@ -286,15 +298,15 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
             most=settings.MAX_PROCESSES,
         ) as child:
             link.stderr, link.ended = child.stderr_tail, child.ended
-            yield watched(wired(child, link), link)
+            yield watch_streams(connect_streams(child, link), link)
         return
     url = spec.url.reveal()
     checked = upstream_http.check_url(url)
     headers = {name: value.reveal() for name, value in spec.headers.items()}
     async with upstream_http.upstream(headers) as upstream:
         if spec.transport == "sse":
-            async with _in_time(sse.opened(upstream, url), link) as stream:
-                yield watched(wired(stream, link), link)
+            async with _in_time(sse.open_event_stream(upstream, url), link) as stream:
+                yield watch_streams(connect_streams(stream, link), link)
         else:
             upstream.transport.on_session_lost = link.leave
             http = streamable_http_client(
@@ -302,22 +314,24 @@ async def _transport(spec: ServerSpec, link: Link) -> AsyncIterator[Transport]:
                 http_client=upstream.http,
                 max_sse_event_size=None,  # network.py caps
             )
-            link.lean = Lean(Lines(upstream, checked), upstream.transport, link.leave)
+            link.lean = DirectHttpCaller(
+                HttpConnectionPool(upstream, checked), upstream.transport, link.leave
+            )
             try:
-                yield watched(http, link)
+                yield watch_streams(http, link)
             finally:
                 link.lean.close()
 
 
 @asynccontextmanager
 async def _in_time(
-    opening: AbstractAsyncContextManager[sse.EventStream], link: Link
+    opening: AbstractAsyncContextManager[sse.EventStream], link: ConnectionState
 ) -> AsyncIterator[sse.EventStream]:
     try:
         async with asyncio.timeout_at(link.handshake_ends):
             stream = await opening.__aenter__()
     except TimeoutError:
-        raise too_slow() from None
+        raise handshake_timeout() from None
     try:
         yield stream
     finally:
@@ -327,19 +341,19 @@ async def _in_time(
 
 
 @asynccontextmanager
-async def over(
+async def run_session(
     transport: Transport,
     *,
     on_list_changed: Callable[[], None] | None = None,
     mode: str = "auto",
-    link: Link | None = None,
+    link: ConnectionState | None = None,
 ) -> AsyncIterator[Connection]:
     """Speak MCP over any transport of the SDK, or with a server in this process.
 
     A task of its own enters and leaves the SDK's client, so that its cancellations, which it
     uses freely when a transport fails, reach neither the caller nor the block.
     """
-    link = link or Link()
+    link = link or ConnectionState()
     changed = _contained(on_list_changed)
 
     async def heed(message: object) -> None:
@@ -364,18 +378,18 @@ async def over(
             link.closed.set()
             ready.set()
 
-    seen = Attempt(opening=True)
+    seen = RequestTrace(opening=True)
     owner = asyncio.create_task(own(), context=observed_by(seen))
     try:
         try:
             async with asyncio.timeout_at(link.handshake_ends):
                 await ready.wait()
         except TimeoutError:
-            raise seen.fault or too_slow(link.stderr()) from None
+            raise seen.fault or handshake_timeout(link.stderr()) from None
         if link.closed.is_set():
             await asyncio.wait({owner})
             problem = None if owner.cancelled() else owner.exception()
-            raise await explain(problem, seen, link, "during the handshake", shaking=True)
+            raise await explain_error(problem, seen, link, "during the handshake", shaking=True)
         yield Connection(client, link, changed)
     finally:
         stop.set()
@@ -390,7 +404,7 @@ async def _finish(owner: asyncio.Task[None]) -> None:
         owner.cancel()
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
-        for problem in unwrapped(owner.exception()):
+        for problem in flatten_errors(owner.exception()):
             logger.debug("A connection ended with %s.", type(problem).__name__)
 
 

@@ -12,8 +12,8 @@ import mcp_types as types
 from django.conf import settings
 
 from servers.errors import UpstreamError
-from servers.transports.direct_http import Lean
-from servers.transports.request_trace import Attempt, attempt
+from servers.transports.direct_http import DirectHttpCaller
+from servers.transports.request_trace import RequestTrace, current_trace
 
 MAX_STRAY_ANSWERS = 100
 FORGIVEN = 1000  # requests given up lately, whose answers may still come
@@ -22,7 +22,7 @@ LEAVES_WITHIN = 30.0  # seconds for calls to end over a connection that takes no
 Id = int | str | None
 
 
-class Link:
+class ConnectionState:
     """What is known about the state of a connection, from whichever layer saw it first."""
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class Link:
         self.stderr: Callable[[], str] = str
         # How a program ended takes a moment to learn, so it is asked for, not told.
         self.ended: Callable[[str], Awaitable[UpstreamError]] | None = None
-        self.waiting: dict[Id, Attempt] = {}  # what was asked and not answered yet
+        self.waiting: dict[Id, RequestTrace] = {}  # what was asked and not answered yet
         self.standing: set[Id] = set()  # of these, what is answered only at the end
         self.forgiven: OrderedDict[Id, None] = OrderedDict()
         self.stray_answers = 0
-        self.lean: Lean | None = None  # the short way for calls, where there is one
+        self.lean: DirectHttpCaller | None = None  # the short way for calls, where there is one
         self._calls = 0
         self._doubt: UpstreamError | None = None
 
@@ -83,7 +83,7 @@ class Link:
     def note_sent(self, message: types.JSONRPCMessage) -> None:
         """Remember a request until its answer comes, or until it is given up."""
         if isinstance(message, types.JSONRPCRequest):
-            seen = attempt.get() or Attempt()
+            seen = current_trace.get() or RequestTrace()
             seen.request_id = message.id
             self.waiting[plain(message.id)] = seen
             if message.method == "subscriptions/listen":
@@ -122,7 +122,7 @@ class Link:
                 )
             )
 
-    def asker(self, answer_id: object) -> Attempt | None:
+    def asker(self, answer_id: object) -> RequestTrace | None:
         """Return who waits for an answer, for the transport to tell it something."""
         return self.waiting.get(plain(answer_id))
 
@@ -133,7 +133,7 @@ class Link:
             for asked, seen in self.waiting.items()
         )
 
-    def only_asker(self) -> Attempt | None:
+    def only_asker(self) -> RequestTrace | None:
         asking = [seen for asked, seen in self.waiting.items() if asked not in self.standing]
         return asking[0] if len(asking) == 1 else None
 

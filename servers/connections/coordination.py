@@ -15,12 +15,12 @@ from servers.models import Server
 from servers.registration.actions import spec_of
 from servers.spec import ServerSpec
 
-LOOK_EVERY = 0.5
+POLL_SECONDS = 0.5
 StillOpen = Callable[[Collection[str]], Collection[str]]
 _knows: StillOpen | None = None
 
 
-def claim(server_id: int, apart: float) -> bool:
+def claim_reconnect(server_id: int, apart: float) -> bool:
     """Take the next dial of a server, unless one was taken that lately (in seconds)."""
     if settings.EMBEDDED:
         return True
@@ -29,7 +29,7 @@ def claim(server_id: int, apart: float) -> bool:
     return Server.objects.filter(free, pk=server_id).update(dialled_at=Now()) > 0
 
 
-def answered(server_id: int) -> None:
+def clear_reconnect_claim(server_id: int) -> None:
     """Let all processes dial a server: it is there again."""
     if not settings.EMBEDDED:
         Server.objects.filter(pk=server_id).exclude(dialled_at=None).update(dialled_at=None)
@@ -38,25 +38,25 @@ def answered(server_id: int) -> None:
 # --- Sessions that have a connection of their own -------------------------------------------------
 
 
-def told_by(knows: StillOpen) -> None:
+def set_open_sessions_source(knows: StillOpen) -> None:
     """Have this function say which of some sessions are open."""
     global _knows
     _knows = knows
 
 
-def ended(sessions: Collection[str]) -> set[str]:
+def ended_sessions(sessions: Collection[str]) -> set[str]:
     """Return those of these sessions that are over; none where nobody knows."""
     if _knows is None or not sessions:
         return set()
     return {*sessions} - {*_knows(sessions)}
 
 
-def generations() -> dict[int, int]:
+def server_generations() -> dict[int, int]:
     """Return the generation of every server that may be connected to."""
     return dict(Server.objects.filter(enabled=True).values_list("pk", "generation"))
 
 
-def spec_now(server_id: int) -> ServerSpec | None:
+def current_spec(server_id: int) -> ServerSpec | None:
     """Return how to reach a server as it is configured now, None where it must not be."""
     server = Server.objects.filter(pk=server_id, enabled=True).first()
     return spec_of(server) if server else None

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from django.conf import settings
 
 from servers.connections import calls as upstream_calls
-from servers.connections.pool import Owner
+from servers.connections.pool import ConnectionOwner
 from servers.models import Server
 
 
 @dataclass(frozen=True)
-class Gauge:
+class ServerMetrics:
     """One server's turns. `connection`: ready, connecting, pausing (its breaker is open), none."""
 
     server: str  # its slug
@@ -50,13 +50,13 @@ class Gauge:
         return f"{full}: the next call waits."
 
 
-def gauge(server: Server) -> Gauge:
+def server_metrics(server: Server) -> ServerMetrics:
     """How busy a server is now."""
     shared = upstream_calls._pool()
     turns = shared.bulkheads.get(server.pk) if shared is not None else None
     owners = [] if shared is None else list(shared.owners.items())
     connection, retry_in = _connection([owner for key, owner in owners if key[0] == server.pk])
-    return Gauge(
+    return ServerMetrics(
         server=server.slug,
         in_flight=turns.running if turns else 0,
         at_once=server.concurrency or settings.CALLS_IN_FLIGHT,
@@ -68,16 +68,18 @@ def gauge(server: Server) -> Gauge:
     )
 
 
-def gauges() -> list[Gauge]:
+def all_server_metrics() -> list[ServerMetrics]:
     """The servers that calls of this process went to, or that are connected."""
     shared = upstream_calls._pool()
     if shared is None:
         return []
     known = {*list(shared.bulkheads), *(key[0] for key in list(shared.owners))}
-    return [gauge(server) for server in Server.objects.filter(pk__in=known).order_by("slug")]
+    return [
+        server_metrics(server) for server in Server.objects.filter(pk__in=known).order_by("slug")
+    ]
 
 
-def _connection(owners: list[Owner]) -> tuple[str, int | None]:
+def _connection(owners: list[ConnectionOwner]) -> tuple[str, int | None]:
     """The state of a server's connections, the best of them where sessions have their own."""
     now = time.monotonic()
     left = [ends - now for owner in owners if (ends := owner.pause_ends) is not None]

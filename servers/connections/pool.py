@@ -34,12 +34,12 @@ DRAIN = 15.0  # seconds past their deadline that calls on a replaced connection 
 _here: "Pool | None" = None
 
 
-def here() -> "Pool | None":
+def process_pool() -> "Pool | None":
     """The listener's pool, where one runs in this process."""
     return _here
 
 
-class Watcher:
+class PoolWatcher:
     """What a pool tells about its connections. All are called on the pool's loop, and are brief."""
 
     async def spec(self, server_id: int) -> ServerSpec | None:
@@ -56,14 +56,14 @@ class Watcher:
     def list_changed(self, server_id: int) -> None: ...
 
 
-class Owner:
+class ConnectionOwner:
     """One connection and the task that opens, keeps and closes it.
 
     `kept` owners stay; others were made for calls, and go when idle. `calls` counts the calls on
     the connection, or waiting for it, late ones included.
     """
 
-    def __init__(self, server_id: int, watcher: Watcher, *, kept: bool) -> None:
+    def __init__(self, server_id: int, watcher: PoolWatcher, *, kept: bool) -> None:
         self.server_id = server_id
         self.watcher = watcher
         self.kept = kept
@@ -245,16 +245,16 @@ def _gone() -> UpstreamError:
     )
 
 
-def _patience(session: str, owner: Owner) -> float:
+def _patience(session: str, owner: ConnectionOwner) -> float:
     """How long a connection may be idle. What a session built up in its own is lost with it."""
     own = session and owner.is_ready
     return settings.SESSION_DISCONNECT if own else settings.IDLE_DISCONNECT
 
 
 class Pool:
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: PoolWatcher) -> None:
         self.watcher = watcher
-        self.owners: dict[Key, Owner] = {}
+        self.owners: dict[Key, ConnectionOwner] = {}
         self.bulkheads: dict[int, Bulkhead] = {}
         self.afterwards: set[asyncio.Task[None]] = set()  # late answers, connections that drain
         self.loop = asyncio.get_running_loop()
@@ -311,7 +311,9 @@ class Pool:
             await self._replace(key, owner)
         return await self._owner(key, kept=True).connection()
 
-    async def owner_for_call(self, server_id: int, session: str, generation: int) -> Owner:
+    async def owner_for_call(
+        self, server_id: int, session: str, generation: int
+    ) -> ConnectionOwner:
         """Return who owns the connection that a call goes over, as the server is now."""
         key = (server_id, session)
         owner = self.owners.get(key)
@@ -351,13 +353,13 @@ class Pool:
         task.add_done_callback(self.afterwards.discard)
         return task
 
-    def _owner(self, key: Key, *, kept: bool) -> Owner:
+    def _owner(self, key: Key, *, kept: bool) -> ConnectionOwner:
         owner = self.owners.get(key)
         if owner is None or owner.task.done():
-            owner = self.owners[key] = Owner(key[0], self.watcher, kept=kept)
+            owner = self.owners[key] = ConnectionOwner(key[0], self.watcher, kept=kept)
         return owner
 
-    async def _replace(self, key: Key, owner: Owner) -> None:
+    async def _replace(self, key: Key, owner: ConnectionOwner) -> None:
         """Let go of a connection once its calls have ended."""
         if self.owners.get(key) is not owner:
             return  # somebody was quicker

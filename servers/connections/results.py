@@ -12,7 +12,7 @@ from toolcrib.lib.json_codec import canonical
 
 
 @dataclass(frozen=True)
-class Result:
+class ToolResult:
     """A result that may be passed on."""
 
     content: list[Any]
@@ -23,40 +23,42 @@ class Result:
     size: int  # bytes of these
 
 
-class Unusable(ValueError):
+class InvalidResult(ValueError):
     """Why an answer cannot be passed on, as the end of a sentence."""
 
 
-class InputRequired(Unusable):
+class InputRequired(InvalidResult):
     """The server asks something back instead of answering."""
 
 
-def read(answer: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter) -> Result:
+def parse_result(
+    answer: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter
+) -> ToolResult:
     """Return the result in an answer to tools/call, or raise Unusable."""
     kind = answer.get("resultType", "complete")
     if kind == "input_required":
         raise InputRequired("asks for input, which Toolcrib does not pass on yet")
     if kind != "complete":
-        raise Unusable("is of a kind that Toolcrib does not know")
+        raise InvalidResult("is of a kind that Toolcrib does not know")
     content = answer.get("content")
     if not isinstance(content, list):
-        raise Unusable("has no list of content")
+        raise InvalidResult("has no list of content")
     if len(content) > max_items:
-        raise Unusable(f"has {len(content):,} items of content, more than {max_items:,}")
+        raise InvalidResult(f"has {len(content):,} items of content, more than {max_items:,}")
     if not all(isinstance(item, dict) for item in content):
-        raise Unusable("has an item of content that is not an object")
+        raise InvalidResult("has an item of content that is not an object")
     is_error = answer.get("isError", False)
     if not isinstance(is_error, bool):
-        raise Unusable("has an isError that is neither true nor false")
+        raise InvalidResult("has an isError that is neither true nor false")
     structured = answer.get("structuredContent")
-    (content_text, content_size), (text, size) = written(content), written(structured)
+    (content_text, content_size), (text, size) = serialize(content), serialize(structured)
     if credentials.occurs_in(content_text):
         content = credentials.redact(content)
-        content_text, content_size = written(content)
+        content_text, content_size = serialize(content)
     if credentials.occurs_in(text):
         structured = credentials.redact(structured)
-        text, size = written(structured)
-    return Result(
+        text, size = serialize(structured)
+    return ToolResult(
         content=content,
         structured=structured,
         has_structured="structuredContent" in answer,
@@ -66,14 +68,14 @@ def read(answer: Mapping[str, Any], *, max_items: int, credentials: CredentialFi
     )
 
 
-def written(value: object) -> tuple[str, int]:
+def serialize(value: object) -> tuple[str, int]:
     """Return a value as canonical JSON, and its bytes; raise where it has no such form."""
     try:
         text = canonical(value)
         return text, len(text.encode())
     except UnicodeEncodeError:
-        raise Unusable("holds half a character (a lone surrogate)") from None
+        raise InvalidResult("holds half a character (a lone surrogate)") from None
     except RecursionError:
-        raise Unusable("is nested too deep") from None
+        raise InvalidResult("is nested too deep") from None
     except (ValueError, TypeError):
-        raise Unusable("holds a number that JSON cannot carry") from None
+        raise InvalidResult("holds a number that JSON cannot carry") from None

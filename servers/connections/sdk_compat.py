@@ -13,7 +13,7 @@ from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_m
 from servers.spec import OnProgress
 
 
-def stamped(
+def stamp_request(
     session: ClientSession,
     method: str,
     params: dict[str, Any],
@@ -40,7 +40,7 @@ async def raw_request(
 
     With `resume`, ask for what is left of an answer's stream instead of asking again.
     """
-    sent, options = stamped(session, method, params, headers)
+    sent, options = stamp_request(session, method, params, headers)
     if on_progress is not None:
         options["on_progress"] = _awaitable(on_progress)
     if resume is not None:

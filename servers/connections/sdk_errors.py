@@ -4,14 +4,14 @@ import mcp_types as types
 from django.conf import settings
 from mcp.shared.exceptions import MCPError
 
-from servers.connections.connection_state import Link
-from servers.connections.streams import unreadable
-from servers.errors import UpstreamError, not_mcp
-from servers.transports.request_trace import Attempt
-from servers.transports.response_body import BodyFault
+from servers.connections.connection_state import ConnectionState
+from servers.connections.streams import unreadable_error
+from servers.errors import UpstreamError, not_mcp_error
+from servers.transports.request_trace import RequestTrace
+from servers.transports.response_body import BodyError
 
 
-def too_slow(detail: str = "") -> UpstreamError:
+def handshake_timeout(detail: str = "") -> UpstreamError:
     return UpstreamError(
         f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",
         code="timeout",
@@ -21,21 +21,26 @@ def too_slow(detail: str = "") -> UpstreamError:
     )
 
 
-def unwrapped(error: BaseException | None) -> list[BaseException]:
+def flatten_errors(error: BaseException | None) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        return [inner for each in error.exceptions for inner in unwrapped(each)]
+        return [inner for each in error.exceptions for inner in flatten_errors(each)]
     return [] if error is None else [error]
 
 
-async def explain(
-    error: BaseException | None, seen: Attempt, link: Link, when: str, *, shaking: bool = False
+async def explain_error(
+    error: BaseException | None,
+    seen: RequestTrace,
+    link: ConnectionState,
+    when: str,
+    *,
+    shaking: bool = False,
 ) -> UpstreamError:
     """Turn whatever the SDK raised into our error. The most exact witness is asked first."""
-    errors = unwrapped(error)
+    errors = flatten_errors(error)
     for each in errors:
         if isinstance(each, UpstreamError):
             return each
-        if isinstance(each, BodyFault):
+        if isinstance(each, BodyError):
             return each.fault
     if seen.fault is not None:
         return seen.fault
@@ -43,11 +48,11 @@ async def explain(
     if link.fault is not None or types.CONNECTION_CLOSED in codes or not errors:
         return await link.why(when)
     if shaking and types.PARSE_ERROR in codes:
-        return not_mcp("something that is not MCP")
+        return not_mcp_error("something that is not MCP")
     if types.PARSE_ERROR in codes:
-        return unreadable()
+        return unreadable_error()
     if types.REQUEST_TIMEOUT in codes:
-        return too_slow(link.stderr())
+        return handshake_timeout(link.stderr())
     if codes:
         return UpstreamError(
             f"The server answered with error {codes[0]} {when}.",

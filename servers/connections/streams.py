@@ -16,11 +16,17 @@ from anyio.abc import TaskGroup
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from servers.connections.connection_state import Id, Link, plain
+from servers.connections.connection_state import ConnectionState, Id, plain
 from servers.errors import UpstreamError
-from servers.transports.jsonrpc import BOM, LARGE, id_at_head, read, several
-from servers.transports.request_trace import Attempt, attempt
-from servers.transports.response_body import BodyFault
+from servers.transports.jsonrpc import (
+    BOM,
+    LARGE_BYTES,
+    id_at_head,
+    parse_leading_values,
+    parse_message,
+)
+from servers.transports.request_trace import RequestTrace, current_trace
+from servers.transports.response_body import BodyError
 
 MAX_UNANSWERED = 100  # requests of a server to us
 MAX_STRAYS = 50  # lines that are no message, such as a banner
@@ -29,7 +35,7 @@ SENDS_WITHIN = 10.0  # seconds for a server to take a message
 Streams = tuple[Any, Any]
 
 
-class Wire(Protocol):
+class MessageStream(Protocol):
     """What stdio.Child and sse.EventStream have in common: messages in, messages out.
 
     `side_by_side`: requests need not wait for each other. `send` tells the attempt what it knows
@@ -40,10 +46,10 @@ class Wire(Protocol):
 
     def messages(self) -> AsyncIterator[bytes]: ...
 
-    async def send(self, message: bytes, seen: Attempt | None) -> None: ...
+    async def send(self, message: bytes, seen: RequestTrace | None) -> None: ...
 
 
-def unreadable() -> UpstreamError:
+def unreadable_error() -> UpstreamError:
     return UpstreamError(
         "The server sent a message that cannot be read: it is not valid JSON, or nested too deep.",
         hint="This is a fault of the server.",
@@ -56,7 +62,7 @@ def unreadable() -> UpstreamError:
 class _Stream:
     """A stream of the SDK with something done to each message."""
 
-    def __init__(self, inner: Any, link: Link) -> None:
+    def __init__(self, inner: Any, link: ConnectionState) -> None:
         self._inner = inner
         self._link = link
 
@@ -92,7 +98,7 @@ class _Incoming(_Stream):
                 return item
             # Over HTTP an answer with the wrong id still belongs to a request: it ends here.
             context = self.last_context
-            seen = context.get(attempt) if context is not None else None
+            seen = context.get(current_trace) if context is not None else None
             if (
                 seen is not None
                 and seen.call
@@ -106,8 +112,8 @@ class _Incoming(_Stream):
 
 
 @asynccontextmanager
-async def watched(
-    transport: AbstractAsyncContextManager[Streams], link: Link
+async def watch_streams(
+    transport: AbstractAsyncContextManager[Streams], link: ConnectionState
 ) -> AsyncIterator[Streams]:
     """Match answers to requests on a transport's streams."""
     async with transport as (read, write):
@@ -118,7 +124,7 @@ async def watched(
 
 
 @asynccontextmanager
-async def wired(wire: Wire, link: Link) -> AsyncIterator[Streams]:
+async def connect_streams(wire: MessageStream, link: ConnectionState) -> AsyncIterator[Streams]:
     """Present lines or events as the streams of messages that the SDK reads and writes."""
     read_end, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, write_end = anyio.create_memory_object_stream[SessionMessage](0)
@@ -134,7 +140,12 @@ class _Through:
     """Carries messages between a wire and the SDK's streams."""
 
     def __init__(
-        self, wire: Wire, link: Link, read_end: Any, write_end: Any, tasks: TaskGroup
+        self,
+        wire: MessageStream,
+        link: ConnectionState,
+        read_end: Any,
+        write_end: Any,
+        tasks: TaskGroup,
     ) -> None:
         self._wire = wire
         self._tasks = tasks
@@ -156,7 +167,7 @@ class _Through:
         except UpstreamError as fault:
             self._blame(fault, getattr(fault, "head", b""))
             self._link.lose(fault)
-        except BodyFault as error:
+        except BodyError as error:
             self._blame(error.fault, b"")
             self._link.lose(error.fault)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -167,7 +178,7 @@ class _Through:
     async def _messages(self, raw: bytes) -> list[types.JSONRPCMessage]:
         """Return the messages of a line or event: one, as a rule."""
         raw = raw.removeprefix(BOM)
-        found = await asyncio.to_thread(parse_large, raw) if len(raw) > LARGE else parse(raw)
+        found = await asyncio.to_thread(parse_large, raw) if len(raw) > LARGE_BYTES else parse(raw)
         if not found and raw.strip():
             found = await self._unread(raw)
         for message in found:
@@ -182,13 +193,17 @@ class _Through:
         if b'"jsonrpc"' not in raw[:4096]:
             self._strays += 1
             return []
-        values = await asyncio.to_thread(several, raw) if len(raw) > LARGE else several(raw)
+        values = (
+            await asyncio.to_thread(parse_leading_values, raw)
+            if len(raw) > LARGE_BYTES
+            else parse_leading_values(raw)
+        )
         if values:  # JSON, but no message, such as an answer whose id is 1.0
             self._link.note_stray()
             return []
         seen = self._link.asker(id_at_head(raw)) or self._link.only_asker()
         if seen is None or not seen.call or seen.request_id is None:
-            raise unreadable()
+            raise unreadable_error()
         seen.flaw = "cannot be read: it is not valid JSON, or nested too deep"
         return [_parse_error(seen.request_id)]
 
@@ -227,14 +242,14 @@ class _Through:
                 self._read_end.close()
                 return
 
-    async def _send(self, message: types.JSONRPCMessage, seen: Attempt | None) -> None:
+    async def _send(self, message: types.JSONRPCMessage, seen: RequestTrace | None) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
             async with self._patience(message):
                 await self._wire.send(line.encode(), seen)
         except UpstreamError as fault:
             await self._not_taken(message, seen, fault)
-        except BodyFault as error:
+        except BodyError as error:
             self._lose(error.fault)
         except TimeoutError:
             if not self._goes_apart(message):  # else nobody waits for it any more
@@ -275,7 +290,7 @@ class _Through:
         return self._wire.side_by_side and isinstance(message, types.JSONRPCRequest)
 
     async def _not_taken(
-        self, message: types.JSONRPCMessage, seen: Attempt | None, fault: UpstreamError
+        self, message: types.JSONRPCMessage, seen: RequestTrace | None, fault: UpstreamError
     ) -> None:
         """Fail the one request that the server would not take; the others may be well."""
         if seen is None:
@@ -314,7 +329,7 @@ def parse_large(raw: bytes) -> list[types.JSONRPCMessage]:
     In a thread, but not by the fast parser: that would let no other thread run meanwhile. The SDK
     works through the rest of a message on the loop, so that is left out.
     """
-    found = read(raw)
+    found = parse_message(raw)
     if not isinstance(found.value, dict):
         return parse(raw)
     short = {name: found.value[name] for name in ("jsonrpc", "id", "method") if name in found.value}
@@ -337,7 +352,7 @@ def parse(raw: bytes) -> list[types.JSONRPCMessage]:
     except ValidationError:
         pass
     found: list[types.JSONRPCMessage] = []
-    values = several(raw)
+    values = parse_leading_values(raw)
     for value in values:
         try:
             if len(values) == 1:  # what the strict parser refuses alone, no other shall accept

@@ -10,8 +10,8 @@ from mcp.client import Client
 from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 
-from servers.connections.connection_state import Link
-from servers.transports.request_trace import Attempt, observed_by
+from servers.connections.connection_state import ConnectionState
+from servers.transports.request_trace import RequestTrace, observed_by
 
 LISTEN_TRIES = 3  # to open a subscription, before the connection counts as lost
 LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the first loss
@@ -20,7 +20,9 @@ LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the firs
 class Subscription:
     """The subscription of one connection."""
 
-    def __init__(self, client: Client, link: Link, on_list_changed: Callable[[], None]) -> None:
+    def __init__(
+        self, client: Client, link: ConnectionState, on_list_changed: Callable[[], None]
+    ) -> None:
         self._client = client
         self._link = link
         self._on_list_changed = on_list_changed
@@ -29,7 +31,7 @@ class Subscription:
         """Keep a subscription, renewing it when it is lost; return if there is no having one."""
         losses = failures = 0
         while True:
-            seen, stood = Attempt(), asyncio.Event()
+            seen, stood = RequestTrace(), asyncio.Event()
             hear = self._hear(stood, missed=losses > 0)
             hearing = asyncio.create_task(hear, context=observed_by(seen))
             try:
@@ -62,7 +64,7 @@ class Subscription:
                     self._on_list_changed()
 
 
-def _may_listen_again(problem: BaseException | None, seen: Attempt) -> bool:
+def _may_listen_again(problem: BaseException | None, seen: RequestTrace) -> bool:
     """Tell a lost subscription, which is worth another try, from a server that has none."""
     if problem is None:  # the server closed it, in all form
         return True

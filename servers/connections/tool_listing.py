@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from django.conf import settings
 
-from servers.errors import ListingError, UpstreamError, megabytes
+from servers.errors import ListingError, UpstreamError, format_bytes
 from servers.spec import Listing
 
 MAX_CURSOR = 64 * 1024
 
 
-async def all_pages(
+async def list_all_pages(
     fetch: Callable[[str | None], Awaitable[Mapping[str, object] | None]],
 ) -> Listing:
     """Fetch every page of a server's tools, or raise: never a part of them."""
@@ -84,7 +84,7 @@ def _check_caps(tools: int, size: int) -> None:
         )
     if size > settings.MAX_LISTING_BYTES:
         raise ListingError(
-            f"The list of tools is larger than {megabytes(settings.MAX_LISTING_BYTES)}.",
+            f"The list of tools is larger than {format_bytes(settings.MAX_LISTING_BYTES)}.",
             code="listing_too_large",
             hint="TOOLCRIB_MAX_LISTING_BYTES sets the limit.",
         )

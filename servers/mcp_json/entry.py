@@ -318,7 +318,7 @@ class _Entry:
     def count(self, name: str, text: str) -> None:
         """Count the secrets that stood in the text itself."""
         plain = re.sub(r"\$\{[^{}]*\}|^(?:Bearer|Basic|Token) ", "", text, flags=re.IGNORECASE)
-        speaks = plaintext_secrets.speaks_of_secret(name) or plaintext_secrets.looks_like_secret(
+        speaks = plaintext_secrets.is_secret_name(name) or plaintext_secrets.looks_like_secret(
             plain
         )
         self.literal_secrets += bool(plain.strip() and speaks)
@@ -362,7 +362,7 @@ class _Entry:
             return [self.without_secrets(name, item, among=among) for item in value]
         if not isinstance(value, str):
             return value
-        speaks = among or plaintext_secrets.speaks_of_secret(name)
+        speaks = among or plaintext_secrets.is_secret_name(name)
         speaks = speaks and not re.fullmatch(r"\$\{.*\}", value)
         if value and (speaks or plaintext_secrets.looks_like_secret(value) or "://" in value):
             kept = "•••" if speaks else plaintext_secrets.out_of_args([value], lambda *_: "•••")[0]

@@ -37,7 +37,7 @@ class Imported:
     hint: str = ""
 
 
-def check_text(text: str, variables: Mapping[str, str]) -> ImportCheck:
+def check_import(text: str, variables: Mapping[str, str]) -> ImportCheck:
     """Parse only: nothing is saved, nothing is started."""
     rows = Server.objects.values_list("slug", "transport", "url", "command", "args")
     return parse_mcp_json(
@@ -49,7 +49,7 @@ def check_text(text: str, variables: Mapping[str, str]) -> ImportCheck:
     )
 
 
-def read_one(
+def read_single_entry(
     entry: Mapping[str, object], *, name: str, slug: str, variables: Mapping[str, str]
 ) -> ServerDraft:
     """Read one server the way a text is read, so that secrets in its address are moved out."""
@@ -68,7 +68,7 @@ def draft_digest(draft: ServerDraft) -> str:
     return validation.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
 
 
-def save(
+def save_drafts(
     check: ImportCheck,
     *,
     actor: Actor,

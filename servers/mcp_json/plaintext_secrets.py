@@ -41,7 +41,7 @@ _PATH = re.compile(r"(?:[~.]{0,2}/|[A-Za-z]:\\)[^\s]*")
 Move = Callable[[str, str], str]  # (wanted name, secret) -> the ${NAME} to write instead
 
 
-def speaks_of_secret(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
     """Say whether an option, header, parameter or variable of this name holds a secret."""
     return _strength(name) > 0
 

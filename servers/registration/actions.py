@@ -64,7 +64,7 @@ class NotConfirmed(Conflict):
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(
-            f"This runs a program on this machine: {validation.shown_argv(argv)}",
+            f"This runs a program on this machine: {validation.format_argv(argv)}",
             hint="Confirm exactly this command to go on; over the API, repeat it as confirm_argv.",
             details={"argv": list(argv)},
         )
@@ -339,18 +339,18 @@ def spec_of(server: Server) -> ServerSpec:
         slug=server.slug,
         generation=server.generation,
         transport=server.transport,
-        argv=tuple(filled(part, variables) for part in server.argv)
+        argv=tuple(fill_variables(part, variables) for part in server.argv)
         if server.transport == Transport.STDIO
         else (),
         cwd=server.cwd,
         env=values[CredentialKind.ENV],
-        url=filled(server.url, variables),
+        url=fill_variables(server.url, variables),
         headers=values[CredentialKind.HEADER],
         hidden=(*variables.values(), *values[CredentialKind.ENV].values()),
     )
 
 
-def filled(text: str, variables: Mapping[str, Secret]) -> Secret:
+def fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
     """Put variables in place of their ${NAME}s."""
 
     def value(found: re.Match[str]) -> str:

@@ -48,7 +48,7 @@ def rotate(ciphertext: str) -> str:
     return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
 
 
-def readable(ciphertext: str, keys: Sequence[str]) -> bool:
+def is_readable(ciphertext: str, keys: Sequence[str]) -> bool:
     """Whether one of these keys decrypts it."""
     try:
         _fernet(tuple(keys)).decrypt(ciphertext.encode("ascii"))

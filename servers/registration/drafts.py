@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servers.registration.validation import PLACEHOLDER, escape_ambiguous, shown_argv
+from servers.registration.validation import PLACEHOLDER, escape_ambiguous, format_argv
 from servers.secret import Secret
 
 MASK = "•••"
@@ -66,7 +66,7 @@ class ServerDraft:
             "transport": self.transport,
             "command": escape_ambiguous(self.command),
             "args": [escape_ambiguous(arg) for arg in self.args],
-            "argv": shown_argv(self.argv),
+            "argv": format_argv(self.argv),
             "cwd": escape_ambiguous(self.cwd),
             "url": self.url,
             "env": dict.fromkeys(self.env, MASK),

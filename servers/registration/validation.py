@@ -28,7 +28,7 @@ __all__ = [
     "check_header",
     "check_url",
     "escape_ambiguous",
-    "shown_argv",
+    "format_argv",
     "url_warnings",
 ]
 
@@ -317,7 +317,7 @@ def argv_digest(argv: Sequence[str], cwd: str) -> str:
     return hashlib.sha256(exact.encode("ascii")).hexdigest()
 
 
-def shown_argv(argv: Sequence[str]) -> str:
+def format_argv(argv: Sequence[str]) -> str:
     """Write the whole command line on one line, with nothing in it that cannot be seen."""
     return " ".join(escape_ambiguous(shlex.quote(word)) for word in argv)
 

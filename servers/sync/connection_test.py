@@ -15,7 +15,7 @@ from toolcrib.lib.errors import ToolcribError
 
 
 @dataclass(frozen=True)
-class Tested:
+class ConnectionTestResult:
     ok: bool
     code: str
     message: str
@@ -27,7 +27,7 @@ class Tested:
     milliseconds: int
 
 
-def check_server(server: Server, *, actor: Actor) -> Tested:
+def test_server(server: Server, *, actor: Actor) -> ConnectionTestResult:
     """Test a registered server, and note its state."""
     audit.record(actor, "server.test", server)
     try:
@@ -46,7 +46,7 @@ def check_server(server: Server, *, actor: Actor) -> Tested:
     return tested
 
 
-def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
+def test_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> ConnectionTestResult:
     """Test before saving. The same gate stands here: a test runs the program."""
     server_actions.check_draft(draft, confirmed=confirmed)
     known = Server(
@@ -58,7 +58,7 @@ def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
         url=draft.url,
     )
     audit.record(actor, "server.test", known, after={"address": known.address, "saved": False})
-    filled = [server_actions.filled(part, draft.variables) for part in known.argv]
+    filled = [server_actions.fill_variables(part, draft.variables) for part in known.argv]
     return _try(
         ServerSpec(
             server_id=0,
@@ -68,21 +68,21 @@ def check_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Tested:
             argv=tuple(filled) if draft.transport == Transport.STDIO else (),
             cwd=draft.cwd,
             env=draft.env,
-            url=server_actions.filled(draft.url, draft.variables),
+            url=server_actions.fill_variables(draft.url, draft.variables),
             headers=draft.headers,
             hidden=(*draft.variables.values(), *draft.env.values()),
         )
     )
 
 
-def _try(spec: ServerSpec) -> Tested:
+def _try(spec: ServerSpec) -> ConnectionTestResult:
     began = time.monotonic()
     try:
-        fetched = asyncio.run(runner.visit(spec))
+        fetched = asyncio.run(runner.fetch_tools(spec))
     except ToolcribError as error:
         return _failure(error, _since(began))
     count = len(fetched.listing.tools)
-    return Tested(
+    return ConnectionTestResult(
         ok=True,
         code="",
         message=f"Connected. It offers {count} tool{'' if count == 1 else 's'}.",
@@ -95,8 +95,8 @@ def _try(spec: ServerSpec) -> Tested:
     )
 
 
-def _failure(error: ToolcribError, milliseconds: int) -> Tested:
-    return Tested(
+def _failure(error: ToolcribError, milliseconds: int) -> ConnectionTestResult:
+    return ConnectionTestResult(
         ok=False,
         code=error.code,
         message=error.message,

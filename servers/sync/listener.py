@@ -10,13 +10,13 @@ from collections.abc import Callable
 from django.db import DatabaseError
 
 from servers.connections import coordination
-from servers.connections.coordination import LOOK_EVERY, spec_now
-from servers.connections.pool import Pool, Watcher
+from servers.connections.coordination import POLL_SECONDS, current_spec
+from servers.connections.pool import Pool, PoolWatcher
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, Trigger
 from servers.registration.actions import report_state
 from servers.spec import ServerSpec
 from servers.sync import scheduling
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 SETTLE = 0.1  # notifications within this time make one request
 
 
-class Listener(Watcher):
+class Listener(PoolWatcher):
     """Watches a pool and tells the catalog. Database work happens in threads."""
 
     def __init__(self, on_look: Callable[[], None] | None = None) -> None:
@@ -39,34 +39,38 @@ class Listener(Watcher):
         try:
             while True:
                 try:
-                    await self.pool.keep(*await in_thread(_look, self.pool.sessions))
+                    await self.pool.keep(*await run_in_db_thread(_look, self.pool.sessions))
                     if self.on_look:
                         self.on_look()
                 except Exception:  # nobody would start this loop again
                     logger.exception("The connections could not be looked after; trying again")
-                await asyncio.sleep(LOOK_EVERY)
+                await asyncio.sleep(POLL_SECONDS)
         finally:
             for task in list(self.asking.values()):
                 task.cancel()
             await self.pool.close()
 
     async def spec(self, server_id: int) -> ServerSpec | None:
-        return await in_thread(spec_now, server_id)
+        return await run_in_db_thread(current_spec, server_id)
 
     async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await in_thread(coordination.claim, server_id, apart)
+        return await run_in_db_thread(coordination.claim_reconnect, server_id, apart)
 
     async def connecting(self, spec: ServerSpec) -> None:
-        await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTING, None)
+        await run_in_db_thread(
+            _report, spec.server_id, spec.generation, ServerState.CONNECTING, None
+        )
 
     async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
-        await in_thread(_report, spec.server_id, spec.generation, ServerState.CONNECTED, None)
-        await in_thread(coordination.answered, spec.server_id)
+        await run_in_db_thread(
+            _report, spec.server_id, spec.generation, ServerState.CONNECTED, None
+        )
+        await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
         if kept:  # a change may have been missed while we were away
-            await in_thread(_sync_if_stale, spec.server_id)
+            await run_in_db_thread(_sync_if_stale, spec.server_id)
 
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None:
-        await in_thread(_report, server_id, generation, ServerState.FAILING, error)
+        await run_in_db_thread(_report, server_id, generation, ServerState.FAILING, error)
 
     def list_changed(self, server_id: int) -> None:
         """Note a notification; thousands of them make a handful of requests."""
@@ -79,7 +83,7 @@ class Listener(Watcher):
             while server_id in self.noticed:
                 self.noticed.discard(server_id)
                 try:
-                    await in_thread(scheduling.request_sync, server_id, Trigger.LIST_CHANGED)
+                    await run_in_db_thread(scheduling.request_sync, server_id, Trigger.LIST_CHANGED)
                 except DatabaseError:
                     logger.exception("A change of server %s could not be noted yet", server_id)
                     self.noticed.add(server_id)
@@ -98,7 +102,7 @@ def _look(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]
     return (
         {pk: generation for pk, generation, *how in rows if how == kept},
         {pk: generation for pk, generation, *_ in rows},
-        coordination.ended(sessions),
+        coordination.ended_sessions(sessions),
     )
 
 

@@ -52,7 +52,7 @@ class Lease:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchedTools:
     """What a server answered in one visit."""
 
     listing: Listing
@@ -128,13 +128,13 @@ def run(lease: Lease) -> SyncRun:
     )
     # The pool keeps these servers only; any other is visited and left.
     kept = server.connection_policy == ConnectionPolicy.ALWAYS
-    shared = pool.here() if kept and server.isolation == Isolation.SHARED else None
+    shared = pool.process_pool() if kept and server.isolation == Isolation.SHARED else None
     try:
         fetched = asyncio.run(_fetch_renewing(lease, record, spec_of(server), shared))
         _phase(record, "saving")
         _apply(lease, record, fetched)
     except ToolcribError as error:
-        if error.code == "closed" and shared is not None and pool.here() is not shared:
+        if error.code == "closed" and shared is not None and pool.process_pool() is not shared:
             _interrupted(lease, record)
         else:
             _failed(lease, record, error)
@@ -156,12 +156,12 @@ def run(lease: Lease) -> SyncRun:
 
 async def _fetch_renewing(
     lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None
-) -> Fetched:
+) -> FetchedTools:
     renewing = asyncio.create_task(_keep_lease(lease))
     try:
         if shared is not None:
             return await shared.elsewhere(_visit_shared(shared, spec, record))
-        return await visit(spec, record)
+        return await fetch_tools(spec, record)
     finally:
         renewing.cancel()
         with suppress(asyncio.CancelledError):
@@ -186,22 +186,22 @@ async def _in_thread(work: Callable[..., object], *args: object) -> None:
     await asyncio.to_thread(done)
 
 
-async def _visit_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> Fetched:
+async def _visit_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> FetchedTools:
     connection = await shared.connection(spec.server_id, spec.generation)
     return await _list(connection, record)
 
 
-async def visit(spec: ServerSpec, record: SyncRun | None = None) -> Fetched:
+async def fetch_tools(spec: ServerSpec, record: SyncRun | None = None) -> FetchedTools:
     """Connect, list everything, leave."""
     async with connect(spec) as connection:
         return await _list(connection, record)
 
 
-async def _list(connection: Connection, record: SyncRun | None) -> Fetched:
+async def _list(connection: Connection, record: SyncRun | None) -> FetchedTools:
     if record is not None:
         await _in_thread(_phase, record, "listing")
     listing = await connection.list_tools()
-    return Fetched(
+    return FetchedTools(
         listing=listing,
         protocol_version=connection.protocol_version,
         server_info=connection.server_info,
@@ -214,17 +214,17 @@ def _phase(record: SyncRun, phase: str) -> None:
     record.phase = phase
 
 
-def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
+def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
     tools, rejections = read_tools(
         fetched.listing.tools,
         max_bytes=settings.MAX_DEFINITION_BYTES,
         max_description=settings.MAX_DESCRIPTION_BYTES,
         known=ingest.known_digests(lease.server),
     )
-    ids, findings = ingest.prepare(tools), ingest.judge(lease.server, tools)
+    ids, findings = ingest.store_definitions(tools), ingest.find_findings(lease.server, tools)
     with transaction.atomic():
         server = _still_ours(lease)
-        result = ingest.apply(
+        result = ingest.apply_listing(
             server,
             tools,
             rejections,
@@ -276,7 +276,7 @@ def _apply(lease: Lease, record: SyncRun, fetched: Fetched) -> None:
 
 
 def _flap_warning(server: Server) -> list[str]:
-    names = scheduling.flapping(server)
+    names = scheduling.flapping_tools(server)
     if not names:
         return []
     return [
@@ -298,7 +298,7 @@ def _still_ours(lease: Lease) -> Server:
     return server
 
 
-def _note_protocol(server: Server, fetched: Fetched) -> None:
+def _note_protocol(server: Server, fetched: FetchedTools) -> None:
     if server.protocol_version and server.protocol_version != fetched.protocol_version:
         audit.record(
             audit.SYSTEM,
@@ -353,10 +353,10 @@ def _release(lease: Lease, wait: timedelta) -> None:
         following = timezone.now() + wait
         if asked is not None:
             # What this sync found may have widened the gap since somebody asked.
-            following = max(asked, scheduling.earliest(server, server.sync_trigger))
+            following = max(asked, scheduling.earliest_sync(server, server.sync_trigger))
         Server.objects.filter(pk=server.pk).update(sync_due_at=following, sync_lease_until=None)
     if asked is not None:
-        scheduling.send(server.pk, following)
+        scheduling.queue_sync(server.pk, following)
 
 
 def _finish(record: SyncRun) -> None:
@@ -374,9 +374,7 @@ def _prune(server: Server) -> None:
 # --- Many servers ---------------------------------------------------------------------------------
 
 
-def sync_side_by_side(
-    servers: Sequence[Server], trigger: str
-) -> dict[int, SyncRun | ToolcribError]:
+def sync_many(servers: Sequence[Server], trigger: str) -> dict[int, SyncRun | ToolcribError]:
     """Sync them all and wait; a hung one delays no other."""
 
     def one(server: Server) -> SyncRun | ToolcribError:

@@ -32,7 +32,7 @@ FLAP_TIME = timedelta(hours=1)
 
 
 @transaction.atomic
-def ask(server: Server, *, actor: Actor) -> None:
+def request_manual_sync(server: Server, *, actor: Actor) -> None:
     """Sync because somebody says so: at once, and on the record."""
     audit.record(actor, "server.sync", server)
     request_sync(server.pk, Trigger.MANUAL)
@@ -44,28 +44,28 @@ def request_sync(server_id: int, trigger: str) -> None:
         server = Server.objects.filter(pk=server_id, enabled=True).first()
         if server is None:
             return
-        if trigger == Trigger.LIST_CHANGED and flapping(server):
+        if trigger == Trigger.LIST_CHANGED and flapping_tools(server):
             return  # the schedule still looks
-        due = earliest(server, trigger)
+        due = earliest_sync(server, trigger)
         rows = Server.objects.filter(Q(sync_due_at=None) | Q(sync_due_at__gt=due), pk=server_id)
         # If a sync began since we looked, the gap counts from that one: look again.
         begun = Server.objects.filter(pk=server_id).exclude(sync_fence=server.sync_fence)
         if rows.filter(sync_fence=server.sync_fence).update(sync_due_at=due, sync_trigger=trigger):
-            transaction.on_commit(partial(send, server_id, due))
+            transaction.on_commit(partial(queue_sync, server_id, due))
             return
         if not begun.exists():
             return  # due already, and no later
 
 
-def earliest(server: Server, trigger: str) -> datetime:
+def earliest_sync(server: Server, trigger: str) -> datetime:
     """When a sync may begin: at once for a person, after the gap for a notification."""
     now = timezone.now()
     if trigger in (Trigger.LIST_CHANGED, Trigger.SCHEDULE) and server.last_sync_started_at:
-        return max(now, server.last_sync_started_at + gap(server))
+        return max(now, server.last_sync_started_at + minimum_gap(server))
     return now
 
 
-def gap(server: Server) -> timedelta:
+def minimum_gap(server: Server) -> timedelta:
     """The least time between two syncs of a server that keeps notifying.
 
     It grows while notifications bring nothing new, so a server that notifies because it was
@@ -77,14 +77,14 @@ def gap(server: Server) -> timedelta:
     return timedelta(seconds=min(settings.SYNC_GAP * 2 ** min(doublings, 6), 60))
 
 
-def flapping(server: Server) -> list[str]:
+def flapping_tools(server: Server) -> list[str]:
     """Names of tools that changed too often in the last hour: notifications are not heard then."""
     recent = DefinitionChange.objects.filter(tool__server=server, at__gt=timezone.now() - FLAP_TIME)
     often = recent.values("tool__name").annotate(times=Count("pk")).filter(times__gt=FLAPS)
     return sorted(often.values_list("tool__name", flat=True))
 
 
-def send_due() -> None:
+def queue_due_syncs() -> None:
     """Send a task for each server whose sync is due and not on its way."""
     now = timezone.now()
     # One that was registered and never asked for was left by a command that was killed.
@@ -103,11 +103,11 @@ def send_due() -> None:
         Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30)),
     )
     for server_id in list(rows.values_list("pk", flat=True)):
-        send(server_id, now)
+        queue_sync(server_id, now)
 
 
-def send(server_id: int, due: datetime) -> None:
-    if settings.EMBEDDED and pool.here() is None:
+def queue_sync(server_id: int, due: datetime) -> None:
+    if settings.EMBEDDED and pool.process_pool() is None:
         return  # a command beside the server: its schedule sends what is due
     wait = max(0.0, (due - timezone.now()).total_seconds())
     Server.objects.filter(pk=server_id).update(sync_sent_at=due)

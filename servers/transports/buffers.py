@@ -8,7 +8,7 @@ PIECE = 64 * 1024
 TURN = 0.002  # seconds of work on what arrives, after which others on the loop get their turn
 
 
-class Pieces:
+class ChunkBuffer:
     def __init__(self) -> None:
         self.size = 0
         self._full: list[bytes] = []

@@ -14,13 +14,13 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.errors import UpstreamError, auth_fault, not_mcp, status_fault
+from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
 from servers.transports import http as upstream_http
-from servers.transports.http import UpstreamTransport, judge_redirect
-from servers.transports.http1 import Lines, Response
-from servers.transports.jsonrpc import BOM, LARGE, Found, read
-from servers.transports.request_trace import Attempt, TooLarge, took
-from servers.transports.response_body import Decoder, Events, body_fault, decoder, unpacked
+from servers.transports.http import UpstreamTransport, check_redirect
+from servers.transports.http1 import HttpConnectionPool, Response
+from servers.transports.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
+from servers.transports.request_trace import RequestTrace, TooLarge, mark_accepted
+from servers.transports.response_body import Decoder, EventParser, body_error, decoder, unpacked
 
 FIRST_ID = 1_000_000_000  # far from those the SDK counts up from 0 in the same session
 MAX_ASKED_BACK = 100  # requests of a server within one call
@@ -28,7 +28,7 @@ SESSION = "mcp-session-id"
 EMPTY = frozenset({202, 204})  # statuses that say: done, or taken, and there is no more to come
 
 
-class Elsewhere(Exception):
+class FallBackToSdk(Exception):
     """The SDK has to go on with this call. `resume` is where its stream broke off."""
 
     def __init__(self, resume: str | None = None, wait: float = 0.0) -> None:
@@ -36,22 +36,25 @@ class Elsewhere(Exception):
         self.resume, self.wait = resume, wait
 
 
-class Said(Exception):
+class ProtocolErrorResponse(Exception):
     """The server answered with an error of the protocol, in its own words: hostile."""
 
 
-class Lean:
+class DirectHttpCaller:
     """The short way to one server, beside a connection of the SDK."""
 
     def __init__(
-        self, lines: Lines, transport: UpstreamTransport, on_session_lost: Callable[[], None]
+        self,
+        lines: HttpConnectionPool,
+        transport: UpstreamTransport,
+        on_session_lost: Callable[[], None],
     ) -> None:
         self._lines = lines
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._answers = upstream_http.Errands()  # to what a server asked back
-        self._cancels = upstream_http.Errands()
+        self._answers = upstream_http.BackgroundPosts()  # to what a server asked back
+        self._cancels = upstream_http.BackgroundPosts()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
@@ -61,7 +64,7 @@ class Lean:
         return "" if self.modern else self._transport.session_id
 
     async def call(
-        self, params: Mapping[str, Any], headers: Mapping[str, str], seen: Attempt
+        self, params: Mapping[str, Any], headers: Mapping[str, str], seen: RequestTrace
     ) -> tuple[dict[str, Any], int]:
         """Send tools/call; return the result as it came, and its size in bytes."""
         asked = next(self._ids)
@@ -80,14 +83,14 @@ class Lean:
             raise
 
     async def _exchanged(
-        self, asked: int, body: bytes, headers: Mapping[str, str], seen: Attempt
+        self, asked: int, body: bytes, headers: Mapping[str, str], seen: RequestTrace
     ) -> tuple[dict[str, Any], int]:
         response = await self._lines.post(body, headers, seen)
         try:
             self._judge(response, seen)
             async for raw in self._messages(response, seen):
-                large = len(raw) > LARGE
-                found = await asyncio.to_thread(read, raw) if large else read(raw)
+                large = len(raw) > LARGE_BYTES
+                found = await asyncio.to_thread(parse_message, raw) if large else parse_message(raw)
                 if not found.is_answer:
                     self._heed(found.value, headers)
                     continue
@@ -102,34 +105,34 @@ class Lean:
 
     # --- Judging what comes back --------------------------------------------------------------
 
-    def _judge(self, response: Response, seen: Attempt) -> None:
+    def _judge(self, response: Response, seen: RequestTrace) -> None:
         """Raise where there is no use in reading on; as network.py does for the SDK."""
         status, location = response.status, response.headers.get("location")
         if status in (307, 308) and location is not None:  # the only ones that say: ask again
-            raise Elsewhere
-        seen.status, seen.taken = status, took(status)
+            raise FallBackToSdk
+        seen.status, seen.taken = status, mark_accepted(status)
         if 300 <= status < 400 and location is not None:
-            raise judge_redirect(self._lines.url, location)
+            raise check_redirect(self._lines.url, location)
         if status in (401, 403):
-            raise auth_fault(status)
+            raise auth_error(status)
         if status >= 400:
             if status == 404 and self.session_id:
                 self._on_session_lost()
                 lost = "The server no longer knows this session."
                 seen.fault = UpstreamError(lost, code="closed")
             else:
-                seen.fault = status_fault(status)
+                seen.fault = status_error(status)
         elif status in EMPTY:
             raise unanswered(status)
         elif response.kind not in ("application/json", "text/event-stream"):
-            raise not_mcp("HTML" if "html" in response.kind else "something that is not MCP")
+            raise not_mcp_error("HTML" if "html" in response.kind else "something that is not MCP")
 
-    async def _messages(self, response: Response, seen: Attempt) -> AsyncIterator[bytes]:
+    async def _messages(self, response: Response, seen: RequestTrace) -> AsyncIterator[bytes]:
         """Yield each message of a body: one, or those of an event stream."""
         decode = decoder(response.headers.get("content-encoding", "identity").strip().lower())
         cap, size, chunks = settings.MAX_MESSAGE_BYTES, 0, list[bytes]()
         stream = response.kind == "text/event-stream"
-        events = self._events = Events(cap)
+        events = self._events = EventParser(cap)
         while raw := await self._lines.piece(response):
             async for chunk in _undone(raw, decode):
                 if stream:
@@ -144,18 +147,18 @@ class Lean:
         if not stream:
             yield b"".join(chunks).removeprefix(BOM)
         elif events.last_id and not self.modern:
-            raise Elsewhere(events.last_id, events.retry)
+            raise FallBackToSdk(events.last_id, events.retry)
 
     def _answer(
-        self, found: Found, asked: int, size: int, seen: Attempt
+        self, found: ParsedMessage, asked: int, size: int, seen: RequestTrace
     ) -> tuple[dict[str, Any], int]:
         message = found.value if isinstance(found.value, dict) else {}
         if found.is_refusal:
             seen.refused = True
             said = message["error"].get("message")
-            raise Said(said if isinstance(said, str) else "")
+            raise ProtocolErrorResponse(said if isinstance(said, str) else "")
         if seen.status >= 400:  # its body is no answer
-            raise seen.fault or status_fault(seen.status)
+            raise seen.fault or status_error(seen.status)
         seen.size, seen.flaw = size, found.flaw
         if not seen.flaw and message.get("jsonrpc") != "2.0":
             seen.flaw = "is not a message of the protocol"
@@ -166,7 +169,7 @@ class Lean:
         result: dict[str, Any] = message["result"]
         return result, size
 
-    def _ended(self, response: Response, seen: Attempt) -> None:
+    def _ended(self, response: Response, seen: RequestTrace) -> None:
         """Say what a stream that ended without an answer means."""
         raise seen.fault or UpstreamError(
             "The connection to the server was lost while the tool ran.", code="closed"
@@ -222,7 +225,7 @@ async def _undone(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
         async for chunk in unpacked(raw, decode):
             yield chunk
     except zlib.error as error:
-        raise body_fault(error) from None
+        raise body_error(error) from None
 
 
 def _same(given: object, asked: int) -> bool:

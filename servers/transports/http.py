@@ -30,15 +30,23 @@ import httpcore2
 import httpx2
 from django.conf import settings
 
-from servers.errors import UpstreamError, auth_fault, not_mcp, status_fault
-from servers.transports.jsonrpc import LARGE
-from servers.transports.request_trace import Attempt, attempt, note, took
-from servers.transports.response_body import BodyFault, CappedBody, connection_fault, decoder
+from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
+from servers.transports.jsonrpc import LARGE_BYTES
+from servers.transports.request_trace import RequestTrace, current_trace, mark_accepted, trace_error
+from servers.transports.response_body import BodyError, CappedBody, connection_error, decoder
 from servers.transports.ssrf import OTHER_PORTS, Address, Network, allowed_networks, check_address
 
-__all__ = ["Attempt", "BodyFault", "Upstream", "attempt", "check_url", "note", "upstream"]
+__all__ = [
+    "BodyError",
+    "RequestTrace",
+    "Upstream",
+    "check_url",
+    "current_trace",
+    "trace_error",
+    "upstream",
+]
 MAX_CANCELS = 50  # calls given up that a server is being told of
-TAKEN_WITHIN = 5.0  # seconds for a server to take what asks for no answer
+POST_TIMEOUT = 5.0  # seconds for a server to take what asks for no answer
 
 # Its INFO lines hold whole URLs, and a query may hold a key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
@@ -164,7 +172,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self.session_id = ""  # as the server gave it in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
-        self._cancels = Errands()
+        self._cancels = BackgroundPosts()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if not _gives_up(request):
@@ -175,7 +183,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         return httpx2.Response(202)
 
     async def _told(self, request: httpx2.Request) -> None:
-        attempt.set(None)  # what becomes of this says nothing about the call
+        current_trace.set(None)  # what becomes of this says nothing about the call
         response = await self._answered(request)
         await response.aclose()
 
@@ -185,7 +193,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         for name in set(request.headers) - self._headers:
             if not name.startswith(PARAM_HEADER):
                 del request.headers[name]
-        seen = attempt.get()
+        seen = current_trace.get()
         if seen is not None and seen.call:
             request.extensions = {**request.extensions, "trace": _sending(seen)}
         try:
@@ -194,7 +202,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         except UpstreamError as fault:
             return refusal(fault)
         except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
-            return refusal(connection_fault(error))
+            return refusal(connection_error(error))
         except httpx2.StreamError:
             return refusal(UpstreamError("The request could not be sent.", code="protocol"))
         response.headers.pop("set-cookie", None)
@@ -219,26 +227,26 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
 
     def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
         """Return the response with its body capped; raise when there is no use in reading it."""
-        status, seen = response.status_code, attempt.get()
+        status, seen = response.status_code, current_trace.get()
         if seen is not None:
             seen.status = status
             # What a stream that is taken up again says does not unmake what ran.
-            seen.taken = seen.taken or (took(status) and request.method == "POST")
+            seen.taken = seen.taken or (mark_accepted(status) and request.method == "POST")
         if response.has_redirect_location:
-            note(judge_redirect(request.url, response.headers["location"]))
+            trace_error(check_redirect(request.url, response.headers["location"]))
         elif status in (401, 403):
-            raise auth_fault(status)
+            raise auth_error(status)
         elif status >= 400:
-            note(self._status_fault(request, status))
+            trace_error(self._status_fault(request, status))
         else:
-            judge_content(request, response)
-            note(None)
+            check_content_type(request, response)
+            trace_error(None)
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         body = CappedBody(
             response,
             decoder=decoder(encoding),
             per_event=_content_type(response) == "text/event-stream",
-            cap=LARGE if _listens(request, seen) else settings.MAX_MESSAGE_BYTES,
+            cap=LARGE_BYTES if _listens(request, seen) else settings.MAX_MESSAGE_BYTES,
             seen=seen if seen is not None and seen.call else None,
         )
         return httpx2.Response(
@@ -249,7 +257,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         if status == 404 and request.method == "POST" and "mcp-session-id" in request.headers:
             self.on_session_lost()
             return UpstreamError("The server no longer knows this session.", code="closed")
-        return status_fault(status)
+        return status_error(status)
 
     async def aclose(self) -> None:
         self._cancels.close()
@@ -269,7 +277,7 @@ def _gives_up(request: httpx2.Request) -> bool:
     return isinstance(message, dict) and message.get("method") == CANCELLED.decode()
 
 
-def _listens(request: httpx2.Request, seen: Attempt | None) -> bool:
+def _listens(request: httpx2.Request, seen: RequestTrace | None) -> bool:
     """Tell whether nothing but notifications can come back. The SDK reads them on the loop.
 
     A stream that a request's own attempt takes up again is that of an answer.
@@ -279,7 +287,7 @@ def _listens(request: httpx2.Request, seen: Attempt | None) -> bool:
     return request.headers.get("mcp-method") == "subscriptions/listen"
 
 
-def _sending(seen: Attempt) -> Callable[[str, object], Awaitable[None]]:
+def _sending(seen: RequestTrace) -> Callable[[str, object], Awaitable[None]]:
     """Return what tells a request that may have arrived from one that surely has not."""
 
     async def trace(event: str, info: object) -> None:
@@ -308,7 +316,7 @@ def refusal(fault: UpstreamError) -> httpx2.Response:
     The body is a JSON-RPC error that also stops version negotiation (-32022 with no version in
     common), so that a server that cannot be reached is not asked twice.
     """
-    note(fault)
+    trace_error(fault)
     data = {"supported": [], "requested": ""}
     error = {"code": -32022, "message": "not reached", "data": data}
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error})
@@ -318,7 +326,7 @@ def _content_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def judge_content(request: httpx2.Request, response: httpx2.Response) -> None:
+def check_content_type(request: httpx2.Request, response: httpx2.Response) -> None:
     """Refuse a success that is not MCP, such as the HTML of a web page."""
     kind = _content_type(response)
     if response.status_code in (202, 204) or request.method == "DELETE":
@@ -327,7 +335,7 @@ def judge_content(request: httpx2.Request, response: httpx2.Response) -> None:
         return
     if request.extensions.get("answer") == "ignored":
         return
-    raise not_mcp("HTML" if "html" in kind else "something that is not MCP")
+    raise not_mcp_error("HTML" if "html" in kind else "something that is not MCP")
 
 
 def joined(url: httpx2.URL, reference: str) -> httpx2.URL:
@@ -344,7 +352,7 @@ def origin(url: httpx2.URL) -> tuple[str, str, int | None, bytes]:
     return url.scheme, url.host, url.port, url.userinfo
 
 
-def judge_redirect(url: httpx2.URL, location: str) -> UpstreamError:
+def check_redirect(url: httpx2.URL, location: str) -> UpstreamError:
     """Return the fault this redirect will be if the SDK does not follow it; raise if it must not.
 
     The SDK follows at most MAX_REDIRECTS, within the origin and without changing the method.
@@ -423,14 +431,14 @@ def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     except UnicodeError:
         pairs = {b"": b""}
     if any(not name or set(name + value) & set(b"\r\n\0") for name, value in pairs.items()):
-        raise connection_fault(httpx2.LocalProtocolError(""))
+        raise connection_error(httpx2.LocalProtocolError(""))
     return pairs
 
 
 # --- Fire-and-forget POSTs ------------------------------------------------------------------------
 
 
-class Errands:
+class BackgroundPosts:
     def __init__(self) -> None:
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -439,7 +447,7 @@ class Errands:
 
     def send(self, errand: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(errand)
-        late = task.get_loop().call_later(TAKEN_WITHIN, task.cancel)
+        late = task.get_loop().call_later(POST_TIMEOUT, task.cancel)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
         task.add_done_callback(lambda done: late.cancel())

@@ -22,8 +22,8 @@ from django.conf import settings
 
 from servers.errors import UpstreamError
 from servers.transports.http import KEEPALIVE, GuardedBackend, Upstream
-from servers.transports.request_trace import Attempt
-from servers.transports.response_body import connection_fault
+from servers.transports.request_trace import RequestTrace
+from servers.transports.response_body import connection_error
 from servers.transports.ssrf import allowed_networks
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Response:
 
     status: int
     headers: dict[str, str]
-    line: "Line" = field(repr=False)
+    line: "HttpConnection" = field(repr=False)
 
     @property
     def kind(self) -> str:
@@ -54,7 +54,7 @@ class Response:
         return await self.line.piece()
 
 
-class Line(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """One connection, with one request at a time on it."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Line(asyncio.Protocol):
 
     # --- What the caller does -----------------------------------------------------------------
 
-    async def ask(self, request: bytes, seen: Attempt | None) -> Response:
+    async def ask(self, request: bytes, seen: RequestTrace | None) -> Response:
         """Send a request and return its answer's head."""
         assert self.transport is not None  # noqa: S101 - connected
         if seen is not None:
@@ -216,7 +216,7 @@ class Line(asyncio.Protocol):
         self._begin()
 
 
-class Lines:
+class HttpConnectionPool:
     """The connections to one server. Lives on one loop, within `client.connect`."""
 
     def __init__(self, upstream: Upstream, url: httpx2.URL) -> None:
@@ -228,11 +228,13 @@ class Lines:
         self._guard = GuardedBackend(upstream.resolver, allowed_networks())
         fixed = {b"host": url.netloc, **FIXED, **upstream.headers}
         self._fixed = b"".join(b"%b: %b\r\n" % pair for pair in fixed.items())
-        self._idle: list[Line] = []
-        self._all: set[Line] = set()
+        self._idle: list[HttpConnection] = []
+        self._all: set[HttpConnection] = set()
         self._shut = False
 
-    async def post(self, body: bytes, headers: Mapping[str, str], seen: Attempt | None) -> Response:
+    async def post(
+        self, body: bytes, headers: Mapping[str, str], seen: RequestTrace | None
+    ) -> Response:
         """Send a message; `seen` is told when the server may have got it. Raises UpstreamError."""
         request = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
             self._target, self._fixed, _lines(headers), len(body), body,
@@ -245,13 +247,13 @@ class Lines:
             raise
         except (httpx2.HTTPError, OSError) as error:
             self._drop(line)
-            raise connection_fault(error) from None
+            raise connection_error(error) from None
 
     async def piece(self, response: Response) -> bytes:
         try:
             return await response.piece()
         except (httpx2.HTTPError, OSError) as error:
-            raise connection_fault(error) from None
+            raise connection_error(error) from None
 
     def release(self, response: Response) -> None:
         """Be done with a response, read to its end or not: its stream may be about to end."""
@@ -288,11 +290,11 @@ class Lines:
         self._all.clear()
         self._idle.clear()
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: HttpConnection) -> None:
         line.close()
         self._all.discard(line)
 
-    def _take(self) -> Line | None:
+    def _take(self) -> HttpConnection | None:
         while self._idle:
             line = self._idle.pop()
             if time.monotonic() - line.used < REUSED_WITHIN and line.quiet:
@@ -300,7 +302,7 @@ class Lines:
             self._drop(line)
         return None
 
-    async def _connect(self) -> Line:
+    async def _connect(self) -> HttpConnection:
         if self._shut:
             raise UpstreamError("The connection was closed here.", code="closed", hint="Try again.")
         loop = asyncio.get_running_loop()
@@ -310,14 +312,14 @@ class Lines:
         except UpstreamError:
             raise
         except Exception as error:  # noqa: BLE001 - of the resolver, in httpcore's words
-            raise connection_fault(httpx2.ConnectTimeout(str(error))) from None
+            raise connection_error(httpx2.ConnectTimeout(str(error))) from None
         problem: Exception = httpx2.ConnectError("no address")
         for index, address in enumerate(addresses):
             share = (deadline - loop.time()) / (len(addresses) - index)
             try:
                 async with asyncio.timeout(max(share, 0.05)):
                     _, line = await loop.create_connection(
-                        Line,
+                        HttpConnection,
                         str(address),
                         self._port,
                         ssl=self._tls,
@@ -331,11 +333,11 @@ class Lines:
             else:
                 self._all.add(line)
                 return line
-        raise connection_fault(problem)
+        raise connection_error(problem)
 
 
 def _lines(headers: Mapping[str, str]) -> bytes:
     found = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
     if found.count(b"\n") != len(headers) or b"\0" in found or found.count(b"\r") != len(headers):
-        raise connection_fault(httpx2.LocalProtocolError("a header is not one line"))
+        raise connection_error(httpx2.LocalProtocolError("a header is not one line"))
     return found

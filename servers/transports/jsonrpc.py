@@ -10,7 +10,7 @@ from typing import Any
 
 from toolcrib.lib.json_codec import DuplicateKey, reject_duplicate_keys
 
-LARGE = 256 * 1024  # bytes that are not worked through on the event loop
+LARGE_BYTES = 256 * 1024  # bytes that are not worked through on the event loop
 MAX_PER_LINE = 100
 BOM = b"\xef\xbb\xbf"
 MAX_DIGITS = 4000  # Python writes no longer integers; most readers keep fewer
@@ -21,7 +21,7 @@ _ID_AT_HEAD = re.compile(
 
 
 @dataclass(frozen=True)
-class Found:
+class ParsedMessage:
     """What is in the bytes of a message. `flaw` is the end of a sentence about it."""
 
     flaw: str = ""
@@ -30,37 +30,37 @@ class Found:
     value: Any = None  # the message, where it could be read
 
 
-class _Flaw(ValueError):
+class _Malformed(ValueError):
     pass
 
 
-def read(raw: bytes) -> Found:
+def parse_message(raw: bytes) -> ParsedMessage:
     """Read one message strictly."""
     try:
         value = _decoder.decode(raw.removeprefix(BOM).decode())
         if _SURROGATE.search(raw):
             json.dumps(value, ensure_ascii=False).encode()
     except DuplicateKey:
-        return Found("has an object that names a key twice")
-    except _Flaw as flaw:
-        return Found(str(flaw))
+        return ParsedMessage("has an object that names a key twice")
+    except _Malformed as flaw:
+        return ParsedMessage(str(flaw))
     except UnicodeEncodeError:
-        return Found("holds half a character (a lone surrogate)")
+        return ParsedMessage("holds half a character (a lone surrogate)")
     except RecursionError:
-        return Found("is nested too deep")
+        return ParsedMessage("is nested too deep")
     except ValueError:  # of JSON, or of UTF-8
-        return Found("is not valid JSON")
+        return ParsedMessage("is not valid JSON")
     if not isinstance(value, dict):
-        return Found("is not a message of the protocol")
+        return ParsedMessage("is not a message of the protocol")
     if "method" in value:
-        return Found(is_answer=False, value=value)
+        return ParsedMessage(is_answer=False, value=value)
     if isinstance(value.get("error"), dict):
-        return Found(is_refusal=True, value=value)
+        return ParsedMessage(is_refusal=True, value=value)
     problem = "" if isinstance(value.get("result"), dict) else "is not an object"
-    return Found(problem, value=value)
+    return ParsedMessage(problem, value=value)
 
 
-def several(raw: bytes) -> list[Any]:
+def parse_leading_values(raw: bytes) -> list[Any]:
     """Return the values at the start of a line that is not one message, as far as they go."""
     found: list[Any] = []
     at = 0
@@ -87,12 +87,12 @@ def id_at_head(raw: bytes) -> int | str | None:
 
 def _integer(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise _Flaw(f"holds an integer of {len(digits):,} digits")
+        raise _Malformed(f"holds an integer of {len(digits):,} digits")
     return int(digits)
 
 
 def _constant(name: str) -> float:
-    raise _Flaw(f"holds {name}, which JSON does not know")
+    raise _Malformed(f"holds {name}, which JSON does not know")
 
 
 _decoder = json.JSONDecoder(

@@ -19,7 +19,7 @@ from pathlib import Path
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 LOOK = 0.5  # seconds between two looks at how many it has become
 ALWAYS, UNTOLD = 60, 4  # looks after which they are counted whatever the machine tells
-CANNOT_RUN, CROWDED = 126, 125
+CANNOT_RUN, TOO_MANY_PROCESSES = 126, 125
 MARK = "toolcrib: ended, since it ran too many processes"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -79,7 +79,7 @@ def descendants() -> dict[int, int]:
     return found
 
 
-class Crowd:
+class ProcessCount:
     """Tells when the program has become more processes and threads than it may be.
 
     To count them takes milliseconds, so it is done only where the machine has more than before.
@@ -143,7 +143,7 @@ def kill(pid: int) -> bool:
     return True
 
 
-def watch(pid: int, lifeline: int, wakeup: int, crowd: Crowd) -> int | None:
+def watch(pid: int, lifeline: int, wakeup: int, crowd: ProcessCount) -> int | None:
     """Wait for the program to end, or for the order to stop it. Return its status if it ended."""
     deadline: float | None = None
     while True:
@@ -160,7 +160,7 @@ def watch(pid: int, lifeline: int, wakeup: int, crowd: Crowd) -> int | None:
         if deadline is not None and time.monotonic() >= deadline:
             return None
         if crowd.is_too_large():
-            return CROWDED
+            return TOO_MANY_PROCESSES
         if stop and deadline is None:
             with contextlib.suppress(OSError):
                 os.killpg(pid, signal.SIGTERM)
@@ -183,7 +183,7 @@ def main() -> int:
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    supervisor, crowd = os.getpid(), Crowd(int(str(order["most"])))
+    supervisor, crowd = os.getpid(), ProcessCount(int(str(order["most"])))
     pid = os.fork()
     if pid == 0:
         execute(str(order["program"]), list(order["argv"]), supervisor)  # type: ignore[call-overload]

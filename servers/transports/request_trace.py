@@ -9,7 +9,7 @@ import asyncio
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 
-from servers.errors import UpstreamError, megabytes
+from servers.errors import UpstreamError, format_bytes
 from servers.transports import jsonrpc
 
 HEAD = 200  # bytes of a message in which its id is looked for
@@ -22,14 +22,14 @@ class TooLarge(UpstreamError):
 
     def __init__(self, what: str, cap: int, head: bytes = b"") -> None:
         super().__init__(
-            f"The {what} of more than {megabytes(cap)}.",
+            f"The {what} of more than {format_bytes(cap)}.",
             hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
         )
         self.head = head
 
 
 @dataclass
-class Attempt:
+class RequestTrace:
     """One request. All but `fault` is filled in for calls of tools only."""
 
     fault: UpstreamError | None = None
@@ -45,30 +45,34 @@ class Attempt:
 
     async def examine(self, raw: bytes) -> None:
         """Look at an answer as it arrived, for what a lenient parser would not tell."""
-        large = len(raw) > jsonrpc.LARGE
-        found = await asyncio.to_thread(jsonrpc.read, raw) if large else jsonrpc.read(raw)
+        large = len(raw) > jsonrpc.LARGE_BYTES
+        found = (
+            await asyncio.to_thread(jsonrpc.parse_message, raw)
+            if large
+            else jsonrpc.parse_message(raw)
+        )
         if found.is_answer:
             self.refused = found.is_refusal
             if self.status < 400:  # the body of a refusal is no answer
                 self.size, self.flaw = len(raw), found.flaw
 
 
-def took(status: int) -> bool:
+def mark_accepted(status: int) -> bool:
     """Tell whether a status says that the server did what was asked. 303 says where to see it."""
     return status < 300 or status == 303
 
 
-attempt: ContextVar[Attempt | None] = ContextVar("attempt", default=None)
+current_trace: ContextVar[RequestTrace | None] = ContextVar("attempt", default=None)
 
 
-def note(fault: UpstreamError | None) -> None:
+def trace_error(fault: UpstreamError | None) -> None:
     """Set, or clear, the fault of the request this code runs for."""
-    if (current := attempt.get()) is not None:
+    if (current := current_trace.get()) is not None:
         current.fault = fault
 
 
-def observed_by(seen: Attempt) -> Context:
+def observed_by(seen: RequestTrace) -> Context:
     """Return a context in which what the transport sees is told to `seen`."""
     context = copy_context()
-    context.run(attempt.set, seen)
+    context.run(current_trace.set, seen)
     return context

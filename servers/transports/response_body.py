@@ -10,15 +10,15 @@ from typing import Protocol
 import httpx2
 from django.conf import settings
 
-from servers.errors import UpstreamError, not_mcp, tls_fault
-from servers.transports.buffers import PIECE, TURN, Pieces
+from servers.errors import UpstreamError, not_mcp_error, tls_error
+from servers.transports.buffers import PIECE, TURN, ChunkBuffer
 from servers.transports.jsonrpc import BOM
-from servers.transports.request_trace import Attempt, TooLarge, note
+from servers.transports.request_trace import RequestTrace, TooLarge, trace_error
 
 SLICE = 16 * 1024  # bytes that are worked through at once
 
 
-class BodyFault(httpx2.SSEError, httpx2.StreamError):
+class BodyError(httpx2.SSEError, httpx2.StreamError):
     """Ends the reading of a body. Both bases: the SDK then fails that one request, and only it."""
 
     def __init__(self, fault: UpstreamError) -> None:
@@ -39,7 +39,7 @@ class CappedBody(httpx2.AsyncByteStream):
         decoder: "Decoder",
         per_event: bool,
         cap: int,
-        seen: Attempt | None = None,
+        seen: RequestTrace | None = None,
     ) -> None:
         self._response = response
         self._decoder = decoder
@@ -50,7 +50,7 @@ class CappedBody(httpx2.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         tail = b""
-        heard = Events(self._cap) if self._per_event else Whole()
+        heard = EventParser(self._cap) if self._per_event else WholeBody()
         try:
             async for raw in self._response.stream:  # type: ignore[union-attr]
                 async for chunk in unpacked(raw, self._decoder):
@@ -70,12 +70,12 @@ class CappedBody(httpx2.AsyncByteStream):
             if self._seen is not None and (whole := heard.rest()):
                 await self._seen.examine(whole)
         except UpstreamError as fault:
-            note(fault)
-            raise BodyFault(fault) from None
+            trace_error(fault)
+            raise BodyError(fault) from None
         except (httpx2.TransportError, OSError, zlib.error) as error:
-            lost = body_fault(error)
-            note(lost)
-            raise BodyFault(lost) from None
+            lost = body_error(error)
+            trace_error(lost)
+            raise BodyError(lost) from None
 
     async def aclose(self) -> None:
         await self._response.aclose()
@@ -129,7 +129,7 @@ async def unpacked(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
                 began = time.monotonic()
 
 
-class Whole:
+class WholeBody:
     """Keeps all of a body, to be looked at when it is complete."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Whole:
         return b"".join(self._chunks)
 
 
-class Events:
+class EventParser:
     """Parses an event stream into names and data, as chunks arrive.
 
     Caps events too, since a count of bytes takes a bare carriage return for a line's end.
@@ -151,7 +151,7 @@ class Events:
 
     def __init__(self, cap: int) -> None:
         self._cap = cap
-        self._line = Pieces()  # of one that has not ended
+        self._line = ChunkBuffer()  # of one that has not ended
         self._name, self._data, self._held = "message", list[bytes](), 0
         self.last_id = ""  # where a stream of the handshake era can be taken up again
         self.retry = 1.0  # and after how many seconds
@@ -205,14 +205,14 @@ class Events:
         return b""
 
 
-def body_fault(error: BaseException) -> UpstreamError:
+def body_error(error: BaseException) -> UpstreamError:
     """Say why an answer that had begun has no end."""
     if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
         return UpstreamError("The server broke off or garbled its answer.", code="closed")
-    return connection_fault(error)
+    return connection_error(error)
 
 
-def connection_fault(error: BaseException) -> UpstreamError:
+def connection_error(error: BaseException) -> UpstreamError:
     """Say in a sentence why a connection failed. Never the error's own text: it may quote us."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
@@ -223,7 +223,7 @@ def connection_fault(error: BaseException) -> UpstreamError:
         if isinstance(cause, UpstreamError):
             return cause
         if isinstance(cause, ssl.SSLError):
-            return tls_fault(cause)
+            return tls_error(cause)
     if isinstance(error, httpx2.ConnectTimeout):
         return UpstreamError(
             f"The server did not accept a connection within {settings.CONNECT_TIMEOUT} s.",
@@ -249,7 +249,7 @@ def connection_fault(error: BaseException) -> UpstreamError:
         )
     if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
         return (
-            not_mcp("something that is not HTTP")
+            not_mcp_error("something that is not HTTP")
             if "illegal" in str(error)
             else UpstreamError("The server broke off or garbled its answer.", code="closed")
         )

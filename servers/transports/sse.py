@@ -10,10 +10,10 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.errors import UpstreamError, not_mcp
+from servers.errors import UpstreamError, not_mcp_error
 from servers.transports.http import MAX_REDIRECTS, Upstream, joined, origin
-from servers.transports.request_trace import Attempt, attempt
-from servers.transports.response_body import BodyFault, Events
+from servers.transports.request_trace import RequestTrace, current_trace
+from servers.transports.response_body import BodyError, EventParser
 
 
 class EventStream:
@@ -40,7 +40,7 @@ class EventStream:
                     parked=True,
                 )
             return
-        raise not_mcp("an event stream that is not MCP")
+        raise not_mcp_error("an event stream that is not MCP")
 
     async def messages(self) -> AsyncIterator[bytes]:
         """Yield each message until the stream ends."""
@@ -48,9 +48,9 @@ class EventStream:
             if name == "message" and data:
                 yield data
 
-    async def send(self, message: bytes, seen: Attempt | None) -> None:
+    async def send(self, message: bytes, seen: RequestTrace | None) -> None:
         """Post one message, and tell `seen` how it was received. Its answer comes on the stream."""
-        posted = _observe(Attempt(call=True))
+        posted = _observe(RequestTrace(call=True))
         try:
             response = await self._http.post(
                 self._endpoint,
@@ -66,9 +66,9 @@ class EventStream:
 
 
 @asynccontextmanager
-async def opened(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
+async def open_event_stream(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
     """Keep a stream open for as long as the block lasts."""
-    seen = _observe(Attempt())
+    seen = _observe(RequestTrace())
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
     request = upstream.http.build_request("GET", url, headers=headers)
     for _ in range(MAX_REDIRECTS + 1):
@@ -83,20 +83,20 @@ async def opened(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
         stream = EventStream(upstream, response)
         try:
             await stream.open()
-        except BodyFault as error:
+        except BodyError as error:
             raise error.fault from None
         yield stream
     finally:
         await response.aclose()
 
 
-def _observe(seen: Attempt) -> Attempt:
-    attempt.set(seen)
+def _observe(seen: RequestTrace) -> RequestTrace:
+    current_trace.set(seen)
     return seen
 
 
 async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
-    events = Events(settings.MAX_MESSAGE_BYTES)
+    events = EventParser(settings.MAX_MESSAGE_BYTES)
     async with aclosing(chunks):
         async for chunk in chunks:
             for event in events.feed(chunk):

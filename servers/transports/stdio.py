@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from servers.errors import UpstreamError
-from servers.transports.buffers import TURN, Pieces
-from servers.transports.process_supervisor import CANNOT_RUN, CROWDED, MARK
-from servers.transports.request_trace import HEAD, Attempt, TooLarge
+from servers.transports.buffers import TURN, ChunkBuffer
+from servers.transports.process_supervisor import CANNOT_RUN, MARK, TOO_MANY_PROCESSES
+from servers.transports.request_trace import HEAD, RequestTrace, TooLarge
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ EOF_GRACE = 0.7  # seconds a program gets to leave by itself once stdin ends
 STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
 
 
-class Child:
+class StdioProcess:
     """One running program. `messages` and `send` are its wire; `exited` is set when it is gone."""
 
     side_by_side = False
@@ -117,7 +117,7 @@ class Child:
 
         However many there are at once, others on the loop get their turn meanwhile.
         """
-        line = Pieces()
+        line = ChunkBuffer()
         while chunk := await self._stdout.read(CHUNK):
             start, began = 0, time.monotonic()
             while (end := chunk.find(b"\n", start)) >= 0:
@@ -130,12 +130,12 @@ class Child:
                     began = time.monotonic()
             self._add(line, chunk[start:])
 
-    def _add(self, line: Pieces, some: bytes) -> None:
+    def _add(self, line: ChunkBuffer, some: bytes) -> None:
         line.add(some)
         if line.size > self._max_line:
             raise TooLarge("program wrote a line", self._max_line, line.head(HEAD))
 
-    async def send(self, message: bytes, seen: Attempt | None) -> None:
+    async def send(self, message: bytes, seen: RequestTrace | None) -> None:
         """Write one line. Callers take turns: a line must not be cut by another."""
         left = bytearray(message + b"\n")
         try:
@@ -175,7 +175,7 @@ class Child:
                 detail=detail,
                 parked=True,
             )
-        if self.exit_code == CROWDED and detail.endswith(MARK):
+        if self.exit_code == TOO_MANY_PROCESSES and detail.endswith(MARK):
             return UpstreamError(
                 f"The program was ended {while_what}: it ran more than {self._most:,} processes "
                 "and threads at once.",
@@ -228,7 +228,7 @@ class Child:
 
 
 @asynccontextmanager
-async def running(
+async def run_process(
     argv: Sequence[str],
     *,
     cwd: str,
@@ -237,11 +237,11 @@ async def running(
     max_line: int,
     stderr_bytes: int,
     most: int,
-) -> AsyncIterator[Child]:
+) -> AsyncIterator[StdioProcess]:
     """Run a program for as long as the block lasts, or until it has become more than so many."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = Child(max_line, stderr_bytes, redact, most)
+    child = StdioProcess(max_line, stderr_bytes, redact, most)
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -307,7 +307,7 @@ def _spawn(lifeline_end: int, cwd: str, env: dict[str, str]) -> subprocess.Popen
     )
 
 
-def _wait_in_thread(process: subprocess.Popen[bytes], child: Child) -> None:
+def _wait_in_thread(process: subprocess.Popen[bytes], child: StdioProcess) -> None:
     """Collect the exit code off the loop: child watchers differ between loops and threads."""
     loop = asyncio.get_running_loop()
 

@@ -76,7 +76,7 @@ def _take_source(request: HttpRequest) -> HttpResponse:
     form = kind(request.POST)
     problem: dict[str, str] = {}
     if form.is_valid():
-        memory = import_wizard.Memory(form.text())
+        memory = import_wizard.WizardState(form.text())
         checked = import_wizard.check(memory)
         if not checked.unreadable:
             import_wizard.remember(request.session, memory)
@@ -136,12 +136,12 @@ def progress(request: HttpRequest) -> HttpResponse:
     response = render(request, "servers/_progress_rows.html", context)
     news = [row for row in context["rows"] if row["ended"] and row["server"].slug not in known]
     if news:
-        said = " ".join(presenters.spoken(row) for row in news)
+        said = " ".join(presenters.describe_seconds(row) for row in news)
         response["HX-Trigger"] = json.dumps({"announce": said})
     return response
 
 
-def _progress(memory: import_wizard.Memory) -> dict[str, Any]:
+def _progress(memory: import_wizard.WizardState) -> dict[str, Any]:
     servers = list(presenters.with_costs(Server.objects.filter(pk__in=memory.saved)))
     runs = presenters.newest_runs(memory.saved)
     rows = [presenters.progress_of(server, runs.get(server.pk)) for server in servers]
@@ -156,7 +156,7 @@ def _progress(memory: import_wizard.Memory) -> dict[str, Any]:
         "connected": connected,
         "poll_url": f"{here}?ended={','.join(ended)}",
         "here": here,
-        "saving": token_savings.of(memory.saved) if connected and not running else None,
+        "saving": token_savings.token_savings(memory.saved) if connected and not running else None,
     }
 
 

@@ -36,7 +36,7 @@ WAYS_OUT = {
 
 
 @dataclass(frozen=True)
-class Memory:
+class WizardState:
     """One import between its steps."""
 
     text: Secret
@@ -46,7 +46,7 @@ class Memory:
     refused: tuple[Mapping[str, str], ...] = ()  # name, message, hint
 
 
-def remember(session: SessionBase, memory: Memory) -> None:
+def remember(session: SessionBase, memory: WizardState) -> None:
     values = {name: value.reveal() for name, value in memory.variables.items()}
     sealed = json.dumps({"text": memory.text.reveal(), "variables": values})
     session[KEY] = {
@@ -57,7 +57,7 @@ def remember(session: SessionBase, memory: Memory) -> None:
     }
 
 
-def recall(session: SessionBase) -> Memory | None:
+def recall(session: SessionBase) -> WizardState | None:
     """Return the import under way, or nothing if there is none that can be read."""
     kept = session.get(KEY)
     if not isinstance(kept, dict):
@@ -66,7 +66,7 @@ def recall(session: SessionBase) -> Memory | None:
         opened = json.loads(decrypt(kept["sealed"]).reveal())
     except UnreadableCredential:
         return None
-    return Memory(
+    return WizardState(
         text=Secret(opened["text"]),
         variables={name: Secret(value) for name, value in opened["variables"].items()},
         saved=tuple(kept["saved"]),
@@ -75,7 +75,7 @@ def recall(session: SessionBase) -> Memory | None:
     )
 
 
-def with_values(memory: Memory, post: QueryDict) -> Memory:
+def with_values(memory: WizardState, post: QueryDict) -> WizardState:
     """Add the values typed for variables; an empty field changes nothing."""
     typed = {
         name.removeprefix("variable:"): value
@@ -103,7 +103,7 @@ class CheckedRow:
 
     @property
     def program(self) -> str:
-        return validation.shown_argv(self.draft.argv) if self.draft.argv else ""
+        return validation.format_argv(self.draft.argv) if self.draft.argv else ""
 
     @property
     def masked(self) -> list[tuple[str, list[str]]]:
@@ -141,8 +141,8 @@ class Checked:
         return sum(1 for row in self.rows if row.program)
 
 
-def check(memory: Memory) -> Checked:
-    found = importer.check_text(
+def check(memory: WizardState) -> Checked:
+    found = importer.check_import(
         memory.text.reveal(), {name: value.reveal() for name, value in memory.variables.items()}
     )
     fields = ("transport", "url", "command", "args")
@@ -164,7 +164,7 @@ def check(memory: Memory) -> Checked:
 
 
 def _wanted(
-    found: ImportCheck, rows: Collection[CheckedRow], memory: Memory
+    found: ImportCheck, rows: Collection[CheckedRow], memory: WizardState
 ) -> list[Mapping[str, Any]]:
     """List the variables to ask for: what is missing, and what was entered and may be replaced."""
     described = {str(item["name"]): str(item["description"]) for item in found.inputs}
@@ -186,7 +186,7 @@ def _wanted(
 # --- Connect ------------------------------------------------------------------------------------
 
 
-def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
+def connect(memory: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
     """Save the picked servers that can be saved, ask for their syncs, and note what became of all.
 
     Raises Conflict when what was picked is no longer what the text gives.
@@ -201,7 +201,7 @@ def connect(memory: Memory, post: QueryDict, *, actor: Actor) -> Memory:
         )
     names = {row.draft.slug: row.draft.name for row in checked.rows}
     only_picked = replace(checked.check, problems=())
-    done = importer.save(
+    done = importer.save_drafts(
         only_picked,
         actor=actor,
         confirmed=post.getlist("confirm"),

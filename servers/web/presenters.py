@@ -54,7 +54,7 @@ def with_costs(rows: QuerySet[Server]) -> QuerySet[Server]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServerFilter:
     """What the address asks for; unknown words are left out."""
 
     states: tuple[str, ...]
@@ -64,7 +64,7 @@ class Wanted:
     start: int
 
     @classmethod
-    def of(cls, query: Any) -> "Wanted":
+    def of(cls, query: Any) -> "ServerFilter":
         sort = query.get("sort", "")
         return cls(
             states=tuple(s for s in query.getlist("state") if s in ServerState.values),
@@ -94,7 +94,7 @@ class Wanted:
         return rows.order_by(*(f"-{key}" for key in SORTS[self.sort.removeprefix("-")]))
 
 
-def listing(wanted: Wanted) -> Shown:
+def listing(wanted: ServerFilter) -> Shown:
     """Fetch one page of servers with its facets and totals."""
     picked = wanted.pick(Server.objects.all())
     page: Page[Server] = page_by_offset(
@@ -118,7 +118,7 @@ def listing(wanted: Wanted) -> Shown:
     }
 
 
-def facets(wanted: Wanted) -> list[Shown]:
+def facets(wanted: ServerFilter) -> list[Shown]:
     states = _counts("state")
     transports = _counts("transport")
     return [
@@ -241,7 +241,7 @@ def claims(server: Server) -> str:
     return f"{named} ({title})" if title and title != name else named
 
 
-def price(servers: Iterable[int]) -> Shown:
+def describe_cost(servers: Iterable[int]) -> Shown:
     """Sum what an agent would pay with every tool of these servers in its first catalog."""
     tools = Tool.objects.servable().filter(server_id__in=list(servers))
     found = tools.aggregate(tools=Count("pk"), tokens=Coalesce(Sum("approved__tokens"), 0))
@@ -295,7 +295,7 @@ def history(server: Server, after: str) -> Shown:
     }
 
 
-def ending(server: Server, run: SyncRun | None) -> str:
+def describe_outcome(server: Server, run: SyncRun | None) -> str:
     """Say the end of a sync, for those who hear the page."""
     if run is None or run.outcome == SyncRun.Outcome.RUNNING:
         return f"{server.name}: no sync runs."
@@ -304,7 +304,7 @@ def ending(server: Server, run: SyncRun | None) -> str:
     return f"The sync of {server.name} failed: {run.error}"
 
 
-def spoken(row: Shown) -> str:
+def describe_seconds(row: Shown) -> str:
     end = "failed: " if row["ended"] == "failed" else ""
     return f"{row['server'].name} {end}{row['note'].rstrip('.')}."
 

@@ -19,7 +19,7 @@ from servers.registration import validation
 from servers.secret import Secret
 from servers.sync.scheduling import request_sync
 from servers.web import forms, import_wizard, presenters
-from servers.web.views import find, page_context, redirect_to
+from servers.web.views import find_server, page_context, redirect_to
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
@@ -50,14 +50,14 @@ def _waiting(server: Server, text: Secret) -> dict[str, str] | None:
         draft = import_wizard.edited_draft(server, text)
     except ToolcribError:
         return None
-    argv = validation.shown_argv(draft.argv)
+    argv = validation.format_argv(draft.argv)
     return {"argv": argv, "cwd": draft.cwd, "digest": importer.draft_digest(draft)}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def settings(request: HttpRequest, slug: str) -> HttpResponse:
-    server = find(slug)
+    server = find_server(slug)
     if request.method != "POST":
         return settings_page(request, server)
     require(Role.ADMIN, request.user)
@@ -77,7 +77,7 @@ def settings(request: HttpRequest, slug: str) -> HttpResponse:
 @admin_required
 def connection(request: HttpRequest, slug: str) -> HttpResponse:
     """Save how a server is reached. A new program waits in the session for its confirmation."""
-    server = find(slug)
+    server = find_server(slug)
     if "cancel" in request.POST:
         import_wizard.forget_edit(request.session)
         return redirect_to("server-settings", server, "connection")
@@ -112,7 +112,7 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
 @admin_required
 def credentials(request: HttpRequest, slug: str) -> HttpResponse:
     """Set or remove one credential."""
-    server = find(slug)
+    server = find_server(slug)
     removing = "remove_credential" in request.POST
     form = forms.CredentialForm(request.POST, server=server)
     if not form.is_valid() and not removing:
@@ -133,7 +133,7 @@ def credentials(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def delete(request: HttpRequest, slug: str) -> HttpResponse:
-    server = find(slug)
+    server = find_server(slug)
     if request.POST.get("typed_name") != server.slug:
         error = "This is not its name, so nothing was deleted."
         return settings_page(request, server, delete_error=error)

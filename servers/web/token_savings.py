@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from catalog import cache, rendering
-from catalog.cache import Item
+from catalog.cache import CachedTool
 from catalog.models import Group
 from servers.web import presenters
 from toolcrib.lib.json_codec import canonical
@@ -19,7 +19,7 @@ BUDGET = 2_000  # tokens of catalog text, an agent's default
 
 
 @dataclass(frozen=True)
-class Saving:
+class TokenSavings:
     """Tokens before an agent's first word. `stubs` are the catalog and the meta-tools."""
 
     tools: int
@@ -40,14 +40,14 @@ class Saving:
         return max(self.all_tokens - self.paid, 0)
 
 
-def of(server_ids: Collection[int]) -> Saving:
+def token_savings(server_ids: Collection[int]) -> TokenSavings:
     """Weigh the tools of these servers as they stand in the groups that follow them."""
-    price = presenters.price(server_ids)
+    price = presenters.describe_cost(server_ids)
     following = Group.objects.filter(follows__in=server_ids)
     wanted = set(following.values_list("pk", flat=True))
     groups = [group for group in cache.current().groups if group.pk in wanted]
     lines = []
-    preloaded: dict[str, Item] = {}
+    preloaded: dict[str, CachedTool] = {}
     for group in groups:
         offered = [place for place in group.places if place.item.offered]
         if offered:
@@ -60,10 +60,10 @@ def of(server_ids: Collection[int]) -> Saving:
     meta = rendering.meta_tools(STRATEGY) if lines else []
     bare = text.tokens + _tokens(meta)
     paid = text.tokens + _tokens([*meta, *map(_definition, preloaded.values())])
-    return Saving(price["tools"], price["tokens"], stubs=bare, preloads=paid - bare)
+    return TokenSavings(price["tools"], price["tokens"], stubs=bare, preloads=paid - bare)
 
 
-def _definition(item: Item) -> dict[str, object]:
+def _definition(item: CachedTool) -> dict[str, object]:
     schema = item.approved.input_schema if item.approved else {}
     return rendering.tool_object(
         item.name, item.description, schema, source=item.source, server=item.server

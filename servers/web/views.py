@@ -30,7 +30,7 @@ TABS = {
 }
 
 
-def find(slug: str) -> Server:
+def find_server(slug: str) -> Server:
     server = presenters.with_costs(Server.objects.filter(slug=slug)).first()
     if server is None:
         raise NotFound(f"There is no server called {slug}.", hint="Look in the list of servers.")
@@ -51,7 +51,7 @@ def back(request: HttpRequest, otherwise: str) -> HttpResponseRedirect:
 @operator_required
 @vary_on_headers("HX-Request")
 def servers(request: HttpRequest) -> HttpResponse:
-    wanted = presenters.Wanted.of(request.GET)
+    wanted = presenters.ServerFilter.of(request.GET)
     context = presenters.listing(wanted)
     if is_htmx_fragment(request):
         return render(request, "servers/_rows.html", context)
@@ -74,7 +74,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
     else:
         enabled = [one for one in chosen if one.enabled]
         for one in enabled:
-            scheduling.ask(one, actor=actor_of(request))
+            scheduling.request_manual_sync(one, actor=actor_of(request))
         left = (
             f" {len(chosen) - len(enabled)} disabled left out."
             if len(enabled) < len(chosen)
@@ -109,7 +109,7 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
         "busy": asked or presenters.is_busy(server),
         "run": presenters.newest_runs([server.pk]).get(server.pk),
         "voided": [one for one in server.credentials.all() if one.voided],
-        "argv": validation.shown_argv(server.argv) if server.transport == Transport.STDIO else "",
+        "argv": validation.format_argv(server.argv) if server.transport == Transport.STDIO else "",
         "tabs": [
             {
                 "label": label,
@@ -125,7 +125,7 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
 @require_safe
 @operator_required
 def server(request: HttpRequest, slug: str) -> HttpResponse:
-    return render(request, "servers/overview.html", _overview(request, find(slug)))
+    return render(request, "servers/overview.html", _overview(request, find_server(slug)))
 
 
 def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
@@ -135,14 +135,14 @@ def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
         "trust": forms.TRUST_WORDS[found.trust],
         "policy": forms.POLICY_WORDS[found.connection_policy],
         "numbers": presenters.numbers(found),
-        "gauge": metrics.gauge(found),
+        "gauge": metrics.server_metrics(found),
     }
 
 
 @require_safe
 @operator_required
 def tools(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find(slug)
+    found = find_server(slug)
     context = page_context(request, found, "server-tools") | presenters.tools_of(found)
     return render(request, "servers/tools.html", context)
 
@@ -150,7 +150,7 @@ def tools(request: HttpRequest, slug: str) -> HttpResponse:
 @require_safe
 @operator_required
 def syncs(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find(slug)
+    found = find_server(slug)
     context = page_context(request, found, "server-syncs")
     return render(
         request,
@@ -163,13 +163,13 @@ def syncs(request: HttpRequest, slug: str) -> HttpResponse:
 @operator_required
 def status(request: HttpRequest, slug: str) -> HttpResponse:
     """Answer the poll of a page whose sync runs; tell the end of it once."""
-    found = find(slug)
+    found = find_server(slug)
     asked = request.GET.get("tab", "")
     context = page_context(request, found, asked if asked in TABS else "server")
     ended = is_htmx_fragment(request) and not context["busy"]
     response = render(request, "servers/_status.html", context | {"ended": ended})
     if ended:
-        said = {"announce": presenters.ending(found, context["run"])}
+        said = {"announce": presenters.describe_outcome(found, context["run"])}
         response["HX-Trigger"] = json.dumps(said)
     return response
 
@@ -177,10 +177,10 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def sync(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find(slug)
+    found = find_server(slug)
     if not found.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    scheduling.ask(found, actor=actor_of(request))
+    scheduling.request_manual_sync(found, actor=actor_of(request))
     request.session["sync_asked"] = slug
     return back(request, reverse("server", args=[slug]))
 
@@ -189,19 +189,19 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
 @admin_required
 def test(request: HttpRequest, slug: str) -> HttpResponse:
     """Try the connection and stay on the page."""
-    found = find(slug)
-    tested = connection_test.check_server(found, actor=actor_of(request))
+    found = find_server(slug)
+    tested = connection_test.test_server(found, actor=actor_of(request))
     if is_htmx_fragment(request):
         return render(request, "servers/_tested.html", {"tested": tested})
     return render(
-        request, "servers/overview.html", _overview(request, find(slug)) | {"tested": tested}
+        request, "servers/overview.html", _overview(request, find_server(slug)) | {"tested": tested}
     )
 
 
 @require_POST
 @admin_required
 def enable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = server_actions.set_enabled(find(slug), True, actor=actor_of(request))
+    found = server_actions.set_enabled(find_server(slug), True, actor=actor_of(request))
     scheduling.request_sync(found.pk, Trigger.MANUAL)
     messages.success(request, f"{found.name} is enabled. A sync has been asked for.")
     return back(request, reverse("server", args=[slug]))
@@ -210,7 +210,7 @@ def enable(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def disable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = server_actions.set_enabled(find(slug), False, actor=actor_of(request))
+    found = server_actions.set_enabled(find_server(slug), False, actor=actor_of(request))
     messages.success(request, f"{found.name} is disabled. Agents get none of its tools.")
     return back(request, reverse("server", args=[slug]))
 

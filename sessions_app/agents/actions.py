@@ -15,7 +15,7 @@ from catalog.audit import Actor
 from catalog.models import Group, Revision
 from catalog.tools.actions import UNKEEPABLE
 from sessions_app.agents import api_keys
-from sessions_app.models import Agent, AgentGroup, Mode, Scope, Strategy
+from sessions_app.models import Agent, AgentGroup, KeyScope, Mode, Strategy
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 MOST = 1_000_000_000
@@ -47,7 +47,7 @@ SEEN = {"catalog_header", "strategy", "mode", "catalog_budget"} | {
 ACTS = ("add", "remove", "up", "down")
 
 
-def find(name: str) -> Agent:
+def find_agent(name: str) -> Agent:
     agent = Agent.objects.filter(name=name).first() if name.isprintable() else None
     if agent is None:
         raise NotFound("There is no agent of this name.", hint="The list of agents has them all.")
@@ -86,7 +86,7 @@ def create_with_key(
 ) -> tuple[Agent, str]:
     """Make an agent and its first key, whose text is returned here and never again."""
     agent = create(name, groups=groups, all_groups=all_groups, actor=actor, **settings)
-    return agent, api_keys.mint(agent.name, Scope.AGENT, agent=agent, actor=actor)[1]
+    return agent, api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)[1]
 
 
 @transaction.atomic
@@ -155,7 +155,7 @@ def set_groups(
 
 
 @transaction.atomic
-def arrange(agent: Agent, act: str, group_id: str, *, actor: Actor) -> Agent:
+def reorder_groups(agent: Agent, act: str, group_id: str, *, actor: Actor) -> Agent:
     """Add one group at the end, remove one, or move one up or down."""
     agent = _locked(agent)
     if act not in ACTS:

@@ -12,7 +12,7 @@ from pydantic import Field
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.agents import queries as agent_queries
-from sessions_app.models import Agent, ApiKey, Scope
+from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid, NotFound
 from toolcrib.lib.pagination import cut_page
@@ -205,9 +205,9 @@ def add_agent_key(
     """Make a key. Its text is in this answer and nowhere else."""
     agent = find(name)
     expires = timezone.now() + timedelta(days=body.days) if body.days else None
-    key, text = api_keys.mint(
+    key, text = api_keys.create_key(
         agent.name if body.name is None else body.name,
-        Scope.AGENT,
+        KeyScope.AGENT,
         agent=agent,
         actor=key_actor(request),
         expires_at=expires,
@@ -220,30 +220,30 @@ def list_keys(
     request: HttpRequest, limit: int = 50, cursor: int | None = None, scope: str = ""
 ) -> dict[str, Any]:
     """List the keys of agents and people, newest first."""
-    if scope and scope not in Scope.values:
-        raise Invalid(f"A scope is one of: {', '.join(Scope.values)}.")
+    if scope and scope not in KeyScope.values:
+        raise Invalid(f"A scope is one of: {', '.join(KeyScope.values)}.")
     return _key_page(limit, cursor, **({"scope": scope} if scope else {}))
 
 
 @router.get("/keys/{key}", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def get_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """One key, by its id or its prefix."""
-    return shown_key(api_keys.named(key))
+    return shown_key(api_keys.find_key_by_reference(key))
 
 
 @router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS}, tags=["keys"])
 def rotate_key(request: HttpRequest, response: HttpResponse, key: str) -> Status[dict[str, Any]]:
     """Make a key in place of this one, which ends in 24 hours."""
-    new, text = api_keys.rotate(api_keys.named(key), actor=key_actor(request))
+    new, text = api_keys.rotate(api_keys.find_key_by_reference(key), actor=key_actor(request))
     return _new_key(response, new, text)
 
 
 @router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
     """Refuse a key from the next request on."""
-    found = api_keys.named(key)
+    found = api_keys.find_key_by_reference(key)
     api_keys.revoke(found, actor=key_actor(request))
-    return shown_key(api_keys.named(str(found.pk)))
+    return shown_key(api_keys.find_key_by_reference(str(found.pk)))
 
 
 def _key_page(limit: int, cursor: int | None, **wanted: Any) -> dict[str, Any]:

@@ -14,22 +14,22 @@ from django.utils import timezone
 
 from catalog import audit
 from catalog.audit import Actor
-from sessions_app.models import Agent, ApiKey, Scope
+from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
-from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
 TOUCH_EVERY = timedelta(minutes=1)
 OVERLAP = timedelta(hours=24)  # how long a rotated key goes on beside the new one
 
-_by_digest = Prepared(
+_by_digest = PreparedQuery(
     1, lambda sha256: ApiKey.objects.select_related("user", "agent").filter(sha256=sha256)
 )
 
 
 @transaction.atomic
-def mint(
+def create_key(
     name: str,
     scope: str,
     *,
@@ -59,31 +59,31 @@ def mint(
 def _check(name: str, scope: str, agent: Agent | None, expires_at: datetime | None) -> None:
     if not 0 < len(name) <= 120 or not name.isprintable():
         raise Invalid("A token's name has 1 to 120 printable characters.")
-    if scope not in Scope.values:
-        raise Invalid(f"A scope is one of: {', '.join(Scope.values)}.")
-    if scope == Scope.AGENT and agent is None:
+    if scope not in KeyScope.values:
+        raise Invalid(f"A scope is one of: {', '.join(KeyScope.values)}.")
+    if scope == KeyScope.AGENT and agent is None:
         raise Invalid(
             "A key of the scope agent belongs to an agent.",
             hint="`manage.py create_agent` makes one with its key.",
         )
-    if scope != Scope.AGENT and agent is not None:
+    if scope != KeyScope.AGENT and agent is not None:
         raise Invalid("An agent's key has the scope agent.")
     if expires_at is not None and expires_at <= timezone.now():
         raise Invalid("The key would have expired already.", hint="Choose a later time.")
 
 
-def find(text: str) -> ApiKey | None:
+def find_key(text: str) -> ApiKey | None:
     """Return the key a request carries, if it is good now."""
     if not text.startswith(PREFIX) or len(text) > 100:
         return None
-    return find_by_digest(_digest(text))
+    return find_key_by_digest(_digest(text))
 
 
-def find_by_digest(sha256: str) -> ApiKey | None:
+def find_key_by_digest(sha256: str) -> ApiKey | None:
     """Return the key of which only the digest is at hand, if it is good now; note its use."""
     key = _by_digest.first(sha256)
     now = timezone.now()
-    if key is None or not is_good(key, now):
+    if key is None or not is_valid(key, now):
         return None
     if key.user and role_of(key.user) < needed_role(key.scope):
         return None
@@ -94,12 +94,12 @@ def find_by_digest(sha256: str) -> ApiKey | None:
     return key
 
 
-def is_good(key: ApiKey, now: datetime) -> bool:
+def is_valid(key: ApiKey, now: datetime) -> bool:
     """Say whether a key is neither revoked nor expired. Its owner may still be disabled."""
     return not key.revoked_at and (key.expires_at is None or key.expires_at > now)
 
 
-def named(reference: str) -> ApiKey:
+def find_key_by_reference(reference: str) -> ApiKey:
     """Return the key of this id or prefix."""
     found = ApiKey.objects.select_related("agent")
     if reference.isdecimal() and len(reference) < 18:
@@ -118,13 +118,13 @@ def rotate(key: ApiKey, *, actor: Actor) -> tuple[ApiKey, str]:
     """Make a key in place of this one, which goes on for 24 hours at most."""
     key = _locked(key)
     now = timezone.now()
-    if not is_good(key, now):
+    if not is_valid(key, now):
         raise Conflict("This key is revoked or has expired.", hint="Make a new one.")
     if key.expires_at and key.expires_at <= now + OVERLAP:
         raise Conflict("This key ends within 24 hours anyway.", hint="Make a new one beside it.")
     # The new one is to last as long as the old one was meant to.
     expires = now + (key.expires_at - key.created_at) if key.expires_at else None
-    new, text = mint(
+    new, text = create_key(
         key.name, key.scope, actor=actor, user=key.user, agent=key.agent, expires_at=expires
     )
     before = {"expires_at": _iso(key.expires_at)}
@@ -145,7 +145,7 @@ def revoke(key: ApiKey, *, actor: Actor) -> None:
 
 
 def needed_role(scope: str) -> Role:
-    return Role.ADMIN if scope == Scope.ADMIN else Role.OPERATOR
+    return Role.ADMIN if scope == KeyScope.ADMIN else Role.OPERATOR
 
 
 def _locked(key: ApiKey) -> ApiKey:
@@ -156,7 +156,7 @@ def _locked(key: ApiKey) -> ApiKey:
 
 
 def _verb(key: ApiKey, act: str) -> str:
-    return f"{'key' if key.scope == Scope.AGENT else 'token'}.{act}"
+    return f"{'key' if key.scope == KeyScope.AGENT else 'token'}.{act}"
 
 
 def _facts(key: ApiKey) -> dict[str, object]:

@@ -20,7 +20,7 @@ from catalog.models import Group
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, snippets
 from sessions_app.agents import queries as agent_queries
-from sessions_app.models import Agent, AgentSession, Mode, Scope
+from sessions_app.models import Agent, AgentSession, KeyScope, Mode
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 NEXT = "welcome"  # the key in the browser's session
@@ -96,7 +96,9 @@ def agent(request: HttpRequest) -> HttpResponse:
                 FIRST, all_groups=True, mode=Mode.DEFERRED, actor=actor_of(request)
             )
         elif "key" in request.POST:
-            text = api_keys.mint(FIRST, Scope.AGENT, agent=found, actor=actor_of(request))[1]
+            text = api_keys.create_key(FIRST, KeyScope.AGENT, agent=found, actor=actor_of(request))[
+                1
+            ]
     context = {"name": FIRST, "agent": found, "text": text}
     if found is not None:
         context |= _ways(found, text) | _waiting(found)

@@ -53,7 +53,7 @@ def group_names(agent: Agent) -> list[str]:
 
 def groups_of(agent: Agent) -> dict[str, Any]:
     """Return the agent's groups in its order with what they cost, and those that could be added."""
-    by_id = {group.pk: group for group in board.priced()}
+    by_id = {group.pk: group for group in board.groups_with_costs()}
     links = [link.group_id for link in agent.group_links.all()]
     if agent.all_groups:
         links = list(by_id)
@@ -77,7 +77,7 @@ def keys_of(agent: Agent) -> list[dict[str, Any]]:
 def key_state(key: ApiKey, now: datetime) -> str:
     if key.revoked_at:
         return "revoked"
-    return "active" if api_keys.is_good(key, now) else "expired"
+    return "active" if api_keys.is_valid(key, now) else "expired"
 
 
 def example_of(agent: Agent) -> snippets.Example | None:

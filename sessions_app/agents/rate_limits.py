@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 AWAY = 5.0  # seconds for which Redis is not asked after it failed
 
 
-class TooMany(ToolcribError):
+class RateLimited(ToolcribError):
     code = "rate_limited"
     status = 429
 
 
-class _Window:
+class SlidingWindow:
     """A sliding window of a minute: what came in this one, and a falling share of the last.
 
     In place of the library's storage in memory, which starts a thread every few calls to tidy up.
@@ -56,7 +56,7 @@ class _Window:
             self._counts.clear()
 
 
-_local = _Window()
+_local = SlidingWindow()
 
 
 @lru_cache(maxsize=1)
@@ -99,16 +99,16 @@ def check_rate(agent: Agent, what: str, per_minute: int) -> None:
     """Count one call or search of an agent, or refuse it with when to try again."""
     within, wait = _within(per_minute, what, str(agent.pk))
     if not within:
-        raise TooMany(
+        raise RateLimited(
             f"{agent.name} made more than {per_minute} {what} in a minute, its limit.",
             hint=f"Try again in {wait} s.",
             details={"retry_after": wait},
         )
 
 
-def refuse_more(agent: Agent, under_way: int) -> NoReturn:
+def reject_concurrent_call(agent: Agent, under_way: int) -> NoReturn:
     """Refuse a call beyond those that may be under way, which the ledger counts."""
-    raise TooMany(
+    raise RateLimited(
         f"{agent.name} has {under_way} calls under way, its limit.",
         hint="Wait for one to end.",
         code="too_many_calls",
@@ -116,6 +116,6 @@ def refuse_more(agent: Agent, under_way: int) -> NoReturn:
     )
 
 
-def forget() -> None:
+def clear() -> None:
     """Begin to count anew in this process, for tests."""
     _local.forget()

@@ -20,7 +20,7 @@ from sessions_app.agents import api_keys as key_writes
 from sessions_app.agents import queries as shown
 from sessions_app.agents import snippets
 from sessions_app.agents.forms import AgentForm, KeyForm, SettingsForm
-from sessions_app.models import Agent, ApiKey, Scope
+from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
@@ -132,7 +132,7 @@ def set_groups(request: HttpRequest, name: str) -> HttpResponse:
         said = "all groups, and those to come" if act == "all" else "no groups until you add some"
         messages.success(request, f"{agent.name} has {said}.")
     else:
-        writes.arrange(agent, act, group_id, actor=actor_of(request))
+        writes.reorder_groups(agent, act, group_id, actor=actor_of(request))
         done = {"add": "now has", "remove": "no longer has"}.get(act)
         if done:
             messages.success(request, f"{agent.name} {done} {group_id}.")
@@ -153,9 +153,9 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
         if form.is_valid():
             label = form.cleaned_data["name"] or agent.name
             try:
-                _, text = key_writes.mint(
+                _, text = key_writes.create_key(
                     label,
-                    Scope.AGENT,
+                    KeyScope.AGENT,
                     agent=agent,
                     actor=actor_of(request),
                     expires_at=form.expires_at,

@@ -18,9 +18,9 @@ from django.utils import timezone
 from catalog.models import Revision
 from servers.models import Server
 from sessions_app.agents import api_keys
-from sessions_app.ledger.batch_writer import Job, committed
+from sessions_app.ledger.batch_writer import WriteJob, commit
 from sessions_app.ledger.calls import close_abandoned, insert_call
-from sessions_app.ledger.sql import Cursor, Entry, Row
+from sessions_app.ledger.sql import CallRow, LedgerCursor, Row
 from sessions_app.models import (
     Agent,
     AgentSession,
@@ -31,14 +31,14 @@ from sessions_app.models import (
     ShownDefinition,
 )
 from sessions_app.sessions import lifecycle, scope, surface
-from sessions_app.sessions.loading import LEAST_IDLE
-from sessions_app.sessions.scope import Scope
+from sessions_app.sessions.loading import MIN_IDLE_SECONDS
+from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.surface import Pin
 
 Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MOST, MOST_HELD = 10_000, 8_000_000  # sessions, and bytes of what they loaded
-NAMED = 100  # bytes for one by name
-FRESH_FOR = 50.0  # seconds; whoever learns also notes when the key was last used
+MAX_ENTRIES, MAX_BYTES = 10_000, 8_000_000  # sessions, and bytes of what they loaded
+BYTES_PER_NAME = 100  # bytes for one by name
+TTL_SECONDS = 50.0  # seconds; whoever learns also notes when the key was last used
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SHOWN, SERVER, REVISION = (
     model._meta.db_table
@@ -46,19 +46,21 @@ KEY, AGENT, SESSION, CALL, EXPANSION, SHOWN, SERVER, REVISION = (
         *(ApiKey, Agent, AgentSession, Call, Expansion, ShownDefinition, Server, Revision),
     )
 )
-AGENT_FACTS = ("name", "enabled", "all_groups", "calls_in_flight", "calls_per_minute")
-SERVER_FACTS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
-MINE = 9 + len(AGENT_FACTS)  # columns about key, agent and session; then those of the server
+AGENT_COLUMNS = ("name", "enabled", "all_groups", "calls_in_flight", "calls_per_minute")
+SERVER_COLUMNS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
+AUTHORIZATION_COLUMNS = 9 + len(
+    AGENT_COLUMNS
+)  # columns about key, agent and session; then those of the server
 KEY_ID, REVOKED_AT, EXPIRES_AT = 1, 3, 4  # of these
 # No value is put into the text. The counts make up for what has no number of its own that rises:
 # pins are only ever added to.
-STAMP = f"""
+REVALIDATE_SQL = f"""
 SELECT r.number, k.id, k.rolling_session_id, k.revoked_at, k.expires_at, s.state,
   (SELECT COUNT(*) FROM {EXPANSION} e WHERE e.session_id = s.id),
   (SELECT COALESCE(SUM(LENGTH(e.pins)), 0) FROM {EXPANSION} e WHERE e.session_id = s.id),
   (SELECT COALESCE(SUM(d.version), 0) FROM {SHOWN} d WHERE d.session_id = s.id),
-  {", ".join(f"a.{name}" for name in AGENT_FACTS)},
-  {", ".join(f"v.{name}" for name in SERVER_FACTS)},
+  {", ".join(f"a.{name}" for name in AGENT_COLUMNS)},
+  {", ".join(f"v.{name}" for name in SERVER_COLUMNS)},
   s.last_used_at,
   (SELECT COUNT(*) FROM {CALL} c WHERE c.agent_id = a.id
      AND c.state IN ('accepted', 'sent') AND c.deadline > %s)
@@ -71,7 +73,7 @@ WHERE s.id = %s
 """  # noqa: S608
 
 
-class Verdict(Enum):
+class Acceptance(Enum):
     """What the ledger says to a call that goes by what is remembered."""
 
     ACCEPTED = "accepted"
@@ -80,14 +82,14 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class Standing:
+class CachedAuthorization:
     """A key, its agent and one of its sessions, as they were."""
 
     key_id: int | None
     agent: Agent
     session_pk: int
     session_id: str
-    seen: Scope
+    seen: SessionScope
     loaded: int  # a bit for each tool in scope: it was loaded, and shown as it is today
     older: dict[str, int]  # definitions that it was shown of the others it loaded, by name
     at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
@@ -109,47 +111,49 @@ class Standing:
     @property
     def held(self) -> int:
         """About how many bytes it takes to know what was loaded."""
-        return self.loaded.bit_length() // 8 + NAMED * len(self.older)
+        return self.loaded.bit_length() // 8 + BYTES_PER_NAME * len(self.older)
 
     def knows(self, tool: str) -> bool:
         """Tell whether all is at hand that a call of the tool needs, if it may be called."""
         item = self.seen.lookup(tool)
         return item is None or not item.server_id or item.server_id in self.servers
 
-    def compare(self, cursor: Cursor, server_id: int, now: datetime) -> Verdict:
+    def compare(self, cursor: LedgerCursor, server_id: int, now: datetime) -> Acceptance:
         """Say whether all of it is still so, and the agent may have one more call under way."""
-        found = _stamp(cursor, self.key_id, self.session_pk, server_id, now)
+        found = _revalidation_row(cursor, self.key_id, self.session_pk, server_id, now)
         if found is None:
-            return Verdict.CHANGED
+            return Acceptance.CHANGED
         *facts, last_used, under_way = found
         used = cursor.moment(last_used)
-        if tuple(facts[:MINE]) != self.stamp or tuple(facts[MINE:]) != self.servers.get(server_id):
-            return Verdict.CHANGED
+        if tuple(facts[:AUTHORIZATION_COLUMNS]) != self.stamp or tuple(
+            facts[AUTHORIZATION_COLUMNS:]
+        ) != self.servers.get(server_id):
+            return Acceptance.CHANGED
         allowed = (
             (self.expires is None or self.expires > now)
             and used is not None
-            and (now - used).total_seconds() < LEAST_IDLE
+            and (now - used).total_seconds() < MIN_IDLE_SECONDS
             and under_way < self.agent.calls_in_flight
         )
-        return Verdict.ACCEPTED if allowed else Verdict.REFUSED
+        return Acceptance.ACCEPTED if allowed else Acceptance.REFUSED
 
 
-_known: dict[tuple[Token, str], Standing] = {}  # the newest last
+_known: dict[tuple[Token, str], CachedAuthorization] = {}  # the newest last
 _held = 0  # bytes, of all of them
 _lock = threading.Lock()
 
 
-def known(token: Token, session_id: str) -> Standing | None:
+def get(token: Token, session_id: str) -> CachedAuthorization | None:
     found = _known.get((token, session_id))
     return found if found is not None and found.until > time.monotonic() else None
 
 
-def drop(token: Token, session_id: str) -> None:
+def invalidate(token: Token, session_id: str) -> None:
     with _lock:
         _drop((token, session_id))
 
 
-def forget() -> None:
+def clear() -> None:
     with _lock:
         for known_as in list(_known):
             _drop(known_as)
@@ -161,7 +165,7 @@ def _drop(known_as: tuple[Token, str]) -> None:
     _held -= found.held if found else 0
 
 
-def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
+def _keep(known_as: tuple[Token, str], ready: CachedAuthorization) -> None:
     """Remember it, and forget the oldest where it is too much."""
     global _held
     with _lock:
@@ -174,7 +178,7 @@ def _keep(known_as: tuple[Token, str], ready: Standing) -> None:
         now = time.monotonic()
         while len(_known) > 1:
             oldest = next(iter(_known))
-            if _known[oldest].until > now and len(_known) <= MOST and _held <= MOST_HELD:
+            if _known[oldest].until > now and len(_known) <= MAX_ENTRIES and _held <= MAX_BYTES:
                 break
             _drop(oldest)
 
@@ -188,43 +192,45 @@ def _is_new(revision: int) -> bool:
     return revision != before
 
 
-def _stamp(
-    cursor: Cursor, key_id: int | None, session: int, server_id: int, now: datetime
+def _revalidation_row(
+    cursor: LedgerCursor, key_id: int | None, session: int, server_id: int, now: datetime
 ) -> Row | None:
-    return cursor.one(STAMP, (cursor.time(now), server_id, key_id, session))
+    return cursor.one(REVALIDATE_SQL, (cursor.time(now), server_id, key_id, session))
 
 
-def learn(token: Token, session_id: str, tool: str) -> Standing | None:
+def load(token: Token, session_id: str, tool: str) -> CachedAuthorization | None:
     """Find out what a call of this tool needs, and remember it. Asks the database.
 
     None where the long way has to say why not.
     """
-    key = api_keys.find_by_digest(token) if isinstance(token, str) else None
-    session = lifecycle.by_id.first(session_id) if "\0" not in session_id else None
-    if session is None or not _good(token, key, session):
+    key = api_keys.find_key_by_digest(token) if isinstance(token, str) else None
+    session = lifecycle.session_by_id.first(session_id) if "\0" not in session_id else None
+    if session is None or not _is_authorized(token, key, session):
         return None
-    item = scope.of_session(session).lookup(tool)
+    item = scope.scope_of_session(session).lookup(tool)
     if item is None or not item.server_id:
         return None
     # Before what it stands for is read: what changes in between is then noticed.
     key_id = key.pk if key else None
     with connection.wrap_database_errors:
-        cursor = Cursor(connection)
-        found = _stamp(cursor, key_id, session.pk, item.server_id, timezone.now())
+        cursor = LedgerCursor(connection)
+        found = _revalidation_row(cursor, key_id, session.pk, item.server_id, timezone.now())
     # The key was read before, and whoever noted its use may have waited for its revocation.
     if found is None or found[KEY_ID] != key_id or found[REVOKED_AT] is not None:
         return None
-    ready = known(token, session_id)
-    if ready is None or ready.stamp != tuple(found[:MINE]):
+    ready = get(token, session_id)
+    if ready is None or ready.stamp != tuple(found[:AUTHORIZATION_COLUMNS]):
         ready = _read(token, key, session_id, found, cursor.moment(found[EXPIRES_AT]))
         if ready is None:
             return None
-    ready.servers[item.server_id] = tuple(found[MINE : MINE + len(SERVER_FACTS)])
+    ready.servers[item.server_id] = tuple(
+        found[AUTHORIZATION_COLUMNS : AUTHORIZATION_COLUMNS + len(SERVER_COLUMNS)]
+    )
     _keep((token, session_id), ready)
     return ready
 
 
-def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
+def _is_authorized(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
     if isinstance(token, str) and (key is None or key.agent_id != session.agent_id):
         return False
     if isinstance(token, int) and token != session.agent_id:
@@ -234,15 +240,15 @@ def _good(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
 
 def _read(
     token: Token, key: ApiKey | None, session_id: str, found: Row, expires: datetime | None
-) -> Standing | None:
-    session = lifecycle.by_id.first(session_id)
-    if session is None or not _good(token, key, session):
+) -> CachedAuthorization | None:
+    session = lifecycle.session_by_id.first(session_id)
+    if session is None or not _is_authorized(token, key, session):
         return None
-    seen = scope.of_session(session)
+    seen = scope.scope_of_session(session)
     if seen.revision != found[0]:
         return None
-    loaded, older = _loaded(seen, surface.shown_pins(session))
-    return Standing(
+    loaded, older = _split_pins(seen, surface.shown_pins(session))
+    return CachedAuthorization(
         key_id=key.pk if key else None,
         agent=session.agent,
         session_pk=session.pk,
@@ -250,14 +256,14 @@ def _read(
         seen=seen,
         loaded=loaded,
         older=older,
-        at_once=surface.as_last_shown(session, surface.surface_of(session.snapshot).pins),
-        stamp=tuple(found[:MINE]),
+        at_once=surface.replace_with_last_shown(session, surface.surface_of(session.snapshot).pins),
+        stamp=tuple(found[:AUTHORIZATION_COLUMNS]),
         expires=expires,
-        until=time.monotonic() + FRESH_FOR,
+        until=time.monotonic() + TTL_SECONDS,
     )
 
 
-def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
+def _split_pins(seen: SessionScope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
     """Tell what is as the catalog has it, which takes a bit to remember, from the rest.
 
     Thousands of sessions may have loaded hundreds of tools each, and each time one loads more, it
@@ -275,18 +281,18 @@ def _loaded(seen: Scope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
     return int.from_bytes(same, "little"), older
 
 
-async def accept_if(entry: Entry, ready: Standing) -> Verdict:
+async def accept_call(entry: CallRow, ready: CachedAuthorization) -> Acceptance:
     """Commit a call's row where all that is remembered still holds; say whether it did."""
     server, agent = entry.server_id or 0, ready.agent.pk
 
-    def work(cursor: Cursor) -> Verdict:
+    def work(cursor: LedgerCursor) -> Acceptance:
         verdict = ready.compare(cursor, server, entry.accepted_at)
-        if verdict is Verdict.ACCEPTED and not insert_call(cursor, entry):
-            return Verdict.REFUSED
+        if verdict is Acceptance.ACCEPTED and not insert_call(cursor, entry):
+            return Acceptance.REFUSED
         return verdict
 
-    def left(verdict: Verdict) -> None:
-        if verdict is Verdict.ACCEPTED:
+    def left(verdict: Acceptance) -> None:
+        if verdict is Acceptance.ACCEPTED:
             close_abandoned(entry)
 
-    return await committed(Job(work, order=entry.session_id or 0, agent=agent, left=left))
+    return await commit(WriteJob(work, order=entry.session_id or 0, agent=agent, left=left))

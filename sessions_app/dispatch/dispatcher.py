@@ -16,27 +16,27 @@ from django.db import DatabaseError
 from django.utils import timezone
 
 from catalog.audit import Actor
-from catalog.cache import Item
+from catalog.cache import CachedTool
 from catalog.definitions.validation import validators
 from catalog.models import Tool
 from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
 from servers.spec import OnProgress
-from servers.transports.jsonrpc import LARGE
+from servers.transports.jsonrpc import LARGE_BYTES
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization_cache, key_revocation, planner
-from sessions_app.dispatch.authorization_cache import Token, Verdict
-from sessions_app.dispatch.planner import CallPlan, CallRequest, Ended
+from sessions_app.dispatch.authorization_cache import Acceptance, Token
+from sessions_app.dispatch.planner import CallFinishedLocally, CallPlan, CallRequest
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
-from sessions_app.ledger.calls import Answer, Ending
+from sessions_app.ledger.calls import CallResponse, CallResult
 from sessions_app.models import Agent, CallState
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
-__all__ = ["CallPlan", "CallRequest", "NotSent", "dispatch", "try_tool"]
+__all__ = ["CallNotSent", "CallPlan", "CallRequest", "dispatch", "try_tool"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,29 +44,29 @@ P = ParamSpec("P")
 R = TypeVar("R")
 # Characters of a result that are counted exactly. A megabyte takes 30 ms, half of such a call:
 # larger ones are estimated from pieces of them.
-COUNTED, PIECES = 100_000, 10
-SHOWN_AFTER = 0.25  # seconds under way, after which the ledger says that a call was sent
-ON_LOOP = 64 * 1024  # bytes of a request that are worked through on the event loop
+EXACT_TOKEN_CHARACTERS, TOKEN_SAMPLES = 100_000, 10
+MARK_SENT_AFTER = 0.25  # seconds under way, after which the ledger says that a call was sent
+ON_LOOP_BYTES = 64 * 1024  # bytes of a request that are worked through on the event loop
 
 
-class NotSent(ToolcribError):
+class CallNotSent(ToolcribError):
     """Nothing reached the server, and trying again may work."""
 
     code = "busy"
     status = 503
 
 
-class Unrecorded(ToolcribError):
+class OutcomeNotRecorded(ToolcribError):
     """The call was sent, and how it ended could not be written down."""
 
     code = "unknown_outcome"
     status = 502
 
 
-class _Carried:
+class _InFlightCall:
     """A call under way, whether or not its caller is there. It ends with Toolcrib, or its key."""
 
-    def __init__(self, plan: CallPlan, task: "asyncio.Task[Answer]") -> None:
+    def __init__(self, plan: CallPlan, task: "asyncio.Task[CallResponse]") -> None:
         self.plan, self.task = plan, task
         self.key = plan.key
 
@@ -74,10 +74,10 @@ class _Carried:
         self.plan.revoked = True
         self.cancel()
 
-    def over(self, task: "asyncio.Task[Answer]") -> None:
-        _carried.discard(self)
-        call_ledger.carried.discard(self.plan.entry.call_id)
-        key_revocation.leave(self)
+    def over(self, task: "asyncio.Task[CallResponse]") -> None:
+        _in_flight.discard(self)
+        call_ledger.in_this_process.discard(self.plan.entry.call_id)
+        key_revocation.unregister(self)
         # Where the caller has left, nobody else looks at it.
         problem = None if task.cancelled() else task.exception()
         if problem is not None and not isinstance(problem, ToolcribError | DatabaseError):
@@ -92,7 +92,7 @@ class _Carried:
             self.task.cancel()
 
 
-_carried: set[_Carried] = set()
+_in_flight: set[_InFlightCall] = set()
 
 
 def _on_database(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
@@ -116,21 +116,23 @@ async def dispatch(
     already.
     """
     if token is None:
-        plan, counted = await short_way(agent.pk, session_id, request, counted=counted)
+        plan, counted = await try_fast_path(agent.pk, session_id, request, counted=counted)
         if plan is not None:
             plan.key = key
-            return (await _carry_out(plan, on_progress)).body
-    found = await _on_database(planner.plan_call)(agent, session_id, request, counted=counted)
+            return (await _execute(plan, on_progress)).body
+    found = await _on_database(planner.plan_from_database)(
+        agent, session_id, request, counted=counted
+    )
     if isinstance(found, str):
         return found
-    if isinstance(found, Ended):
+    if isinstance(found, CallFinishedLocally):
         return (await call_ledger.finish(found.entry, found.ending)).body
     await call_ledger.accept(found.entry, agent)
     found.key = key
-    return (await _carry_out(found, on_progress)).body
+    return (await _execute(found, on_progress)).body
 
 
-async def short_way(
+async def try_fast_path(
     token: Token, session_id: str, request: CallRequest, size: int = 0, counted: int = 0
 ) -> tuple[CallPlan | None, int]:
     """Accept a call by what is remembered of its session, in one round to the ledger.
@@ -139,28 +141,30 @@ async def short_way(
     has to be gone, and the limit the call was held to so far.
     """
     for _ in range(2 if batch_writer.is_running() else 0):
-        ready = authorization_cache.known(token, session_id)
+        ready = authorization_cache.get(token, session_id)
         if ready is None or not ready.knows(request.tool_name):
-            ready = await in_thread(authorization_cache.learn, token, session_id, request.tool_name)
+            ready = await run_in_db_thread(
+                authorization_cache.load, token, session_id, request.tool_name
+            )
         if ready is None:
             break
-        if size > ON_LOOP or not planner.is_brief(ready, request):
-            plan = await asyncio.to_thread(planner.at_hand, ready, request)
+        if size > ON_LOOP_BYTES or not planner.is_cheap_to_plan(ready, request):
+            plan = await asyncio.to_thread(planner.plan_from_cache, ready, request)
         else:
-            plan = planner.at_hand(ready, request)
+            plan = planner.plan_from_cache(ready, request)
         if plan is None:
             break
         if counted != ready.agent.calls_per_minute:
             try:
                 await _count(ready.agent)
-            except rate_limits.TooMany:
+            except rate_limits.RateLimited:
                 break  # it was not counted; who asks may not be who they were
             counted = ready.agent.calls_per_minute
-        verdict = await authorization_cache.accept_if(plan.entry, ready)
-        if verdict is Verdict.ACCEPTED:
+        verdict = await authorization_cache.accept_call(plan.entry, ready)
+        if verdict is Acceptance.ACCEPTED:
             return plan, counted
-        authorization_cache.drop(token, session_id)
-        if verdict is Verdict.REFUSED:
+        authorization_cache.invalidate(token, session_id)
+        if verdict is Acceptance.REFUSED:
             break
     return None, counted
 
@@ -172,22 +176,24 @@ async def _count(agent: Agent) -> None:
         rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
 
 
-async def quickly(token: Token, session_id: str, request: CallRequest, size: int) -> Answer | int:
+async def dispatch_fast(
+    token: Token, session_id: str, request: CallRequest, size: int
+) -> CallResponse | int:
     """Carry out a call the short way; or return the limit it was held to, for the long one."""
-    plan, counted = await short_way(token, session_id, request, size)
-    return counted if plan is None else await _carry_out(plan, None)
+    plan, counted = await try_fast_path(token, session_id, request, size)
+    return counted if plan is None else await _execute(plan, None)
 
 
 async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> dict[str, Any]:
     """Call a tool as a person, outside any session, by the same checks and ledger."""
     found = await _on_database(planner.plan_try)(tool, arguments, actor)
-    if isinstance(found, Ended):
+    if isinstance(found, CallFinishedLocally):
         answer = await call_ledger.finish(found.entry, found.ending)
     else:
         await call_ledger.accept(found.entry, None)
         found.key = actor.id if actor.kind == "token" else None
         try:
-            answer = await _carry_out(found, None)
+            answer = await _execute(found, None)
         finally:
             await upstream_calls.forget_session(found.target.session)
     told: dict[str, Any] = json.loads(answer.body)
@@ -197,13 +203,13 @@ async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> di
 # --- Send ---------------------------------------------------------------------------------------
 
 
-async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
+async def _execute(plan: CallPlan, on_progress: OnProgress | None) -> CallResponse:
     """Send and record. Where the caller leaves, the call is cancelled and still recorded."""
     task = asyncio.create_task(_run(plan, on_progress))
-    carried = _Carried(plan, task)
-    _carried.add(carried)
-    call_ledger.carried.add(plan.entry.call_id)
-    key_revocation.enter(carried)
+    carried = _InFlightCall(plan, task)
+    _in_flight.add(carried)
+    call_ledger.in_this_process.add(plan.entry.call_id)
+    key_revocation.register(carried)
     task.add_done_callback(carried.over)
     try:
         return await asyncio.shield(task)
@@ -214,18 +220,18 @@ async def _carry_out(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
         raise
 
 
-def give_up() -> None:
+def cancel_all_calls() -> None:
     """End all calls under way, since Toolcrib stops: their callers are told, and the ledger."""
-    for carried in list(_carried):
+    for carried in list(_in_flight):
         carried.plan.stopping = True
         carried.cancel()
 
 
-async def _run(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
+async def _run(plan: CallPlan, on_progress: OnProgress | None) -> CallResponse:
     plan.asking = True
     try:
         given_up = plan.left or plan.stopping or plan.revoked  # before it began
-        outcome = _cancelled(plan) if given_up else await _ask(plan, on_progress)
+        outcome = _cancelled(plan) if given_up else await _send(plan, on_progress)
     except asyncio.CancelledError:
         outcome = _cancelled(plan)
     finally:
@@ -233,16 +239,18 @@ async def _run(plan: CallPlan, on_progress: OnProgress | None) -> Answer:
     return await _record(plan, outcome)
 
 
-async def _ask(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
+async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
     shown: asyncio.TimerHandle | None = None
 
     async def sent() -> None:
         nonlocal shown
         plan.entry.sent_at, plan.sent = timezone.now(), True
-        shown = asyncio.get_running_loop().call_later(SHOWN_AFTER, _show_sent, plan)
+        shown = asyncio.get_running_loop().call_later(MARK_SENT_AFTER, _show_sent, plan)
 
     def late(what: str) -> None:
-        noting = asyncio.ensure_future(in_thread(call_ledger.note_late, plan.entry.pk or 0, what))
+        noting = asyncio.ensure_future(
+            run_in_db_thread(call_ledger.note_late, plan.entry.pk or 0, what)
+        )
         noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     try:
@@ -298,26 +306,30 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
 # --- Record -------------------------------------------------------------------------------------
 
 
-async def _record(plan: CallPlan, outcome: CallOutcome) -> Answer:
+async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
     if outcome.state == "not_sent":
         plan.entry.idempotency_key = None  # nothing happened under it
         plan.entry.sent_at = None
-    brief = outcome.size <= LARGE and _is_compiled(plan.item)
-    ending = _ending(plan, outcome) if brief else await asyncio.to_thread(_ending, plan, outcome)
+    brief = outcome.size <= LARGE_BYTES and _is_compiled(plan.item)
+    ending = (
+        _call_result(plan, outcome)
+        if brief
+        else await asyncio.to_thread(_call_result, plan, outcome)
+    )
     try:
         answer = await call_ledger.finish(plan.entry, ending)
     except DatabaseError:
         logger.exception("The end of call %s could not be recorded", plan.entry.call_id)
         if not plan.sent:
             raise
-        raise Unrecorded(
+        raise OutcomeNotRecorded(
             "The call was sent, and how it ended could not be recorded.",
             hint="Look what the tool did before calling it again.",
         ) from None
     if outcome.code == "key_revoked":
-        raise key_revocation.Revoked
+        raise key_revocation.KeyRevoked
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
-        raise NotSent(
+        raise CallNotSent(
             outcome.message,
             hint=outcome.hint or "Try again.",
             code=outcome.code,
@@ -326,14 +338,14 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> Answer:
     return answer
 
 
-def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
+def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
     if outcome.state == "succeeded":
         content = outcome.content or []
         problems = [] if outcome.is_error else _output_problems(plan.item, outcome)
         if problems:
             return _bad_output(plan.item, outcome, problems)
         structured = outcome.structured if outcome.has_structured else None
-        return Ending(
+        return CallResult(
             CallState.FAILED if outcome.is_error else CallState.SUCCEEDED,
             outcome.is_error,
             content,
@@ -342,14 +354,14 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
             code="tool_error" if outcome.is_error else "",
             message=f"{plan.item.name} answered with an error." if outcome.is_error else "",
             written=outcome.written,
-            large=outcome.size > LARGE,
+            large=outcome.size > LARGE_BYTES,
         )
     state = outcome.state
     if state == "not_sent":
         busy = outcome.code in ("busy", "stopping")
         state = CallState.REFUSED if busy else CallState.FAILED
     text = f"{outcome.message}\n{outcome.hint}" if outcome.hint else outcome.message
-    return Ending(
+    return CallResult(
         state,
         True,
         [{"type": "text", "text": text}],
@@ -360,14 +372,14 @@ def _ending(plan: CallPlan, outcome: CallOutcome) -> Ending:
     )
 
 
-def _is_compiled(item: Item) -> bool:
+def _is_compiled(item: CachedTool) -> bool:
     definition = item.approved
     if definition is None or definition.output_schema is None:
         return True
     return validators.has(definition.sha256, "output")
 
 
-def _output_problems(item: Item, outcome: CallOutcome) -> list[str]:
+def _output_problems(item: CachedTool, outcome: CallOutcome) -> list[str]:
     definition = item.approved
     schema = definition.output_schema if definition else None
     if definition is None or schema is None:
@@ -379,12 +391,12 @@ def _output_problems(item: Item, outcome: CallOutcome) -> list[str]:
     return validator.problems(outcome.structured) if validator.can_check(outcome.structured) else []
 
 
-def _bad_output(item: Item, outcome: CallOutcome, problems: list[str]) -> Ending:
+def _bad_output(item: CachedTool, outcome: CallOutcome, problems: list[str]) -> CallResult:
     listed = "\n".join(f"- {problem}" for problem in problems)
     message = (
         f"{item.name} ran, but its result does not fit the output schema it declares:\n{listed}"
     )
-    return Ending(
+    return CallResult(
         CallState.FAILED,
         True,
         [{"type": "text", "text": message}],
@@ -393,7 +405,7 @@ def _bad_output(item: Item, outcome: CallOutcome, problems: list[str]) -> Ending
         message=message,
         hint="Do not repeat the call to mend this: it is a fault of the server.",
         raw={"content": outcome.content, "structuredContent": outcome.structured},
-        large=outcome.size > LARGE,
+        large=outcome.size > LARGE_BYTES,
     )
 
 
@@ -407,8 +419,8 @@ def _tokens(content: list[Any], structured: object) -> int:
         and isinstance(item.get("text"), str)
     ]
     text = "\n".join(texts) if texts else canonical(structured) if structured is not None else ""
-    if len(text) <= COUNTED:
+    if len(text) <= EXACT_TOKEN_CHARACTERS:
         return count(text)
-    size, step = COUNTED // PIECES, len(text) // PIECES
-    pieces = [text[at * step : at * step + size] for at in range(PIECES)]
-    return round(sum(map(count, pieces)) * len(text) / COUNTED)
+    size, step = EXACT_TOKEN_CHARACTERS // TOKEN_SAMPLES, len(text) // TOKEN_SAMPLES
+    pieces = [text[at * step : at * step + size] for at in range(TOKEN_SAMPLES)]
+    return round(sum(map(count, pieces)) * len(text) / EXACT_TOKEN_CHARACTERS)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LOOK_EVERY = 0.5  # seconds between looks at the keys of what is under way
 
 
-class Revoked(ToolcribError):
+class KeyRevoked(ToolcribError):
     code = "unauthorized"
     status = 401
 
@@ -35,7 +35,7 @@ class Revoked(ToolcribError):
         )
 
 
-class UnderWay(Protocol):
+class Cancellable(Protocol):
     """Something that goes on for a key, or for none. `end` may be called more than once."""
 
     @property
@@ -44,19 +44,19 @@ class UnderWay(Protocol):
     def end(self, why: ToolcribError) -> None: ...
 
 
-_under_way: set[UnderWay] = set()
+_under_way: set[Cancellable] = set()
 
 
-def enter(what: UnderWay) -> None:
+def register(what: Cancellable) -> None:
     _under_way.add(what)
 
 
-def leave(what: UnderWay) -> None:
+def unregister(what: Cancellable) -> None:
     _under_way.discard(what)
 
 
 @asynccontextmanager
-async def watching() -> AsyncIterator[None]:
+async def watch_revocations() -> AsyncIterator[None]:
     """Look after keys in this block."""
     watch = asyncio.create_task(_watch(), name="keys")
     try:
@@ -82,16 +82,16 @@ async def _look() -> None:
     held = {what.key for what in list(_under_way) if what.key is not None}
     if not held:
         return
-    bad = held - await in_thread(_good, held)
+    bad = held - await run_in_db_thread(_is_valid, held)
     for what in list(_under_way):
         if what.key in bad:
-            what.end(Revoked())
+            what.end(KeyRevoked())
 
 
-def _good(wanted: Collection[int]) -> set[int]:
+def _is_valid(wanted: Collection[int]) -> set[int]:
     """Say which of these keys may still be used."""
     now = timezone.now()
     owned = Q(agent=None) | Q(agent__enabled=True)
     return {
-        key.pk for key in ApiKey.objects.filter(owned, pk__in=wanted) if api_keys.is_good(key, now)
+        key.pk for key in ApiKey.objects.filter(owned, pk__in=wanted) if api_keys.is_valid(key, now)
     }

@@ -22,18 +22,18 @@ T = TypeVar("T")
 More = TypeVarTuple("More")
 
 START = "/api/v1/sessions/"
-COUNTED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
+RATE_LIMIT_CHECKED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
 ON_LOOP = 64 * 1024  # bytes that are read on the event loop: nobody knows yet who sends them
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The caller has left, and no answer can reach them."""
 
 
 # --- Reading --------------------------------------------------------------------------------------
 
 
-def recognised(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
+def match_fast_path(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
     """Return the digest of the key that a plain request carries, and the headers."""
     found = single_headers(scope)
     if found is None:
@@ -49,25 +49,25 @@ def recognised(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
         and b"transfer-encoding" not in found
         and b"content-encoding" not in found
         and not scope["query_string"]
-        and is_ours(found.get(b"host", b""))
+        and is_allowed_host(found.get(b"host", b""))
     )
     return (hashlib.sha256(token).hexdigest(), found) if plain else None
 
 
 @lru_cache(maxsize=64)
-def is_ours(host: bytes) -> bool:
+def is_allowed_host(host: bytes) -> bool:
     domain, _ = split_domain_port(host.decode("latin-1"))
     return bool(domain) and validate_host(domain, settings.ALLOWED_HOSTS)
 
 
-async def off_loop(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
+async def run_off_loop_if_large(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
     """Read a body, a large one where it holds nobody up."""
     if len(body) <= ON_LOOP:
         return read(body, *more)
     return await asyncio.to_thread(read, body, *more)
 
 
-def again(body: bytes, whole: bool, receive: Receive) -> Receive:
+def replay_body(body: bytes, whole: bool, receive: Receive) -> Receive:
     """Give what was read to somebody else."""
     given = False
 
@@ -83,7 +83,7 @@ def again(body: bytes, whole: bool, receive: Receive) -> Receive:
     return again
 
 
-async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
+async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Wait for an answer for as long as the caller does; give the call up when they leave."""
     task, watch = asyncio.current_task(), asyncio.ensure_future(receive())
     assert task is not None  # noqa: S101 - a coroutine that runs has one
@@ -100,7 +100,7 @@ async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
         return await working
     except asyncio.CancelledError:
         if left and not task.uncancel():
-            raise Gone from None
+            raise ClientDisconnected from None
         raise
     finally:
         waiting = False
@@ -110,11 +110,11 @@ async def unless_gone(working: Coroutine[Any, Any, T], receive: Receive) -> T:
 # --- Answering ------------------------------------------------------------------------------------
 
 
-async def answer_with(send: Send, body: str) -> None:
+async def send_json(send: Send, body: str) -> None:
     await _answer(send, 200, "application/json", body.encode())
 
 
-async def refuse(send: Send, error: ToolcribError) -> None:
+async def send_error(send: Send, error: ToolcribError) -> None:
     headers = {}
     if "retry_after" in error.details:
         headers["retry-after"] = str(error.details["retry_after"])

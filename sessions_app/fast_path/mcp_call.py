@@ -13,18 +13,18 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from sessions_app.dispatch import authorization_cache, dispatcher
-from sessions_app.dispatch.key_revocation import Revoked
+from sessions_app.dispatch.key_revocation import KeyRevoked
 from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
-    COUNTED,
-    Gone,
-    again,
-    is_ours,
-    off_loop,
-    unless_gone,
+    RATE_LIMIT_CHECKED,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    is_allowed_host,
+    replay_body,
+    run_off_loop_if_large,
 )
 from sessions_app.ledger import batch_writer
-from sessions_app.ledger.calls import Answer
+from sessions_app.ledger.calls import CallResponse
 from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp.errors import refuse
 from sessions_app.models import ApiKey, CallPath, SessionState
@@ -37,7 +37,7 @@ from toolcrib.lib.asgi import (
     send_response,
     single_headers,
 )
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical, join_members, parse_strict
 
@@ -65,23 +65,23 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
         await ordinary(scope_, receive, send)
         return
     body, whole = await read_body(receive)
-    message = await off_loop(_message, body, scope_) if whole else None
+    message = await run_off_loop_if_large(_message, body, scope_) if whole else None
     if message is not None:
         try:
             told = await _answered(digest, message, len(body), receive)
-        except Gone:
+        except ClientDisconnected:
             return
-        except Revoked as revoked:  # as the endpoint says it
+        except KeyRevoked as revoked:  # as the endpoint says it
             await refuse(send, revoked)
             return
-        if isinstance(told, Answer):
+        if isinstance(told, CallResponse):
             await _answer(send, message["id"], told)
             return
-        scope_[COUNTED] = told
-    await ordinary(scope_, again(body, whole, receive), send)
+        scope_[RATE_LIMIT_CHECKED] = told
+    await ordinary(scope_, replay_body(body, whole, receive), send)
     if message is not None and batch_writer.is_running():
         try:
-            await in_thread(_learn, digest, message["params"]["name"])
+            await run_in_db_thread(_learn, digest, message["params"]["name"])
         except DatabaseError as error:
             logger.warning("A session could not be remembered: %s", error)
 
@@ -107,7 +107,7 @@ def _recognised(scope_: Scope) -> str | None:
         and not UNUSUAL & found.keys()
         and not any(name.startswith(b"mcp-param-") for name in found)
         and not scope_["query_string"]
-        and is_ours(found.get(b"host", b""))
+        and is_allowed_host(found.get(b"host", b""))
     )
     return hashlib.sha256(token.strip()).hexdigest() if plain else None
 
@@ -153,23 +153,25 @@ def _is_client(claimed: object) -> bool:
 
 async def _answered(
     digest: str, message: dict[str, Any], size: int, receive: Receive
-) -> Answer | int:
+) -> CallResponse | int:
     """Carry out a call, or return the limit it was held to, for the endpoint to do it."""
     session_id, params = _rolling.get(digest, ""), message["params"]
-    ready = authorization_cache.known(digest, session_id)
+    ready = authorization_cache.get(digest, session_id)
     if ready is None and session_id and batch_writer.is_running():
         try:
-            ready = await in_thread(authorization_cache.learn, digest, session_id, params["name"])
+            ready = await run_in_db_thread(
+                authorization_cache.load, digest, session_id, params["name"]
+            )
         except DatabaseError as error:  # the endpoint says so in its own words
             logger.warning("Database unavailable: %s", error)
     item = ready.seen.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
         return 0
     request = CallRequest(params["name"], params.get("arguments") or {}, path=CallPath.NATIVE)
-    working = dispatcher.quickly(digest, session_id, request, size)
+    working = dispatcher.dispatch_fast(digest, session_id, request, size)
     try:
-        return await unless_gone(working, receive)
-    except Revoked:
+        return await cancel_on_disconnect(working, receive)
+    except KeyRevoked:
         raise
     except ToolcribError as error:
         return _said(f"{error.message}\n\n{error.hint}".strip())
@@ -178,9 +180,9 @@ async def _answered(
         return _said(DatabaseUnavailable().sentence)
 
 
-def _said(text: str) -> Answer:
-    content = mcp_tools.said(text)["content"]
-    return Answer("", canonical(content), "null", is_error=True)
+def _said(text: str) -> CallResponse:
+    content = mcp_tools.text_result(text)["content"]
+    return CallResponse("", canonical(content), "null", is_error=True)
 
 
 def _learn(digest: str, name: str) -> None:
@@ -192,10 +194,10 @@ def _learn(digest: str, name: str) -> None:
     if len(_rolling) >= MOST:
         _rolling.clear()
     _rolling[digest] = session.session_id
-    authorization_cache.learn(digest, session.session_id, name)
+    authorization_cache.load(digest, session.session_id, name)
 
 
-async def _answer(send: Send, asked: int | str, told: Answer) -> None:
+async def _answer(send: Send, asked: int | str, told: CallResponse) -> None:
     result = {
         "content": told.content,
         "isError": canonical(told.is_error),

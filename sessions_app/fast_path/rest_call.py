@@ -14,17 +14,17 @@ from django.db import DatabaseError
 from sessions_app.dispatch import dispatcher
 from sessions_app.dispatch.planner import CallRequest
 from sessions_app.fast_path.http import (
-    COUNTED,
+    RATE_LIMIT_CHECKED,
     START,
-    Gone,
-    again,
-    answer_with,
-    off_loop,
-    recognised,
-    refuse,
-    unless_gone,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    match_fast_path,
+    replay_body,
+    run_off_loop_if_large,
+    send_error,
+    send_json,
 )
-from sessions_app.ledger.calls import Answer
+from sessions_app.ledger.calls import CallResponse
 from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
 from toolcrib.lib.errors import DatabaseUnavailable, Failed, ToolcribError
 from toolcrib.lib.json_codec import parse_strict
@@ -43,38 +43,38 @@ def is_call(scope: Scope) -> bool:
 async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
     """Answer a call the short way, or hand it to the ordinary route."""
     session_id = scope["path"][len(START) : -len(END)]
-    found = recognised(scope)
+    found = match_fast_path(scope)
     if found is None:
         await ordinary(scope, receive, send)
         return
     token, headers = found
     body, whole = await read_body(receive)
     key = headers.get(b"idempotency-key")
-    request = await off_loop(_request, body, key) if whole else None
-    answer: Answer | int = 0
+    request = await run_off_loop_if_large(_request, body, key) if whole else None
+    answer: CallResponse | int = 0
     if request is not None:
         try:
-            working = dispatcher.quickly(token, session_id, request, len(body))
-            answer = await unless_gone(working, receive)
-        except Gone:
+            working = dispatcher.dispatch_fast(token, session_id, request, len(body))
+            answer = await cancel_on_disconnect(working, receive)
+        except ClientDisconnected:
             return
         except ToolcribError as error:
-            await refuse(send, error)
+            await send_error(send, error)
             return
         except DatabaseError as error:
             logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
-            await refuse(send, DatabaseUnavailable())
+            await send_error(send, DatabaseUnavailable())
             return
         except Exception:
             mark = secrets.token_hex(6)
             logger.exception("Request %s failed", mark)
-            await refuse(send, Failed(mark))
+            await send_error(send, Failed(mark))
             return
-    if isinstance(answer, Answer):
-        await answer_with(send, answer.body)
+    if isinstance(answer, CallResponse):
+        await send_json(send, answer.body)
         return
-    scope[COUNTED] = answer
-    await ordinary(scope, again(body, whole, receive), send)
+    scope[RATE_LIMIT_CHECKED] = answer
+    await ordinary(scope, replay_body(body, whole, receive), send)
 
 
 def _request(body: bytes, key: bytes | None) -> CallRequest | None:

@@ -13,12 +13,12 @@ from sessions_app.agents import api_keys
 from sessions_app.dispatch import operations
 from sessions_app.fast_path.http import (
     START,
-    Gone,
-    again,
-    answer_with,
-    recognised,
-    refuse,
-    unless_gone,
+    ClientDisconnected,
+    cancel_on_disconnect,
+    match_fast_path,
+    replay_body,
+    send_error,
+    send_json,
 )
 from sessions_app.sessions import concurrency
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
@@ -34,15 +34,15 @@ PLAIN = FoundIn(format="json", call_id="")
 # --- Over bare HTTP -------------------------------------------------------------------------------
 
 
-def is_act(scope: Scope) -> bool:
+def is_load_or_search(scope: Scope) -> bool:
     path: str = scope["path"]
     ours = path.endswith(("/load", "/search")) and path.startswith(START)
     return ours and scope["method"] == "POST"
 
 
-async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
+async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
     """Load or search the short way, or hand the request to the ordinary route."""
-    found = recognised(scope)
+    found = match_fast_path(scope)
     session_id, _, what = scope["path"][len(START) :].rpartition("/")
     if found is None or not session_id or "/" in session_id:
         await ordinary(scope, receive, send)
@@ -51,33 +51,33 @@ async def act(scope: Scope, receive: Receive, send: Send, ordinary: Application)
     answer = None
     if whole:
         try:
-            working = concurrency.to_its_end(_done, found[0], session_id, what, body)
-            answer = await unless_gone(working, receive)
-        except Gone:
+            working = concurrency.run_shielded_with_limit(_run, found[0], session_id, what, body)
+            answer = await cancel_on_disconnect(working, receive)
+        except ClientDisconnected:
             return
         except ToolcribError as error:
-            await refuse(send, error)
+            await send_error(send, error)
             return
         except (OperationalError, InterfaceError) as error:
             logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
-            await refuse(send, DatabaseUnavailable())
+            await send_error(send, DatabaseUnavailable())
             return
         except DatabaseError as error:  # of a value: the ordinary route says what is wrong with it
             logger.warning("The database refused a value: %s", error)
     if answer is None:
-        await ordinary(scope, again(body, whole, receive), send)
+        await ordinary(scope, replay_body(body, whole, receive), send)
     else:
-        await answer_with(send, answer)
+        await send_json(send, answer)
 
 
-def _done(digest: str, session_id: str, what: str, body: bytes) -> str | None:
+def _run(digest: str, session_id: str, what: str, body: bytes) -> str | None:
     """Do it, and return the answer's JSON; None where the ordinary route has to say why not."""
     try:
         given = parse_strict(body)
         asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
     except (ValueError, RecursionError, ToolcribError, ValidationError):
         return None
-    key = api_keys.find_by_digest(digest)
+    key = api_keys.find_key_by_digest(digest)
     if key is None or key.agent is None:
         return None
     if isinstance(asked, LoadIn):

@@ -65,12 +65,12 @@ def catalog(session: AgentSession, wanted: FormatIn) -> str:
 
 def preview(agent: Agent, wanted: FormatIn) -> str:
     """The catalog of a session that would be opened now."""
-    snapshot = lifecycle.preview(agent)
+    snapshot = lifecycle.preview_snapshot(agent)
     if wanted.native:
         return canonical(given(snapshot, wanted))
     surface = session_surface.surface_of(snapshot)
     return _shaped(wanted.format, snapshot.text, surface.tools, {
-        "revision": scope.of(agent).revision,
+        "revision": scope.scope_of_agent(agent).revision,
         "tokens": snapshot.tokens,
         "left_out": surface.left_out,
     })  # fmt: skip
@@ -127,7 +127,9 @@ def given(snapshot: CatalogSnapshot, wanted: FormatIn, session_id: str = "") -> 
 
 def _offers(snapshot: CatalogSnapshot, surface: Surface) -> list[Offer]:
     early = set(surface.preloaded)
-    return [Offer(tool, name in early) for name, tool in session_surface.whole(snapshot).items()]
+    return [
+        Offer(tool, name in early) for name, tool in session_surface.all_tools(snapshot).items()
+    ]
 
 
 def _text(surface: Surface, offers: list[Offer]) -> str:
@@ -147,10 +149,10 @@ def tools_now(session: AgentSession, wanted: FormatIn) -> list[ToolObject]:
 
 
 def found(
-    session: AgentSession, asked: session_search.Query, format_: str, call_id: str
+    session: AgentSession, asked: session_search.SessionQuery, format_: str, call_id: str
 ) -> dict[str, Any]:
     """Search, and answer as a provider's own search would have."""
-    answer = session_search.find(session, asked)
+    answer = session_search.search_session(session, asked)
     names = [tool["name"] for tool in answer["tools"]]
     if format_ == "anthropic":
         snapshot = session_surface.surface_of(session.snapshot)

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, InterfaceError, OperationalError, connection, transaction
 
-from sessions_app.ledger.sql import Cursor
+from sessions_app.ledger.sql import LedgerCursor
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ PAUSE = 0.1
 PATIENT = 1.0  # seconds; what took longer to fail was not the fault of an old connection
 
 
-class Full(ToolcribError):
+class QueueFull(ToolcribError):
     """The ledger cannot take more: nothing was sent."""
 
     code = "busy"
@@ -41,10 +41,10 @@ class Full(ToolcribError):
 
 
 @dataclass(eq=False)
-class Job(Generic[T]):
+class WriteJob(Generic[T]):
     """Rows to be written. `order` keeps two writers from waiting for each other crosswise."""
 
-    work: Callable[[Cursor], T]
+    work: Callable[[LedgerCursor], T]
     order: int = 0
     agent: int = 0  # to be locked first, so that its calls are counted one after another
     must: bool = False  # a call's end: tried again while the database is away
@@ -53,20 +53,20 @@ class Job(Generic[T]):
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
 
 
-class Writer:
+class BatchWriter:
     def __init__(self) -> None:
-        self._waiting: deque[Job[Any]] = deque()
+        self._waiting: deque[WriteJob[Any]] = deque()
         self._news = threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    async def take(self, job: Job[T]) -> T:
+    async def take(self, job: WriteJob[T]) -> T:
         """Wait until the job is committed."""
         if self._stopping or not self._thread.is_alive():
-            raise Full("Toolcrib is stopping.", hint="Try again.", details={"retry_after": 1})
+            raise QueueFull("Toolcrib is stopping.", hint="Try again.", details={"retry_after": 1})
         if len(self._waiting) >= MOST_WAITING and not job.must:
-            raise Full(
+            raise QueueFull(
                 "Toolcrib has more calls to record than it can.",
                 hint="Try again.",
                 details={"retry_after": 1},
@@ -90,7 +90,7 @@ class Writer:
         self._news.release()
         self._thread.join(5)
         late = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        _tell((job, None, Full("Toolcrib is stopping.", hint="Try again.")) for job in late)
+        _tell((job, None, QueueFull("Toolcrib is stopping.", hint="Try again.")) for job in late)
 
     def _run(self) -> None:
         try:
@@ -104,8 +104,8 @@ class Writer:
         finally:
             connection.close()
 
-    def _next(self) -> list[Job[Any]]:
-        batch: list[Job[Any]] = []
+    def _next(self) -> list[WriteJob[Any]]:
+        batch: list[WriteJob[Any]] = []
         while self._waiting and len(batch) < TOGETHER:
             job = self._waiting.popleft()
             assert job.done is not None  # noqa: S101 - set by take
@@ -114,7 +114,7 @@ class Writer:
             self._news.acquire()
         return batch
 
-    def _survive(self, batch: list[Job[Any]]) -> None:
+    def _survive(self, batch: list[WriteJob[Any]]) -> None:
         """Write, and go on whatever happens: without this thread every call would wait for ever."""
         try:
             _write(batch)
@@ -123,10 +123,10 @@ class Writer:
             _tell([(job, None, error) for job in batch])
 
 
-Outcome = tuple[Job[Any], Any, BaseException | None]
+Outcome = tuple[WriteJob[Any], Any, BaseException | None]
 
 
-def _write(batch: list[Job[Any]]) -> None:
+def _write(batch: list[WriteJob[Any]]) -> None:
     """Write all together; where one of them is at fault, each by itself."""
     try:
         results = _insisted(batch)
@@ -143,7 +143,7 @@ def _write(batch: list[Job[Any]]) -> None:
         _tell([(job, result, None) for job, result in zip(batch, results, strict=True)])
 
 
-def _insisted(batch: list[Job[Any]]) -> list[Any]:
+def _insisted(batch: list[WriteJob[Any]]) -> list[Any]:
     """Try again on a new connection, once: it may have been the old one.
 
     Calls' ends are tried for as long as the database may come back; who waits with them for
@@ -154,7 +154,7 @@ def _insisted(batch: list[Job[Any]]) -> list[Any]:
     while True:
         began = time.monotonic()
         try:
-            return together(batch)
+            return write_batch(batch)
         except (OperationalError, InterfaceError) as error:
             _fresh_connection(error)
             if again or time.monotonic() - began > PATIENT:
@@ -199,11 +199,11 @@ def _wake(told: list[Outcome]) -> None:
             job.done.set_result(result)
 
 
-def together(batch: list[Job[Any]]) -> list[Any]:
+def write_batch(batch: list[WriteJob[Any]]) -> list[Any]:
     """Run jobs in one transaction, in the order that locks are taken in; results as given."""
     results: list[Any] = [None] * len(batch)
     with connection.wrap_database_errors, _transaction():
-        cursor = Cursor(connection)
+        cursor = LedgerCursor(connection)
         agents = sorted({job.agent for job in batch if job.agent})
         if agents:
             cursor.lock_agents(agents)
@@ -236,27 +236,27 @@ def _transaction() -> Iterator[None]:
 
 # --- Where rows are handed in -----------------------------------------------------------------
 
-_here: Writer | None = None
+_here: BatchWriter | None = None
 
 
 def is_running() -> bool:
     return _here is not None
 
 
-async def committed(job: Job[T]) -> T:
+async def commit(job: WriteJob[T]) -> T:
     """Have a job's rows committed and return what the job found."""
     writer = _here
     if writer is not None:
         return await writer.take(job)
-    result: T = await sync_to_async(lambda: together([job])[0])()
+    result: T = await sync_to_async(lambda: write_batch([job])[0])()
     return result
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[None]:
+async def run_writer() -> AsyncIterator[None]:
     """Run the writer in this block."""
     global _here
-    own = _here = Writer()
+    own = _here = BatchWriter()
     try:
         yield
     finally:

@@ -18,9 +18,9 @@ from django.utils import timezone
 
 from catalog import preferences
 from sessions_app.agents import rate_limits
-from sessions_app.ledger.batch_writer import Job, committed
-from sessions_app.ledger.payloads import kept
-from sessions_app.ledger.sql import Cursor, Entry
+from sessions_app.ledger.batch_writer import WriteJob, commit
+from sessions_app.ledger.payloads import stored_copy
+from sessions_app.ledger.sql import CallRow, LedgerCursor
 from sessions_app.models import (
     IN_FLIGHT,
     Agent,
@@ -36,15 +36,17 @@ from toolcrib.lib.process_identity import is_dead, this_process
 
 logger = logging.getLogger(__name__)
 
-ANSWERS_KEPT = timedelta(days=1)
+ANSWER_RETENTION = timedelta(days=1)
 SLACK = timedelta(seconds=15)  # after its deadline, before a silent call is given up
-OTHERS_SLACK = timedelta(seconds=60)  # where another process may be at it, by a clock of its own
-HOLDER = this_process()
-carried: set[str] = set()  # calls that this process works on now, by id
+OTHER_PROCESS_SLACK = timedelta(
+    seconds=60
+)  # where another process may be at it, by a clock of its own
+THIS_PROCESS = this_process()
+in_this_process: set[str] = set()  # calls that this process works on now, by id
 
 
 @dataclass(frozen=True)
-class Ending:
+class CallResult:
     """How a call ended, as the ledger keeps it and the caller is told it."""
 
     state: str
@@ -68,7 +70,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResponse:
     """What a caller is told of a call, as canonical JSON, and what is large in it."""
 
     body: str
@@ -77,7 +79,7 @@ class Answer:
     is_error: bool
 
 
-def check_key(key: str | None) -> str | None:
+def check_idempotency_key(key: str | None) -> str | None:
     if key is None:
         return None
     if not 0 < len(key) <= 255 or not key.isascii() or not key.isprintable() or key.isspace():
@@ -93,7 +95,7 @@ def request_digest(key: str | None, session_id: str, tool_name: str, arguments: 
     return digest(canonical([session_id, tool_name, arguments])) if key is not None else ""
 
 
-def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
+def stored_answer(agent: Agent, key: str | None, request: str) -> str | None:
     """Return the answer a key was given, or refuse a key that is taken or under way."""
     if key is None:
         return None
@@ -107,14 +109,14 @@ def answered_before(agent: Agent, key: str | None, request: str) -> str | None:
             code="idempotency_conflict",
         )
     if call.state in IN_FLIGHT:
-        raise in_progress()
+        raise idempotency_in_progress()
     answer = CallAnswer.objects.filter(call=call).first()
     if answer is None:
-        return _answer(Entry.of(call), _forgotten(call)).body
+        return _response(CallRow.of(call), _answer_expired(call)).body
     return answer.body
 
 
-def in_progress() -> Conflict:
+def idempotency_in_progress() -> Conflict:
     return Conflict(
         "The call with this Idempotency-Key is still under way.",
         hint="Ask again in a second for its answer.",
@@ -123,9 +125,9 @@ def in_progress() -> Conflict:
     )
 
 
-def _forgotten(call: Call) -> Ending:
+def _answer_expired(call: Call) -> CallResult:
     text = f"This call ended as {call.state}; its answer is no longer kept."
-    return Ending(
+    return CallResult(
         call.state, call.is_error, [{"type": "text", "text": text}], code="answer_gone",
         message=text, hint="See the session's timeline.",
     )  # fmt: skip
@@ -134,15 +136,15 @@ def _forgotten(call: Call) -> Ending:
 # --- Writing ------------------------------------------------------------------------------------
 
 
-async def accept(entry: Entry, agent: Agent | None) -> None:
+async def accept(entry: CallRow, agent: Agent | None) -> None:
     """Commit a call's row. From here on it is known, whatever happens."""
 
-    def work(cursor: Cursor) -> Callable[[], None] | None:
+    def work(cursor: LedgerCursor) -> Callable[[], None] | None:
         if agent is not None:
             # Agents' calls are counted one after another, so that the limit holds.
             under_way = cursor.in_flight(agent.pk, entry.accepted_at)
             if under_way >= agent.calls_in_flight:
-                return lambda: rate_limits.refuse_more(agent, under_way)
+                return lambda: rate_limits.reject_concurrent_call(agent, under_way)
         if not insert_call(cursor, entry):
             return _refuse_key
         return None
@@ -152,34 +154,34 @@ async def accept(entry: Entry, agent: Agent | None) -> None:
             close_abandoned(entry)
 
     of = agent.pk if agent else 0
-    refuse = await committed(Job(work, order=entry.session_id or 0, agent=of, left=left))
+    refuse = await commit(WriteJob(work, order=entry.session_id or 0, agent=of, left=left))
     if refuse is not None:
         refuse()
 
 
-_closing: set["asyncio.Task[Answer]"] = set()
+_closing: set["asyncio.Task[CallResponse]"] = set()
 
 
-def close_abandoned(entry: Entry) -> None:
+def close_abandoned(entry: CallRow) -> None:
     """End a call whose caller left while its row was being committed: nothing was sent.
 
     Left open it would count as in flight until long after its deadline.
     """
     text = "The caller left before it was sent."
     content = [{"type": "text", "text": text}]
-    ending = Ending(CallState.CANCELLED, True, content, code="cancelled", message=text)
+    ending = CallResult(CallState.CANCELLED, True, content, code="cancelled", message=text)
     task = asyncio.ensure_future(finish(entry, ending))
     _closing.add(task)
     task.add_done_callback(_closed_abandoned)
 
 
-def _closed_abandoned(task: "asyncio.Task[Answer]") -> None:
+def _closed_abandoned(task: "asyncio.Task[CallResponse]") -> None:
     _closing.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("A call whose caller left could not be closed: %s", error)
 
 
-def insert_call(cursor: Cursor, entry: Entry) -> bool:
+def insert_call(cursor: LedgerCursor, entry: CallRow) -> bool:
     """Write a new row, and the implicit load it may be; False where its key is taken."""
     if not cursor.insert(entry):
         return False
@@ -191,34 +193,34 @@ def insert_call(cursor: Cursor, entry: Entry) -> bool:
 
 
 def _refuse_key() -> NoReturn:
-    raise in_progress()
+    raise idempotency_in_progress()
 
 
-async def mark_sent(entry: Entry) -> None:
+async def mark_sent(entry: CallRow) -> None:
     """Tell those who look at the ledger meanwhile. Nothing depends on it."""
-    await committed(Job(lambda cursor: cursor.mark_sent(entry), order=entry.session_id or 0))
+    await commit(WriteJob(lambda cursor: cursor.mark_sent(entry), order=entry.session_id or 0))
 
 
-async def finish(entry: Entry, ending: Ending) -> Answer:
+async def finish(entry: CallRow, ending: CallResult) -> CallResponse:
     """Write how a call ended, tell the timeline, and return the answer."""
     if ending.large:
-        answer = await asyncio.to_thread(end, entry, ending)
+        answer = await asyncio.to_thread(fill_in_result, entry, ending)
     else:
-        answer = end(entry, ending)
-    job = Job(lambda cursor: _finished(cursor, entry, ending, answer.body),
+        answer = fill_in_result(entry, ending)
+    job = WriteJob(lambda cursor: _write_result(cursor, entry, ending, answer.body),
               order=entry.session_id or 0, must=entry.pk is not None)  # fmt: skip
-    if not await committed(job):
-        raise in_progress()
+    if not await commit(job):
+        raise idempotency_in_progress()
     return answer
 
 
-def end(entry: Entry, ending: Ending) -> Answer:
+def fill_in_result(entry: CallRow, ending: CallResult) -> CallResponse:
     """Fill in how a call ended, and return the answer."""
     entry.state, entry.is_error = str(ending.state), ending.is_error
     entry.finished_at = timezone.now()
     entry.tokens = ending.tokens
     entry.error_code, entry.error_message = ending.code[:40], ending.message[:2000]
-    answer = _answer(entry, ending)
+    answer = _response(entry, ending)
     raw = ending.raw
     if raw is None:
         raw = {"content": ending.content, "structuredContent": ending.structured}
@@ -227,11 +229,11 @@ def end(entry: Entry, ending: Ending) -> Answer:
         result = canonical(raw)
     whole = result.encode()
     entry.result_bytes, entry.result_sha256 = len(whole), hashlib.sha256(whole).hexdigest()
-    entry.result_copy = kept(raw) if len(result) < 65_536 else _head(result, len(whole))
+    entry.result_copy = stored_copy(raw) if len(result) < 65_536 else _head(result, len(whole))
     return answer
 
 
-def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
+def _write_result(cursor: LedgerCursor, entry: CallRow, ending: CallResult, body: str) -> bool:
     """Write all that a call's end changes; False where its key was taken meanwhile."""
     now = entry.finished_at
     assert now is not None  # noqa: S101 - end() saw to it
@@ -260,10 +262,10 @@ def _finished(cursor: Cursor, entry: Entry, ending: Ending, body: str) -> bool:
 
 
 def _head(result: str, size: int) -> str:
-    return kept({"start": result[:8000], "bytes": size, "cut": True})
+    return stored_copy({"start": result[:8000], "bytes": size, "cut": True})
 
 
-def _answer(entry: Entry, ending: Ending) -> Answer:
+def _response(entry: CallRow, ending: CallResult) -> CallResponse:
     content, structured = ending.written or (
         canonical(ending.content),
         canonical(ending.structured),
@@ -281,7 +283,7 @@ def _answer(entry: Entry, ending: Ending) -> Answer:
         small["error"] = ending.error
     texts = {name: canonical(value) for name, value in small.items()}
     body = join_members({**texts, "content": content, "structured_content": structured})
-    return Answer(body, content, structured, ending.is_error)
+    return CallResponse(body, content, structured, ending.is_error)
 
 
 def note_late(call_pk: int, what: str) -> None:
@@ -291,32 +293,32 @@ def note_late(call_pk: int, what: str) -> None:
 # --- Recovery and keeping -----------------------------------------------------------------------
 
 
-def recover() -> int:
+def recover_lost_calls() -> int:
     """Give up calls whose process died, or that are long past their deadline.
 
     Not those that are worked on right here: they end by a clock that does not jump. What others
     work on is judged by the database's clock, not by one that may be wrong here alone.
     """
     given_up = 0
-    now = Cursor(connection).now()
+    now = LedgerCursor(connection).now()
     for call in Call.objects.filter(state__in=IN_FLIGHT).select_related("session")[:1000]:
-        ours = call.holder == HOLDER
-        if ours and call.call_id in carried:
+        ours = call.holder == THIS_PROCESS
+        if ours and call.call_id in in_this_process:
             continue
         dead = not ours and is_dead(call.holder)
-        if dead or call.deadline + (SLACK if ours else OTHERS_SLACK) < now:
-            given_up += _give_up(call)
+        if dead or call.deadline + (SLACK if ours else OTHER_PROCESS_SLACK) < now:
+            given_up += _mark_unknown(call)
     return given_up
 
 
-def _give_up(call: Call) -> int:
+def _mark_unknown(call: Call) -> int:
     with transaction.atomic():
         row = Call.objects.select_for_update(of=("self",)).filter(pk=call.pk).first()
         if row is None or row.state not in IN_FLIGHT:
             return 0
         text = "Toolcrib stopped while this call was under way. Whether the tool ran is not known."
-        entry = Entry.of(row)
-        ending = Ending(
+        entry = CallRow.of(row)
+        ending = CallResult(
             CallState.UNKNOWN,
             True,
             [{"type": "text", "text": text}],
@@ -324,7 +326,7 @@ def _give_up(call: Call) -> int:
             message=text,
             hint="Check before you call it again.",
         )
-        _finished(Cursor(connection), entry, ending, end(entry, ending).body)
+        _write_result(LedgerCursor(connection), entry, ending, fill_in_result(entry, ending).body)
         return 1
 
 
@@ -332,7 +334,7 @@ def prune() -> Mapping[str, int]:
     """Forget what need not be kept any longer."""
     now, kept = timezone.now(), preferences.values("retention")
     old_answers = Call.objects.filter(
-        idempotency_key__isnull=False, accepted_at__lt=now - ANSWERS_KEPT
+        idempotency_key__isnull=False, accepted_at__lt=now - ANSWER_RETENTION
     ).exclude(state__in=IN_FLIGHT)
     CallAnswer.objects.filter(call__in=old_answers.values("pk")).delete()
     keys = old_answers.update(idempotency_key=None)

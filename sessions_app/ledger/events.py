@@ -6,7 +6,7 @@ from datetime import datetime
 from django.db import connection, transaction
 from django.utils import timezone
 
-from sessions_app.ledger.sql import Cursor
+from sessions_app.ledger.sql import LedgerCursor
 from sessions_app.models import AgentSession, EventKind
 from toolcrib.lib.json_codec import canonical
 
@@ -21,7 +21,7 @@ COLUMNS = {
 }
 
 
-def note(
+def record_event(
     session: AgentSession,
     kind: EventKind,
     *,
@@ -37,7 +37,7 @@ def note(
     if tokens and kind in COLUMNS:
         raised[COLUMNS[kind]] = raised.get(COLUMNS[kind], 0) + tokens
     with transaction.atomic(savepoint=False), connection.wrap_database_errors:
-        cursor = Cursor(connection)
+        cursor = LedgerCursor(connection)
         cursor.tell(
             session.pk,
             kind,

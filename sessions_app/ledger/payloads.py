@@ -6,7 +6,7 @@ from typing import Any
 
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.redaction import redacted
+from toolcrib.lib.redaction import redact
 
 MAX_DEPTH = 64
 MAX_KEYS = 1_000
@@ -15,7 +15,7 @@ KEPT_BYTES = 8 * 1024
 BROKEN = re.compile(r"[\x00\ud800-\udfff]")
 
 
-def check(value: object, where: str) -> None:
+def check_value(value: object, where: str) -> None:
     """Refuse what no JSON peer could keep, with a pointer to it."""
     stack: list[tuple[str, object, int]] = [(where, value, 1)]
     nodes = 0
@@ -63,9 +63,9 @@ def _refused(path: str, why: str) -> Invalid:
     )  # fmt: skip
 
 
-def kept(value: object) -> str:
+def stored_copy(value: object) -> str:
     """Return a value as JSON for the ledger: redacted, and cut to a JSON text where too long."""
-    text = canonical(redacted(value))
+    text = canonical(redact(value))
     whole = text.encode()
     if len(whole) <= KEPT_BYTES:
         return text
@@ -73,15 +73,15 @@ def kept(value: object) -> str:
     return canonical({"cut": True, "bytes": len(whole), "start": head})
 
 
-def kept_arguments(given: object) -> str:
+def stored_arguments(given: object) -> str:
     """Return arguments for the ledger; in an object written as a text, secrets are masked too."""
     try:
-        return kept(arguments_of(given))
+        return stored_copy(parse_arguments(given))
     except Invalid:
-        return kept(given)
+        return stored_copy(given)
 
 
-def arguments_of(given: object) -> dict[str, Any]:
+def parse_arguments(given: object) -> dict[str, Any]:
     """Read a call's arguments: an object, or an object written as a JSON text."""
     if given is None:
         return {}
@@ -93,7 +93,7 @@ def arguments_of(given: object) -> dict[str, Any]:
                 "arguments is a text that is not JSON.", code="invalid_arguments",
                 hint="Send an object.",
             ) from None  # fmt: skip
-        check(given, "/arguments")  # what stood in a text was not looked into before
+        check_value(given, "/arguments")  # what stood in a text was not looked into before
     if not isinstance(given, dict):
         kind = {list: "a list", str: "a text", bool: "true or false"}.get(type(given), "a number")
         raise Invalid(

@@ -28,7 +28,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class Entry:
+class CallRow:
     """One row of the ledger on its way. The fields are the columns of models.Call."""
 
     call_id: str
@@ -62,7 +62,7 @@ class Entry:
     pk: int | None = None
 
     @classmethod
-    def of(cls, call: Call) -> "Entry":
+    def of(cls, call: Call) -> "CallRow":
         """The row of a call that is in the database."""
         found = {name: getattr(call, name) for name in COLUMNS}
         return cls(**found, pk=call.pk)
@@ -74,7 +74,7 @@ class Entry:
         return round((self.finished_at - self.accepted_at).total_seconds() * 1000)
 
 
-COLUMNS = tuple(field.name for field in fields(Entry) if field.name != "pk")
+COLUMNS = tuple(field.name for field in fields(CallRow) if field.name != "pk")
 TIMES = frozenset({"accepted_at", "deadline", "sent_at", "finished_at"})
 FINISHED = (
     *("state", "is_error", "sent_at", "finished_at", "tokens", "error_code", "error_message"),
@@ -99,7 +99,7 @@ def _sql(text: str, marks: str) -> str:
     return text.replace("%s", marks)
 
 
-class Cursor:
+class LedgerCursor:
     """Runs the ledger's statements on a connection of either database."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
@@ -147,13 +147,13 @@ class Cursor:
 
     # --- Calls --------------------------------------------------------------------------------
 
-    def insert(self, entry: Entry) -> bool:
+    def insert(self, entry: CallRow) -> bool:
         """Write a new row; False where its idempotency key is taken."""
         found = self.one(INSERT_CALL, self._values(entry, COLUMN_VALUES, COLUMN_TIMES))
         entry.pk = found[0] if found else None
         return found is not None
 
-    def finish(self, entry: Entry) -> bool:
+    def finish(self, entry: CallRow) -> bool:
         """Write how a call ended, and say whether it was open until now.
 
         One that was given up meanwhile gets its true end after all.
@@ -164,7 +164,7 @@ class Cursor:
             self.run(FINISH_CALL, values)
         return was_open
 
-    def mark_sent(self, entry: Entry) -> None:
+    def mark_sent(self, entry: CallRow) -> None:
         self.run(MARK_SENT, (self.time(entry.sent_at), entry.pk))
 
     def in_flight(self, agent: int, now: datetime) -> int:
@@ -205,7 +205,7 @@ class Cursor:
         self.run(_raise(tuple(columns)), (self.time(at), *columns.values(), session))
 
     def _values(
-        self, entry: Entry, read: Callable[[Entry], Row], times: Sequence[int]
+        self, entry: CallRow, read: Callable[[CallRow], Row], times: Sequence[int]
     ) -> Sequence[Any]:
         values = list(read(entry))
         for at in times:

@@ -23,10 +23,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.errors import refuse
-from sessions_app.mcp.sessions import Asking
+from sessions_app.mcp.sessions import AuthenticatedRequest
 from sessions_app.mcp.streams import Streams
 from toolcrib.lib.asgi import Message, Receive, Scope, Send, send_response
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, NotFound, ToolcribError
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
@@ -112,7 +112,7 @@ class Endpoint:
             mcp_server.asking_now.reset(mark)
             self.streams.leave(live)
 
-    async def _admitted(self, scope: Scope, headers: Mapping[str, str]) -> Asking:
+    async def _admitted(self, scope: Scope, headers: Mapping[str, str]) -> AuthenticatedRequest:
         found = PATH.fullmatch(scope["path"])
         if found is None:
             raise NotFound("There is no such address.", hint="Use /mcp, or /mcp/{session id}.")
@@ -121,7 +121,9 @@ class Endpoint:
             raise mcp_sessions.no_key()
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         strategy = query.get("strategy", [""])[-1]
-        return await in_thread(mcp_sessions.admit, token.strip(), found["session"] or "", strategy)
+        return await run_in_db_thread(
+            mcp_sessions.authenticate, token.strip(), found["session"] or "", strategy
+        )
 
     def _hang_up(self, connection: str, key: int) -> None:
         """End a handshake connection as its client would, with DELETE."""
@@ -137,7 +139,9 @@ class Endpoint:
         self._hanging_up.add(task)
         task.add_done_callback(self._hanging_up.discard)
 
-    def _check_connections(self, scope: Scope, headers: Mapping[str, str], asking: Asking) -> None:
+    def _check_connections(
+        self, scope: Scope, headers: Mapping[str, str], asking: AuthenticatedRequest
+    ) -> None:
         """Hold a key to a number of handshake connections; the SDK caps only their total."""
         if scope["method"] != "POST" or "mcp-session-id" in headers:
             return
@@ -161,7 +165,7 @@ def _texts(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _inner(scope: Scope, asking: Asking) -> Scope:
+def _inner(scope: Scope, asking: AuthenticatedRequest) -> Scope:
     """What the SDK is given: the caller as it binds connections to, and no key."""
     kept = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
     return {

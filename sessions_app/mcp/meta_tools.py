@@ -14,7 +14,7 @@ from catalog import cache, rendering
 from catalog.rendering import GroupLine
 from sessions_app.agents import rate_limits
 from sessions_app.ledger import events
-from sessions_app.ledger.payloads import check
+from sessions_app.ledger.payloads import check_value
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
 from sessions_app.sessions import loading
 from sessions_app.sessions import search as session_search
@@ -52,7 +52,7 @@ SHOWN = ("title", "outputSchema", "annotations")  # of a server's definition, be
 
 
 @dataclass(frozen=True)
-class Done:
+class MetaToolResult:
     """The result for the model, and whether the list of tools grew by it."""
 
     result: Object
@@ -62,7 +62,7 @@ class Done:
 # --- The list -----------------------------------------------------------------------------------
 
 
-def listing(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
+def list_tools(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
     """The tools of a session; `fixed`: those it opened with, whatever was loaded since.
 
     `fits` says whether the client's protocol knows all that a server's definition says.
@@ -70,8 +70,8 @@ def listing(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
     surface = session_surface.surface_of(session.snapshot)
     tools = surface.tools if fixed else session_surface.tools_array(session)
     pins = {**({} if fixed else session_surface.pins_of(session)), **surface.pins}
-    if loading.state_now(session) == SessionState.OPEN:
-        events.note(session, EventKind.CATALOG, details={"format": "mcp"})
+    if loading.current_state(session) == SessionState.OPEN:
+        events.record_event(session, EventKind.CATALOG, details={"format": "mcp"})
     return [
         meta_tool(tool, surface.groups)
         if tool["source"] == "builtin"
@@ -81,7 +81,7 @@ def listing(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
 
 
 def _listed(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
-    whole = plain_tool(tool, cache.definition(pin["definition"]).tool)
+    whole = plain_tool(tool, cache.cached_definition(pin["definition"]).tool)
     if fits(whole):
         return whole
     bare = bare_tool(tool)
@@ -91,28 +91,28 @@ def _listed(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
 # --- The meta-tools -----------------------------------------------------------------------------
 
 
-def run(session: AgentSession, name: str, arguments: Arguments) -> Done:
+def run(session: AgentSession, name: str, arguments: Arguments) -> MetaToolResult:
     """Carry out a meta-tool. What the model can mend is raised as a ToolcribError."""
     injects = session.strategy == Strategy.INJECT
     before = session_surface.pins_of(session).keys() if injects else ()
     try:
         result = _run(session, name, arguments)
     except ValidationError as error:
-        return Done(_misfit(name, error))
-    return Done(result, injects and session_surface.pins_of(session).keys() != before)
+        return MetaToolResult(_misfit(name, error))
+    return MetaToolResult(result, injects and session_surface.pins_of(session).keys() != before)
 
 
 def _run(session: AgentSession, name: str, arguments: Arguments) -> Object:
     if name in SEARCHES:
-        return said(canonical(_search(session, name, arguments)))
+        return text_result(canonical(_search(session, name, arguments)))
     if name == "load_tools":
         wanted = LoadIn.model_validate(arguments)
-        check({"group_id": wanted.group_id, "tool_names": wanted.tool_names}, "")
+        check_value({"group_id": wanted.group_id, "tool_names": wanted.tool_names}, "")
         loaded = loading.load(session, wanted.group_id, wanted.tool_names).as_json()
-        return said(canonical(loaded), is_error=loaded["error"] is not None)
+        return text_result(canonical(loaded), is_error=loaded["error"] is not None)
     tool = SearchIn.model_validate({"name": arguments.get("name", arguments.get("tool_name", ""))})
-    check(tool.name, "/name")
-    return said(canonical(session_search.details(session, tool.name, "full")))
+    check_value(tool.name, "/name")
+    return text_result(canonical(session_search.tool_details(session, tool.name, "full")))
 
 
 def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str, Any]:
@@ -120,16 +120,18 @@ def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str,
     if name == "tool_search_regex":  # others' name for a search that loads what it finds
         given = {"load": True, **given, "pattern": given.get("pattern") or given.pop("query", "")}
     body = SearchIn.model_validate(given)
-    check(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
+    check_value(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    return session_search.find(session, session_search.query_of(body))
+    return session_search.search_session(session, session_search.parse_body(body))
 
 
-def wanted_call(name: str, arguments: Arguments) -> tuple[str, object] | Object:
+def unwrap_dispatcher(name: str, arguments: Arguments) -> tuple[str, object] | Object:
     """Take a call out of the dispatcher: the tool's name and its arguments, or what is wrong."""
     tool = arguments.get("tool_name", arguments.get("name"))
     if not isinstance(tool, str) or not 0 < len(tool) <= 500:
-        return misfit(name, ["tool_name: the name of a tool, a text"], _schema(name))
+        return invalid_arguments_result(
+            name, ["tool_name: the name of a tool, a text"], _schema(name)
+        )
     return tool, arguments.get("arguments", arguments.get("args"))
 
 
@@ -138,7 +140,7 @@ def _misfit(name: str, error: ValidationError) -> Object:
         f"{'.'.join(str(part) for part in found['loc']) or 'arguments'}: {found['msg']}"[:300]
         for found in error.errors(include_url=False, include_input=False)[:20]
     ]
-    return misfit(name, problems, _schema(name))
+    return invalid_arguments_result(name, problems, _schema(name))
 
 
 def _schema(name: str) -> object:
@@ -152,7 +154,7 @@ def meta_tool(tool: Object, groups: Sequence[GroupLine]) -> Object:
     said = tool["description"]
     if tool["name"] == "search_tools" and groups:
         head = f"{said} Behind it:\n"
-        said = head + rendering.behind(groups, LONGEST_DESCRIPTION - len(head.encode()))
+        said = head + rendering.group_lines_after(groups, LONGEST_DESCRIPTION - len(head.encode()))
     return {
         "name": tool["name"],
         "title": ANNOTATIONS[tool["name"]]["title"],
@@ -177,12 +179,12 @@ def bare_tool(tool: Object) -> Object:
     }
 
 
-def said(text: str, *, is_error: bool = False) -> Object:
+def text_result(text: str, *, is_error: bool = False) -> Object:
     """A result of one text."""
     return {"content": [{"type": "text", "text": text}], "isError": is_error}
 
 
-def called(answer: str) -> Object:
+def call_result(answer: str) -> Object:
     """A call's answer, as dispatch gives it: what the server sent, unchanged."""
     told = json.loads(answer)
     result = {"content": told["content"], "isError": told["is_error"]}
@@ -191,10 +193,10 @@ def called(answer: str) -> Object:
     return result
 
 
-def misfit(name: str, problems: Sequence[str], schema: object) -> Object:
+def invalid_arguments_result(name: str, problems: Sequence[str], schema: object) -> Object:
     """Arguments that a meta-tool does not take, with what it takes."""
     listed = "\n".join(f"- {problem}" for problem in problems)
-    return said(
+    return text_result(
         f"The arguments for {name} do not match its schema:\n{listed}\n\n"
         f"Input schema of {name}:\n{json.dumps(schema, ensure_ascii=False, sort_keys=True)}\n\n"
         "Correct the arguments and call again.",

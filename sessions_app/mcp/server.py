@@ -35,12 +35,12 @@ from pydantic import ValidationError
 from catalog.definitions.public_names import META_TOOLS
 from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import dispatcher, key_revocation
-from sessions_app.fast_path.http import COUNTED
+from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
 from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.errors import REFUSED
 from sessions_app.mcp.meta_tools import Object
-from sessions_app.mcp.sessions import Asking, Client
+from sessions_app.mcp.sessions import AuthenticatedRequest, Client
 from sessions_app.models import AgentSession, CallPath
 from sessions_app.sessions import concurrency, lifecycle
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
@@ -54,11 +54,11 @@ ASKING = "toolcrib.asking"  # where the door leaves it in the request's scope
 FRESH_FOR = 300_000  # milliseconds; a session's list does not change
 MOST_CLAIMED = 200  # characters of what a client calls itself
 
-asking_now: ContextVar[Asking | None] = ContextVar("asking_now", default=None)
+asking_now: ContextVar[AuthenticatedRequest | None] = ContextVar("asking_now", default=None)
 _carried: ContextVar[Object | None] = ContextVar("carried", default=None)
 
 
-class Toolcrib(Server[Any]):
+class ToolcribMcpServer(Server[Any]):
     """The one server object; what differs between sessions is read from each request."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Toolcrib(Server[Any]):
         version = ctx.protocol_version
         async with _database(), _words_for_clients():
             session = await self._session(ctx)
-            tools = await sync_to_async(meta_tools.listing)(
+            tools = await sync_to_async(meta_tools.list_tools)(
                 session, fixed=not _is_connected(ctx), fits=lambda tool: _fits(tool, version)
             )
         _carry_out({"tools": tools})
@@ -109,10 +109,12 @@ class Toolcrib(Server[Any]):
             async with _database():
                 _carry_out(await self._called(ctx, params.name, params.arguments or {}))
         except ToolcribError as error:
-            _carry_out(meta_tools.said(f"{error.message}\n\n{error.hint}".strip(), is_error=True))
+            _carry_out(
+                meta_tools.text_result(f"{error.message}\n\n{error.hint}".strip(), is_error=True)
+            )
         except DatabaseError:
             logger.exception("Database unavailable during a call over MCP")
-            _carry_out(meta_tools.said(DatabaseUnavailable().sentence, is_error=True))
+            _carry_out(meta_tools.text_result(DatabaseUnavailable().sentence, is_error=True))
         return types.CallToolResult(content=[])
 
     async def _called(self, ctx: Context, name: str, arguments: Mapping[str, Any]) -> Object:
@@ -120,12 +122,12 @@ class Toolcrib(Server[Any]):
         if name not in META_TOOLS:
             return await self._dispatched(ctx, session, name, arguments, CallPath.NATIVE)
         if name in meta_tools.CALLS:
-            wanted = meta_tools.wanted_call(name, arguments)
+            wanted = meta_tools.unwrap_dispatcher(name, arguments)
             if isinstance(wanted, dict):
                 return wanted
             return await self._dispatched(ctx, session, *wanted, CallPath.DISPATCH)
         if name in meta_tools.SEARCHES:
-            done = await concurrency.in_turn(meta_tools.run, session, name, arguments)
+            done = await concurrency.run_with_limit(meta_tools.run, session, name, arguments)
         else:
             done = await sync_to_async(meta_tools.run)(session, name, arguments)
         if done.grew and _is_connected(ctx):
@@ -142,7 +144,7 @@ class Toolcrib(Server[Any]):
             path=path,
         )
         agent, key = _asking(ctx).agent, _asking(ctx).key.pk
-        counted = _request(ctx).scope.get(COUNTED, 0)
+        counted = _request(ctx).scope.get(RATE_LIMIT_CHECKED, 0)
         run = partial(
             dispatcher.dispatch, agent, session.session_id, request, key=key, counted=counted
         )
@@ -151,7 +153,7 @@ class Toolcrib(Server[Any]):
         else:
             async with _Progress(ctx) as progress:
                 answer = await run(on_progress=progress.heard)
-        return meta_tools.called(answer)
+        return meta_tools.call_result(answer)
 
     async def listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
@@ -170,7 +172,7 @@ class Toolcrib(Server[Any]):
             session = asking.session
             await sync_to_async(mcp_sessions.remember)(session, client)
         elif not _is_connected(ctx):
-            session, fresh = await sync_to_async(mcp_sessions.rolling)(asking, client)
+            session, fresh = await sync_to_async(mcp_sessions.rolling_session)(asking, client)
             if fresh and (listeners := self.listeners.get(asking.key.pk)):
                 await listeners.bus.publish(ToolsListChanged())
         else:
@@ -180,19 +182,19 @@ class Toolcrib(Server[Any]):
         return session
 
     async def _own_session(
-        self, ctx: Context, asking: Asking, client: Client | None
+        self, ctx: Context, asking: AuthenticatedRequest, client: Client | None
     ) -> AgentSession:
         connection = _connection(ctx)
         async with connection.state.setdefault("opening", asyncio.Lock()):
             known = connection.state.get("own")
             if known is not None:
-                return await sync_to_async(lifecycle.find)(asking.agent, known)
-            session = await sync_to_async(mcp_sessions.own)(asking, client)
+                return await sync_to_async(lifecycle.find_session)(asking.agent, known)
+            session = await sync_to_async(mcp_sessions.connection_session)(asking, client)
             connection.state["own"] = session.session_id
             connection.exit_stack.push_async_callback(self._end, asking, session.session_id)
             return session
 
-    async def _end(self, asking: Asking, session_id: str) -> None:
+    async def _end(self, asking: AuthenticatedRequest, session_id: str) -> None:
         """Close the session of a connection that ended, unless it is us who end."""
         if self.stopping:
             return
@@ -221,8 +223,8 @@ class Toolcrib(Server[Any]):
             self.connections.add(connection)
             connection.exit_stack.callback(self.connections.discard, connection)
             held = _Held(key, partial(self.hang_up, connection.session_id, key))
-            key_revocation.enter(held)
-            connection.exit_stack.callback(key_revocation.leave, held)
+            key_revocation.register(held)
+            connection.exit_stack.callback(key_revocation.unregister, held)
         return await call_next(ctx)
 
 
@@ -288,8 +290,8 @@ def _request(ctx: Context) -> Any:
     return ctx.request
 
 
-def _asking(ctx: Context) -> Asking:
-    found: Asking = _request(ctx).scope[ASKING]
+def _asking(ctx: Context) -> AuthenticatedRequest:
+    found: AuthenticatedRequest = _request(ctx).scope[ASKING]
     return found
 
 
@@ -378,7 +380,7 @@ async def _words_for_clients() -> AsyncIterator[None]:
         raise MCPError(REFUSED, DatabaseUnavailable().sentence) from error
 
 
-def make() -> Toolcrib:
-    server = Toolcrib()
+def make() -> ToolcribMcpServer:
+    server = ToolcribMcpServer()
     server.middleware.append(server.note_connection)
     return server

@@ -16,8 +16,8 @@ from django.utils import timezone
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState, Strategy
 from sessions_app.sessions import lifecycle, loading, scope
-from sessions_app.sessions.lifecycle import Opening
-from sessions_app.sessions.scope import Scope
+from sessions_app.sessions.lifecycle import OpenSessionRequest
+from sessions_app.sessions.scope import SessionScope
 from toolcrib.lib.errors import Forbidden, Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical
 
@@ -37,14 +37,14 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Asking:
+class AuthenticatedRequest:
     """One request that came in with a good key."""
 
     key: ApiKey
     agent: Agent
     session: AgentSession | None  # the one the URL names
     strategy: str  # asked for in the URL, for a connection's own session
-    seen: Scope  # what the agent may see, for what must be known before a handler runs
+    seen: SessionScope  # what the agent may see, for what must be known before a handler runs
 
 
 class NoKey(ToolcribError):
@@ -60,27 +60,29 @@ def no_key() -> NoKey:
     )
 
 
-def admit(token: str, session_id: str, strategy: str) -> Asking:
+def authenticate(token: str, session_id: str, strategy: str) -> AuthenticatedRequest:
     """Check the key and the session in the URL, as the agent API does."""
-    key = api_keys.find(token)
+    key = api_keys.find_key(token)
     if key is None:
         raise no_key()
     if key.agent is None:
         raise Forbidden("This endpoint is for agents.", hint="Use an agent's key.")
     if strategy and strategy not in Strategy.values:
         raise Invalid(f"strategy is one of: {', '.join(Strategy.values)}.")
-    session = lifecycle.find(key.agent, session_id) if session_id else None
-    seen = scope.of_session(session) if session else scope.of(key.agent)
-    return Asking(key, key.agent, session, strategy, seen)
+    session = lifecycle.find_session(key.agent, session_id) if session_id else None
+    seen = scope.scope_of_session(session) if session else scope.scope_of_agent(key.agent)
+    return AuthenticatedRequest(key, key.agent, session, strategy, seen)
 
 
-def own(asking: Asking, client: Client | None) -> AgentSession:
+def connection_session(asking: AuthenticatedRequest, client: Client | None) -> AgentSession:
     """Open the session of a new connection."""
-    wanted = Opening(strategy=asking.strategy or None, metadata=_metadata(client))
+    wanted = OpenSessionRequest(strategy=asking.strategy or None, metadata=_metadata(client))
     return lifecycle.open_session(asking.agent, wanted).session
 
 
-def rolling(asking: Asking, client: Client | None) -> tuple[AgentSession, bool]:
+def rolling_session(
+    asking: AuthenticatedRequest, client: Client | None
+) -> tuple[AgentSession, bool]:
     """Return the key's rolling session, and whether it was opened just now."""
     found = _in_use(asking.agent, asking.key.rolling_session_id)
     if found is not None:
@@ -93,7 +95,7 @@ def rolling(asking: Asking, client: Client | None) -> tuple[AgentSession, bool]:
             return found, False
         _end_old(key)
         # Such a client's list of tools must not change, so nothing can join it.
-        wanted = Opening(strategy=Strategy.DISPATCH, metadata=_metadata(client))
+        wanted = OpenSessionRequest(strategy=Strategy.DISPATCH, metadata=_metadata(client))
         key.rolling_session = lifecycle.open_session(asking.agent, wanted).session
         key.save(update_fields=["rolling_session"])
         return key.rolling_session, True
@@ -104,7 +106,7 @@ def _in_use(agent: Agent, pk: int | None) -> AgentSession | None:
         return None
     rows = AgentSession.objects.with_catalog()
     session = rows.filter(pk=pk, agent=agent, state=SessionState.OPEN).first()
-    if session is None or loading.state_now(session) != SessionState.OPEN:
+    if session is None or loading.current_state(session) != SessionState.OPEN:
         return None
     quiet = timezone.now() - session.last_used_at
     session.agent = agent
@@ -114,14 +116,14 @@ def _in_use(agent: Agent, pk: int | None) -> AgentSession | None:
 def _end_old(key: ApiKey) -> None:
     old = key.rolling_session
     if old is not None and old.state == SessionState.OPEN:
-        lifecycle.end(old, SessionState.EXPIRED)
+        lifecycle.end_session(old, SessionState.EXPIRED)
 
 
 def close(agent: Agent, session_id: str) -> None:
     """End the session of a connection that has ended; it may be gone with its agent."""
     session = AgentSession.objects.filter(agent=agent.pk, session_id=session_id).first()
     if session is not None:
-        lifecycle.close(session)
+        lifecycle.close_session(session)
 
 
 def _metadata(client: Client | None) -> dict[str, Any]:

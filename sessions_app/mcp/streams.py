@@ -18,7 +18,7 @@ class TooManyStreams(ToolcribError):
     status = 429
 
 
-class Live:
+class LiveRequest:
     """One request being answered, in a task that can be ended from outside."""
 
     def __init__(self, key: int, *, stream: bool) -> None:
@@ -66,9 +66,9 @@ class Streams:
     """All that is open in this process."""
 
     def __init__(self) -> None:
-        self.live: set[Live] = set()
+        self.live: set[LiveRequest] = set()
 
-    def enter(self, key: int, *, stream: bool) -> Live:
+    def enter(self, key: int, *, stream: bool) -> LiveRequest:
         """Count a request; refuse a stream beyond those that a key may have open."""
         open_now = sum(live.stream and live.key == key for live in self.live)
         if stream and open_now >= settings.MAX_STREAMS:
@@ -77,14 +77,14 @@ class Streams:
                 hint="Close one. TOOLCRIB_MAX_STREAMS sets the cap.",
                 details={"retry_after": 30},
             )
-        live = Live(key, stream=stream)
+        live = LiveRequest(key, stream=stream)
         self.live.add(live)
-        key_revocation.enter(live)
+        key_revocation.register(live)
         return live
 
-    def leave(self, live: Live) -> None:
+    def leave(self, live: LiveRequest) -> None:
         self.live.discard(live)
-        key_revocation.leave(live)
+        key_revocation.unregister(live)
 
     async def close(self, within: float) -> None:
         """End every stream, so that stopping need not wait for them."""

@@ -4,7 +4,7 @@ Values that agents and servers sent are stored as JSON text, never as jsonb, whi
 some of them and reorder the rest.
 """
 
-from sessions_app.models.agents import Agent, AgentGroup, ApiKey, Mode, Scope, Strategy
+from sessions_app.models.agents import Agent, AgentGroup, ApiKey, KeyScope, Mode, Strategy
 from sessions_app.models.calls import (
     IN_FLIGHT,
     Call,
@@ -37,8 +37,8 @@ __all__ = [
     "Event",
     "EventKind",
     "Expansion",
+    "KeyScope",
     "Mode",
-    "Scope",
     "SessionQuerySet",
     "SessionState",
     "ShownDefinition",

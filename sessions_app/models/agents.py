@@ -70,7 +70,7 @@ class AgentGroup(models.Model):
         return f"{self.agent_id}/{self.group_id}"
 
 
-class Scope(models.TextChoices):
+class KeyScope(models.TextChoices):
     ADMIN = "admin"
     OPERATOR = "operator"
     AGENT = "agent"
@@ -82,7 +82,7 @@ class ApiKey(models.Model):
     name = models.CharField(max_length=120)
     prefix = models.CharField(max_length=12)
     sha256 = models.CharField(max_length=64, unique=True)
-    scope = models.CharField(max_length=8, choices=Scope.choices)
+    scope = models.CharField(max_length=8, choices=KeyScope.choices)
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL,
         null=True,
@@ -106,10 +106,10 @@ class ApiKey(models.Model):
     class Meta:
         ordering = ["-id"]
         constraints = [
-            models.CheckConstraint(condition=Q(scope__in=Scope.values), name="key_scope_known"),
+            models.CheckConstraint(condition=Q(scope__in=KeyScope.values), name="key_scope_known"),
             models.CheckConstraint(
-                condition=Q(scope=Scope.AGENT, agent__isnull=False)
-                | ~Q(scope=Scope.AGENT) & Q(agent=None),
+                condition=Q(scope=KeyScope.AGENT, agent__isnull=False)
+                | ~Q(scope=KeyScope.AGENT) & Q(agent=None),
                 name="agent_key_has_an_agent",
             ),
         ]

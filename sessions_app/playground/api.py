@@ -102,7 +102,7 @@ def try_search(
 
     Nothing is recorded. `why` says for each tool what it was found by.
     """
-    asked = playground_search.Asked(
+    asked = playground_search.PlaygroundQuery(
         query=pattern or query,
         mode="regex" if pattern else "words",
         agent=agent,
@@ -110,7 +110,7 @@ def try_search(
         server=server,
         limit=max(1, min(50, limit)),
     )
-    tried = playground_search.run(asked)
+    tried = playground_search.run_query(asked)
     if tried.refused:
         raise tried.refused
     return {

@@ -62,7 +62,7 @@ def _complete(*, wait: bool = True) -> bool:
     if not wait and settings.EMBEDDINGS and not vector_store.model.tried:
         vector_store.model.load_soon()
         return False
-    return vector_store.model.load() is None or not scope.of(everyone()).index.waiting
+    return vector_store.model.load() is None or not scope.scope_of_agent(everyone()).index.waiting
 
 
 def run_now() -> GoldenRun:
@@ -82,13 +82,13 @@ def run_one(query: GoldenQuery) -> None:
     """Measure a query that was just marked, or leave it to the schedule until vectors are there."""
     if not _complete(wait=False):
         return
-    seen = scope.of(everyone())
+    seen = scope.scope_of_agent(everyone())
     golden_queries.measure(seen.index, [query], seen.revision)
 
 
 def _run(run: GoldenRun) -> GoldenRun:
     scores = golden_queries.measure(
-        scope.of(everyone()).index, list(GoldenQuery.objects.all()), run.revision
+        scope.scope_of_agent(everyone()).index, list(GoldenQuery.objects.all()), run.revision
     )
     run.scores = {strategy: asdict(score) for strategy, score in scores.items()}
     run.finished_at = timezone.now()

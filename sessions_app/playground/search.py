@@ -18,10 +18,10 @@ from django.http import QueryDict
 
 from catalog import audit, cache, rendering
 from catalog.audit import Actor
-from catalog.cache import Item, Shelf
+from catalog.cache import CachedTool, CatalogCache
 from catalog.models import HintKind, Tool, ToolHint
 from catalog.search.embeddings import store as vector_store
-from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Found, Hit
+from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Hit, SearchResult
 from catalog.search.tokenizer import joined, words
 from catalog.tools import detail
 from sessions_app.agents import actions as agent_actions
@@ -29,9 +29,9 @@ from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.playground.golden_runs import everyone
 from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions import search as session_search
-from sessions_app.sessions.lifecycle import Opening
-from sessions_app.sessions.scope import Scope
-from sessions_app.sessions.search import Query
+from sessions_app.sessions.lifecycle import OpenSessionRequest
+from sessions_app.sessions.scope import SessionScope
+from sessions_app.sessions.search import SessionQuery
 from sessions_app.usage.searches import TEST
 from toolcrib.lib.errors import NotFound, ToolcribError
 
@@ -44,7 +44,7 @@ RUN = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlaygroundQuery:
     """What a person asked for in the address. Unknown words are the default."""
 
     query: str = ""
@@ -55,7 +55,7 @@ class Asked:
     limit: int = 10
 
     @classmethod
-    def read(cls, given: QueryDict) -> "Asked":
+    def read(cls, given: QueryDict) -> "PlaygroundQuery":
         def text(name: str, most: int = 200) -> str:
             return given.get(name, "").replace("\0", "").strip()[:most]
 
@@ -71,14 +71,16 @@ class Asked:
         )
 
     @property
-    def as_query(self) -> Query:
+    def as_query(self) -> SessionQuery:
         if self.mode == "regex":
-            return Query(pattern=self.query, server=self.server, limit=self.limit)
-        return Query(query=self.query, strategy=self.strategy, server=self.server, limit=self.limit)
+            return SessionQuery(pattern=self.query, server=self.server, limit=self.limit)
+        return SessionQuery(
+            query=self.query, strategy=self.strategy, server=self.server, limit=self.limit
+        )
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlaygroundHit:
     """One tool that was found, with why."""
 
     rank: int
@@ -103,7 +105,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenTool:
     """A tool that is there and that this agent does not get, with why."""
 
     name: str
@@ -111,10 +113,10 @@ class Hidden:
 
 
 @dataclass(frozen=True)
-class Tried:
+class PlaygroundResult:
     answer: dict[str, Any] = field(default_factory=dict)
-    hits: list[Shown] = field(default_factory=list)
-    hidden: list[Hidden] = field(default_factory=list)
+    hits: list[PlaygroundHit] = field(default_factory=list)
+    hidden: list[HiddenTool] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
     note: str = ""
     ms: float = 0.0
@@ -126,24 +128,24 @@ class Tried:
         return int(self.answer.get("total_matches", 0))
 
 
-def agent_of(asked: Asked) -> Agent:
-    return agent_actions.find(asked.agent) if asked.agent else everyone()
+def agent_of(asked: PlaygroundQuery) -> Agent:
+    return agent_actions.find_agent(asked.agent) if asked.agent else everyone()
 
 
-def run(asked: Asked) -> Tried:
+def run_query(asked: PlaygroundQuery) -> PlaygroundResult:
     """Search as the agent would, and find out why each tool is there or is not."""
     try:
         agent = agent_of(asked)
-        seen, query = scope.of(agent), asked.as_query
+        seen, query = scope.scope_of_agent(agent), asked.as_query
         index = seen.index  # made before the clock starts: an agent's session has it
         start = time.perf_counter()
-        found, missing = session_search.look(seen, query, explain=True)
+        found, missing = session_search.search_scope(seen, query, explain=True)
         at_once = _at_once(agent, seen)
-        answer = session_search.answer(seen, query, found, missing, pins={}, at_once=at_once)
+        answer = session_search.search_answer(seen, query, found, missing, pins={}, at_once=at_once)
         took = time.perf_counter() - start
     except ToolcribError as error:
-        return Tried(refused=error)
-    return Tried(
+        return PlaygroundResult(refused=error)
+    return PlaygroundResult(
         answer=answer,
         hits=_shown(seen, asked, found, answer["tools"]),
         hidden=_hidden(seen, asked, found),
@@ -154,18 +156,20 @@ def run(asked: Asked) -> Tried:
     )
 
 
-def _at_once(agent: Agent, seen: Scope) -> set[str]:
+def _at_once(agent: Agent, seen: SessionScope) -> set[str]:
     """What a new session has without loading: it is `loaded` in the answer."""
-    decided = lifecycle.decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    decided = lifecycle.choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
     if decided.mode == Mode.FULL:
         return {item.name for item in seen.offered}
     places = (place for group in seen.groups for place in group.places)
     return {place.item.name for place in places if place.preload and place.item.offered}
 
 
-def _shown(seen: Scope, asked: Asked, found: Found, tools: Sequence[dict[str, Any]]) -> list[Shown]:
+def _shown(
+    seen: SessionScope, asked: PlaygroundQuery, found: SearchResult, tools: Sequence[dict[str, Any]]
+) -> list[PlaygroundHit]:
     return [
-        Shown(
+        PlaygroundHit(
             rank=rank,
             name=hit.name,
             name_parts=_marked(hit.name, asked, hit),
@@ -181,16 +185,16 @@ def _shown(seen: Scope, asked: Asked, found: Found, tools: Sequence[dict[str, An
     ]
 
 
-def _marked(text: str, asked: Asked, hit: Hit) -> Parts:
+def _marked(text: str, asked: PlaygroundQuery, hit: Hit) -> Parts:
     if asked.mode == "regex":
-        return by_pattern(text, asked.query)
-    return by_words(text, hit.matched)
+        return highlight_pattern(text, asked.query)
+    return highlight_words(text, hit.matched)
 
 
 # --- What is kept from the agent ----------------------------------------------------------------
 
 
-def _hidden(seen: Scope, asked: Asked, found: Found) -> list[Hidden]:
+def _hidden(seen: SessionScope, asked: PlaygroundQuery, found: SearchResult) -> list[HiddenTool]:
     """Tools of that name that the agent does not get; where it finds nothing, also the likely."""
     standing = cache.current()
     key = joined(asked.query)
@@ -203,48 +207,48 @@ def _hidden(seen: Scope, asked: Asked, found: Found) -> list[Hidden]:
     told = {item.name: why(item, asked.agent) for item in kept[:NEAR]}
     if not found.hits:
         told |= _never_approved(asked.query)
-    return [Hidden(*one) for one in list(told.items())[:NEAR]]
+    return [HiddenTool(*one) for one in list(told.items())[:NEAR]]
 
 
 def _never_approved(query: str) -> dict[str, str]:
     """Tools that no agent has ever got, so that the catalog in memory may not know them."""
     part = "_".join(query.split())
     rows = Tool.objects.filter(approved=None, public_name__icontains=part).with_definitions()
-    return {tool.public_name: detail.answer(tool) for tool in rows[:NEAR]}
+    return {tool.public_name: detail.describe_availability(tool) for tool in rows[:NEAR]}
 
 
-def _has(seen: Scope, item: Item) -> bool:
+def _has(seen: SessionScope, item: CachedTool) -> bool:
     return item.offered and item.name in seen.items
 
 
-@cache.worked_out_once
-def _by_joined_name(standing: Shelf) -> dict[str, list[Item]]:
+@cache.memoize_per_revision
+def _by_joined_name(standing: CatalogCache) -> dict[str, list[CachedTool]]:
     """All tools by their names as search compares them, public and the server's own."""
-    found: dict[str, list[Item]] = {}
+    found: dict[str, list[CachedTool]] = {}
     for item in standing.items.values():
         for name in {joined(item.name), joined(item.own_name)} - {""}:
             found.setdefault(name, []).append(item)
     return found
 
 
-def _likely(by_key: Mapping[str, list[Item]], key: str) -> Iterator[tuple[str, Item]]:
+def _likely(by_key: Mapping[str, list[CachedTool]], key: str) -> Iterator[tuple[str, CachedTool]]:
     if len(key) >= SHORTEST_PART:
         for name, items in by_key.items():
             if key in name:
                 yield from ((item.name, item) for item in items)
 
 
-def _elsewhere(asked: Asked) -> list[tuple[Hit, Item]]:
+def _elsewhere(asked: PlaygroundQuery) -> list[tuple[Hit, CachedTool]]:
     """What somebody with every group would find."""
-    whole = scope.of(everyone())
-    found, _ = session_search.look(whole, asked.as_query)
+    whole = scope.scope_of_agent(everyone())
+    found, _ = session_search.search_scope(whole, asked.as_query)
     return [(hit, whole.items[hit.name]) for hit in found.hits]
 
 
-def why(item: Item, agent: str) -> str:
+def why(item: CachedTool, agent: str) -> str:
     """Say why an agent does not get a tool."""
     if not item.offered:
-        return loading.why_not(item)
+        return loading.unavailable_reason(item)
     homes = [
         group.group_id
         for group in cache.current().groups
@@ -267,7 +271,7 @@ def progress() -> Progress | None:
     """Say how far the vectors are; nothing where they are all there, or where there are none."""
     if not settings.EMBEDDINGS or vector_store.model_reason():
         return None
-    index = scope.of(everyone()).index
+    index = scope.scope_of_agent(everyone()).index
     waiting = index.waiting
     return Progress(len(index) - waiting, len(index)) if waiting else None
 
@@ -292,14 +296,14 @@ def _as_query(summary: str) -> str:
     return " ".join(words)[:80].lower() if words else ""
 
 
-def by_words(text: str, matched: Iterable[str]) -> Parts:
+def highlight_words(text: str, matched: Iterable[str]) -> Parts:
     """Mark the words of a text that are the same, to search, as those matched."""
     wanted = {term for word in matched for term in words(word)}
     found = [run.span() for run in RUN.finditer(text) if wanted.intersection(words(run.group()))]
     return list(_cut(text, found))
 
 
-def by_pattern(text: str, pattern: str) -> Parts:
+def highlight_pattern(text: str, pattern: str) -> Parts:
     """Mark what a pattern matched, which search has taken already."""
     options = re2.Options()
     options.case_sensitive, options.log_errors = False, False
@@ -324,18 +328,20 @@ def _cut(text: str, found: Iterable[tuple[int, int]]) -> Iterator[tuple[bool, st
 
 
 @transaction.atomic
-def try_load(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
+def open_trial_session(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
     """Open a session of the agent, load one tool and close it: it is there to be looked at.
 
     Closed at once, it takes none of the agent's places and nobody can go on with it.
     """
-    item = scope.of(agent).lookup(name)
+    item = scope.scope_of_agent(agent).lookup(name)
     if item is None or not item.offered:
         raise NotFound(
             f"{agent.name} does not get {name[:80]!r}.", hint="Search as this agent to see why."
         )
     metadata = {TEST: actor.label}
-    session = lifecycle.open_session(agent, Opening(mode="deferred", metadata=metadata)).session
+    session = lifecycle.open_session(
+        agent, OpenSessionRequest(mode="deferred", metadata=metadata)
+    ).session
     loading.preload(session, [item.name])
     audit.record(actor, "agent.test", agent, after={"session": session.session_id, "tool": name})
-    return lifecycle.close(session)
+    return lifecycle.close_session(session)

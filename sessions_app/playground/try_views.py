@@ -38,7 +38,7 @@ class TryForm(forms.Form):
         if not isinstance(given, dict):
             raise forms.ValidationError("Arguments are a JSON object. Start with { and end with }.")
         try:
-            payloads.check(given, "")
+            payloads.check_value(given, "")
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
         return given
@@ -60,7 +60,7 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     }
     if request.method == "POST":
         return _tried(request, tool, context)
-    start = content.pretty(trying.skeleton(body["inputSchema"]))
+    start = content.pretty_json(trying.skeleton(body["inputSchema"]))
     form = TryForm(initial={"arguments": start})
     return render(request, "sessions_app/try.html", context | {"form": form})
 
@@ -74,7 +74,7 @@ def _tried(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpRes
     # What was seen is what is sent: other arguments ask again.
     seen = _digest(tool, arguments)
     if context["why_twice"] and request.POST.get("seen") != seen:
-        asked = {"seen": seen, "asked": content.pretty(arguments)}
+        asked = {"seen": seen, "asked": content.pretty_json(arguments)}
         return render(request, "sessions_app/try.html", context | asked)
     try:
         answer = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
@@ -102,5 +102,5 @@ def shown(answer: Mapping[str, Any]) -> dict[str, Any]:
         "pill": pill,
         "word": word,
         "parts": [] if ours else content.parts_of(answer["content"]),
-        "structured": None if structured is None else content.pretty(structured),
+        "structured": None if structured is None else content.pretty_json(structured),
     }

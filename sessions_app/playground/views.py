@@ -18,7 +18,7 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent
 from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
-from sessions_app.playground.search import Asked
+from sessions_app.playground.search import PlaygroundQuery
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.errors import ToolcribError
@@ -47,8 +47,8 @@ def _tabs(current: str, broke: int) -> list[dict[str, Any]]:
 @require_safe
 @operator_required
 def search(request: HttpRequest) -> HttpResponse:
-    asked = Asked.read(request.GET)
-    tried = playground_search.run(asked) if asked.query else None
+    asked = PlaygroundQuery.read(request.GET)
+    tried = playground_search.run_query(asked) if asked.query else None
     context: dict[str, Any] = {
         "asked": asked,
         "tried": tried,
@@ -86,17 +86,17 @@ def progress(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _idle(asked: Asked) -> dict[str, Any]:
+def _idle(asked: PlaygroundQuery) -> dict[str, Any]:
     """What to begin with, where nothing is asked yet."""
     return {} if asked.query else {"examples": playground_search.examples()}
 
 
-def _golden_of(asked: Asked) -> GoldenQuery | None:
+def _golden_of(asked: PlaygroundQuery) -> GoldenQuery | None:
     line = " ".join(asked.query.split())
     return golden.queries().filter(query=line).first() if line else None
 
 
-def _announced(tried: playground_search.Tried | None) -> str:
+def _announced(tried: playground_search.PlaygroundResult | None) -> str:
     if tried is None:
         return ""
     if tried.refused:
@@ -156,8 +156,8 @@ def mark(request: HttpRequest) -> HttpResponse:
 def load(request: HttpRequest) -> HttpResponse:
     """Load a tool into a test session of the agent, and show what its model is given."""
     try:
-        agent = agent_actions.find(request.POST.get("agent", ""))
-        session = playground_search.try_load(
+        agent = agent_actions.find_agent(request.POST.get("agent", ""))
+        session = playground_search.open_trial_session(
             agent, request.POST.get("tool", ""), actor=actor_of(request)
         )
     except ToolcribError as error:

@@ -8,7 +8,7 @@ from ninja import Router
 
 from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
-from sessions_app.ledger.payloads import check
+from sessions_app.ledger.payloads import check_value
 from sessions_app.review import queries as review_queries
 from sessions_app.sessions import lifecycle
 from sessions_app.sessions.schemas import CallOut
@@ -29,12 +29,12 @@ class TryIn(Strict):
 )
 def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """One session whole: its facts, timeline and calls."""
-    return review_queries.session_export(lifecycle.find(None, session_id))
+    return review_queries.session_export(lifecycle.find_session(None, session_id))
 
 
 @router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, tags=["tools"])
 async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, Any]:
     """Call a tool outside any session, as an admin. It is recorded as a trial."""
-    check(body.arguments, "/arguments")
+    check_value(body.arguments, "/arguments")
     tool = await sync_to_async(find_defined_tool)(name)
     return await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))

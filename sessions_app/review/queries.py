@@ -22,8 +22,8 @@ from sessions_app.models import (
     SessionState,
 )
 from sessions_app.review import content, timeline
-from sessions_app.review.content import Shown
-from sessions_app.review.timeline import CallFacts, Gap, Happening, Step
+from sessions_app.review.content import ContentPart
+from sessions_app.review.timeline import CallFacts, Gap, Step, TimelineEvent
 from toolcrib.lib import charts
 from toolcrib.lib.pagination import PAGE, Page, page_by_id
 from toolcrib.lib.request import number, text
@@ -141,7 +141,7 @@ def saved_percent(session: AgentSession) -> int | None:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """A step with its call, or a gap. `offset` counts seconds from the session's start."""
 
     gap: Gap | None = None
@@ -150,7 +150,7 @@ class Row:
     offset: float = 0
     lane: charts.Lane | None = None
 
-    def placed(self, lane: charts.Lane) -> "Row":
+    def placed(self, lane: charts.Lane) -> "TimelineRow":
         return replace(self, lane=lane)
 
     @property
@@ -158,12 +158,12 @@ class Row:
         return timeline.pill(self.step.happening) if self.step else ""
 
     @property
-    def arguments(self) -> Shown | None:
+    def arguments(self) -> ContentPart | None:
         kept = self.call.arguments if self.call else ""
         return content.payload(kept) if kept else None
 
     @property
-    def result(self) -> list[Shown]:
+    def result(self) -> list[ContentPart]:
         copy = self.call.result_copy if self.call else ""
         return content.kept_parts(copy) if copy else []
 
@@ -179,7 +179,7 @@ def is_servers(call: Call) -> bool:
 
 def session_timeline(
     session: AgentSession, *, offset: int = 0, size: int = STEPS
-) -> tuple[Page[Event], list[Row]]:
+) -> tuple[Page[Event], list[TimelineRow]]:
     """Return a page of a session's events, and the same laid out as rows."""
     events = session.events.select_related("call", "call__definition").order_by("pk")
     total = session.events.count()
@@ -204,9 +204,9 @@ def session_timeline(
         next_cursor=str(offset + size) if offset + size < total else "",
     )
     return page, [
-        Row(gap=one)
+        TimelineRow(gap=one)
         if isinstance(one, Gap)
-        else Row(
+        else TimelineRow(
             step=one,
             call=calls[one.happening.id],
             offset=max((one.happening.at - session.created_at).total_seconds(), 0),
@@ -215,7 +215,7 @@ def session_timeline(
     ]
 
 
-def _happening(event: Event) -> Happening:
+def _happening(event: Event) -> TimelineEvent:
     call, start, end = event.call, event.at, event.at
     facts = None
     if call is not None:
@@ -227,7 +227,7 @@ def _happening(event: Event) -> Happening:
             error_code=call.error_code,
             error_message=call.error_message,
         )
-    return Happening(
+    return TimelineEvent(
         id=event.pk,
         kind=event.kind,
         at=start,

@@ -11,7 +11,7 @@ from django.db import connection
 from django.db.models import Q
 
 from sessions_app.models import AgentSession, EventKind
-from sessions_app.review.queries import Row
+from sessions_app.review.queries import TimelineRow
 from sessions_app.usage.filters import FAILED_STATES
 from toolcrib.lib import charts
 
@@ -118,7 +118,7 @@ def neighbours(session: AgentSession) -> tuple[AgentSession | None, AgentSession
 # --- Steps --------------------------------------------------------------------------------------
 
 
-def chosen(rows: Sequence[Row], number: int) -> Row | None:
+def chosen(rows: Sequence[TimelineRow], number: int) -> TimelineRow | None:
     """Return the step asked for, else the first that went wrong, else the first."""
     steps = [row for row in rows if row.step]
     asked = (row for row in steps if row.step and row.step.number == number)
@@ -126,7 +126,9 @@ def chosen(rows: Sequence[Row], number: int) -> Row | None:
     return next(asked, None) or next(wrong, None) or next(iter(steps), None)
 
 
-def next_wrong(session: AgentSession, rows: Sequence[Row], after: Row | None) -> int | None:
+def next_wrong(
+    session: AgentSession, rows: Sequence[TimelineRow], after: TimelineRow | None
+) -> int | None:
     """Return the number of the next step that went wrong, on this page or a later one."""
     number = after.step.number if after and after.step else 0
     steps = [row.step for row in rows if row.step and row.pill in WRONG]
@@ -140,7 +142,7 @@ def next_wrong(session: AgentSession, rows: Sequence[Row], after: Row | None) ->
     return session.events.filter(pk__lte=later.pk).count() if later else None
 
 
-def lanes(rows: Sequence[Row]) -> list[Row]:
+def lanes(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
     """Place each step on the page's time, without its idle gaps."""
     spans: list[tuple[float, float]] = []
     idle = 0.0

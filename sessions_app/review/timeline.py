@@ -62,7 +62,7 @@ class CallFacts:
 
 
 @dataclass(frozen=True)
-class Happening:
+class TimelineEvent:
     """One recorded event. `until` is later than `at` for a call that took its time."""
 
     id: int
@@ -81,7 +81,7 @@ class Step:
     """One row of the timeline."""
 
     number: int
-    happening: Happening
+    happening: TimelineEvent
     spans: Spans
     context: int  # tokens in context after it
 
@@ -103,7 +103,7 @@ class Gap:
 
 
 def lay_out(
-    happenings: Iterable[Happening],
+    happenings: Iterable[TimelineEvent],
     *,
     run: timedelta,
     first: int = 1,
@@ -133,13 +133,13 @@ def is_idle(pause: timedelta, run: timedelta) -> bool:
 # --- Sentences ----------------------------------------------------------------------------------
 
 
-def spans(happening: Happening) -> Spans:
+def spans(happening: TimelineEvent) -> Spans:
     """Say what happened; names are marked, so that a page can set them apart."""
     say = _SENTENCES.get(happening.kind)
     return say(happening) if say else [("text", happening.kind)]
 
 
-def _opened(one: Happening) -> Spans:
+def _opened(one: TimelineEvent) -> Spans:
     tools, groups = read_count(one.details, "tools"), read_names(one.details, "groups")
     mode = str(one.details.get("mode") or "")
     said = f"opened in {mode} mode" if mode else "opened"
@@ -148,12 +148,12 @@ def _opened(one: Happening) -> Spans:
     return [("text", f"{said}, forked from "), ("name", parent)] if parent else [("text", said)]
 
 
-def _catalog(one: Happening) -> Spans:
+def _catalog(one: TimelineEvent) -> Spans:
     shape = str(one.details.get("format") or "")
     return [("text", f"fetched the catalog as {shape}" if shape else "fetched the catalog")]
 
 
-def _searched(one: Happening) -> Spans:
+def _searched(one: TimelineEvent) -> Spans:
     hits, total = len(read_names(one.details, "hits")), read_count(one.details, "total")
     found = "nothing found" if not total else f"{total:,} found"
     if total > hits:
@@ -167,12 +167,12 @@ def _searched(one: Happening) -> Spans:
     ]
 
 
-def _details(one: Happening) -> Spans:
+def _details(one: TimelineEvent) -> Spans:
     end = "" if one.details.get("found", True) else ": not found"
     return [("text", "asked for the details of "), ("name", one.tool_name), ("text", end)]
 
 
-def _loaded(one: Happening) -> Spans:
+def _loaded(one: TimelineEvent) -> Spans:
     names, verb = read_names(one.details, "names"), str(one.details.get("how") or "load")
     said: Spans = [("text", f"{LOADED_BY.get(verb, 'loaded')} ")]
     if one.details.get("all") and one.group_id:
@@ -186,11 +186,11 @@ def _loaded(one: Happening) -> Spans:
     return [*said, ("text", f"{end}; {_many(unknown, 'name')} unknown" if unknown else end)]
 
 
-def _implicit_load(one: Happening) -> Spans:
+def _implicit_load(one: TimelineEvent) -> Spans:
     return [("text", "used "), ("name", one.tool_name), ("text", " without loading it first")]
 
 
-def _called(one: Happening) -> Spans:
+def _called(one: TimelineEvent) -> Spans:
     said: Spans = [("text", "called "), ("name", one.tool_name)]
     if one.call is None:
         return said
@@ -199,7 +199,7 @@ def _called(one: Happening) -> Spans:
     return [*said, ("text", f" · {one.call.outcome[1]}")]
 
 
-def _refused(one: Happening) -> Spans:
+def _refused(one: TimelineEvent) -> Spans:
     code = str(one.details.get("code") or "")
     reason = (one.call.error_message.strip() if one.call else "") or code.replace("_", " ")
     said: Spans = [("text", "refused")]
@@ -208,11 +208,11 @@ def _refused(one: Happening) -> Spans:
     return [*said, ("text", f": {shorten(reason)}" if reason else "")]
 
 
-def _forked(one: Happening) -> Spans:
+def _forked(one: TimelineEvent) -> Spans:
     return [("text", "forked to "), ("name", str(one.details.get("to") or "another session"))]
 
 
-def _resumed(one: Happening) -> Spans:
+def _resumed(one: TimelineEvent) -> Spans:
     groups = read_names(one.details, "groups")
     return [
         ("text", "resumed with "),
@@ -220,7 +220,7 @@ def _resumed(one: Happening) -> Spans:
     ]
 
 
-_SENTENCES: dict[str, Callable[[Happening], Spans]] = {
+_SENTENCES: dict[str, Callable[[TimelineEvent], Spans]] = {
     "opened": _opened,
     "catalog": _catalog,
     "searched": _searched,
@@ -236,7 +236,7 @@ _SENTENCES: dict[str, Callable[[Happening], Spans]] = {
 }
 
 
-def pill(happening: Happening) -> str:
+def pill(happening: TimelineEvent) -> str:
     """Name the status of a step that did not go well; empty for all others."""
     if happening.kind == "refused":
         return "rejected"

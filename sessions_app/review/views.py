@@ -20,7 +20,7 @@ from sessions_app.ledger import event_details, payloads
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.review import content, session_detail, timeline
 from sessions_app.review import queries as review_queries
-from sessions_app.review.queries import Row, SessionFilter
+from sessions_app.review.queries import SessionFilter, TimelineRow
 from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import request as query_params
@@ -135,7 +135,7 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
     return render(request, "sessions_app/session.html", context | _about(found, page, rows))
 
 
-def _about(found: AgentSession, page: Page[Event], rows: list[Row]) -> dict[str, Any]:
+def _about(found: AgentSession, page: Page[Event], rows: list[TimelineRow]) -> dict[str, Any]:
     metadata = event_details.read_value(found.metadata)
     before, after = session_detail.neighbours(found)
     return {

@@ -12,10 +12,10 @@ from ninja import Query, Router
 
 from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import dispatcher, operations
-from sessions_app.fast_path.http import COUNTED
+from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
 from sessions_app.formats import catalog
 from sessions_app.ledger import events
-from sessions_app.ledger.payloads import check
+from sessions_app.ledger.payloads import check_value
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
 from sessions_app.sessions import concurrency, lifecycle, loading, surface
@@ -62,13 +62,13 @@ def agent_of(request: HttpRequest) -> Agent:
 
 
 def _session(request: HttpRequest, session_id: str) -> AgentSession:
-    return lifecycle.find(agent_of(request), session_id)
+    return lifecycle.find_session(agent_of(request), session_id)
 
 
 def _readable(request: HttpRequest, session_id: str) -> AgentSession:
     """An agent reads its own sessions; operators read all."""
     agent: Agent | None = request.agent  # type: ignore[attr-defined]
-    return lifecycle.find(agent, session_id)
+    return lifecycle.find_session(agent, session_id)
 
 
 def _json(body: object, status: int = 200) -> HttpResponse:
@@ -81,14 +81,14 @@ def _json(body: object, status: int = 200) -> HttpResponse:
 @router.post("/sessions", response={201: SessionOut, **AGENT_ERRORS})
 def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
     """Open a session: its catalog, its tools array, and how it was decided."""
-    check(body.metadata, "/metadata")
+    check_value(body.metadata, "/metadata")
     resumed = body.resume.expanded_groups if body.resume else {}
-    check({"model": body.model, "header": body.header, "preload": body.preload}, "")
-    check({"groups": body.groups, "servers": body.servers}, "")
-    check(resumed, "/resume/expanded_groups")
+    check_value({"model": body.model, "header": body.header, "preload": body.preload}, "")
+    check_value({"groups": body.groups, "servers": body.servers}, "")
+    check_value(resumed, "/resume/expanded_groups")
     opened = lifecycle.open_session(
         agent_of(request),
-        lifecycle.Opening(
+        lifecycle.OpenSessionRequest(
             strategy=body.strategy,
             mode=body.mode,
             context_window=body.context_window,
@@ -112,7 +112,7 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
     return {
         "id": session.session_id,
         "agent": session.agent.name,
-        "state": loading.state_now(session),
+        "state": loading.current_state(session),
         "parent": session.parent.session_id if session.parent_id and session.parent else None,
         "strategy": session.strategy,
         "mode": session.mode,
@@ -145,7 +145,7 @@ def list_sessions(
     errors: bool = False,
 ) -> dict[str, Any]:
     """List sessions, newest first: an agent's own, or all for an operator."""
-    check([agent, tool], "")
+    check_value([agent, tool], "")
     if state and state not in SessionState.values:
         raise Invalid(f"A state is one of: {', '.join(SessionState.values)}.")
     own: Agent | None = request.agent  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def _row(session: AgentSession) -> dict[str, Any]:
     return {
         "id": session.session_id,
         "agent": session.agent.name,
-        "state": loading.state_now(session),
+        "state": loading.current_state(session),
         "strategy": session.strategy,
         "mode": session.mode,
         "parent": session.parent.session_id if session.parent_id and session.parent else None,
@@ -196,14 +196,14 @@ async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
 
 def _closed(request: HttpRequest, session_id: str) -> dict[str, Any]:
     session = _session(request, session_id)
-    lifecycle.close(session)
+    lifecycle.close_session(session)
     return _session_body(_session(request, session_id))
 
 
 @router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
 def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Copy a session: the same catalog and the same loaded tools, and nothing shared after."""
-    child = lifecycle.fork(_session(request, session_id))
+    child = lifecycle.fork_session(_session(request, session_id))
     return _json(_session_body(child), 201)
 
 
@@ -216,9 +216,9 @@ def session_catalog(request: HttpRequest, session_id: str, wanted: Query[FormatI
     catalog.check(wanted)
     session = _readable(request, session_id)
     answer = _tagged(request, catalog.catalog(session, wanted), wanted.format)
-    open_now = loading.state_now(session) == SessionState.OPEN
+    open_now = loading.current_state(session) == SessionState.OPEN
     if answer.status_code == 200 and open_now and request.agent:  # type: ignore[attr-defined]
-        events.note(session, EventKind.CATALOG, details={"format": wanted.format})
+        events.record_event(session, EventKind.CATALOG, details={"format": wanted.format})
     return answer
 
 
@@ -251,8 +251,8 @@ def tool_details(
     request: HttpRequest, session_id: str, name: str, detail: DetailName = "full"
 ) -> HttpResponse:
     """One tool's definition, its output schema included."""
-    check(name, "/name")
-    return _json(session_search.details(_session(request, session_id), name, detail))
+    check_value(name, "/name")
+    return _json(session_search.tool_details(_session(request, session_id), name, detail))
 
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=AS_TEXT)
@@ -274,7 +274,7 @@ def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
 def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpResponse:
     """Load tools by name, whatever group they are in."""
-    check(body.tool_names, "/tool_names")
+    check_value(body.tool_names, "/tool_names")
     return _json(loading.preload(_session(request, session_id), body.tool_names))
 
 
@@ -287,7 +287,9 @@ async def search(
 ) -> HttpResponse:
     """Find tools by words, by pattern, or one by its exact name."""
     agent = agent_of(request)
-    return _json(await concurrency.in_turn(operations.search, agent, session_id, body, wanted))
+    return _json(
+        await concurrency.run_with_limit(operations.search, agent, session_id, body, wanted)
+    )
 
 
 KEY_PARAMETER = {
@@ -317,7 +319,7 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
         ),
         key=request.auth.pk,  # type: ignore[attr-defined]
         token=request.auth.sha256,  # type: ignore[attr-defined]
-        counted=getattr(request, "scope", {}).get(COUNTED, 0),
+        counted=getattr(request, "scope", {}).get(RATE_LIMIT_CHECKED, 0),
     )
     return HttpResponse(answer, content_type="application/json")
 
@@ -329,7 +331,7 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
 def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """What was loaded, to open another session with."""
     # Not sorted: groups stand in the order they were loaded in.
-    body = loading.state(_readable(request, session_id))
+    body = loading.export_state(_readable(request, session_id))
     return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
 
 

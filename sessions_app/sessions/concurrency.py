@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from asgiref.sync import sync_to_async
 
-from toolcrib.lib.db_threads import in_thread
+from toolcrib.lib.db_threads import run_in_db_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,18 +25,18 @@ _gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKe
 
 
 @asynccontextmanager
-async def turn() -> AsyncIterator[None]:
+async def concurrency_slot() -> AsyncIterator[None]:
     """Wait for a turn; who came first goes first."""
     gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with gate:
         yield
 
 
-async def to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_shielded_with_limit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run work in a thread when its turn has come. Who leaves before that leaves no work behind;
     what was begun keeps its turn until it is done."""
-    async with turn():
-        working = asyncio.ensure_future(in_thread(function, *args, **kwargs))
+    async with concurrency_slot():
+        working = asyncio.ensure_future(run_in_db_thread(function, *args, **kwargs))
         try:
             return await asyncio.shield(working)
         except asyncio.CancelledError:
@@ -46,7 +46,7 @@ async def to_its_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
             raise
 
 
-async def in_turn(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+async def run_with_limit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a search in a thread of its request when its turn has come."""
-    async with turn():
+    async with concurrency_slot():
         return await sync_to_async(function)(*args, **kwargs)

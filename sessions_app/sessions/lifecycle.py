@@ -25,11 +25,11 @@ from sessions_app.models import (
 )
 from sessions_app.sessions import loading, scope
 from sessions_app.sessions import surface as session_surface
-from sessions_app.sessions.scope import Wish
+from sessions_app.sessions.scope import ScopeFilter
 from sessions_app.sessions.surface import take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.prepared_query import PreparedQuery
 
 LEDGER = [
     "tokens_catalog",
@@ -42,7 +42,7 @@ LEDGER = [
 IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
 ITERATIONS = 3  # a deferred session needs more turns for the same work
 
-by_id = Prepared(
+session_by_id = PreparedQuery(
     1,
     lambda session_id: (
         AgentSession.objects.with_catalog().select_related("parent").filter(session_id=session_id)
@@ -56,7 +56,7 @@ class TooManySessions(ToolcribError):
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpenSessionRequest:
     """What an agent asks for when it opens a session."""
 
     strategy: str | None = None
@@ -74,33 +74,35 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ModeDecision:
     mode: str
     auto_deferred: bool
     decided_by: str
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedSession:
     session: AgentSession
     unknown: list[str]  # names to preload and to resume that are not there
 
 
-def decide(agent: Agent, wanted: str, tools: int, tokens: int, window: int | None) -> Decision:
+def choose_mode(
+    agent: Agent, wanted: str, tools: int, tokens: int, window: int | None
+) -> ModeDecision:
     """Choose between all schemas and the catalog, by the first of three rules that applies."""
     if wanted != Mode.AUTO:
-        return Decision(wanted, False, "forced")
+        return ModeDecision(wanted, False, "forced")
     if tools >= agent.tool_threshold:
-        return Decision(Mode.DEFERRED, True, "count")
+        return ModeDecision(Mode.DEFERRED, True, "count")
     if tokens > agent.threshold_tokens:
-        return Decision(Mode.DEFERRED, True, "tokens")
+        return ModeDecision(Mode.DEFERRED, True, "tokens")
     if window and tokens > window * agent.threshold_percent / 100:
-        return Decision(Mode.DEFERRED, True, "percent")
-    return Decision(Mode.FULL, False, "below")
+        return ModeDecision(Mode.DEFERRED, True, "percent")
+    return ModeDecision(Mode.FULL, False, "below")
 
 
 @transaction.atomic
-def open_session(agent: Agent, opening: Opening) -> Opened:
+def open_session(agent: Agent, opening: OpenSessionRequest) -> OpenedSession:
     strategy = opening.strategy or agent.strategy
     if opening.resume_strategy not in (None, strategy):
         raise Conflict(
@@ -111,9 +113,9 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         )
     now = timezone.now()
     _make_room(agent, now)
-    wish = _wish(agent, opening)
-    seen = scope.of(agent, wish)
-    decision = decide(
+    wish = _scope_filter(agent, opening)
+    seen = scope.scope_of_agent(agent, wish)
+    decision = choose_mode(
         agent,
         opening.mode or agent.mode,
         len(seen.offered),
@@ -141,7 +143,7 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
         last_used_at=now,
         tokens_all=seen.tokens_all,
     )
-    events.note(
+    events.record_event(
         session,
         EventKind.OPENED,
         tokens=snapshot.tokens + surface.tools_tokens,
@@ -158,17 +160,17 @@ def open_session(agent: Agent, opening: Opening) -> Opened:
     if opening.resume_groups is not None:
         unknown += _resume(session, opening.resume_groups)
     session.refresh_from_db(fields=LEDGER)
-    return Opened(session, unknown)
+    return OpenedSession(session, unknown)
 
 
-def _wish(agent: Agent, opening: Opening) -> Wish:
+def _scope_filter(agent: Agent, opening: OpenSessionRequest) -> ScopeFilter:
     """Turn ids into a wish; what the agent may not see is as unknown as what is not there."""
     if opening.groups is None and opening.servers is None:
-        return Wish(without_mcp=opening.without_mcp)
-    whole = scope.of(agent)
+        return ScopeFilter(without_mcp=opening.without_mcp)
+    whole = scope.scope_of_agent(agent)
     keys = None
     if opening.groups is not None:
-        missing = scope.unknown_of(opening.groups, whole.by_id)
+        missing = scope.unknown_names(opening.groups, whole.by_id)
         if missing:
             raise Invalid(
                 f"Not available to this agent: {', '.join(missing[:10])}.",
@@ -177,7 +179,7 @@ def _wish(agent: Agent, opening: Opening) -> Wish:
             )
         keys = tuple(whole.by_id[group_id].pk for group_id in opening.groups)
     if opening.servers is not None:
-        missing = scope.unknown_of(opening.servers, whole.servers)
+        missing = scope.unknown_names(opening.servers, whole.servers)
         if missing:
             raise Invalid(
                 f"Not available to this agent: {', '.join(missing[:10])}.",
@@ -185,7 +187,7 @@ def _wish(agent: Agent, opening: Opening) -> Wish:
                 code="unknown_server",
             )
     servers = None if opening.servers is None else tuple(opening.servers)
-    return Wish(keys, servers, opening.without_mcp)
+    return ScopeFilter(keys, servers, opening.without_mcp)
 
 
 def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
@@ -204,13 +206,13 @@ def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
             details={"retry_after": 60},
         )
     for session in idle:
-        end(session, SessionState.EXPIRED)
+        end_session(session, SessionState.EXPIRED)
 
 
-def preview(agent: Agent) -> CatalogSnapshot:
+def preview_snapshot(agent: Agent) -> CatalogSnapshot:
     """What a session of this agent would be given now, by the same code."""
-    seen = scope.of(agent)
-    decision = decide(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    seen = scope.scope_of_agent(agent)
+    decision = choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
     return take_snapshot(agent, seen, agent.strategy, decision.mode)[0]
 
 
@@ -220,20 +222,20 @@ def preview(agent: Agent) -> CatalogSnapshot:
 def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
     """Load what another session had; the model has those schemas already, so none are counted."""
     unknown: list[str] = []
-    known = scope.of_session(session).by_id
+    known = scope.scope_of_session(session).by_id
     for group_id, names in groups.items():
         if group_id in known:
             unknown += loading.load(session, group_id, names, how="resume").unknown
         else:
             unknown.append(group_id)
-    events.note(session, EventKind.RESUMED, details={"groups": list(groups)})
+    events.record_event(session, EventKind.RESUMED, details={"groups": list(groups)})
     return unknown
 
 
 @transaction.atomic
-def fork(session: AgentSession) -> AgentSession:
+def fork_session(session: AgentSession) -> AgentSession:
     """Copy a session: same snapshot, same loaded tools. Neither affects the other after."""
-    session = loading.locked(session)
+    session = loading.lock_session(session)
     now = timezone.now()
     _make_room(session.agent, now, keep=session.pk)
     child = AgentSession.objects.get(pk=session.pk)
@@ -263,8 +265,8 @@ def fork(session: AgentSession) -> AgentSession:
         )
         for row in session.shown_definitions.all()
     )
-    events.note(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
-    events.note(
+    events.record_event(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
+    events.record_event(
         child,
         EventKind.OPENED,
         details={
@@ -283,18 +285,20 @@ def fork(session: AgentSession) -> AgentSession:
 
 
 @transaction.atomic
-def close(session: AgentSession) -> AgentSession:
+def close_session(session: AgentSession) -> AgentSession:
     """End a session. Closing one that has ended is no error."""
     session = AgentSession.objects.select_for_update(of=("self",)).get(pk=session.pk)
     if session.state == SessionState.OPEN:
-        end(session, SessionState.CLOSED)
+        end_session(session, SessionState.CLOSED)
     return session
 
 
-def end(session: AgentSession, state: SessionState) -> None:
+def end_session(session: AgentSession, state: SessionState) -> None:
     now = timezone.now()
     kind = EventKind.CLOSED if state == SessionState.CLOSED else EventKind.EXPIRED
-    events.note(session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now)
+    events.record_event(
+        session, kind, at=session.last_used_at if state == SessionState.EXPIRED else now
+    )
     session.state, session.ended_at = state, now
     session.save(update_fields=["state", "ended_at"])
 
@@ -308,17 +312,17 @@ def expire_idle() -> int:
         with transaction.atomic():
             row = AgentSession.objects.select_for_update(of=("self",)).filter(pk=pk).first()
             if row and row.state == SessionState.OPEN and row.last_used_at < before:
-                end(row, SessionState.EXPIRED)
+                end_session(row, SessionState.EXPIRED)
                 ended += 1
     return ended
 
 
-def find(agent: Agent | None, session_id: str) -> AgentSession:
+def find_session(agent: Agent | None, session_id: str) -> AgentSession:
     """Return an agent's own session; another's is as unknown as one that never was.
 
     Without an agent, an operator asks, who reads all.
     """
-    found = None if "\0" in session_id else by_id.first(session_id)
+    found = None if "\0" in session_id else session_by_id.first(session_id)
     if found is None or (agent is not None and found.agent_id != agent.pk):
         raise NotFound(
             "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"
@@ -328,7 +332,7 @@ def find(agent: Agent | None, session_id: str) -> AgentSession:
     return found
 
 
-def still_open(session_ids: Collection[str]) -> set[str]:
+def open_sessions(session_ids: Collection[str]) -> set[str]:
     """Return those that are open, in one question; a session that is no more is not."""
     rows = AgentSession.objects.open().filter(session_id__in=session_ids)
     return set(rows.values_list("session_id", flat=True))

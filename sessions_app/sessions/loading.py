@@ -15,31 +15,31 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog import cache, preferences
-from catalog.cache import Item, Place, ShelfGroup
+from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.models import ToolState
 from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
 from sessions_app.sessions import scope
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, Scope
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope
 from sessions_app.sessions.surface import (
     Pin,
-    as_last_shown,
     expansions,
     first_pins,
     pin_of,
     pins_of,
-    rendered,
+    render_pin,
+    replace_with_last_shown,
     surface_of,
 )
 from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.token_counter import count
 
-MOST_NAMES = 10_000
-LEAST_IDLE = preferences.KNOWN["session_idle_seconds"].low
+MAX_NAMES = 10_000
+MIN_IDLE_SECONDS = preferences.PREFERENCES["session_idle_seconds"].low
 
-_under_lock = Prepared(
+_under_lock = PreparedQuery(
     1, lambda pk: AgentSession.objects.with_catalog().select_for_update(of=("self",)).filter(pk=pk)
 )
 
@@ -50,7 +50,7 @@ class OverBudget(ToolcribError):
 
 
 @dataclass
-class Loaded:
+class LoadResult:
     """The answer to a load."""
 
     group_id: str
@@ -77,7 +77,7 @@ class Loaded:
 # --- Loading --------------------------------------------------------------------------------------
 
 
-def locked(session: AgentSession) -> AgentSession:
+def lock_session(session: AgentSession) -> AgentSession:
     """Read an open session under a lock; refuse one that has ended, with how to go on."""
     row = _under_lock.first(session.pk)
     if row is None:
@@ -86,18 +86,18 @@ def locked(session: AgentSession) -> AgentSession:
     return row
 
 
-def state_now(session: AgentSession) -> str:
+def current_state(session: AgentSession) -> str:
     """Say what state a session is in: one that was idle too long has expired, swept or not."""
     idle = (timezone.now() - session.last_used_at).total_seconds()
     # Used within the shortest time that may be chosen: nothing to look up.
-    if session.state != SessionState.OPEN or idle < LEAST_IDLE:
+    if session.state != SessionState.OPEN or idle < MIN_IDLE_SECONDS:
         return session.state
     limit = preferences.value("session_idle_seconds")
     return SessionState.EXPIRED if idle > limit else session.state
 
 
 def check_open(session: AgentSession) -> None:
-    state = state_now(session)
+    state = current_state(session)
     if state != SessionState.OPEN:
         raise Conflict(
             f"This session is {state}.",
@@ -108,23 +108,23 @@ def check_open(session: AgentSession) -> None:
 
 
 def check_number(names: Sequence[str]) -> None:
-    if len(names) > MOST_NAMES:
+    if len(names) > MAX_NAMES:
         raise Invalid(
-            f"{len(names):,} names at once; the cap is {MOST_NAMES:,}.", hint="Name fewer."
+            f"{len(names):,} names at once; the cap is {MAX_NAMES:,}.", hint="Name fewer."
         )
 
 
 @transaction.atomic
 def load(
     session: AgentSession, group_id: str, names: Sequence[str] | None, *, how: str = "load"
-) -> Loaded:
+) -> LoadResult:
     """Load a group, whole (names None) or by names."""
     check_number(names or ())
-    session = locked(session)
-    seen = scope.of_session(session)
+    session = lock_session(session)
+    seen = scope.scope_of_session(session)
     group = _group(session, seen, group_id)
     if group is None:
-        return Loaded(group_id, error=_unknown_group(group_id, seen))
+        return LoadResult(group_id, error=_unknown_group(group_id, seen))
     work = _Load(session, group_id, group)
     result = work.whole() if names is None else work.some(names)
     if result.error is None:
@@ -135,7 +135,7 @@ def load(
     return result
 
 
-def _group(session: AgentSession, seen: Scope, group_id: str) -> ShelfGroup | None:
+def _group(session: AgentSession, seen: SessionScope, group_id: str) -> CachedGroup | None:
     """Find a group by the id the model knows, which may be an older one."""
     if group_id in seen.by_id:
         return seen.by_id[group_id]
@@ -143,7 +143,7 @@ def _group(session: AgentSession, seen: Scope, group_id: str) -> ShelfGroup | No
     return next((group for group in seen.groups if group.pk == key), None)
 
 
-def _unknown_group(group_id: str, seen: Scope) -> dict[str, str]:
+def _unknown_group(group_id: str, seen: SessionScope) -> dict[str, str]:
     available = ", ".join(sorted(line.group_id for line in seen.lines)) or "none"
     return {
         "code": "unknown_group",
@@ -156,7 +156,7 @@ def _unknown_group(group_id: str, seen: Scope) -> dict[str, str]:
 class _Load:
     """One load while it is worked out. Lives inside one transaction."""
 
-    def __init__(self, session: AgentSession, group_id: str, group: ShelfGroup) -> None:
+    def __init__(self, session: AgentSession, group_id: str, group: CachedGroup) -> None:
         self.session = session
         self.group = group
         rows = expansions.all(session.pk)
@@ -171,7 +171,7 @@ class _Load:
         self.fresh: list[str] = []
         self.cost = 0  # tokens of what is loaded anew
 
-    def whole(self) -> Loaded:
+    def whole(self) -> LoadResult:
         if self.row.listed is None:
             for place in self.offered.values():
                 self._pin(place)
@@ -179,7 +179,7 @@ class _Load:
         self.row.names = None
         return self._answer(self.row.listed)
 
-    def some(self, names: Sequence[str]) -> Loaded:
+    def some(self, names: Sequence[str]) -> LoadResult:
         chosen, unknown, problems = [], [], []
         for name in dict.fromkeys(names):
             try:
@@ -188,7 +188,7 @@ class _Load:
                 unknown.append(name)
                 problems.append(error)
         if problems and not chosen:
-            return Loaded(
+            return LoadResult(
                 self.row.group_id,
                 remaining=self._remaining(),
                 unknown=unknown,
@@ -226,7 +226,7 @@ class _Load:
             )
         if name in self.withheld:
             item = self.withheld[name]
-            raise NotAvailable(why_not(item), hint="", code=why_not_code(item))
+            raise NotAvailable(unavailable_reason(item), hint="", code=unavailable_code(item))
         raise NotAvailable(
             f"{name[:100]!r} is not available in this session under {self.row.group_id}.",
             hint=f"Its tools: {', '.join(islice(self.offered, 50)) or 'none'}.",
@@ -240,18 +240,18 @@ class _Load:
             for other in {place.item.own_name, name.partition("__")[2]}:
                 found.setdefault(other, []).append(name)
         for name, pin in self.pins.items():  # loaded ones, though no longer offered
-            own_name = cache.definition(pin["definition"]).tool["name"]
+            own_name = cache.cached_definition(pin["definition"]).tool["name"]
             for other in {own_name, name.partition("__")[2]}:
                 found.setdefault(other, [name])
         return found
 
     @cached_property
-    def withheld(self) -> dict[str, Item]:
+    def withheld(self) -> dict[str, CachedTool]:
         """Tools of the group that cannot be had now, by both their names."""
         items = [place.item for place in self.group.places if not place.item.offered]
         return {name: item for item in reversed(items) for name in (item.own_name, item.name)}
 
-    def _pin(self, place: Place) -> None:
+    def _pin(self, place: CachedMember) -> None:
         name = place.item.name
         if name in self.pins:
             return
@@ -280,14 +280,14 @@ class _Load:
             return 0
         return len(set(self._base()) - set(self.row.names))
 
-    def _answer(self, names: list[str]) -> Loaded:
-        pins = as_last_shown(self.session, self.pins)
-        return Loaded(
+    def _answer(self, names: list[str]) -> LoadResult:
+        pins = replace_with_last_shown(self.session, self.pins)
+        return LoadResult(
             self.row.group_id,
             expanded=True,
             tool_names=names,
             remaining=self._remaining(),
-            schemas=[rendered(name, pins[name]) for name in names],
+            schemas=[render_pin(name, pins[name]) for name in names],
             fresh=self.fresh,
         )
 
@@ -298,7 +298,9 @@ class _Load:
 
     def _check_budget(self) -> None:
         budget = self.session.agent.budget
-        cost = sum(cache.definition(self.pins[name]["definition"]).tokens for name in self.fresh)
+        cost = sum(
+            cache.cached_definition(self.pins[name]["definition"]).tokens for name in self.fresh
+        )
         held = self.session.tokens_loaded
         if budget is not None and cost and held + cost > budget:
             raise OverBudget(
@@ -309,10 +311,10 @@ class _Load:
         self.cost = cost
 
 
-def _count(session: AgentSession, result: Loaded, how: str, cost: int) -> None:
+def _count(session: AgentSession, result: LoadResult, how: str, cost: int) -> None:
     # A resumed session's model has read these schemas; search gives its own account of them.
     given = count(canonical(result.schemas)) if how in ("load", "preload") else 0
-    events.note(
+    events.record_event(
         session,
         EventKind.LOADED,
         tokens=given,
@@ -328,11 +330,11 @@ def _count(session: AgentSession, result: Loaded, how: str, cost: int) -> None:
     )
 
 
-def why_not_code(item: Item) -> str:
+def unavailable_code(item: CachedTool) -> str:
     return item.state if item.server_enabled else "server_disabled"
 
 
-def why_not(item: Item) -> str:
+def unavailable_reason(item: CachedTool) -> str:
     """Say why a tool in scope cannot be used now."""
     reasons = {
         ToolState.HELD: f"{item.name} is held by an admin"
@@ -350,8 +352,8 @@ def preload(session: AgentSession, names: Sequence[str]) -> dict[str, Any]:
     """Load tools by name, whatever group they are in."""
     check_number(names)
     with transaction.atomic():
-        session = locked(session)
-        found, unknown = by_group(session, scope.of_session(session), names)
+        session = lock_session(session)
+        found, unknown = names_by_group(session, scope.scope_of_session(session), names)
         results = [load(session, group, part, how="preload") for group, part in found.items()]
     schemas: list[dict[str, Any]] | None = [
         schema for result in results for schema in result.schemas or []
@@ -365,8 +367,8 @@ def preload(session: AgentSession, names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def by_group(
-    session: AgentSession, seen: Scope, names: Sequence[str]
+def names_by_group(
+    session: AgentSession, seen: SessionScope, names: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Sort names by the first group that has them; tell those that no group has."""
     found: dict[str, list[str]] = {}
@@ -384,7 +386,7 @@ def by_group(
 # --- State and stats ------------------------------------------------------------------------------
 
 
-def state(session: AgentSession) -> dict[str, Any]:
+def export_state(session: AgentSession) -> dict[str, Any]:
     """Export what was loaded, to open another session with."""
     return {
         "strategy": session.strategy,
@@ -406,7 +408,7 @@ def token_ledger(session: AgentSession) -> dict[str, Any]:
 
 
 def stats(session: AgentSession) -> dict[str, Any]:
-    seen = scope.of_session(session)
+    seen = scope.scope_of_session(session)
     offered = {item.name for item in seen.offered}
     loaded = {**surface_of(session.snapshot).pins, **pins_of(session)}.keys() & offered
     return {

@@ -18,16 +18,16 @@ from weakref import WeakKeyDictionary
 from django.db import DatabaseError, close_old_connections
 
 from catalog import cache
-from catalog.cache import Item, Shelf, ShelfGroup
+from catalog.cache import CachedGroup, CachedTool, CatalogCache
 from catalog.rendering import GroupLine
 from catalog.search import index_cache as index
 from catalog.search.embeddings import store as vector_store
-from catalog.search.engine import near_names
-from catalog.search.index import Index, Searchable, searchable
+from catalog.search.engine import suggest_names
+from catalog.search.index import Index, Searchable, searchable_of
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.errors import ToolcribError
 
-LISTED = 20  # names in an error
+NAMES_IN_ERROR = 20  # names in an error
 MOST_SCOPES = 256
 MOST_RECENT = 32
 logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Ambiguous(ToolcribError):
 
 
 @dataclass(frozen=True)
-class Wish:
+class ScopeFilter:
     """How far a session asked to be narrowed when it opened."""
 
     groups: tuple[int, ...] | None = None  # by key: a group may be renamed meanwhile
@@ -54,16 +54,16 @@ class Wish:
     without_mcp: bool = False
 
 
-class Scope:
+class SessionScope:
     """The groups and tools of one agent's session at one revision. Shared; never changed."""
 
-    def __init__(self, revision: int, groups: Sequence[ShelfGroup]) -> None:
+    def __init__(self, revision: int, groups: Sequence[CachedGroup]) -> None:
         self.revision = revision
         self.groups = tuple(groups)
         self.by_id = {group.group_id: group for group in groups}
-        self.items: dict[str, Item] = {}
-        self.bare: dict[str, list[Item]] = {}
-        self.homes: dict[str, list[ShelfGroup]] = {}
+        self.items: dict[str, CachedTool] = {}
+        self.bare: dict[str, list[CachedTool]] = {}
+        self.homes: dict[str, list[CachedGroup]] = {}
         self.surfaces: dict[object, Any] = {}  # what opening.py made of this scope before
         for group in groups:
             for place in group.places:
@@ -77,14 +77,14 @@ class Scope:
                     self.bare.setdefault(name, []).append(item)
 
     @cached_property
-    def offered(self) -> list[Item]:
+    def offered(self) -> list[CachedTool]:
         return [item for item in self.items.values() if item.offered]
 
     @cached_property
     def _ids(self) -> "array[int]":
         return array("Q", sorted(item.tool_id for item in self.items.values()))
 
-    def number_of(self, item: Item) -> int:
+    def number_of(self, item: CachedTool) -> int:
         """Return a small number that stands for this tool in this scope."""
         return bisect_left(self._ids, item.tool_id)
 
@@ -109,16 +109,16 @@ class Scope:
         """What can be searched: offered tools only, so no statistic knows any other."""
         return index.index_of([self._searchable(item) for item in self.offered])
 
-    def _searchable(self, item: Item) -> Searchable:
+    def _searchable(self, item: CachedTool) -> Searchable:
         texts = tuple(
             text
             for group in self.homes[item.name]
             for text in (group.group_id, group.display_name, group.description)
             if text
         )
-        return searchable(item, texts)
+        return searchable_of(item, texts)
 
-    def lookup(self, name: str) -> Item | None:
+    def lookup(self, name: str) -> CachedTool | None:
         """Return the one tool of this name, public or bare. Cheap, where thousands are asked."""
         found = self.items.get(name)
         if found is not None:
@@ -126,12 +126,12 @@ class Scope:
         candidates = self._candidates(name)
         return candidates[0] if len(candidates) == 1 else None
 
-    def _candidates(self, name: str) -> list[Item]:
+    def _candidates(self, name: str) -> list[CachedTool]:
         candidates = self.bare.get(name, [])
         offered = [item for item in candidates if item.offered]
         return offered or candidates
 
-    def find(self, name: str) -> Item:
+    def find(self, name: str) -> CachedTool:
         """Return the tool of this name, public or bare. Says what there is if there is none."""
         found = self.lookup(name)
         if found is not None:
@@ -141,13 +141,13 @@ class Scope:
             raise Ambiguous(
                 f"{len(names)} tools are called {name!r}: {_listed(names)}.",
                 hint="Use the full name.",
-                details={"candidates": names[:LISTED]},
+                details={"candidates": names[:NAMES_IN_ERROR]},
             )
         raise self.unknown(name)
 
     def unknown(self, name: str) -> NotAvailable:
         """Say that there is no such tool here, and which there are: the likeliest first."""
-        near = near_names(self.index, name)
+        near = suggest_names(self.index, name)
         names = near + sorted({item.name for item in self.offered} - set(near))
         groups = _listed([line.group_id for line in self.lines]) or "none"
         return NotAvailable(
@@ -159,13 +159,13 @@ class Scope:
         )
 
 
-def offered_names(group: ShelfGroup) -> tuple[str, ...]:
+def offered_names(group: CachedGroup) -> tuple[str, ...]:
     return tuple(place.item.name for place in group.places if place.item.offered)
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = len(names) - LISTED
-    return ", ".join(names[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - NAMES_IN_ERROR
+    return ", ".join(names[:NAMES_IN_ERROR]) + (f" and {more} more" if more > 0 else "")
 
 
 def group_keys(agent: Agent) -> tuple[int, ...] | None:
@@ -175,30 +175,30 @@ def group_keys(agent: Agent) -> tuple[int, ...] | None:
     return tuple(agent.group_links.values_list("group_id", flat=True))
 
 
-def of(agent: Agent, wish: Wish = Wish()) -> Scope:  # noqa: B008 - frozen
+def scope_of_agent(agent: Agent, wish: ScopeFilter = ScopeFilter()) -> SessionScope:  # noqa: B008 - frozen
     """Return what this agent may see now, narrowed by the session's wish."""
     return _scope(cache.current(), group_keys(agent), wish)
 
 
-def of_session(session: AgentSession) -> Scope:
-    return of(session.agent, wish_of(session))
+def scope_of_session(session: AgentSession) -> SessionScope:
+    return scope_of_agent(session.agent, scope_filter_of(session))
 
 
-def wish_of(session: AgentSession) -> Wish:
+def scope_filter_of(session: AgentSession) -> ScopeFilter:
     groups, servers = session.wanted_groups, session.wanted_servers
-    return Wish(
+    return ScopeFilter(
         None if groups is None else tuple(groups),
         None if servers is None else tuple(servers),
         session.without_mcp,
     )
 
 
-_scopes: WeakKeyDictionary[Shelf, dict[tuple[tuple[int, ...] | None, Wish], Scope]] = (
-    WeakKeyDictionary()
-)
+_scopes: WeakKeyDictionary[
+    CatalogCache, dict[tuple[tuple[int, ...] | None, ScopeFilter], SessionScope]
+] = WeakKeyDictionary()
 
 
-_recent: dict[tuple[tuple[int, ...] | None, Wish], None] = {}  # asked for last comes last
+_recent: dict[tuple[tuple[int, ...] | None, ScopeFilter], None] = {}  # asked for last comes last
 
 
 def rebuild_recent() -> None:
@@ -207,7 +207,7 @@ def rebuild_recent() -> None:
         _scope(cache.current(), keys, wish).index  # noqa: B018 - worked out once
 
 
-def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
+def _scope(standing: CatalogCache, keys: tuple[int, ...] | None, wish: ScopeFilter) -> SessionScope:
     """Build a scope once for each shelf; it goes when the shelf does."""
     _recent[keys, wish] = _recent.pop((keys, wish), None)
     if len(_recent) > MOST_RECENT:
@@ -222,7 +222,7 @@ def _scope(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
     return found
 
 
-def _build(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
+def _build(standing: CatalogCache, keys: tuple[int, ...] | None, wish: ScopeFilter) -> SessionScope:
     if keys is None:
         groups = list(standing.groups)
     else:
@@ -231,13 +231,13 @@ def _build(standing: Shelf, keys: tuple[int, ...] | None, wish: Wish) -> Scope:
         groups = [group for group in groups if group.pk in wish.groups]
     if wish.servers is not None or wish.without_mcp:
         # A group of which nothing is left is not there at all: its id would tell of it.
-        groups = [left for group in groups if (left := _narrowed(group, wish)).places]
-    return Scope(standing.revision, groups)
+        groups = [left for group in groups if (left := _filter_group(group, wish)).places]
+    return SessionScope(standing.revision, groups)
 
 
-def _narrowed(group: ShelfGroup, wish: Wish) -> ShelfGroup:
+def _filter_group(group: CachedGroup, wish: ScopeFilter) -> CachedGroup:
     places = tuple(place for place in group.places if _wanted(place.item, wish))
-    return ShelfGroup(
+    return CachedGroup(
         group.pk,
         group.group_id,
         group.display_name,
@@ -247,20 +247,20 @@ def _narrowed(group: ShelfGroup, wish: Wish) -> ShelfGroup:
     )
 
 
-def _wanted(item: Item, wish: Wish) -> bool:
+def _wanted(item: CachedTool, wish: ScopeFilter) -> bool:
     if not item.server_id:
         return True
     return not wish.without_mcp and (wish.servers is None or item.server in wish.servers)
 
 
-def unknown_of(wanted: Collection[str], known: Collection[str]) -> list[str]:
+def unknown_names(wanted: Collection[str], known: Collection[str]) -> list[str]:
     return [name for name in wanted if name not in known]
 
 
 # --- Building indexes ahead -----------------------------------------------------------------------
 
 
-def warm_soon(revision: int) -> None:
+def warm_indexes_soon(revision: int) -> None:
     """Start a thread, or have the one that is at it go round again."""
     _again.set()
     threading.Thread(target=_warm, name="warming", daemon=True).start()

@@ -7,13 +7,13 @@ from typing import Any
 from django.db import transaction
 
 from catalog import cache, rendering
-from catalog.cache import Item
-from catalog.search.engine import LONGEST_QUERY, MOST_HITS, Found, Hit, near_names, search
+from catalog.cache import CachedTool
+from catalog.search.engine import LONGEST_QUERY, MOST_HITS, Hit, SearchResult, search, suggest_names
 from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.sessions import loading, scope, surface
 from sessions_app.sessions.schemas import SearchIn
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, Scope
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
@@ -22,7 +22,7 @@ PLENTY = "Use load_tools or get_tool_details for a schema, or call the tool at o
 
 
 @dataclass(frozen=True)
-class Query:
+class SessionQuery:
     query: str = ""
     pattern: str = ""
     name: str = ""
@@ -34,10 +34,10 @@ class Query:
     server_hint: str = ""  # what kind of server is meant, in words
 
 
-def query_of(body: SearchIn, *, most: int = MOST_HITS, full: bool = False) -> Query:
+def parse_body(body: SearchIn, *, most: int = MOST_HITS, full: bool = False) -> SessionQuery:
     """What an agent asks for; a tool asked for by name is shown in full, and loaded."""
     full = full or (bool(body.name) and body.detail == "summary")
-    return Query(
+    return SessionQuery(
         query=body.query,
         pattern=body.pattern,
         name=body.name,
@@ -50,24 +50,24 @@ def query_of(body: SearchIn, *, most: int = MOST_HITS, full: bool = False) -> Qu
     )
 
 
-def find(session: AgentSession, asked: Query) -> dict[str, Any]:
+def search_session(session: AgentSession, asked: SessionQuery) -> dict[str, Any]:
     """Answer a search; with `load`, what it finds is loaded too."""
     loading.check_open(session)
-    seen = scope.of_session(session)
-    found, missing = look(seen, asked)
+    seen = scope.scope_of_session(session)
+    found, missing = search_scope(seen, asked)
     with transaction.atomic():
         newly = _load(session, seen, found) if asked.load and found.hits else []
         pins = surface.shown_pins(session)
         at_once = surface.surface_of(session.snapshot).pins
-        told = answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
+        told = search_answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
         _record(session, asked, found, newly, count(canonical(told)))
     return told
 
 
-def answer(
-    seen: Scope,
-    asked: Query,
-    found: Found,
+def search_answer(
+    seen: SessionScope,
+    asked: SessionQuery,
+    found: SearchResult,
     missing: str,
     *,
     pins: Mapping[str, surface.Pin],
@@ -91,7 +91,9 @@ def answer(
     return told
 
 
-def look(seen: Scope, asked: Query, *, explain: bool = False) -> tuple[Found, str]:
+def search_scope(
+    seen: SessionScope, asked: SessionQuery, *, explain: bool = False
+) -> tuple[SearchResult, str]:
     """Search a scope: what is found, or why nothing of that name is there. Records nothing."""
     if not (asked.name or asked.query or asked.pattern):
         raise Invalid("Give a query in words, a pattern, or the exact name of a tool.")
@@ -110,14 +112,14 @@ def look(seen: Scope, asked: Query, *, explain: bool = False) -> tuple[Found, st
     try:
         item = seen.find(asked.name)
     except (NotAvailable, Ambiguous) as error:
-        return Found("name", 0, ()), error.sentence
+        return SearchResult("name", 0, ()), error.sentence
     if not item.offered:
-        return Found("name", 0, ()), loading.why_not(item)
-    return Found("name", 1, (Hit(item.name, None, ("name",)),)), ""
+        return SearchResult("name", 0, ()), loading.unavailable_reason(item)
+    return SearchResult("name", 1, (Hit(item.name, None, ("name",)),)), ""
 
 
-def _load(session: AgentSession, seen: Scope, found: Found) -> list[str]:
-    groups, _ = loading.by_group(session, seen, [hit.name for hit in found.hits])
+def _load(session: AgentSession, seen: SessionScope, found: SearchResult) -> list[str]:
+    groups, _ = loading.names_by_group(session, seen, [hit.name for hit in found.hits])
     newly: list[str] = []
     for group_id, names in groups.items():
         newly += loading.load(session, group_id, names, how="search").fresh
@@ -125,8 +127,8 @@ def _load(session: AgentSession, seen: Scope, found: Found) -> list[str]:
 
 
 def _shown(
-    seen: Scope,
-    item: Item,
+    seen: SessionScope,
+    item: CachedTool,
     hit: Hit,
     detail: str,
     pins: Mapping[str, surface.Pin],
@@ -149,11 +151,11 @@ def _shown(
         shown["score"] = round(hit.score, 3)
     if detail == "full" and item.approved:
         pin = pins.get(item.name) or surface.pin_of(item)
-        shown["schema"] = surface.rendered(item.name, pin)["parameters"]
+        shown["schema"] = surface.render_pin(item.name, pin)["parameters"]
     return shown
 
 
-def _message(found: Found, newly: Sequence[str]) -> str:
+def _message(found: SearchResult, newly: Sequence[str]) -> str:
     if not found.hits:
         return f"No tool matches. Try other words, or fewer. {found.note}".strip()
     count_ = f"Found {found.total} tool{'' if found.total == 1 else 's'}"
@@ -163,20 +165,20 @@ def _message(found: Found, newly: Sequence[str]) -> str:
     return f"{told} {found.note}".strip()
 
 
-def _suggestions(seen: Scope, asked: Query) -> list[str]:
+def _suggestions(seen: SessionScope, asked: SessionQuery) -> list[str]:
     text = asked.name or asked.query or asked.pattern
-    return near_names(seen.index, text) or [line.group_id for line in seen.lines[:10]]
+    return suggest_names(seen.index, text) or [line.group_id for line in seen.lines[:10]]
 
 
 def _record(
-    session: AgentSession, asked: Query, found: Found, newly: list[str], tokens: int
+    session: AgentSession, asked: SessionQuery, found: SearchResult, newly: list[str], tokens: int
 ) -> None:
     asked_for = {
         key: value[:LONGEST_QUERY]
         for key, value in (("query", asked.query), ("pattern", asked.pattern), ("name", asked.name))
         if value
     }
-    events.note(
+    events.record_event(
         session,
         EventKind.SEARCHED,
         tokens=tokens,
@@ -191,20 +193,22 @@ def _record(
     )
 
 
-def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
+def tool_details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
     """Return one tool's definition as this session knows it, its output schema included."""
     loading.check_open(session)
-    seen = scope.of_session(session)
+    seen = scope.scope_of_session(session)
     try:
         item = seen.find(name)
         if not item.offered:
-            raise NotAvailable(loading.why_not(item), code=loading.why_not_code(item))
+            raise NotAvailable(
+                loading.unavailable_reason(item), code=loading.unavailable_code(item)
+            )
     except (NotAvailable, Ambiguous):
-        events.note(session, EventKind.DETAILS, tool_name=name, details={"found": False})
+        events.record_event(session, EventKind.DETAILS, tool_name=name, details={"found": False})
         raise
-    pin = surface.pinned(session, item.name) or surface.pin_of(item)
+    pin = surface.last_shown(session, item.name) or surface.pin_of(item)
     answer = _definition(item, pin, detail)
-    events.note(
+    events.record_event(
         session,
         EventKind.DETAILS,
         tool_name=item.name,
@@ -214,15 +218,15 @@ def details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
     return answer
 
 
-def _definition(item: Item, pin: surface.Pin, detail: str) -> dict[str, Any]:
-    made = surface.rendered(item.name, pin)
+def _definition(item: CachedTool, pin: surface.Pin, detail: str) -> dict[str, Any]:
+    made = surface.render_pin(item.name, pin)
     if detail == "name":
         return {key: made[key] for key in ("name", "source", "mcpServer") if key in made}
     if detail == "summary":
         made["description"] = rendering.summary(made["description"])
         del made["parameters"]
         return made
-    whole = cache.definition(pin["definition"]).tool
+    whole = cache.cached_definition(pin["definition"]).tool
     for key in ("title", "outputSchema", "annotations"):
         if whole.get(key) is not None:
             made[key] = whole[key]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog import cache, rendering
-from catalog.cache import Item
+from catalog.cache import CachedTool
 from catalog.models import CatalogSnapshot
 from catalog.rendering import GroupLine
 from sessions_app.models import (
@@ -22,17 +22,17 @@ from sessions_app.models import (
     ShownDefinition,
     Strategy,
 )
-from sessions_app.sessions.scope import Scope
+from sessions_app.sessions.scope import SessionScope
 from toolcrib.lib.json_codec import canonical, digest
-from toolcrib.lib.prepared_query import Prepared
+from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.token_counter import count
 
 MOST_SURFACES = 64  # kept ready for one scope
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
-Later = list[Any]  # of a tool that was not shown yet: definition, override, server
+DeferredTool = list[Any]  # of a tool that was not shown yet: definition, override, server
 
-expansions = Prepared(1, lambda session: Expansion.objects.filter(session=session))
+expansions = PreparedQuery(1, lambda session: Expansion.objects.filter(session=session))
 
 MOST_KEPT = 16_000_000  # characters of bodies; read, a body takes a few times that
 
@@ -51,7 +51,7 @@ class Surface:
     tools_tokens: int
     mode: str
     preloaded: tuple[str, ...]
-    deferred: dict[str, Later]
+    deferred: dict[str, DeferredTool]
 
 
 _kept: dict[str, tuple[Surface, int]] = {}  # by digest, with the size of its body
@@ -111,7 +111,9 @@ def tools_array(session: AgentSession) -> list[dict[str, Any]]:
     if session.strategy == Strategy.DISPATCH:
         return surface.tools
     added = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
-    return surface.tools + [rendered(name, pin) for name, pin in added if name not in surface.pins]
+    return surface.tools + [
+        render_pin(name, pin) for name, pin in added if name not in surface.pins
+    ]
 
 
 def pins_of(session: AgentSession) -> dict[str, Pin]:
@@ -121,10 +123,10 @@ def pins_of(session: AgentSession) -> dict[str, Pin]:
 
 def shown_pins(session: AgentSession) -> dict[str, Pin]:
     """Everything loaded, by name, as the session was last shown it."""
-    return as_last_shown(session, pins_of(session))
+    return replace_with_last_shown(session, pins_of(session))
 
 
-def as_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
+def replace_with_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
     """Replace the definitions for which a `definition_changed` answer gave a newer one."""
     rows = ShownDefinition.objects.filter(session=session).values_list(
         "tool__public_name", "definition_id", "override"
@@ -143,13 +145,13 @@ def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
     return found
 
 
-def pinned(session: AgentSession, name: str) -> Pin | None:
+def last_shown(session: AgentSession, name: str) -> Pin | None:
     """What the session was last shown of a tool, if anything."""
     pin = pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
-    return as_last_shown(session, {name: pin})[name] if pin else None
+    return replace_with_last_shown(session, {name: pin})[name] if pin else None
 
 
-def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:
+def pin_of(item: CachedTool, position: int = 0, seq: int = 0) -> Pin:
     return {
         "definition": item.approved.pk if item.approved else None,
         "override": item.override,
@@ -160,12 +162,12 @@ def pin_of(item: Item, position: int = 0, seq: int = 0) -> Pin:
     }
 
 
-def later_of(item: Item) -> Later:
+def deferred_tool_of(item: CachedTool) -> DeferredTool:
     """What is kept of a tool in scope, so that a provider can be given it as it was."""
     return [item.approved.pk if item.approved else None, item.override, item.server]
 
 
-def whole(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
+def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
     """Every tool that was in scope, as it was then, by name in the order of its groups."""
     surface = surface_of(snapshot)
     pins = dict(surface.pins)
@@ -178,11 +180,11 @@ def whole(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
             "source": source,
         }
     names = dict.fromkeys(name for line in surface.groups for name in line.names)
-    return {name: rendered(name, pins[name]) for name in names if name in pins}
+    return {name: render_pin(name, pins[name]) for name in names if name in pins}
 
 
-def rendered(name: str, pin: Pin) -> dict[str, Any]:
-    kept = cache.definition(pin["definition"])
+def render_pin(name: str, pin: Pin) -> dict[str, Any]:
+    kept = cache.cached_definition(pin["definition"])
     return rendering.tool_object(
         name,
         pin["override"] or kept.description,
@@ -194,7 +196,7 @@ def rendered(name: str, pin: Pin) -> dict[str, Any]:
 
 def take_snapshot(
     agent: Agent,
-    seen: Scope,
+    seen: SessionScope,
     strategy: str,
     mode: str,
     *,
@@ -211,15 +213,15 @@ def take_snapshot(
     asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(preload))
     made = seen.surfaces.get(asked)
     if made is None:
-        made = _made(seen, *asked)
+        made = _build_snapshot(seen, *asked)
         if len(seen.surfaces) < MOST_SURFACES:
             seen.surfaces[asked] = made
     text, body, sha256, unknown = made
     return _stored(text, body, sha256), list(unknown)
 
 
-def _made(
-    seen: Scope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
+def _build_snapshot(
+    seen: SessionScope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
 ) -> tuple[rendering.Catalog, str, str, list[str]]:
     full = mode == Mode.FULL
     early, missing = _preloaded(seen, preload)
@@ -231,7 +233,7 @@ def _made(
         {
             "budget": budget,
             "deferred": {
-                item.name: later_of(item) for item in seen.offered if item.name not in pins
+                item.name: deferred_tool_of(item) for item in seen.offered if item.name not in pins
             },
             "groups": [
                 {
@@ -249,13 +251,13 @@ def _made(
             "pins": pins,
             "preloaded": [item.name for item in early],
             "strategy": strategy,
-            "tools": [*meta, *(rendered(name, pin) for name, pin in pins.items())],
+            "tools": [*meta, *(render_pin(name, pin) for name, pin in pins.items())],
         }
     )
     return text, body, digest(text.text + "\0" + body), unknown
 
 
-def _preloaded(seen: Scope, asked: Sequence[str]) -> tuple[list[Item], list[str]]:
+def _preloaded(seen: SessionScope, asked: Sequence[str]) -> tuple[list[CachedTool], list[str]]:
     """Tools whose schemas are there from the start: by flag, then those asked for."""
     chosen = {
         place.item.name: place.item

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from django.db.models import QuerySet
 
 from catalog import cache
-from catalog.cache import ShelfGroup
+from catalog.cache import CachedGroup
 from catalog.models import Group, Tool
 from sessions_app.ledger.event_details import read_names, read_object
 from sessions_app.models import Agent, AgentGroup, Event, EventKind
@@ -44,12 +44,12 @@ class UnusedPreloads:
     tokens: int
 
 
-Pair = tuple[ShelfGroup, cache.Place]
+Pair = tuple[CachedGroup, cache.CachedMember]
 
 
-def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
+def _groups(wanted: UsageFilter) -> list[CachedGroup]:
     """List the groups that the filter asks for."""
-    groups: Iterable[ShelfGroup] = cache.current().groups
+    groups: Iterable[CachedGroup] = cache.current().groups
     if wanted.group:
         groups = [group for group in groups if group.group_id == wanted.group]
     if wanted.agent and not Agent.objects.filter(name=wanted.agent, all_groups=True).exists():
@@ -59,8 +59,8 @@ def _groups(wanted: UsageFilter) -> list[ShelfGroup]:
     return list(groups)
 
 
-@cache.worked_out_once
-def _preloads(group: ShelfGroup) -> list[Pair]:
+@cache.memoize_per_revision
+def _preloads(group: CachedGroup) -> list[Pair]:
     return [(group, place) for place in group.offered if place.preload]
 
 
@@ -78,7 +78,7 @@ def _candidates(pairs: Sequence[Pair], most: int | None) -> list[PreloadCandidat
     ]
 
 
-def _tokens(place: cache.Place) -> int:
+def _tokens(place: cache.CachedMember) -> int:
     return place.item.approved.tokens if place.item.approved else 0
 
 

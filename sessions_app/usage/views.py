@@ -13,7 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from catalog import preferences
 from catalog.groups import actions as group_writes
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import Done
+from catalog.groups.actions import GroupWrite
 from catalog.models import AuditEntry, Group
 from sessions_app.models import Agent, AgentSession
 from sessions_app.usage import funnels, preload_advice, searches, tool_usage
@@ -225,7 +225,7 @@ def _back(request: HttpRequest, anchor: str) -> str:
     return f"{reverse('usage')}{'?' if query else ''}{query}#{anchor}"
 
 
-def _act(request: HttpRequest, act: Callable[[], Done], words: str) -> None:
+def _act(request: HttpRequest, act: Callable[[], GroupWrite], words: str) -> None:
     try:
         done = act()
     except ToolcribError as error:
@@ -248,8 +248,8 @@ def set_preload(request: HttpRequest) -> HttpResponse:
     on = request.POST.get("on") == "1"
     group_id, name = request.POST.get("group", ""), request.POST.get("tool", "")
 
-    def act() -> Done:
-        group, tools = group_writes.find(group_id), group_writes.find_tools([name])
+    def act() -> GroupWrite:
+        group, tools = group_writes.find_group(group_id), group_writes.find_tools([name])
         return group_writes.set_preload(group, tools, on, actor=actor_of(request))
 
     given = "preloaded" if on else "given on demand"
@@ -260,7 +260,7 @@ def set_preload(request: HttpRequest) -> HttpResponse:
 @require_POST
 @admin_required
 def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
-    def act() -> Done:
+    def act() -> GroupWrite:
         entry = AuditEntry.objects.filter(pk=entry_id).first()
         if entry is None:
             raise NotFound("There is no such act to undo.", hint="The audit log has them all.")

@@ -81,7 +81,7 @@ def test_a_kept_value_that_is_out_of_range_by_now_counts_as_none():
 
 
 def test_every_preference_accepts_its_own_default():
-    for known in preferences.KNOWN.values():
+    for known in preferences.PREFERENCES.values():
         assert known.accepts(known.default), known.name
 
 
@@ -131,11 +131,11 @@ def test_payloads_and_sessions_are_forgotten_after_the_chosen_days():
 
 def test_a_session_expires_after_the_chosen_time():
     session = make_session(make_agent(), started=timezone.now() - timedelta(minutes=10))
-    assert loading.state_now(session) == "open"
+    assert loading.current_state(session) == "open"
 
     change(session_idle_seconds=300)
 
-    assert loading.state_now(session) == "expired"
+    assert loading.current_state(session) == "expired"
     assert expire_idle() == 1
 
 
@@ -143,7 +143,7 @@ def test_a_session_in_use_asks_the_database_nothing(django_assert_num_queries):
     session = make_session(make_agent(), started=timezone.now())
 
     with django_assert_num_queries(0):
-        assert loading.state_now(session) == "open"
+        assert loading.current_state(session) == "open"
 
 
 def test_a_new_server_is_polled_as_often_as_was_chosen():

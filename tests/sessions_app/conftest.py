@@ -33,7 +33,7 @@ class AgentClient:
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        self.key = api_keys.mint(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
+        self.key = api_keys.create_key(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)

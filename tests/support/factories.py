@@ -8,7 +8,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from catalog.definitions import ingest
-from catalog.definitions.ingest import Ingested
+from catalog.definitions.ingest import IngestResult
 from catalog.definitions.parsing import RemoteTool, read_tool, read_tools
 from catalog.models import CatalogSnapshot, Group, Tool
 from servers.models import Server
@@ -55,14 +55,14 @@ def make_remote_tool(name: str = "search", **fields: Any) -> RemoteTool:
     return read_tool(tool_object(name, **fields), **CAPS)
 
 
-def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingested:
+def fold(server: Server, *items: object, allow_removals: bool = False) -> IngestResult:
     """Do to the catalog what a sync does with this list."""
     server.refresh_from_db()
     tools, rejections = read_tools(items, **CAPS)
-    ids = ingest.prepare(tools)
-    findings = ingest.judge(server, tools)
+    ids = ingest.store_definitions(tools)
+    findings = ingest.find_findings(server, tools)
     with transaction.atomic():
-        return ingest.apply(
+        return ingest.apply_listing(
             server, tools, rejections, ids, findings=findings, allow_removals=allow_removals
         )
 

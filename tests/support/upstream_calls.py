@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from servers.connections import calls as upstream_calls
 from servers.connections import connection
-from servers.connections.calls import Target
+from servers.connections.calls import CallTarget
 from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
@@ -18,7 +18,7 @@ def run(scenario):
     """Run a scenario with calls open, and nothing left of it afterwards."""
 
     async def in_time():
-        async with asyncio.timeout(50), upstream_calls.opened():
+        async with asyncio.timeout(50), upstream_calls.call_pool():
             return await scenario()
 
     return asyncio.run(in_time())
@@ -26,7 +26,7 @@ def run(scenario):
 
 def target(server, session="", **fields):
     isolation = "per_session" if session else "shared"
-    return Target(server.pk, server.slug, server.generation, isolation, session, **fields)
+    return CallTarget(server.pk, server.slug, server.generation, isolation, session, **fields)
 
 
 async def ask(server, tool, within=SOON, session="", on=None, **arguments):

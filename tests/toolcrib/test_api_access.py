@@ -48,7 +48,7 @@ READABLE = [
 @pytest.fixture
 def agent_token(db):
     agent = Agent.objects.create(name="scout", all_groups=True)
-    return api_keys.mint("scout", "agent", agent=agent, actor=SYSTEM)[1]
+    return api_keys.create_key("scout", "agent", agent=agent, actor=SYSTEM)[1]
 
 
 def send(method, path, token=None, body=b"{}"):

@@ -14,17 +14,17 @@ import httpx2
 
 from toolcrib.client import requests as asks
 from toolcrib.client.requests import (
-    Ask,
+    ApiRequest,
     CallResult,
     Catalog,
     Form,
     Found,
     Json,
     Loaded,
-    Looking,
+    OpenOptions,
+    SearchOptions,
     Session,
     State,
-    Wish,
 )
 from toolcrib.lib.errors import ToolcribError
 
@@ -47,7 +47,7 @@ class Unreachable(ToolcribError):
 class _Tries:
     """One request's attempts: what to wait before the next, or the error to end with."""
 
-    def __init__(self, ask: Ask[Any], most: int) -> None:
+    def __init__(self, ask: ApiRequest[Any], most: int) -> None:
         self.ask = ask
         self.left = most - 1
         self.pause = 0.0  # a connection kept too long is made anew at once
@@ -99,7 +99,7 @@ def _error(response: httpx2.Response) -> ApiError:
         )
 
 
-def _read(ask: Ask[T], response: httpx2.Response) -> T:
+def _read(ask: ApiRequest[T], response: httpx2.Response) -> T:
     if ask.path.endswith("/catalog"):
         if response.status_code == 304:
             return ask.read(None)
@@ -116,7 +116,7 @@ class _Settings:
         self.attempts = attempts
         self.headers = {"Authorization": f"Bearer {key}"}
 
-    def request(self, ask: Ask[Any]) -> dict[str, Any]:
+    def request(self, ask: ApiRequest[Any]) -> dict[str, Any]:
         body = {} if ask.body is None else {"json": dict(ask.body)}
         # Longer than the tool has, so that its deadline is told and not cut off.
         patient = {} if ask.seconds is None else {"timeout": ask.seconds + 30}
@@ -145,7 +145,7 @@ class Toolcrib(_Settings):
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def send(self, ask: Ask[T]) -> T:
+    def send(self, ask: ApiRequest[T]) -> T:
         tries = _Tries(ask, self.attempts)
         while True:
             try:
@@ -158,7 +158,7 @@ class Toolcrib(_Settings):
                 pause = tries.refused(response)
             time.sleep(pause)
 
-    def open(self, **wish: Unpack[Wish]) -> Session:
+    def open(self, **wish: Unpack[OpenOptions]) -> Session:
         return self.send(asks.open_session(wish))
 
     def session(self, session_id: str) -> Session:
@@ -179,7 +179,7 @@ class Toolcrib(_Settings):
     def details(self, session_id: str, name: str, detail: str = "full") -> Json:
         return self.send(asks.details(session_id, name, detail))
 
-    def search(self, session_id: str, **looking: Unpack[Looking]) -> Found:
+    def search(self, session_id: str, **looking: Unpack[SearchOptions]) -> Found:
         return self.send(asks.search(session_id, looking))
 
     def load(
@@ -230,7 +230,7 @@ class AsyncToolcrib(_Settings):
     async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
-    async def send(self, ask: Ask[T]) -> T:
+    async def send(self, ask: ApiRequest[T]) -> T:
         tries = _Tries(ask, self.attempts)
         while True:
             try:
@@ -243,7 +243,7 @@ class AsyncToolcrib(_Settings):
                 pause = tries.refused(response)
             await asyncio.sleep(pause)
 
-    async def open(self, **wish: Unpack[Wish]) -> Session:
+    async def open(self, **wish: Unpack[OpenOptions]) -> Session:
         return await self.send(asks.open_session(wish))
 
     async def session(self, session_id: str) -> Session:
@@ -266,7 +266,7 @@ class AsyncToolcrib(_Settings):
     async def details(self, session_id: str, name: str, detail: str = "full") -> Json:
         return await self.send(asks.details(session_id, name, detail))
 
-    async def search(self, session_id: str, **looking: Unpack[Looking]) -> Found:
+    async def search(self, session_id: str, **looking: Unpack[SearchOptions]) -> Found:
         return await self.send(asks.search(session_id, looking))
 
     async def load(

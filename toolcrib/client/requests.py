@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Ask(Generic[T]):
+class ApiRequest(Generic[T]):
     """One request, and how to read its answer."""
 
     method: str
@@ -35,7 +35,7 @@ class State(TypedDict):
     expanded_groups: dict[str, list[str] | None]
 
 
-class Wish(TypedDict, total=False):
+class OpenOptions(TypedDict, total=False):
     """What may be asked for when a session opens."""
 
     strategy: str
@@ -60,7 +60,7 @@ class Form(TypedDict, total=False):
     toolset: bool
 
 
-class Looking(TypedDict, total=False):
+class SearchOptions(TypedDict, total=False):
     """What may be searched by."""
 
     query: str
@@ -169,56 +169,56 @@ def _words(options: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def open_session(wish: Wish) -> Ask[Session]:
-    return Ask("POST", "/sessions", _session, wish, repeatable=False)
+def open_session(wish: OpenOptions) -> ApiRequest[Session]:
+    return ApiRequest("POST", "/sessions", _session, wish, repeatable=False)
 
 
-def session(session_id: str) -> Ask[Session]:
-    return Ask("GET", _at(session_id), _session)
+def session(session_id: str) -> ApiRequest[Session]:
+    return ApiRequest("GET", _at(session_id), _session)
 
 
-def close(session_id: str) -> Ask[Session]:
-    return Ask("POST", _at(session_id, "/close"), _session, {})
+def close(session_id: str) -> ApiRequest[Session]:
+    return ApiRequest("POST", _at(session_id, "/close"), _session, {})
 
 
-def fork(session_id: str) -> Ask[Session]:
-    return Ask("POST", _at(session_id, "/fork"), _session, {}, repeatable=False)
+def fork(session_id: str) -> ApiRequest[Session]:
+    return ApiRequest("POST", _at(session_id, "/fork"), _session, {}, repeatable=False)
 
 
-def catalog(session_id: str, form: Form, etag: str = "") -> Ask[Catalog | None]:
+def catalog(session_id: str, form: Form, etag: str = "") -> ApiRequest[Catalog | None]:
     """None: it is the one with this etag still."""
     headers = {"If-None-Match": etag} if etag else {}
     path = _at(session_id, "/catalog")
-    return Ask("GET", path, _same, query=_words(form), headers=headers)
+    return ApiRequest("GET", path, _same, query=_words(form), headers=headers)
 
 
-def tools(session_id: str, form: Form) -> Ask[list[Json]]:
-    return Ask("GET", _at(session_id, "/tools"), _same, query=_words(form))
+def tools(session_id: str, form: Form) -> ApiRequest[list[Json]]:
+    return ApiRequest("GET", _at(session_id, "/tools"), _same, query=_words(form))
 
 
-def details(session_id: str, name: str, detail: str = "full") -> Ask[Json]:
+def details(session_id: str, name: str, detail: str = "full") -> ApiRequest[Json]:
     path = _at(session_id, f"/tools/{quote(name, safe='')}")
-    return Ask("GET", path, _same, query={"detail": detail})
+    return ApiRequest("GET", path, _same, query={"detail": detail})
 
 
-def search(session_id: str, looking: Mapping[str, Any]) -> Ask[Found]:
-    return Ask("POST", _at(session_id, "/search"), _found, looking)
+def search(session_id: str, looking: Mapping[str, Any]) -> ApiRequest[Found]:
+    return ApiRequest("POST", _at(session_id, "/search"), _found, looking)
 
 
 def provider_search(
     session_id: str, looking: Mapping[str, Any], format_: str, call_id: str
-) -> Ask[Json]:
+) -> ApiRequest[Json]:
     """Search, and be answered in the provider's own form."""
     query = _words({"format": format_, "call_id": call_id})
-    return Ask("POST", _at(session_id, "/search"), _same, looking, query)
+    return ApiRequest("POST", _at(session_id, "/search"), _same, looking, query)
 
 
-def load(session_id: str, body: Mapping[str, Any]) -> Ask[Loaded]:
-    return Ask("POST", _at(session_id, "/load"), _loaded, body)
+def load(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Loaded]:
+    return ApiRequest("POST", _at(session_id, "/load"), _loaded, body)
 
 
-def preload(session_id: str, tool_names: Sequence[str]) -> Ask[Json]:
-    return Ask("POST", _at(session_id, "/preload"), _same, {"tool_names": list(tool_names)})
+def preload(session_id: str, tool_names: Sequence[str]) -> ApiRequest[Json]:
+    return ApiRequest("POST", _at(session_id, "/preload"), _same, {"tool_names": list(tool_names)})
 
 
 def call(
@@ -228,24 +228,24 @@ def call(
     *,
     timeout: float | None = None,
     idempotency_key: str = "",
-) -> Ask[CallResult]:
+) -> ApiRequest[CallResult]:
     """Run a tool. It has a key of its own, so that it runs once however often it is sent."""
     body: Json = {"tool_name": tool_name, "arguments": {} if arguments is None else arguments}
     if timeout is not None:
         body["timeout"] = timeout
     headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
     path = _at(session_id, "/call")
-    return Ask("POST", path, _called, body, headers=headers, seconds=timeout or 300)
+    return ApiRequest("POST", path, _called, body, headers=headers, seconds=timeout or 300)
 
 
-def state(session_id: str) -> Ask[State]:
-    return Ask("GET", _at(session_id, "/state"), _same)
+def state(session_id: str) -> ApiRequest[State]:
+    return ApiRequest("GET", _at(session_id, "/state"), _same)
 
 
-def stats(session_id: str) -> Ask[Json]:
-    return Ask("GET", _at(session_id, "/stats"), _same)
+def stats(session_id: str) -> ApiRequest[Json]:
+    return ApiRequest("GET", _at(session_id, "/stats"), _same)
 
 
-def events(session_id: str, limit: int = 100, cursor: str = "") -> Ask[Json]:
+def events(session_id: str, limit: int = 100, cursor: str = "") -> ApiRequest[Json]:
     query = _words({"limit": limit, "cursor": cursor})
-    return Ask("GET", _at(session_id, "/events"), _same, query=query)
+    return ApiRequest("GET", _at(session_id, "/events"), _same, query=query)

@@ -11,7 +11,16 @@ from typing import Any, TypedDict, TypeVar
 from toolcrib.client import requests as asks
 from toolcrib.client.http import ApiError
 from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult, compact, parsed, plain
-from toolcrib.client.requests import Ask, CallResult, Form, Json, Loaded, Session, State, Wish
+from toolcrib.client.requests import (
+    ApiRequest,
+    CallResult,
+    Form,
+    Json,
+    Loaded,
+    OpenOptions,
+    Session,
+    State,
+)
 from toolcrib.client.resume import (
     CacheKey,
     LoaderCache,
@@ -55,7 +64,7 @@ class Run:
     arguments: tuple[Any, ...]
 
 
-Step = Ask[Any] | Run
+Step = ApiRequest[Any] | Run
 Steps = Generator[Step, Any, T]
 Before = Callable[[ToolCall], Any]
 After = Callable[[ToolCall, ToolResult], Any]
@@ -67,7 +76,7 @@ class Options(TypedDict, total=False):
     native: bool  # tools are deferred in the provider's own way
     search: str  # native: who finds them
     toolset: bool  # native: the provider reaches Toolcrib's MCP endpoint itself
-    wish: Wish  # for the session that is opened
+    wish: OpenOptions  # for the session that is opened
     session_id: str  # or use this one, and leave it open
     resume: State
     loader_cache: LoaderCache
@@ -89,7 +98,7 @@ class Loop:
         native: bool = False,
         search: str = "",
         toolset: bool = False,
-        wish: Wish | None = None,
+        wish: OpenOptions | None = None,
         session_id: str = "",
         resume: State | None = None,
         loader_cache: LoaderCache | None = None,
@@ -108,7 +117,7 @@ class Loop:
         self.form: Form = {"format": provider}
         if native:
             self.form |= {"native": True, "search": search, "toolset": toolset}
-        self.wish: Wish = wish or {}
+        self.wish: OpenOptions = wish or {}
         self.require_servers = list(require_servers)
         self.max_iterations = max_iterations
         self.before, self.after = before, after

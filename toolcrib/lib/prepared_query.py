@@ -25,7 +25,7 @@ class Blank(Expression):
         return "%s", [self]
 
 
-class Prepared(Generic[M]):
+class PreparedQuery(Generic[M]):
     """A question with blanks. `write` makes its rows of them; it must add nothing of its own.
 
     Values are given to the database as they are, so they are of the column's own type. Rows have

@@ -9,13 +9,13 @@ SECRET_NAME = re.compile(
 )
 
 
-def redacted(value: Any) -> Any:
+def redact(value: Any) -> Any:
     """Copy a value with what stands under a secret's name masked."""
     if isinstance(value, dict):
         return {
-            key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redacted(sub)
+            key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redact(sub)
             for key, sub in value.items()
         }
     if isinstance(value, list):
-        return [redacted(item) for item in value]
+        return [redact(item) for item in value]
     return value

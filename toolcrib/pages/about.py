@@ -127,7 +127,7 @@ def _loop() -> list[Fact]:
 
 def _turns() -> list[Fact]:
     """Say how many servers hold calls up, without their names."""
-    held_up = sum(bool(gauge.sentence) for gauge in metrics.gauges())
+    held_up = sum(bool(gauge.sentence) for gauge in metrics.all_server_metrics())
     if not held_up:
         return [Fact("Calls", "no server holds them up", "ok")]
     many = "1 server holds" if held_up == 1 else f"{held_up} servers hold"

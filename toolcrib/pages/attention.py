@@ -27,7 +27,7 @@ NAMED = 5  # of a kind, before the rest is counted in one line
 
 
 @dataclass(frozen=True)
-class Item:
+class AttentionItem:
     """A sentence with one thing to do about it."""
 
     sentence: str
@@ -36,7 +36,7 @@ class Item:
     glyph: str = "diamond"
 
 
-def items() -> list[Item]:
+def items() -> list[AttentionItem]:
     """List what waits on a person, the most urgent kind first."""
     now = timezone.now()
     return [
@@ -51,22 +51,24 @@ def items() -> list[Item]:
     ]
 
 
-def _some(rows: Sequence[Any], item: Callable[[Any], Item], rest: Callable[[int], Item]) -> Any:
+def _some(
+    rows: Sequence[Any], item: Callable[[Any], AttentionItem], rest: Callable[[int], AttentionItem]
+) -> Any:
     """Name the first few, and count the others in one line."""
     shown = [item(row) for row in rows[:NAMED]]
     return [*shown, rest(len(rows) - NAMED)] if len(rows) > NAMED else shown
 
 
-def _failing() -> list[Item]:
-    found: list[Item] = _some(
+def _failing() -> list[AttentionItem]:
+    found: list[AttentionItem] = _some(
         list(Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name")),
-        lambda server: Item(
+        lambda server: AttentionItem(
             f"{server.name} is failing: {server.state_reason or 'no reason was given.'}",
             "Look at server",
             reverse("server", args=[server.slug]),
             "triangle",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more server{_s(more)} {_are(more)} failing.",
             "Show failing servers",
             reverse("servers") + "?state=failing",
@@ -76,16 +78,16 @@ def _failing() -> list[Item]:
     return found
 
 
-def _removals_held() -> list[Item]:
-    found: list[Item] = _some(
+def _removals_held() -> list[AttentionItem]:
+    found: list[AttentionItem] = _some(
         list(Server.objects.filter(removals_held=True, enabled=True).order_by("name")),
-        lambda server: Item(
+        lambda server: AttentionItem(
             f"{server.name} no longer offers over half its tools; they stay until a second sync "
             "finds the same.",
             "Look at server",
             reverse("server", args=[server.slug]),
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more server{_s(more)} lost over half {'its' if more == 1 else 'their'} tools.",
             "Show servers",
             reverse("servers"),
@@ -94,25 +96,25 @@ def _removals_held() -> list[Item]:
     return found
 
 
-def _waiting() -> list[Item]:
+def _waiting() -> list[AttentionItem]:
     waiting = Tool.objects.filter(state=ToolState.WAITING).count()
     if not waiting:
         return []
     said = f"{waiting:,} definition{_s(waiting)} wait{'s' if waiting == 1 else ''} for a decision."
-    return [Item(said, "Review changes", reverse("approvals"), "pencil")]
+    return [AttentionItem(said, "Review changes", reverse("approvals"), "pencil")]
 
 
-def _broken_queries() -> list[Item]:
+def _broken_queries() -> list[AttentionItem]:
     """Golden queries whose right tool stands lower than it did."""
-    found: list[Item] = _some(
+    found: list[AttentionItem] = _some(
         golden_queries.broken(),
-        lambda query: Item(
+        lambda query: AttentionItem(
             f"A search broke: “{query.query}” {_fallen(query)}.",
             "Look at queries",
             reverse("golden"),
             "triangle",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more golden quer{'y' if more == 1 else 'ies'} broke.",
             "Look at queries",
             reverse("golden"),
@@ -130,19 +132,19 @@ def _fallen(query: GoldenQuery) -> str:
     return f"{was} and now {now}"
 
 
-def _full_agents() -> list[Item]:
+def _full_agents() -> list[AttentionItem]:
     is_open = Q(sessions__state=SessionState.OPEN)
     rows = Agent.objects.filter(enabled=True).annotate(open_count=Count("sessions", filter=is_open))
-    found: list[Item] = _some(
+    found: list[AttentionItem] = _some(
         list(rows.filter(open_count__gte=F("max_sessions"))),
-        lambda agent: Item(
+        lambda agent: AttentionItem(
             f"{agent.name} has {agent.open_count:,} open sessions, as many as it may: new ones are "
             "refused.",
             "Show sessions",
             f"{reverse('sessions')}?{urlencode({'agent': agent.name, 'state': 'open'})}",
             "clock",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more agent{_s(more)} {_are(more)} at {'its' if more == 1 else 'their'} limit "
             "of open sessions.",
             "Show agents",
@@ -153,20 +155,20 @@ def _full_agents() -> list[Item]:
     return found
 
 
-def _over_budget() -> list[Item]:
+def _over_budget() -> list[AttentionItem]:
     """Groups whose preloads alone cost more than the board warns of, the costliest first."""
     costs = [(board.definitions_cost(group).preload, group) for group in cache.current().groups]
     dear = [pair for pair in costs if pair[0] > board.BUDGET]
-    found: list[Item] = _some(
+    found: list[AttentionItem] = _some(
         sorted(dear, key=lambda pair: (-pair[0], pair[1].group_id)),
-        lambda pair: Item(
+        lambda pair: AttentionItem(
             f"{pair[1].display_name} preloads ≈{pair[0]:,} tokens into each session, "
             f"over {board.BUDGET:,}.",
             "Look at group",
             reverse("group", args=[pair[1].group_id]),
             "triangle",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more group{_s(more)} preload{'s' if more == 1 else ''} over "
             f"{board.BUDGET:,} tokens.",
             "Show groups",
@@ -177,7 +179,7 @@ def _over_budget() -> list[Item]:
     return found
 
 
-def _expiring(now: datetime) -> list[Item]:
+def _expiring(now: datetime) -> list[AttentionItem]:
     """Keys that end soon and whose agent has nothing in their place, or still uses them."""
     good = ApiKey.objects.filter(revoked_at=None, agent__enabled=True).select_related("agent")
     ending = good.filter(expires_at__gt=now, expires_at__lte=now + SOON).order_by("expires_at")
@@ -187,15 +189,15 @@ def _expiring(now: datetime) -> list[Item]:
         .values_list("agent")
         .annotate(Max("created_at"))
     )
-    found: list[Item] = _some(
+    found: list[AttentionItem] = _some(
         [key for key in ending if not _replaced(key, lasting.get(key.agent_id))],
-        lambda key: Item(
+        lambda key: AttentionItem(
             f"The key {key.name} ({key.prefix}…) of {key.agent.name} expires {_within(key, now)}.",
             "Rotate key",
             reverse("agent-keys", args=[key.agent.name]),
             "clock",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more key{_s(more)} expire{'s' if more == 1 else ''} within 7 days.",
             "Show agents",
             reverse("agents"),
@@ -219,19 +221,19 @@ def _within(key: ApiKey, now: datetime) -> str:
     return f"in {days} day{_s(days)}" if days else f"in {hours} hour{_s(hours)}"
 
 
-def _drifted() -> list[Item]:
+def _drifted() -> list[AttentionItem]:
     """Groups whose members somebody chose, and whose servers have other tools now."""
     chosen = list(Group.objects.filter(follows=None))
     drifts = group_health.drifts(chosen)
-    found: list[Item] = _some(
+    found: list[AttentionItem] = _some(
         [(group, drifts[group.pk]) for group in chosen if drifts[group.pk]],
-        lambda row: Item(
+        lambda row: AttentionItem(
             f"{row[0].display_name} has drifted: {_drift_words(row[1])}.",
             "Look at group",
             reverse("group", args=[row[0].group_id]),
             "pencil",
         ),
-        lambda more: Item(
+        lambda more: AttentionItem(
             f"{more} more group{_s(more)} drifted.", "Show groups", reverse("groups"), "pencil"
         ),
     )

@@ -84,7 +84,7 @@ def block(read: Callable[[], Any]) -> Block:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Metric:
     """A number of the last 24 hours with its course by the hour. None is "nothing to count"."""
 
     label: str
@@ -124,8 +124,8 @@ def numbers() -> dict[str, Any]:
     }
 
 
-def _calls(calls: list[int]) -> Figure:
-    return Figure(
+def _calls(calls: list[int]) -> Metric:
+    return Metric(
         "Calls",
         f"{sum(calls):,}",
         "",
@@ -135,9 +135,9 @@ def _calls(calls: list[int]) -> Figure:
     )
 
 
-def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) -> Figure:
+def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) -> Metric:
     rate = 100 * sum(errors) / sum(calls) if sum(calls) else None
-    return Figure(
+    return Metric(
         "Error rate",
         "–" if rate is None else f"{rate:.1f}",
         "" if rate is None else "%",
@@ -147,9 +147,9 @@ def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) 
     )
 
 
-def _p95(times: list[list[int]], by_hour: list[int | None]) -> Figure:
+def _p95(times: list[list[int]], by_hour: list[int | None]) -> Metric:
     value = percentile([one for hour in times for one in hour], 0.95)
-    return Figure(
+    return Metric(
         "p95 latency",
         "–" if value is None else f"{value:,}",
         "" if value is None else "ms",
@@ -159,10 +159,10 @@ def _p95(times: list[list[int]], by_hour: list[int | None]) -> Figure:
     )
 
 
-def _saved(saved: list[int]) -> Figure:
+def _saved(saved: list[int]) -> Metric:
     total = sum(saved)
     sign = "-" if total < 0 else ""
-    return Figure(
+    return Metric(
         "Tokens saved", f"{sign}≈{abs(total):,}", "", reverse("sessions"), list(saved), SAVED
     )
 
@@ -273,7 +273,7 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 def _demo() -> import_wizard.CheckedRow:
     """The demo server as the check step would show it: its program, and the consent to it."""
-    return import_wizard.check(import_wizard.Memory(DemoForm().text())).rows[0]
+    return import_wizard.check(import_wizard.WizardState(DemoForm().text())).rows[0]
 
 
 def _checklist(request: HttpRequest) -> dict[str, Any]:

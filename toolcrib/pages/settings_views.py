@@ -12,7 +12,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from catalog import preferences
-from catalog.preferences import KNOWN, Known
+from catalog.preferences import PREFERENCES, PreferenceSpec
 from toolcrib.lib import token_counter
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.roles import Role, actor_of, operator_required, require, role_of
@@ -91,24 +91,24 @@ class PreferencesForm(forms.Form):
 
     def __init__(self, section: str, *args: Any, **kwargs: Any) -> None:
         now = preferences.values(section)
-        kwargs["initial"] = {name: _typed(KNOWN[name], value) for name, value in now.items()}
+        kwargs["initial"] = {name: _typed(PREFERENCES[name], value) for name, value in now.items()}
         super().__init__(*args, **kwargs)
         for known in _known(section):
             if not known.fixed:
                 self.fields[known.name] = _field(known)
 
     def wanted(self) -> dict[str, Any]:
-        return {name: value * KNOWN[name].per for name, value in self.cleaned_data.items()}
+        return {name: value * PREFERENCES[name].per for name, value in self.cleaned_data.items()}
 
-    def rows(self) -> list[tuple[forms.BoundField, Known]]:
-        return [(self[name], KNOWN[name]) for name in self.fields]
-
-
-def _known(section: str) -> list[Known]:
-    return [known for known in KNOWN.values() if known.section == section]
+    def rows(self) -> list[tuple[forms.BoundField, PreferenceSpec]]:
+        return [(self[name], PREFERENCES[name]) for name in self.fields]
 
 
-def _field(known: Known) -> forms.Field:
+def _known(section: str) -> list[PreferenceSpec]:
+    return [known for known in PREFERENCES.values() if known.section == section]
+
+
+def _field(known: PreferenceSpec) -> forms.Field:
     kind = forms.IntegerField if known.whole else forms.FloatField
     return kind(
         label=known.label,
@@ -118,11 +118,11 @@ def _field(known: Known) -> forms.Field:
     )
 
 
-def _typed(known: Known, value: Any) -> Any:
+def _typed(known: PreferenceSpec, value: Any) -> Any:
     return int(value) // known.per if float(value).is_integer() else value
 
 
-def _stated(known: Known, value: Any) -> str:
+def _stated(known: PreferenceSpec, value: Any) -> str:
     if known.per > 1:
         return duration(value)
     return f"{value:,} {known.unit}".strip()
@@ -179,7 +179,7 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
     return render(request, "toolcrib/settings.html", context, status=422 if form.errors else 200)
 
 
-def _said(changed: Iterable[Known]) -> str:
+def _said(changed: Iterable[PreferenceSpec]) -> str:
     names = [known.label.lower() for known in changed]
     return f"Saved: {', '.join(names)}. It holds from now on." if names else "Nothing was changed."
 

@@ -7,7 +7,7 @@ from ninja import Router, Schema
 
 from catalog.search.embeddings import store as vector_store
 from servers.connections import metrics
-from sessions_app.ledger.calls import HOLDER
+from sessions_app.ledger.calls import THIS_PROCESS
 from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.runtime.lifespan import runtime
 
@@ -53,8 +53,8 @@ def health(request: HttpRequest) -> dict[str, Any]:
     """Stalls of the event loop in the last minute and each server's turns, in this process; and
     how far the vectors for search are."""
     return {
-        "process": HOLDER,
+        "process": THIS_PROCESS,
         "event_loop": runtime.pulse.stalls(),
         "search": vector_store.progress(),
-        "servers": metrics.gauges(),
+        "servers": metrics.all_server_metrics(),
     }

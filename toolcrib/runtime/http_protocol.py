@@ -12,7 +12,7 @@ from django.conf import settings
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
-class PatientHttp(HttpToolsProtocol):
+class TimeoutHttpProtocol(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 

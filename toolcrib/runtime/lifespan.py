@@ -30,8 +30,8 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.sessions import scope as session_scope
 from sessions_app.tasks import send_golden, tidy
 from toolcrib.celery import app as celery_app
-from toolcrib.lib.db_threads import in_thread
-from toolcrib.runtime.loop_monitor import Pulse
+from toolcrib.lib.db_threads import run_in_db_thread
+from toolcrib.runtime.loop_monitor import LoopMonitor
 from toolcrib.runtime.revision_watch import RevisionWatch
 from toolcrib.sqlite import checkpoints
 
@@ -50,8 +50,8 @@ class Runtime:
     """The running parts, for the health page and for tests to look at."""
 
     def __init__(self) -> None:
-        self.revision = RevisionWatch(session_scope.warm_soon)
-        self.pulse = Pulse()
+        self.revision = RevisionWatch(session_scope.warm_indexes_soon)
+        self.pulse = LoopMonitor()
         self.listener: Listener | None = None
         self.worker: WorkController | None = None
         self.tasks: list[asyncio.Task[None]] = []
@@ -63,8 +63,8 @@ class Runtime:
         asyncio.get_running_loop().set_default_executor(threads)
         async with (
             self.pulse.beating(),
-            batch_writer.running(),
-            key_revocation.watching(),
+            batch_writer.run_writer(),
+            key_revocation.watch_revocations(),
             self._parts(),
         ):
             yield
@@ -119,7 +119,7 @@ async def _schedule() -> None:
     """Stand in for beat where there is one process."""
     next_tidy = 0.0
     while True:
-        for step in (scheduling.send_due, send_embedding, send_golden):
+        for step in (scheduling.queue_due_syncs, send_embedding, send_golden):
             await _attempt(step)
         if time.monotonic() >= next_tidy:
             next_tidy = time.monotonic() + TIDY_EVERY
@@ -130,14 +130,14 @@ async def _schedule() -> None:
 async def _recover() -> None:
     """Give up calls of web processes that died here: only here can they be known to be dead."""
     while True:
-        await _attempt(call_ledger.recover)
+        await _attempt(call_ledger.recover_lost_calls)
         await asyncio.sleep(TIDY_EVERY)
 
 
 async def _attempt(step: Callable[[], object]) -> None:
     """Do one thing; whatever goes wrong, the next one comes, and this one again."""
     try:
-        await in_thread(step)
+        await run_in_db_thread(step)
     except Exception:
         logger.exception("%s failed; it is tried again", getattr(step, "__name__", step))
 

@@ -28,7 +28,7 @@ class Stalls:
         return self.longest_ms >= LONG * 1000
 
 
-class Pulse:
+class LoopMonitor:
     def __init__(self) -> None:
         self._late: deque[tuple[float, float]] = deque(maxlen=int(WINDOW / EVERY))
 

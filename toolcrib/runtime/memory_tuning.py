@@ -24,7 +24,7 @@ QUIET = 1.0  # seconds without a request
 ARENAS = -8, 2  # M_ARENA_MAX of mallopt, and how many
 
 
-def share_heaps() -> bool:
+def limit_malloc_arenas() -> bool:
     """Have all threads use two heaps of the C library; say whether it could be done.
 
     By itself it gives each thread one, up to eight a processor. What a thread frees stays in its
@@ -37,7 +37,7 @@ def share_heaps() -> bool:
         return False
 
 
-class Collector:
+class GcSchedule:
     def __init__(self) -> None:
         self._touched = self._collected = self._collected_all = time.monotonic()
 
@@ -80,4 +80,4 @@ class Collector:
             self.look(time.monotonic())
 
 
-collector = Collector()
+gc_schedule = GcSchedule()

@@ -14,14 +14,14 @@ from weakref import WeakSet
 
 from django.db.backends.sqlite3 import base
 
-from toolcrib.sqlite.write_queue import Turns
+from toolcrib.sqlite.write_queue import WriteQueue
 
 Database = sqlite3.dbapi2  # Django looks for it here
 WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 MOST_IDLE = 8
 File = tuple[int, int] | None  # which file a name stands for
 
-_turns: dict[str, Turns] = {}  # by the database's name
+_turns: dict[str, WriteQueue] = {}  # by the database's name
 _idle: dict[str, deque[tuple[File, "Connection"]]] = {}
 _of_parent: list[object] = []  # SQLite wants them neither used nor closed
 
@@ -85,8 +85,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return float(self.settings_dict["OPTIONS"].get("timeout", 5.0))
 
     @property
-    def turns(self) -> Turns:
-        return _turns.setdefault(str(self.settings_dict["NAME"]), Turns())
+    def turns(self) -> WriteQueue:
+        return _turns.setdefault(str(self.settings_dict["NAME"]), WriteQueue())
 
     @property
     def _spare(self) -> deque[tuple[File, Connection]]:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from django.db import OperationalError
 
 
-class Turns:
+class WriteQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()

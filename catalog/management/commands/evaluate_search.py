@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import NoModel
-from catalog.search.embeddings.matrix import Apart
+from catalog.search.embeddings.matrix import DetachedMatrix
 from catalog.search.engine import STRATEGIES, WORD_STRATEGIES
 from catalog.search.evaluation import Row, Set, evaluate, read_set
 from catalog.search.index import Index
@@ -55,7 +55,7 @@ class Command(BaseCommand):
         index = Index(one.tools, meanings)
         return [evaluate(index, one, strategy) for strategy in dict.fromkeys(strategies)]
 
-    def _meanings(self, one: Set) -> Apart:
+    def _meanings(self, one: Set) -> DetachedMatrix:
         self.stderr.write(f"Encoding {len(one.tools)} tools of {one.name}")
         try:
             encoder = sentence_encoder.load(settings.MODELS_DIR)
@@ -63,7 +63,7 @@ class Command(BaseCommand):
             raise CommandError(
                 f"hybrid and embedding cannot be measured: {error}. Use --strategy bm25."
             ) from error
-        return Apart(encoder, {tool.key: tool.passage for tool in one.tools})
+        return DetachedMatrix(encoder, {tool.key: tool.passage for tool in one.tools})
 
     def _table(self, rows: list[Row]) -> None:
         wide = max(len(row.set) for row in rows)

@@ -11,7 +11,7 @@ from django.core.serializers.json import DjangoJSONEncoder
 
 from catalog.approvals import actions as approval_actions
 from catalog.audit import Actor
-from catalog.definitions.parsing import printable
+from catalog.definitions.parsing import printable_name
 from catalog.models import Tool, ToolState
 from catalog.tools import actions as tool_actions
 from catalog.tools.api import shown
@@ -75,7 +75,7 @@ class Command(BaseCommand):
     def _act(self, act: str, name: str, reason: str) -> dict[str, Any]:
         tool = Tool.objects.filter(public_name=name).first()
         # Said in one safe line: the name came from outside.
-        result: dict[str, Any] = {"name": printable(name), "act": act}
+        result: dict[str, Any] = {"name": printable_name(name), "act": act}
         if tool is None:
             return result | {"ok": False, "code": "not_found", "message": "There is no such tool."}
         acts: dict[str, Callable[[Tool, Actor], Tool]] = {
@@ -98,7 +98,7 @@ def _line(tool: Tool) -> str:
     notes = [
         f"findings: {len(tool.findings)}" if tool.findings else "",
         "calls denied" if tool.call_policy == "deny" else "",
-        printable(reason) if reason else "",
+        printable_name(reason) if reason else "",
     ]
     said = "; ".join(note for note in notes if note)
     return f"{tool.public_name:<48} {tool.state:<9} {cost:>8}  {said}".rstrip()

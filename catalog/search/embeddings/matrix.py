@@ -57,7 +57,7 @@ class Matrix:
         return near
 
 
-class Apart:
+class DetachedMatrix:
     """Vectors of no installation: encoded here and now, and gone with the process."""
 
     reason = ""

@@ -23,7 +23,7 @@ from catalog.models import Revision, Vector
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import MODEL, Encoder, NoModel
 from catalog.search.embeddings.matrix import Matrix
-from catalog.search.index import Searchable, searchable
+from catalog.search.index import Searchable, searchable_of
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Model:
 model = Model()
 
 
-class Installed:
+class InstalledVectors:
     """The vectors of this installation, as an index asks for them."""
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Installed:
             self._lock.release()
 
 
-installed = Installed()
+installed = InstalledVectors()
 
 
 @lru_cache(maxsize=KEPT_QUERIES)
@@ -141,10 +141,10 @@ def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
     }
 
 
-def wanted() -> dict[str, Searchable]:
+def wanted_texts() -> dict[str, Searchable]:
     """The tools agents may see, by the key of their passage."""
     offered = (item for item in cache.current().items.values() if item.offered)
-    return {tool.key: tool for tool in (searchable(item, ()) for item in offered)}
+    return {tool.key: tool for tool in (searchable_of(item, ()) for item in offered)}
 
 
 def missing(keys: Iterable[str]) -> list[str]:
@@ -177,7 +177,7 @@ def embed_missing() -> int:
         return 0
     try:
         revision = Revision.current()
-        done = _embed(wanted())
+        done = _embed(wanted_texts())
         if not model_reason():
             _done_at = revision
         return done
@@ -222,7 +222,7 @@ def _forget_old(tools: Mapping[str, Searchable]) -> None:
 
 def progress() -> Progress:
     """How many of the texts that agents may find have their vectors."""
-    tools = wanted()
+    tools = wanted_texts()
     known = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
     done = len(tools.keys() & known)
     reason = model_reason()

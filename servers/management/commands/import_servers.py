@@ -14,7 +14,7 @@ from servers.mcp_json import importer
 from servers.models import SyncRun, Trigger
 from servers.registration import validation
 from servers.sync import scheduling
-from servers.sync.runner import sync_side_by_side
+from servers.sync.runner import sync_many
 from toolcrib.lib.errors import ToolcribError
 
 # Ours, never a server's.
@@ -39,14 +39,14 @@ class Command(BaseCommand):
         variables = {
             name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)
         }
-        check = importer.check_text(text, variables)
-        done = importer.save(
+        check = importer.check_import(text, variables)
+        done = importer.save_drafts(
             check,
             actor=Actor.command("import_servers"),
             allow_programs=options["allow_stdio"],
         )
         saved = [item.server for item in done if item.server]
-        runs = sync_side_by_side(saved, Trigger.ADDED) if options["wait"] else {}
+        runs = sync_many(saved, Trigger.ADDED) if options["wait"] else {}
         if not options["wait"]:
             for server in saved:
                 scheduling.request_sync(server.pk, Trigger.ADDED)
@@ -109,7 +109,7 @@ def _row(
     if item.server is None:
         return row
     if item.server.command:
-        row["argv"] = validation.shown_argv(item.server.argv)
+        row["argv"] = validation.format_argv(item.server.argv)
     run = runs.get(item.server.pk)
     if isinstance(run, ToolcribError):
         row |= {"status": "failed", "code": run.code, "message": run.message, "hint": run.hint}

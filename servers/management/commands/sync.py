@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 from catalog.audit import Actor
 from servers.models import Server, SyncRun, Trigger
 from servers.sync import scheduling
-from servers.sync.runner import sync_side_by_side
+from servers.sync.runner import sync_many
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
                 sys.exit(1)
         if not options["wait"]:
             for server in servers:
-                scheduling.ask(server, actor=Actor.command("sync"))
+                scheduling.request_manual_sync(server, actor=Actor.command("sync"))
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:
@@ -48,7 +48,7 @@ class Command(BaseCommand):
                     f"Asked for {len(servers)} sync{'' if len(servers) == 1 else 's'}."
                 )
             return
-        runs = sync_side_by_side(servers, Trigger.MANUAL)
+        runs = sync_many(servers, Trigger.MANUAL)
         rows = [_row(server, runs[server.pk]) for server in servers]
         if options["json"]:
             self.stdout.write(json.dumps({"servers": rows}, ensure_ascii=False, indent=2))

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from catalog.audit import Actor
 from sessions_app.agents import api_keys
-from sessions_app.models import Scope
+from sessions_app.models import KeyScope
 from toolcrib.lib.errors import ToolcribError
 
 
@@ -20,7 +20,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
-        parser.add_argument("--scope", choices=Scope.values, required=True)
+        parser.add_argument("--scope", choices=KeyScope.values, required=True)
         parser.add_argument("--days", type=int, help="Days until it expires; never by default.")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
@@ -28,7 +28,7 @@ class Command(BaseCommand):
         days = options["days"]
         expires = timezone.now() + timedelta(days=days) if days else None
         try:
-            key, text = api_keys.mint(
+            key, text = api_keys.create_key(
                 options["name"],
                 options["scope"],
                 actor=Actor.command("create_token"),

@@ -81,7 +81,7 @@ def test_an_agent_with_two_of_the_groups_counts_once(signed_in, weather):
     scout = make_agent("scout", all_groups=False)
     scout.groups.add(weather.group, other, through_defaults={})
 
-    assert approval_queries.describe([tool])[0].agents == 1
+    assert approval_queries.pending_reviews([tool])[0].agents == 1
 
 
 def test_a_tool_of_no_group_affects_nobody(weather):
@@ -89,7 +89,7 @@ def test_a_tool_of_no_group_affects_nobody(weather):
     Membership.objects.all().delete()
     make_agent("everything")
 
-    found = approval_queries.describe([tool])[0]
+    found = approval_queries.pending_reviews([tool])[0]
 
     assert (found.agents, found.effect) == (0, "It is in no group, so no agent is affected.")
 

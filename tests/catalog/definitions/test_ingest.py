@@ -572,11 +572,11 @@ def test_the_revision_stays_when_a_held_tool_changes_or_goes(server):
 def test_a_list_that_fails_half_way_leaves_the_old_one_standing(server):
     fold(server, A)
     found, rejections = read_tools([B, tool_object("new")], **CAPS)
-    ids = ingest.prepare(found)
+    ids = ingest.store_definitions(found)
     old = Revision.current()
 
     with transaction.atomic():
-        ingest.apply(server, found, rejections, ids, findings={}, allow_removals=False)
+        ingest.apply_listing(server, found, rejections, ids, findings={}, allow_removals=False)
         transaction.set_rollback(True)
 
     assert served() == "Version A."

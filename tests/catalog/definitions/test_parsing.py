@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.definitions.parsing import MAX_NAME, Rejection, printable, read_tools, search_text
+from catalog.definitions.parsing import MAX_NAME, Rejection, printable_name, read_tools, search_text
 from tests.support.factories import CAPS, make_remote_tool, tool_object
 
 json_values = st.recursive(
@@ -62,7 +62,7 @@ def test_a_kept_tool_is_pinned_by_bytes_that_give_it_back(items):
 
 @given(json_values)
 def test_what_is_shown_of_a_name_is_short_and_holds_no_control_character(value):
-    shown = printable(value)
+    shown = printable_name(value)
 
     assert not any(unicodedata.category(mark) in ("Cc", "Cs") for mark in shown)
     assert shown

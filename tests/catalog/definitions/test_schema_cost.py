@@ -2,7 +2,7 @@
 
 import pytest
 
-from catalog.definitions.schema_cost import MOST, breadth
+from catalog.definitions.schema_cost import MOST, max_comparisons_per_value
 from catalog.definitions.validation import MOST_CHECKS, Validator
 
 OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -34,17 +34,19 @@ def one_of(count):
     ],
 )
 def test_the_widest_place_is_found(schema, widest):
-    assert breadth(schema) == widest
+    assert max_comparisons_per_value(schema) == widest
 
 
 def test_branches_within_branches_add_up():
     """One value is held to the items of all forty, and each of these has forty."""
-    assert breadth({"anyOf": [{"items": one_of(40)} for _ in range(40)]}) == 40 * 41
+    assert (
+        max_comparisons_per_value({"anyOf": [{"items": one_of(40)} for _ in range(40)]}) == 40 * 41
+    )
 
 
 def test_what_would_take_long_to_find_out_is_as_wide_as_can_be():
     wide = [{"properties": {f"n{name}": one_of(2) for name in range(300)}} for _ in range(30)]
-    assert breadth({"allOf": wide}) == MOST
+    assert max_comparisons_per_value({"allOf": wide}) == MOST
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
 from catalog.search.bm25 import Postings, document
-from catalog.search.query import Asked
-from catalog.search.ranking import by_words
+from catalog.search.query import ParsedQuery
+from catalog.search.ranking import keyword_scores
 from catalog.search.weights import BM25_B, BM25_K1
 
 # Few different words, so that documents share them; then many, as in a catalog.
@@ -26,8 +26,8 @@ def made(documents):
 
 
 def matching(postings, query):
-    asked = Asked("", dict.fromkeys(query, ""), {}, ())
-    return np.flatnonzero(by_words(postings, asked).fit).tolist()
+    asked = ParsedQuery("", dict.fromkeys(query, ""), {}, ())
+    return np.flatnonzero(keyword_scores(postings, asked).fit).tolist()
 
 
 @given(corpora.filter(any), queries)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.search.engine import near_names, search
+from catalog.search.engine import search, suggest_names
 from catalog.search.index import Index, Searchable
 from catalog.search.tokenizer import query_words, words
 from toolcrib.lib.errors import Invalid
@@ -155,7 +155,7 @@ def test_the_order_tools_came_in_changes_nothing(given, query, random):
 
     assert search(one, query=query) == search(other, query=query)
     assert search(one, pattern=query) == search(other, pattern=query)
-    assert near_names(one, query) == near_names(other, query)
+    assert suggest_names(one, query) == suggest_names(other, query)
 
 
 @given(tools, st.lists(few, min_size=1, max_size=3).map(" ".join))
@@ -198,7 +198,7 @@ def test_a_small_index_scores_as_if_nothing_else_existed():
     assert search(Index([LIST, ISSUE]), query="issue").hits[0].score == score
     assert score not in [hit.score for hit in everyone.hits]
     assert search(scope, query="weather").total == 0
-    assert near_names(scope, "weather__get_forecst") == []
+    assert suggest_names(scope, "weather__get_forecst") == []
 
 
 def test_an_empty_index_answers_everything_with_nothing():
@@ -206,7 +206,7 @@ def test_an_empty_index_answers_everything_with_nothing():
 
     assert search(empty, query="get").total == 0
     assert search(empty, pattern=".*").total == 0
-    assert near_names(empty, "get") == []
+    assert suggest_names(empty, "get") == []
 
 
 def test_a_tool_without_any_word_does_no_harm():
@@ -255,7 +255,7 @@ def test_any_text_is_text(query):
     answer = search(INDEX, query=query)
 
     assert answer.total == len(answer.hits)
-    assert near_names(INDEX, query) == near_names(INDEX, query)
+    assert suggest_names(INDEX, query) == suggest_names(INDEX, query)
     assert all(
         set(query_words(query)) & all_words(one)
         for one in TOOLS
@@ -268,7 +268,7 @@ def test_no_text_raises_anything_but_a_refusal(text):
     for asked in ({"query": text}, {"pattern": text}, {"query": text, "strategy": "regex"}):
         with suppress(Invalid):
             assert search(INDEX, **asked).total <= len(INDEX)
-    near_names(INDEX, text)
+    suggest_names(INDEX, text)
 
 
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=200))
@@ -434,24 +434,28 @@ def test_regular_expressions_of_python_never_see_a_pattern():
     ],
 )
 def test_a_name_that_is_nearly_right_suggests_the_right_one(text, first):
-    assert near_names(INDEX, text)[0] == first.name
+    assert suggest_names(INDEX, text)[0] == first.name
 
 
 def test_nothing_near_suggests_nothing():
     for text in ("", "zebra", "%", "x" * 10_000, "\ud800"):
-        assert near_names(INDEX, text) == []
+        assert suggest_names(INDEX, text) == []
 
 
 def test_suggestions_keep_to_their_limit():
-    assert len(near_names(INDEX, "github__create_issue", limit=2)) == 2
-    assert near_names(INDEX, "github__create_issue", limit=0) == []
+    assert len(suggest_names(INDEX, "github__create_issue", limit=2)) == 2
+    assert suggest_names(INDEX, "github__create_issue", limit=0) == []
 
 
 def test_an_index_is_shared_between_threads():
     index = Index(TOOLS)
 
     def ask(_):
-        return found(index, query="issue"), found(index, pattern="s$"), near_names(index, "notes")
+        return (
+            found(index, query="issue"),
+            found(index, pattern="s$"),
+            suggest_names(index, "notes"),
+        )
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)

@@ -6,7 +6,7 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import Revision
 from catalog.search import index_cache as index
-from catalog.search.engine import near_names, search
+from catalog.search.engine import search, suggest_names
 from catalog.tools import hints
 from sessions_app.sessions import scope
 from tests.support.factories import make_agent, make_server, make_tool
@@ -21,7 +21,7 @@ def run():
 
 
 def names(query, agent=None, **asked):
-    index = scope.of(agent or make_agent()).index
+    index = scope.scope_of_agent(agent or make_agent()).index
     return [hit.name for hit in search(index, query=query, **asked).hits]
 
 
@@ -47,7 +47,9 @@ def test_an_admins_description_is_searched_and_the_servers_no_more(run):
 
     assert names("walrus") == ["s__run"]
     assert names("runs") == ["s__run"]  # its name
-    assert "Runs" not in [tool.description for tool in scope.of(make_agent()).index.tools]
+    assert "Runs" not in [
+        tool.description for tool in scope.scope_of_agent(make_agent()).index.tools
+    ]
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "bm25", "embedding", "regex"])
@@ -64,7 +66,7 @@ def test_what_an_agent_may_not_see_is_never_found(run, strategy):
 
     for query in ("secret_walrus", "z__secret_walrus", "hidden walrus", "secret", "walrs"):
         assert names(query, agent, strategy=strategy) == []
-        assert near_names(scope.of(agent).index, query) == []
+        assert suggest_names(scope.scope_of_agent(agent).index, query) == []
     assert names("walrus", strategy=strategy) == ["z__secret_walrus"]
 
 

@@ -7,7 +7,7 @@ from catalog.search import query as search_query
 from catalog.search import ranking
 from catalog.search.engine import search
 from catalog.search.index import Index, Searchable
-from catalog.search.ranking import ByWords
+from catalog.search.ranking import KeywordScores
 
 
 def tool(name, description="", **given):
@@ -77,20 +77,20 @@ def test_the_name_of_a_server_is_searched():
 
 def test_a_short_wish_beside_a_long_one_is_heard():
     index = Index(TRIP)
-    parted = search_query.taken_apart(TRIP_QUERY, index.postings)
-    whole = search_query.taken_apart(TRIP_QUERY, index.postings, by_clause=False)
+    parted = search_query.parse_query(TRIP_QUERY, index.postings)
+    whole = search_query.parse_query(TRIP_QUERY, index.postings, by_clause=False)
     mail = [one.name for one in index.tools].index("a__mail")
 
     assert len(parted.clauses) == 2
-    heard = ranking.by_words(index.postings, parted).fit[mail]
-    assert heard > ranking.by_words(index.postings, whole).fit[mail] + 0.1
+    heard = ranking.keyword_scores(index.postings, parted).fit[mail]
+    assert heard > ranking.keyword_scores(index.postings, whole).fit[mail] + 0.1
 
 
 def test_how_near_a_clause_is_counts_beside_how_near_the_whole_is():
     whole, clause = np.float32([0.5, 0.5, 0]), np.float32([0, 0.5, 0])
 
-    score, _ = ranking.by_meaning(np.stack([whole, whole, clause], axis=1))
-    alone, _ = ranking.by_meaning(np.stack([whole, clause], axis=1))
+    score, _ = ranking.semantic_scores(np.stack([whole, whole, clause], axis=1))
+    alone, _ = ranking.semantic_scores(np.stack([whole, clause], axis=1))
 
     assert score[0] == score[1]
     assert alone[1] > alone[0] > 0
@@ -98,7 +98,7 @@ def test_how_near_a_clause_is_counts_beside_how_near_the_whole_is():
 
 def test_a_mistake_is_mended_in_its_clause_too():
     postings = Index(TRIP).postings
-    asked = search_query.taken_apart("book a fligt to Rome, then mail the leter", postings)
+    asked = search_query.parse_query("book a fligt to Rome, then mail the leter", postings)
 
     assert asked.repaired == {"fligt": "flight", "leter": "letter"}
     assert [set(asked.words(clause)) & {"flight", "letter"} for clause in asked.clauses] == [
@@ -110,10 +110,10 @@ def test_a_mistake_is_mended_in_its_clause_too():
 def test_a_mistake_is_never_mended_to_a_word_that_only_others_hold():
     holding = Index([*TRIP, tool("a__crocodile", "A crocodile.")])
 
-    assert search_query.taken_apart("crocodle", holding.postings).repaired == {
+    assert search_query.parse_query("crocodle", holding.postings).repaired == {
         "crocodl": "crocodil"
     }
-    assert search_query.taken_apart("crocodle", Index(TRIP).postings).repaired == {}
+    assert search_query.parse_query("crocodle", Index(TRIP).postings).repaired == {}
 
 
 def test_a_word_said_twice_counts_once():
@@ -142,8 +142,8 @@ def test_the_better_the_words_are_covered_the_less_meaning_counts():
     meaning, known = np.array([1.0, 0.0]), np.array([True, True])
 
     def mixed(coverage):
-        words = ByWords(np.array([0.0, 1.0]), 1.0, coverage)
-        return ranking.fused(words, meaning, known).tolist()
+        words = KeywordScores(np.array([0.0, 1.0]), 1.0, coverage)
+        return ranking.mix_scores(words, meaning, known).tolist()
 
     assert mixed(0.0)[0] > mixed(0.0)[1] > 0
     assert mixed(1.0)[1] > mixed(1.0)[0] > 0
@@ -153,20 +153,20 @@ def test_what_all_tools_are_near_to_says_nothing():
     near = np.full((400, 1), 0.4, np.float32)
     near[7] = 0.5
 
-    score, _ = ranking.by_meaning(near)
+    score, _ = ranking.semantic_scores(near)
 
     assert score[7] == 1
     assert score[8] < 0.2
 
 
 def test_of_few_tools_those_under_the_average_still_score():
-    score, near = ranking.by_meaning(np.float32([[0.5], [0.4]]))
+    score, near = ranking.semantic_scores(np.float32([[0.5], [0.4]]))
 
     assert score[1] > 0
     assert near.tolist() == [True, True]
 
 
 def test_far_from_everything_is_no_match():
-    _, near = ranking.by_meaning(np.float32([[0.2], [0.3], [np.nan]]))
+    _, near = ranking.semantic_scores(np.float32([[0.2], [0.3], [np.nan]]))
 
     assert near.tolist() == [False, True, False]

@@ -92,7 +92,8 @@ def test_what_cannot_be_a_hint_is_refused_and_leaves_nothing(tool, kind, text):
 
 def test_a_tool_has_so_many_hints_and_no_more(tool):
     ToolHint.objects.bulk_create(
-        ToolHint(tool=tool, kind="alias", text=f"name {number}") for number in range(hints.MOST)
+        ToolHint(tool=tool, kind="alias", text=f"name {number}")
+        for number in range(hints.MAX_HINTS_PER_TOOL)
     )
 
     with pytest.raises(Conflict, match="as many as a tool may have"):

@@ -52,7 +52,7 @@ def test_badges_are_counted_and_filtered_by_what_the_server_says_of_the_tool_its
 def test_badges_are_filtered_by_the_text_where_a_statement_cannot_list_the_tools(
     weather, monkeypatch
 ):
-    monkeypatch.setattr(tool_queries, "LISTED", 0)
+    monkeypatch.setattr(tool_queries, "MAX_PARAMETERS", 0)
     fold(weather, annotated("read", readOnlyHint=True), annotated("other", readOnlyHint=False))
     assert names("badge=read-only") == ["read"]
 
@@ -72,7 +72,7 @@ def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_other
     group_actions.assign(group, [mine, make_tool(weather, "a")], actor=SYSTEM)
 
     def preload_tokens():
-        return next(one.preload_tokens for one in board.priced() if one.pk == group.pk)
+        return next(one.preload_tokens for one in board.groups_with_costs() if one.pk == group.pk)
 
     assert preload_tokens() == mine.approved.tokens > 0
     group_actions.set_preload(group, [mine], False, actor=SYSTEM)
@@ -82,7 +82,7 @@ def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_other
 def test_what_was_worked_out_of_a_group_is_worked_out_anew_at_the_next_revision(weather):
     read = []
 
-    @cache.worked_out_once
+    @cache.memoize_per_revision
     def size(group):
         read.append(group.group_id)
         return len(group.places)

@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from sessions_app.ledger import batch_writer
-from sessions_app.ledger.batch_writer import Job, Writer
+from sessions_app.ledger.batch_writer import BatchWriter, WriteJob
 
 
 def deaf_writer():
     """A writer that leaves it to the test to say, to the moment, that rows are committed."""
-    writer = Writer()
+    writer = BatchWriter()
     writer._survive = lambda batch: None
     return writer
 
@@ -22,7 +22,7 @@ def test_rows_that_nobody_waits_for_any_more_are_handed_back_once(when):
     async def scenario():
         writer = deaf_writer()
         back = []
-        job = Job(lambda cursor: 5, left=back.append)
+        job = WriteJob(lambda cursor: 5, left=back.append)
         waiting = asyncio.create_task(writer.take(job))
         await asyncio.sleep(0)
         if when == "before":
@@ -44,7 +44,7 @@ def test_rows_that_were_not_written_or_are_waited_for_are_not_handed_back():
     async def scenario():
         writer = deaf_writer()
         back = []
-        failed, waited_for = (Job(lambda cursor: 5, left=back.append) for _ in range(2))
+        failed, waited_for = (WriteJob(lambda cursor: 5, left=back.append) for _ in range(2))
         leaving, staying = (asyncio.create_task(writer.take(job)) for job in (failed, waited_for))
         await asyncio.sleep(0)
         leaving.cancel()

@@ -87,7 +87,7 @@ def things(db):
     session.load("mcp:github", "list")
     session.call("shout", {"word": "hey"})
     session.search("issue")
-    key, _ = api_keys.mint("scout", "agent", agent=agent.agent, actor=SYSTEM)
+    key, _ = api_keys.create_key("scout", "agent", agent=agent.agent, actor=SYSTEM)
     hint = hints.add(shout, "alias", "yell", actor=SYSTEM)
     marked = golden_queries.mark(
         "make an issue", ["github__create_issue"], origin="api", actor=SYSTEM
@@ -95,8 +95,8 @@ def things(db):
     entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())
     return {
         "agent": agent.key,
-        "admin": api_keys.mint("tests", "admin", actor=SYSTEM)[1],
-        "operator": api_keys.mint("tests", "operator", actor=SYSTEM)[1],
+        "admin": api_keys.create_key("tests", "admin", actor=SYSTEM)[1],
+        "operator": api_keys.create_key("tests", "operator", actor=SYSTEM)[1],
         "ids": {
             "session_id": session.id,
             "slug": "github",

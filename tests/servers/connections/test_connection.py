@@ -9,7 +9,13 @@ import pytest
 import uvloop
 from django.conf import settings
 
-from servers.connections.connection import Connection, ListingError, UpstreamError, connect, over
+from servers.connections.connection import (
+    Connection,
+    ListingError,
+    UpstreamError,
+    connect,
+    run_session,
+)
 from servers.connections.sdk_compat import raw_request
 from tests.support.upstreams.healthy import weather
 from tests.support.upstreams.many import paginating
@@ -37,7 +43,9 @@ async def opened(how, **options):
     transport, _, era = how.partition(" ")
     legacy = ("--legacy",) if era == "legacy" else ()
     if transport == "memory":
-        async with over(weather(), mode="legacy" if legacy else "auto", **options) as connection:
+        async with run_session(
+            weather(), mode="legacy" if legacy else "auto", **options
+        ) as connection:
             yield connection
     elif transport == "stdio":
         async with connect(stdio_spec("healthy", *legacy), **options) as connection:
@@ -60,7 +68,7 @@ async def failure(spec) -> UpstreamError:
 
 
 async def listing_failure(server) -> ListingError:
-    async with over(server) as connection:
+    async with run_session(server) as connection:
         with pytest.raises(ListingError) as caught:
             await connection.list_tools()
     return caught.value
@@ -371,7 +379,7 @@ def test_a_null_cursor_is_the_end(tmp_path):
 
 def test_ten_thousand_tools_in_a_hundred_pages_are_listed_and_one_more_is_not():
     async def scenario():
-        async with over(paginating(10_000, 100)) as connection:
+        async with run_session(paginating(10_000, 100)) as connection:
             listing = await connection.list_tools()
         assert (len(listing.tools), listing.pages) == (10_000, 100)
         assert len({tool["name"] for tool in listing.tools}) == 10_000
@@ -412,7 +420,7 @@ def test_a_server_without_tools_has_an_empty_listing():
     from mcp.server import Server
 
     async def scenario():
-        async with over(Server("silent")) as connection:
+        async with run_session(Server("silent")) as connection:
             return await connection.list_tools()
 
     assert run(scenario()).tools == ()
@@ -570,7 +578,7 @@ def test_the_claims_of_a_server_are_cut():
     server = MCPServer("n" * 500, version="v" * 500, instructions="é" * 40_000)
 
     async def scenario():
-        async with over(server) as connection:
+        async with run_session(server) as connection:
             return connection
 
     connection = run(scenario())

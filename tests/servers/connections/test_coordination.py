@@ -22,24 +22,24 @@ def server(db, settings):
 
 
 def test_a_dial_is_taken_once_in_a_while_whoever_asks(server):
-    assert [coordination.claim(server.pk, 30) for _ in range(3)] == [True, False, False]
+    assert [coordination.claim_reconnect(server.pk, 30) for _ in range(3)] == [True, False, False]
     Server.objects.update(dialled_at=timezone.now() - timedelta(seconds=31))
-    assert [coordination.claim(server.pk, 1800) for _ in range(2)] == [False, False]
-    assert [coordination.claim(server.pk, 30) for _ in range(2)] == [True, False]
+    assert [coordination.claim_reconnect(server.pk, 1800) for _ in range(2)] == [False, False]
+    assert [coordination.claim_reconnect(server.pk, 30) for _ in range(2)] == [True, False]
 
 
 def test_once_it_answers_everybody_may_dial(server):
-    coordination.claim(server.pk, 30)
-    coordination.answered(server.pk)
+    coordination.claim_reconnect(server.pk, 30)
+    coordination.clear_reconnect_claim(server.pk)
     assert Server.objects.get().dialled_at is None
-    assert coordination.claim(server.pk, 30)
+    assert coordination.claim_reconnect(server.pk, 30)
 
 
 def test_where_there_is_one_process_nothing_is_asked(server, settings, django_assert_num_queries):
     settings.EMBEDDED = True
     with django_assert_num_queries(0):
-        assert all(coordination.claim(server.pk, 30) for _ in range(3))
-        coordination.answered(server.pk)
+        assert all(coordination.claim_reconnect(server.pk, 30) for _ in range(3))
+        coordination.clear_reconnect_claim(server.pk)
 
 
 class InTurn(Specs):

@@ -29,26 +29,28 @@ def test_turns_queue_and_refusals_of_a_server_are_told(settings, client, operato
             wait = upstream_calls.call(target(server, concurrency=2), "hang", {}, timeout=30)
             return asyncio.create_task(wait)
 
-        seen = [metrics.gauge(server)]
+        seen = [metrics.server_metrics(server)]
         calls = []
         for number in range(1, 5):
             calls.append(call())
             await until(lambda n=number: counted() == n, "the call is in or waits")
             if number == 1:
-                await until(lambda: metrics.gauge(server).connection == "ready", "connected")
-            seen.append(metrics.gauge(server))
+                await until(
+                    lambda: metrics.server_metrics(server).connection == "ready", "connected"
+                )
+            seen.append(metrics.server_metrics(server))
         assert (await call()).code == "busy"
-        seen.append(metrics.gauge(server))
-        listed = await asyncio.to_thread(metrics.gauges)
+        seen.append(metrics.server_metrics(server))
+        listed = await asyncio.to_thread(metrics.all_server_metrics)
         about = await asyncio.to_thread(told)
         page = await asyncio.to_thread(client.get, f"/servers/{server.slug}")
         for task in calls:
             task.cancel()
         await asyncio.wait(calls)
-        return seen, listed, about, page.content.decode(), metrics.gauge(server)
+        return seen, listed, about, page.content.decode(), metrics.server_metrics(server)
 
     def counted() -> int:
-        now = metrics.gauge(server)
+        now = metrics.server_metrics(server)
         return now.in_flight + now.waiting
 
     seen, listed, about, page, after = run(scenario)
@@ -68,7 +70,7 @@ def test_turns_queue_and_refusals_of_a_server_are_told(settings, client, operato
     assert "2 calls wait, the most that may" in page
     assert "2 of 2 slots taken, 2 waiting, 1 refused" in page
     assert (after.in_flight, after.waiting, after.sentence) == (0, 0, "")
-    assert metrics.gauges() == []
+    assert metrics.all_server_metrics() == []
     assert told() == "no server holds them up"
 
 
@@ -80,7 +82,7 @@ def test_an_open_breaker_is_told_with_the_time_of_the_next_try():
     async def scenario():
         for _ in range(4):
             await ask(server, "say")
-        return metrics.gauge(server)
+        return metrics.server_metrics(server)
 
     gauge = run(scenario)
     assert gauge.connection == "pausing"

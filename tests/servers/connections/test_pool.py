@@ -13,8 +13,8 @@ from django.utils import timezone
 from catalog.audit import SYSTEM
 from servers.connections import calls as upstream_calls
 from servers.connections import coordination, pool
-from servers.connections.calls import Target
-from servers.connections.pool import Pool, Watcher
+from servers.connections.calls import CallTarget
+from servers.connections.pool import Pool, PoolWatcher
 from servers.errors import UpstreamError
 from servers.models import Server
 from servers.registration import actions as server_actions
@@ -36,7 +36,7 @@ def run(scenario):
     return asyncio.run(in_time())
 
 
-class Specs(Watcher):
+class Specs(PoolWatcher):
     """Knows servers by heart."""
 
     def __init__(self, **specs):
@@ -73,7 +73,7 @@ def refused():
 
 async def ask(server, tool, session="", **arguments):
     isolation = "per_session" if session else "shared"
-    target = Target(server.pk, server.slug, server.generation, isolation, session)
+    target = CallTarget(server.pk, server.slug, server.generation, isolation, session)
     return await upstream_calls.call(target, tool, arguments, timeout=SOON)
 
 
@@ -89,7 +89,7 @@ async def listening():
     listener = Listener()
     running = asyncio.create_task(listener.run())
     try:
-        await until(lambda: pool.here() is listener.pool, "the listener runs")
+        await until(lambda: pool.process_pool() is listener.pool, "the listener runs")
         yield
     finally:
         running.cancel()
@@ -114,7 +114,7 @@ def is_gone(pid):
 @with_database
 def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             first, one = await count(server, "ses_1")
             again, two = await count(server, "ses_2")
             assert (first, again) == (1, 1)
@@ -135,7 +135,7 @@ def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them
 @with_database
 def test_sessions_of_a_shared_server_share_its_process():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server)
             assert await count(server) == (2, one)
             await upstream_calls.forget_session("")  # no session: nothing is closed
@@ -153,7 +153,7 @@ def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_c
     settings.IDLE_DISCONNECT = settings.SESSION_DISCONNECT = 0.6
 
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server, session)
             waited = await ask(server, "wait", session, seconds=2)
             assert waited.state == "succeeded"
@@ -174,7 +174,7 @@ def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(sett
     settings.IDLE_DISCONNECT = 0.1
 
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, own = await count(server, "ses_1")
             _, shared = await count(server)
             await until(lambda: is_gone(shared), "the idle process is gone")
@@ -186,7 +186,7 @@ def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(sett
 
 
 @with_database
-@pytest.mark.parametrize("pooling", [upstream_calls.opened, listening])
+@pytest.mark.parametrize("pooling", [upstream_calls.call_pool, listening])
 @pytest.mark.parametrize("end", ["expired", "deleted"])
 def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling):
     async def scenario():
@@ -212,11 +212,11 @@ def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling)
 @with_database
 def test_a_call_is_not_cut_off_by_the_end_of_its_session():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
-            await asyncio.to_thread(lifecycle.close, session)
+            await asyncio.to_thread(lifecycle.close_session, session)
             await until(lambda: not upstream_calls._pool().owners, "its end was seen")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
             await until(lambda: is_gone(one), "the process is gone")
@@ -231,7 +231,7 @@ def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to
     settings.SESSION_CONNECTIONS = 1
 
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             assert (await count(server, "ses_1"))[0] == 1
             refused = await ask(server, "count", "ses_2")
             assert (refused.state, refused.code) == ("not_sent", "busy")
@@ -259,10 +259,10 @@ def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
         raise KeyError("odd")
 
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server, "ses_1")
             await until(lambda: len(asked) > 1, "it is asked again")
-            coordination.told_by(lifecycle.still_open)
+            coordination.set_open_sessions_source(lifecycle.open_sessions)
             await until(lambda: is_gone(one), "the process of no session is gone")
 
     monkeypatch.setattr(coordination, "_knows", stumble)
@@ -282,7 +282,7 @@ def test_the_listener_keeps_its_own_connections_and_lends_them_to_calls(settings
             await until(lambda: (kept.pk, "") in listener.pool.owners, "the listener dialled")
             _, one = await count(kept)
             _, other = await count(visited)
-            assert pool.here() is listener.pool
+            assert pool.process_pool() is listener.pool
             assert len(listener.pool.owners) == 2
             await until(lambda: is_gone(other), "what only the call needed is closed")
             assert await count(kept) == (2, one)
@@ -326,7 +326,7 @@ def test_a_look_that_goes_wrong_is_no_end_of_the_listener(caplog):
 @with_database
 def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_new_one():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server)
             slow = asyncio.create_task(ask(server, "wait", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
@@ -350,7 +350,7 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
     monkeypatch.setattr(pool, "DRAIN", 0.0)
 
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
@@ -369,7 +369,7 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
 @with_database
 def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             outcome = await ask(server, "count")
             assert outcome.state == "succeeded"
             owner = upstream_calls._pool().owners[server.pk, ""]
@@ -400,7 +400,7 @@ def test_a_call_and_a_look_that_find_the_same_edit_replace_the_connection_once()
 @with_database
 def test_disabling_a_server_ends_its_connections():
     async def scenario():
-        async with upstream_calls.opened():
+        async with upstream_calls.call_pool():
             _, one = await count(server, "ses_1")
             await asyncio.to_thread(Server.objects.update, enabled=False)
             await until(lambda: is_gone(one), "the process is gone")

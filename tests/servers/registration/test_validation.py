@@ -12,7 +12,7 @@ from servers.registration.validation import (
     check_header,
     check_url,
     escape_ambiguous,
-    shown_argv,
+    format_argv,
     url_warnings,
 )
 from toolcrib.lib.errors import Invalid
@@ -308,16 +308,16 @@ def test_the_digest_tells_every_two_command_lines_apart():
 
 
 def test_the_command_line_is_shown_exactly_and_whole():
-    assert shown_argv(["npx", "-y", "a b", "it's", ""]) == "npx -y 'a b' 'it'\"'\"'s' ''"
-    assert shown_argv(["x", "a\u202eb", "c\nd"]) == "x 'a⟨U+202E⟩b' 'c⟨U+000A⟩d'"
-    assert shown_argv(["⟨U+202E⟩"]) == "'⟨U+27E8⟩U+202E⟩'"
-    assert len(shown_argv(["x" * 30000])) == 30000
+    assert format_argv(["npx", "-y", "a b", "it's", ""]) == "npx -y 'a b' 'it'\"'\"'s' ''"
+    assert format_argv(["x", "a\u202eb", "c\nd"]) == "x 'a⟨U+202E⟩b' 'c⟨U+000A⟩d'"
+    assert format_argv(["⟨U+202E⟩"]) == "'⟨U+27E8⟩U+202E⟩'"
+    assert len(format_argv(["x" * 30000])) == 30000
 
 
 @settings(deadline=None)  # a busy machine is no finding
 @given(st.lists(st.text(), min_size=1))
 def test_nothing_shown_is_invisible(argv):
-    shown = shown_argv(argv)
+    shown = format_argv(argv)
     assert "\n" not in shown
     assert not any("\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" for c in shown)
     assert escape_ambiguous(shown.replace("⟨", "")) == shown.replace("⟨", "")

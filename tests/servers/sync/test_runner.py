@@ -347,7 +347,7 @@ def test_requests_during_a_sync_make_exactly_one_more(gate, tools_file):
     assert names() == {"old"}
 
     server = fresh(gate.server)
-    assert server.sync_due_at <= server.last_sync_started_at + scheduling.gap(server)
+    assert server.sync_due_at <= server.last_sync_started_at + scheduling.minimum_gap(server)
     set_fields(server, sync_due_at=timezone.now())
     run = runner.sync_if_due(server.pk)
 
@@ -452,7 +452,7 @@ def test_the_gap_grows_while_notifications_bring_nothing_new(quiet, seconds):
 def test_the_gap_falls_back_once_the_server_was_quiet():
     server = make_server(quiet_syncs=5, last_sync_started_at=timezone.now() - timedelta(minutes=3))
 
-    assert scheduling.gap(server) == timedelta(seconds=5)
+    assert scheduling.minimum_gap(server) == timedelta(seconds=5)
 
 
 def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
@@ -623,19 +623,19 @@ def edit_a_program(argv, confirmed):
 
 def bring_in(argv, confirmed):
     text = json.dumps({"mcpServers": {"canary": {"command": argv[0], "args": argv[1:]}}})
-    (done,) = importer.save(
-        importer.check_text(text, {}), actor=SYSTEM, confirmed=[confirmed] if confirmed else []
+    (done,) = importer.save_drafts(
+        importer.check_import(text, {}), actor=SYSTEM, confirmed=[confirmed] if confirmed else []
     )
     if done.code:
         raise ToolcribError(done.message, code=done.code)
 
 
 def try_out(argv, confirmed):
-    connection_test.check_draft(draft_of(argv), confirmed=confirmed, actor=SYSTEM)
+    connection_test.test_draft(draft_of(argv), confirmed=confirmed, actor=SYSTEM)
 
 
 def try_out_saved(argv, confirmed):
-    tested = connection_test.check_server(existing(argv, confirmed), actor=SYSTEM)
+    tested = connection_test.test_server(existing(argv, confirmed), actor=SYSTEM)
     raise ToolcribError(tested.message, code=tested.code)
 
 

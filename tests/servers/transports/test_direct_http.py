@@ -54,7 +54,7 @@ class Trial:
         self._scripts = list(scripts)
 
         async def scenario() -> list[CallOutcome]:
-            async with asyncio.timeout(40), self.upstream.serving(), upstream_calls.opened():
+            async with asyncio.timeout(40), self.upstream.serving(), upstream_calls.call_pool():
                 return [await self._call(within) for _ in scripts]
 
         with self.way():
@@ -287,7 +287,7 @@ def test_an_answer_that_comes_before_it_is_asked_for_is_nobodys(trial):
         return True
 
     async def scenario() -> list[Any]:
-        async with asyncio.timeout(40), trial.upstream.serving(), upstream_calls.opened():
+        async with asyncio.timeout(40), trial.upstream.serving(), upstream_calls.call_pool():
             first = await trial._call(SOON)
             await sent.wait()
             for _ in range(5):  # so that the loop reads it
@@ -475,7 +475,11 @@ class Deaf:
 
     def run(self, scenario: Any) -> None:
         async def in_time() -> None:
-            async with asyncio.timeout(40), self.trial.upstream.serving(), upstream_calls.opened():
+            async with (
+                asyncio.timeout(40),
+                self.trial.upstream.serving(),
+                upstream_calls.call_pool(),
+            ):
                 await scenario()
 
         asyncio.run(in_time())
@@ -483,7 +487,7 @@ class Deaf:
 
 @pytest.mark.parametrize("client", ["lean", "sdk"])
 def test_a_server_that_takes_no_word_of_a_call_given_up_is_hung_up_on(monkeypatch, client):
-    monkeypatch.setattr(upstream_http, "TAKEN_WITHIN", 0.2)
+    monkeypatch.setattr(upstream_http, "POST_TIMEOUT", 0.2)
     deaf = Deaf(client)
 
     async def scenario() -> None:

@@ -12,10 +12,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 
-from servers.connections.connection import UpstreamError, connect, over
+from servers.connections.connection import UpstreamError, connect, run_session
 from servers.transports import http as upstream_http
 from servers.transports import response_body
-from servers.transports.http import Attempt, check_url
+from servers.transports.http import RequestTrace, check_url
 from servers.transports.ssrf import check_address
 from tests.support.upstreams.running import http_spec, running_http, seen_by
 
@@ -67,8 +67,8 @@ def ask(resolver, *urls, method="GET"):
         faults = []
         async with upstream_http.upstream({}, resolver=resolver) as upstream:
             for url in urls:
-                seen = Attempt()
-                upstream_http.attempt.set(seen)
+                seen = RequestTrace()
+                upstream_http.current_trace.set(seen)
                 await upstream.http.request(method, url, headers={"Connection": "close"})
                 faults.append(seen.fault and seen.fault.code)
         return faults
@@ -391,9 +391,9 @@ def test_an_event_without_an_end_grows_until_the_cap():
 def test_a_connection_is_usable_after_an_answer_that_was_too_large():
     async def scenario(url):
         async with upstream_http.upstream({}) as upstream:
-            seen = Attempt()
-            upstream_http.attempt.set(seen)
-            with pytest.raises(upstream_http.BodyFault):
+            seen = RequestTrace()
+            upstream_http.current_trace.set(seen)
+            with pytest.raises(upstream_http.BodyError):
                 await upstream.http.post(f"{url}/big-json", json={})
             assert seen.fault.code == "too_large"
             await upstream.http.post(f"{url}/404", json={})
@@ -470,8 +470,8 @@ def test_a_port_that_does_not_speak_tls_is_said_so():
 
 def test_a_fault_belongs_to_the_request_it_happened_to():
     async def one(upstream, url):
-        seen = Attempt()
-        upstream_http.attempt.set(seen)
+        seen = RequestTrace()
+        upstream_http.current_trace.set(seen)
         await upstream.http.post(url, json={})
         return seen.fault and seen.fault.message
 
@@ -492,7 +492,7 @@ def test_any_transport_of_the_sdk_can_be_used():
     async def scenario(url):
         async with (
             httpx2.AsyncClient() as http,
-            over(streamable_http_client(url, http_client=http)) as connection,
+            run_session(streamable_http_client(url, http_client=http)) as connection,
         ):
             return await connection.list_tools()
 

@@ -15,8 +15,8 @@ import pytest
 from servers.connections.connection import UpstreamError, connect
 from servers.connections.streams import parse, parse_large
 from servers.transports import http as upstream_http
-from servers.transports.buffers import PIECE, Pieces
-from servers.transports.request_trace import Attempt
+from servers.transports.buffers import PIECE, ChunkBuffer
+from servers.transports.request_trace import RequestTrace
 from tests.support.upstreams.answers import large_notice
 from tests.support.upstreams.running import http_spec, running_http, stdio_spec
 
@@ -100,7 +100,7 @@ def test_a_bomb_is_unpacked_in_turns(steps, path):
     async def scenario():
         async with connect(http_spec(f"{url}/{path}")) as connection:
             steps.costs.clear()
-            calling = connection.call_tool("ping", {}, Attempt(call=True))
+            calling = connection.call_tool("ping", {}, RequestTrace(call=True))
             asking = calling if path == "bomb-call" else connection.list_tools()
             with pytest.raises(UpstreamError):
                 await asking
@@ -167,13 +167,13 @@ def test_of_what_is_large_and_no_answer_only_the_head_is_passed_on():
 )
 def test_streams_that_are_only_listened_to_are_known(method, headers, opening, listens):
     request = upstream_http.httpx2.Request(method, "http://localhost/mcp", headers=headers)
-    assert upstream_http._listens(request, Attempt(opening=opening)) is listens
+    assert upstream_http._listens(request, RequestTrace(opening=opening)) is listens
 
 
 @pytest.mark.parametrize("size", [1, 7, PIECE - 1, PIECE, 3 * PIECE + 5])
 def test_pieces_are_put_together_in_order(size):
     whole = b"data: " + bytes(range(256)) * 1000 + b"\r"
-    pieces = Pieces()
+    pieces = ChunkBuffer()
     for _ in range(2):  # and begin anew
         for at in range(0, len(whole), size):
             pieces.add(whole[at : at + size])

@@ -18,7 +18,7 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.transports import process_supervisor, stdio
 from servers.transports.process_supervisor import ALWAYS, UNTOLD
-from servers.transports.stdio import INHERITED, Child, running
+from servers.transports.stdio import INHERITED, StdioProcess, run_process
 from tests.support.upstreams.running import ROOT, stdio_argv, stdio_spec
 from tests.support.waiting import wait_for
 
@@ -102,7 +102,7 @@ def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
     monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE for itself
 
     async def scenario():
-        async with running(["/usr/bin/env"], env={"OWN": "1"}, **OPTIONS) as child:
+        async with run_process(["/usr/bin/env"], env={"OWN": "1"}, **OPTIONS) as child:
             return [line async for line in child.messages()]
 
     assert sorted(asyncio.run(scenario())) == [b"LANG=C", b"OWN=1"]
@@ -223,7 +223,7 @@ def test_reading_a_line_costs_time_in_proportion_to_its_length(monkeypatch):
     monkeypatch.setattr(stdio, "CHUNK", 64)
 
     async def cost(size: int) -> float:
-        child = Child(10**9, 1000, str, 200)
+        child = StdioProcess(10**9, 1000, str, 200)
         child._stdout = asyncio.StreamReader()
         child._stdout.feed_data(b"x" * size + b"\n")
         child._stdout.feed_eof()
@@ -432,7 +432,7 @@ def test_a_program_that_multiplies_leaves_nothing_when_it_is_stopped(tmp_path):
         return [int(pid) for pid in note.read_text().split()] if note.exists() else []
 
     async def scenario():
-        async with running([sys.executable, "-c", script], env={}, **OPTIONS):
+        async with run_process([sys.executable, "-c", script], env={}, **OPTIONS):
             await asyncio.to_thread(wait_for, lambda: len(pids()) == 60)
             return pids()
 
@@ -463,7 +463,7 @@ def test_a_program_that_multiplies_without_end_is_ended_with_all_of_it(doublings
 
     async def scenario():
         options = {**OPTIONS, "most": 100}
-        async with running([sys.executable, "-c", script], env={}, **options) as child:
+        async with run_process([sys.executable, "-c", script], env={}, **options) as child:
             async for _ in child.messages():
                 pass
             await child.exited.wait()
@@ -484,9 +484,9 @@ def test_a_program_that_ends_with_the_same_status_by_itself_is_not_taken_for_one
 @pytest.mark.parametrize(("told", "looks"), [(0, UNTOLD), (1_000, ALWAYS)])
 def test_they_are_counted_now_and_then_whatever_the_machine_tells(monkeypatch, told, looks):
     counted = []
-    monkeypatch.setattr(process_supervisor.Crowd, "on_machine", lambda self: told)
+    monkeypatch.setattr(process_supervisor.ProcessCount, "on_machine", lambda self: told)
     monkeypatch.setattr(process_supervisor, "descendants", lambda: counted.append(1) or {1: 5})
-    crowd = process_supervisor.Crowd(100)
+    crowd = process_supervisor.ProcessCount(100)
     for _ in range(2 * looks):
         assert not crowd.is_too_large()
     assert len(counted) == 2
@@ -494,8 +494,8 @@ def test_they_are_counted_now_and_then_whatever_the_machine_tells(monkeypatch, t
 
 COUNTS = """
 import os, sys, threading, time
-from servers.transports.process_supervisor import Crowd
-crowds = [Crowd(most) for most in (8, 9)]
+from servers.transports.process_supervisor import ProcessCount
+crowds = [ProcessCount(most) for most in (8, 9)]
 if os.fork() == 0:  # one with six threads
     for _ in range(6):
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()

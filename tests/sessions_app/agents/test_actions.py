@@ -96,7 +96,7 @@ def test_a_name_that_cannot_be_used_is_refused(name, db):
 
 @pytest.mark.parametrize("name", ["x", "x" * 80, "Späher Nr. 1", "новый", "a&b?c=d#e%f", "new"])
 def test_a_name_may_be_anything_printable(name, db):
-    assert agent_actions.find(agent_actions.create(f" {name} ", actor=ADA).name).name == name
+    assert agent_actions.find_agent(agent_actions.create(f" {name} ", actor=ADA).name).name == name
 
 
 def test_a_name_is_used_once(scout):
@@ -136,7 +136,7 @@ def test_chosen_groups_and_all_of_them_exclude_each_other(groups):
 
 def test_the_agent_and_its_first_key_are_made_together_or_not_at_all(db):
     agent, text = agent_actions.create_with_key("scout", actor=ADA)
-    assert api_keys.find(text).agent == agent
+    assert api_keys.find_key(text).agent == agent
 
     with pytest.raises(Conflict):
         agent_actions.create_with_key("scout", actor=ADA)
@@ -219,7 +219,7 @@ def test_renaming_to_a_name_in_use_is_refused_and_keeps_the_old_one(scout):
     with pytest.raises(Conflict), transaction.atomic():
         agent_actions.change(scout, name="drifter", actor=ADA)
 
-    assert agent_actions.find("scout").pk == scout.pk
+    assert agent_actions.find_agent("scout").pk == scout.pk
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
 def test_one_group_is_moved_added_or_removed(act, group, left, scout):
     Group.objects.create(group_id="mcp:late", display_name="Late")
 
-    agent_actions.arrange(scout, act, group, actor=ADA)
+    agent_actions.reorder_groups(scout, act, group, actor=ADA)
 
     assert agent_actions.group_ids(scout) == left
 
@@ -294,7 +294,7 @@ def test_one_group_is_moved_added_or_removed(act, group, left, scout):
 )
 def test_an_act_that_cannot_be_done_is_refused(act, group, error, scout, groups):
     with pytest.raises(error) as refused:
-        agent_actions.arrange(scout, act, group, actor=ADA)
+        agent_actions.reorder_groups(scout, act, group, actor=ADA)
 
     assert said(refused)
     assert agent_actions.group_ids(scout) == groups
@@ -304,7 +304,7 @@ def test_an_agent_with_all_groups_has_none_to_move(scout):
     agent_actions.set_groups(scout, all_groups=True, actor=ADA)
 
     with pytest.raises(Conflict) as error:
-        agent_actions.arrange(scout, "add", "mcp:files", actor=ADA)
+        agent_actions.reorder_groups(scout, "add", "mcp:files", actor=ADA)
 
     assert "has all groups" in said(error)
 
@@ -328,12 +328,12 @@ def test_disabling_and_enabling_is_recorded_once_each(scout):
 
 
 def test_a_deleted_agent_takes_its_keys_along_and_stays_in_the_log(scout):
-    _, text = api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    _, text = api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     agent_actions.delete(scout, actor=ADA)
 
     assert not Agent.objects.exists()
-    assert api_keys.find(text) is None
+    assert api_keys.find_key(text) is None
     assert sentence(newest()) == "ada@example.org deleted agent scout"
     assert newest().before["keys"] == 1
 

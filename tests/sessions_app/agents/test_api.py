@@ -190,7 +190,7 @@ def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
     status, made = api("POST", "/agents/scout/keys", {"name": "laptop", "days": 30})
     assert status == 201
     assert api.response["Cache-Control"] == "no-store"
-    assert api_keys.find(made["key"]).agent == scout
+    assert api_keys.find_key(made["key"]).agent == scout
     assert made["expires_at"] is not None
 
     status, new = api("POST", f"/keys/{made['prefix']}/rotate")
@@ -208,7 +208,9 @@ def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
 
 
 def test_keys_are_listed_with_their_state(api, scout):
-    made = [api_keys.mint(f"key {n}", "agent", agent=scout, actor=SYSTEM)[0] for n in range(3)]
+    made = [
+        api_keys.create_key(f"key {n}", "agent", agent=scout, actor=SYSTEM)[0] for n in range(3)
+    ]
     api_keys.revoke(made[0], actor=SYSTEM)
     ApiKey.objects.filter(pk=made[1].pk).update(expires_at=timezone.now() - timedelta(days=1))
 
@@ -227,7 +229,7 @@ def test_keys_are_listed_with_their_state(api, scout):
 
 
 def test_keys_of_people_are_listed_beside_and_apart(api, scout):
-    api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     assert {one["scope"] for one in api("GET", "/keys")[1]["items"]} == {"admin", "agent"}
     (only,) = api("GET", "/keys?scope=admin")[1]["items"]
@@ -239,7 +241,7 @@ def test_a_key_is_named_after_its_agent_unless_told(api, scout):
 
 
 def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_token):
-    key = api_keys.find(operator_token)
+    key = api_keys.find_key(operator_token)
     assert api("GET", "/agents", key=operator_token)[0] == 200
 
     status, body = api("POST", f"/keys/{key.pk}/revoke")
@@ -250,10 +252,10 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_
 
 
 def test_a_disabled_agent_is_seen_as_such(api, scout):
-    _, text = api_keys.mint("laptop", "agent", agent=scout, actor=SYSTEM)
+    _, text = api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     assert api("PATCH", "/agents/scout", {"enabled": False})[1]["enabled"] is False
-    assert api_keys.find(text) is None
+    assert api_keys.find_key(text) is None
     assert api("PATCH", "/agents/scout", {"enabled": True})[1]["enabled"] is True
-    assert api_keys.find(text)
+    assert api_keys.find_key(text)
     assert api("GET", "/agents/scout")[1]["last_seen_at"] is not None

@@ -25,7 +25,7 @@ def scout(db):
 
 
 def mint(agent, name="laptop", **more):
-    return api_keys.mint(name, "agent", agent=agent, actor=ADA, **more)
+    return api_keys.create_key(name, "agent", agent=agent, actor=ADA, **more)
 
 
 def everything_kept():
@@ -44,7 +44,7 @@ def age(key, **moments):
 def test_a_key_is_found_by_its_text_and_kept_as_a_digest(scout):
     key, text = mint(scout)
 
-    found = api_keys.find(text)
+    found = api_keys.find_key(text)
     assert (found.pk, found.agent, found.scope) == (key.pk, scout, "agent")
     assert text.startswith(key.prefix)
     assert len(key.prefix) == 10
@@ -56,14 +56,14 @@ def test_a_key_says_who_made_it_and_when_it_was_used(scout):
     key, text = mint(scout)
     assert (key.created_by, key.last_used_at) == ("ada@example.org", None)
 
-    api_keys.find(text)
+    api_keys.find_key(text)
     first = ApiKey.objects.get(pk=key.pk).last_used_at
-    api_keys.find(text)
+    api_keys.find_key(text)
 
     assert first is not None
     assert ApiKey.objects.get(pk=key.pk).last_used_at == first  # once a minute is enough
     age(key, last_used_at=first - timedelta(minutes=2))
-    api_keys.find(text)
+    api_keys.find_key(text)
     assert ApiKey.objects.get(pk=key.pk).last_used_at >= first
 
 
@@ -77,7 +77,7 @@ def test_no_two_keys_are_alike(scout):
 def test_what_is_no_key_finds_nothing(text, scout):
     mint(scout)
 
-    assert api_keys.find(text) is None
+    assert api_keys.find_key(text) is None
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_is_no_key_finds_nothing(text, scout):
 )
 def test_a_scope_and_its_owner_must_fit(scope, with_agent, words, scout):
     with pytest.raises(Invalid) as error:
-        api_keys.mint("laptop", scope, agent=scout if with_agent else None, actor=ADA)
+        api_keys.create_key("laptop", scope, agent=scout if with_agent else None, actor=ADA)
 
     assert words in error.value.message
     assert not ApiKey.objects.exists()
@@ -108,11 +108,11 @@ def test_a_name_that_cannot_be_kept_is_refused(name, scout):
 
 def test_a_key_ends_when_it_says(scout):
     key, text = mint(scout, expires_at=timezone.now() + timedelta(hours=1))
-    assert api_keys.find(text)
+    assert api_keys.find_key(text)
 
     age(key, expires_at=timezone.now() - timedelta(seconds=1))
 
-    assert api_keys.find(text) is None
+    assert api_keys.find_key(text) is None
 
 
 def test_a_key_that_has_expired_already_is_not_made(scout):
@@ -129,8 +129,8 @@ def test_a_revoked_key_is_refused_and_its_siblings_are_not(scout):
     api_keys.revoke(key, actor=ADA)
     api_keys.revoke(key, actor=ADA)
 
-    assert api_keys.find(text) is None
-    assert api_keys.find(other)
+    assert api_keys.find_key(text) is None
+    assert api_keys.find_key(other)
     entry = AuditEntry.objects.get(verb="key.revoke")
     assert sentence(entry) == f"ada@example.org revoked agent key laptop {key.prefix}…"
     assert entry.before == {"scope": "agent", "agent": "scout"}
@@ -140,17 +140,17 @@ def test_a_disabled_agents_keys_are_refused_until_it_is_enabled(scout):
     _, text = mint(scout)
 
     agent_actions.disable(scout, actor=ADA)
-    assert api_keys.find(text) is None
+    assert api_keys.find_key(text) is None
 
     agent_actions.enable(scout, actor=ADA)
-    assert api_keys.find(text)
+    assert api_keys.find_key(text)
 
 
 def test_a_refused_key_does_not_count_as_used(scout):
     key, text = mint(scout)
     agent_actions.disable(scout, actor=ADA)
 
-    api_keys.find(text)
+    api_keys.find_key(text)
 
     assert ApiKey.objects.get(pk=key.pk).last_used_at is None
 
@@ -162,13 +162,13 @@ def test_rotating_gives_a_new_key_and_lets_the_old_one_end_in_a_day(scout):
     new, new_text = api_keys.rotate(key, actor=ADA)
 
     key.refresh_from_db()
-    assert api_keys.find(text).pk == key.pk
-    assert api_keys.find(new_text).pk == new.pk != key.pk
+    assert api_keys.find_key(text).pk == key.pk
+    assert api_keys.find_key(new_text).pk == new.pk != key.pk
     assert before + api_keys.OVERLAP <= key.expires_at <= timezone.now() + api_keys.OVERLAP
     assert (new.name, new.agent, new.scope, new.expires_at) == ("laptop", scout, "agent", None)
     age(key, expires_at=timezone.now())
-    assert api_keys.find(text) is None
-    assert api_keys.find(new_text)
+    assert api_keys.find_key(text) is None
+    assert api_keys.find_key(new_text)
     entry = AuditEntry.objects.get(verb="key.rotate")
     assert entry.after["replaced_by"] == new.prefix
     assert new_text not in everything_kept()
@@ -199,11 +199,11 @@ def test_a_key_that_ended_or_ends_soon_is_not_rotated(scout):
 
 
 def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
-    key, _ = api_keys.mint("tests", "admin", actor=ADA)
+    key, _ = api_keys.create_key("tests", "admin", actor=ADA)
 
     new, text = api_keys.rotate(key, actor=ADA)
 
-    assert (new.scope, api_keys.find(text).pk) == ("admin", new.pk)
+    assert (new.scope, api_keys.find_key(text).pk) == ("admin", new.pk)
     assert AuditEntry.objects.filter(verb="token.rotate").count() == 1
 
 
@@ -213,13 +213,17 @@ def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
 def test_a_key_is_named_by_id_or_prefix(scout):
     key, _ = mint(scout)
 
-    assert api_keys.named(str(key.pk)) == key == api_keys.named(key.prefix)
+    assert (
+        api_keys.find_key_by_reference(str(key.pk))
+        == key
+        == api_keys.find_key_by_reference(key.prefix)
+    )
 
 
 @pytest.mark.parametrize("name", ["0", "9" * 17, "9" * 40, "tcb_nobody", "", "tcb_\0"])
 def test_a_key_that_is_not_there_is_told(name, scout):
     with pytest.raises(NotFound):
-        api_keys.named(name)
+        api_keys.find_key_by_reference(name)
 
 
 def test_a_prefix_of_two_keys_names_neither(scout):
@@ -227,7 +231,7 @@ def test_a_prefix_of_two_keys_names_neither(scout):
     age(mint(scout)[0], prefix=key.prefix)
 
     with pytest.raises(Conflict) as error:
-        api_keys.named(key.prefix)
+        api_keys.find_key_by_reference(key.prefix)
 
     assert "by its id" in error.value.hint
 
@@ -241,7 +245,7 @@ import django
 django.setup()
 from sessions_app.agents import api_keys as keys
 for line in sys.stdin:
-    found = keys.find(line.strip())
+    found = keys.find_key(line.strip())
     print("good" if found else "refused", flush=True)
 """
 

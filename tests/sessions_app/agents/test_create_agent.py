@@ -42,7 +42,7 @@ def test_json_is_one_document_with_the_agent_and_its_key(run, groups):
     made = json.loads(out)
     assert set(made) == {"agent", "key"}
     assert made["agent"] == "scout"
-    agent = api_keys.find(made["key"]).agent
+    agent = api_keys.find_key(made["key"]).agent
     assert agent_actions.group_ids(agent) == ["mcp:files", "mcp:weather"]
     assert made["key"] not in json.dumps(list(AuditEntry.objects.values()), default=str)
 
@@ -57,7 +57,7 @@ def test_people_read_the_key_once_and_a_line_to_try_it(run, groups, settings):
     assert "It has all groups." in out
     assert "not shown again" in out
     text = next(line.strip() for line in out.splitlines() if line.startswith("  tcb_"))
-    assert api_keys.find(text) == key
+    assert api_keys.find_key(text) == key
     assert f"https://crib.example.org/api/v1/sessions -H 'Authorization: Bearer {text}'" in out
 
 
@@ -66,7 +66,7 @@ def test_an_agent_without_groups_is_legal_and_said(run, groups):
 
     assert code == 0
     assert "It has no groups, so it sees no tools yet." in out
-    assert agent_actions.group_ids(agent_actions.find("drifter")) == []
+    assert agent_actions.group_ids(agent_actions.find_agent("drifter")) == []
 
 
 def test_settings_are_taken(run, groups):

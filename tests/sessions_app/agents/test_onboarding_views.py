@@ -24,7 +24,7 @@ def as_admin(client, admin):
 
 
 def weighed():
-    return token_savings.of(list(Server.objects.values_list("pk", flat=True)))
+    return token_savings.token_savings(list(Server.objects.values_list("pk", flat=True)))
 
 
 @pytest.mark.parametrize("preloads", [0, 2])

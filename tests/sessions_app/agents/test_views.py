@@ -62,7 +62,7 @@ def scout(db):
     make_tool(make_server(slug="weather"), "get_forecast", inputSchema=schema)
     make_server(slug="files")
     agent = agent_actions.create("scout", groups=["mcp:files", "mcp:weather"], actor=SYSTEM)
-    api_keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)
+    api_keys.create_key("laptop", "agent", agent=agent, actor=SYSTEM)
     return agent
 
 
@@ -218,8 +218,8 @@ def test_a_page_costs_the_same_however_many_agents_there_are(name, scout, ada):
     few = cost()
     for number in range(30):
         agent = agent_actions.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
-        api_keys.mint("key", "agent", agent=agent, actor=SYSTEM)
-        api_keys.mint("key", "agent", agent=scout, actor=SYSTEM)
+        api_keys.create_key("key", "agent", agent=agent, actor=SYSTEM)
+        api_keys.create_key("key", "agent", agent=scout, actor=SYSTEM)
         make_server()
 
     assert cost() == few <= 20
@@ -259,7 +259,7 @@ def test_a_name_is_enough_and_the_key_is_shown_with_lines_that_hold_it(ada, sett
 
     assert answer.status_code == 201
     text = key_in(answer)
-    assert api_keys.find(text).agent.name == "scout"
+    assert api_keys.find_key(text).agent.name == "scout"
     page = html.unescape(answer.content.decode())
     assert f"export TOOLCRIB_KEY={text}" in page
     assert "https://crib.example.org/api/v1" in page
@@ -270,8 +270,8 @@ def test_groups_are_ticked_or_all_of_them(scout, ada):
     ada.post("/agents/new/add", {"name": "chosen", "groups": ["mcp:weather"]})
     ada.post("/agents/new/add", {"name": "everything", "all_groups": "on"})
 
-    assert agent_actions.group_ids(agent_actions.find("chosen")) == ["mcp:weather"]
-    assert agent_actions.find("everything").all_groups
+    assert agent_actions.group_ids(agent_actions.find_agent("chosen")) == ["mcp:weather"]
+    assert agent_actions.find_agent("everything").all_groups
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_a_key_stands_in_one_answer_and_nowhere_else(scout, ada, caplog):
         text = key_in(answer)
         assert answer.status_code == 201  # and no redirect
         assert "no-store" in answer["Cache-Control"]
-        assert api_keys.find(text)
+        assert api_keys.find_key(text)
         assert text not in str(answer.cookies) + str(dict(ada.session)) + caplog.text
         stored = [one.get_decoded() for one in Session.objects.all()]
         rows = [*ApiKey.objects.values(), *AuditEntry.objects.values(), *stored]
@@ -374,7 +374,7 @@ def test_a_key_stands_in_one_answer_and_nowhere_else(scout, ada, caplog):
 
 def test_later_a_key_is_known_by_its_prefix_its_maker_and_its_use(scout, ada):
     text = key_in(ada.post("/agents/scout/keys", {"name": "server", "days": "30"}))
-    api_keys.find(text)
+    api_keys.find_key(text)
 
     page = text_of(ada.get("/agents/scout/keys"))
 
@@ -594,7 +594,7 @@ def test_deleting_needs_the_name_and_says_what_goes(scout, ada):
 def test_names_and_texts_are_escaped_on_every_page(ada):
     name = "<b>x&y?z=1#2</b>".replace("/", "-")
     agent_actions.create(name, description=HOSTILE, catalog_header=HOSTILE, actor=SYSTEM)
-    api_keys.mint("<i>key", "agent", agent=agent_actions.find(name), actor=SYSTEM)
+    api_keys.create_key("<i>key", "agent", agent=agent_actions.find_agent(name), actor=SYSTEM)
 
     for route in ("agent", "agent-keys", "agent-connect", "agent-settings"):
         page = ada.get(reverse(route, args=[name])).content.decode()

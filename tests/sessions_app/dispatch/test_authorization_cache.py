@@ -20,14 +20,14 @@ pytestmark = pytest.mark.django_db
 def agent():
     for slug in ("raw", "other"):
         fold(make_program("raw_calls", slug=slug), *map(tool_object, ("say", "later", "seen")))
-    cache.forget()
-    authorization_cache.forget()
+    cache.clear()
+    authorization_cache.clear()
     yield make_agent_client("scout", mode="deferred")
-    authorization_cache.forget()
+    authorization_cache.clear()
 
 
 def learn(agent, session, tool="raw__say"):
-    return authorization_cache.learn(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
+    return authorization_cache.load(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
 
 
 def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
@@ -49,13 +49,13 @@ def test_an_older_definition_that_a_session_loaded_is_remembered(agent):
     session = agent.open()
     session.load("mcp:third")
     fold(server, tool_object("say", description="New words"))
-    cache.forget()
+    cache.clear()
     ready = learn(agent, session, "third__say")
     shown = ready.shown("third__say")
     assert shown == ready.older["third__say"]
     assert shown not in cache.current().definitions
     assert ready.knows("third__say")
-    assert ready.held == authorization_cache.NAMED
+    assert ready.held == authorization_cache.BYTES_PER_NAME
 
 
 def test_learning_notes_that_the_key_was_used(agent):
@@ -69,7 +69,7 @@ def test_learning_notes_that_the_key_was_used(agent):
 @pytest.mark.parametrize("session_id", ["nobody's", "", "a\0b", "a/b", "é" * 50])
 def test_nothing_is_learned_of_what_is_not_there(agent, session_id):
     digest = ApiKey.objects.get(agent=agent.agent).sha256
-    assert authorization_cache.learn(digest, session_id, "raw__say") is None
+    assert authorization_cache.load(digest, session_id, "raw__say") is None
     assert not authorization_cache._known
 
 
@@ -81,18 +81,20 @@ def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, 
     server = Server.objects.get(slug="raw")
     server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, *(tool_object(name, description="New") for name in ("say", "later", "seen")))
-    cache.forget()
+    cache.clear()
     if bound == "sessions":
-        monkeypatch.setattr(authorization_cache, "MOST", 2)
+        monkeypatch.setattr(authorization_cache, "MAX_ENTRIES", 2)
     else:
-        monkeypatch.setattr(authorization_cache, "MOST_HELD", 6 * authorization_cache.NAMED)
+        monkeypatch.setattr(
+            authorization_cache, "MAX_BYTES", 6 * authorization_cache.BYTES_PER_NAME
+        )
     for session in sessions:
         learn(agent, session)
     assert [session_id for _, session_id in authorization_cache._known] == [
         one.id for one in sessions[2:]
     ]
-    assert authorization_cache._held == 6 * authorization_cache.NAMED
-    authorization_cache.forget()
+    assert authorization_cache._held == 6 * authorization_cache.BYTES_PER_NAME
+    authorization_cache.clear()
     assert (authorization_cache._known, authorization_cache._held) == ({}, 0)
 
 
@@ -100,7 +102,7 @@ def test_hundreds_of_tools_take_bytes(agent):
     """And each is told from the others, loaded or not."""
     names = [f"tool_{number}" for number in range(300)]
     fold(make_program("raw_calls", slug="wide"), *map(tool_object, names))
-    cache.forget()
+    cache.clear()
     session = agent.open()
     assert session.load("mcp:wide", *(f"wide__{name}" for name in names[::3]))
     ready = learn(agent, session, "wide__tool_0")
@@ -113,7 +115,7 @@ def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
     first, second = agent.open(), agent.open()
     learn(agent, first)
     fold(make_program("raw_calls", slug="third"), tool_object("say"))
-    cache.forget()
+    cache.clear()
     learn(agent, second)
     assert [session_id for _, session_id in authorization_cache._known] == [second.id]
 
@@ -121,7 +123,7 @@ def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
 @pytest.mark.parametrize("change", ["revoked", "deleted"])
 def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, monkeypatch, change):
     """To note its use waits for whoever writes just then, and that may be its revocation."""
-    session, found = agent.open(), api_keys.find_by_digest
+    session, found = agent.open(), api_keys.find_key_by_digest
 
     def then_it_ends(digest):
         key = found(digest)
@@ -132,15 +134,15 @@ def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, mo
         return key
 
     digest = ApiKey.objects.get(agent=agent.agent).sha256
-    monkeypatch.setattr(api_keys, "find_by_digest", then_it_ends)
-    assert authorization_cache.learn(digest, session.id, "raw__say") is None
+    monkeypatch.setattr(api_keys, "find_key_by_digest", then_it_ends)
+    assert authorization_cache.load(digest, session.id, "raw__say") is None
     assert not authorization_cache._known
 
 
 def test_a_session_is_not_learned_for_another_agent(agent):
     session, other = agent.open(), make_agent_client("other", mode="deferred")
-    assert authorization_cache.learn(other.agent.pk, session.id, "raw__say") is None
-    assert authorization_cache.learn(agent.agent.pk, session.id, "raw__say") is not None
+    assert authorization_cache.load(other.agent.pk, session.id, "raw__say") is None
+    assert authorization_cache.load(agent.agent.pk, session.id, "raw__say") is not None
 
 
 def test_what_is_too_old_to_be_used_is_not_kept_either(agent):

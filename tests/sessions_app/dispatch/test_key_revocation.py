@@ -40,9 +40,9 @@ def inside(scenario: Any, door: Door) -> Any:
     async def run() -> Any:
         async with (
             asyncio.timeout(20),
-            batch_writer.running(),
-            key_revocation.watching(),
-            upstream_calls.opened(),
+            batch_writer.run_writer(),
+            key_revocation.watch_revocations(),
+            upstream_calls.call_pool(),
             door.endpoint.running(),
         ):
             return await scenario()
@@ -61,7 +61,7 @@ async def under_way(many: int = 1) -> None:
 def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog, monkeypatch):
     protocol, _, how = way.partition(" ")
     if how != "short":
-        monkeypatch.setattr(authorization_cache, "learn", lambda *_: None)
+        monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
     web = Web(agent.key, agent.open().id, way="remembered" if how == "short" else "ordinary")
     door = Door(agent.key, short=how == "short")
     message = request("raw__later", LATER["arguments"])
@@ -89,7 +89,7 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog,
         await in_database(act)
         said = await call
         # The cut of a request does not wait for the ledger; the ledger is written all the same.
-        await in_database(wait_for, lambda: not dispatcher._carried, what="nothing is carried")
+        await in_database(wait_for, lambda: not dispatcher._in_flight, what="nothing is carried")
         return said
 
     status, error = inside(scenario, door)
@@ -104,7 +104,7 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog,
 
 
 def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
-    admin, _ = api_keys.mint("trier", "admin", actor=SYSTEM)
+    admin, _ = api_keys.create_key("trier", "admin", actor=SYSTEM)
     tool = Tool.objects.get(name="later")
     web = Web(agent.key, agent.open().id)
     door = Door(agent.key, short=True)
@@ -115,7 +115,7 @@ def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
         other = asyncio.create_task(web.call({**LATER, "arguments": {"seconds": 2}}))
         await under_way(2)
         await in_database(api_keys.revoke, admin, actor=SYSTEM)
-        with pytest.raises(key_revocation.Revoked):
+        with pytest.raises(key_revocation.KeyRevoked):
             await trial
         return await other
 
@@ -137,10 +137,10 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypa
     from django.db import OperationalError
 
     away = asyncio.Event()
-    good = key_revocation._good
+    good = key_revocation._is_valid
 
     def failing(wanted: Any) -> Any:
-        monkeypatch.setattr(key_revocation, "_good", good)
+        monkeypatch.setattr(key_revocation, "_is_valid", good)
         loop.call_soon_threadsafe(away.set)
         raise OperationalError("no answer")
 
@@ -148,21 +148,21 @@ def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypa
         nonlocal loop
         loop = asyncio.get_running_loop()
         what = Silent((await in_database(ApiKey.objects.get)).pk)
-        key_revocation.enter(what)
+        key_revocation.register(what)
         await away.wait()
         assert not what.ended.is_set()
         await in_database(revoke)
         await what.ended.wait()
-        key_revocation.leave(what)
+        key_revocation.unregister(what)
 
     loop: Any = None
-    monkeypatch.setattr(key_revocation, "_good", failing)
+    monkeypatch.setattr(key_revocation, "_is_valid", failing)
     inside(scenario, Door(agent.key, short=True))
 
 
 def test_a_handshake_connection_ends_with_its_key(agent):
     door = Door(agent.key, short=True)
-    server: mcp_server.Toolcrib = door.endpoint.server
+    server: mcp_server.ToolcribMcpServer = door.endpoint.server
     listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
 
     async def scenario():

@@ -40,8 +40,8 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     server = make_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", slug="evil")
     word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
     fold(server, tool_object("ping", outputSchema=word))
-    cache.forget()
-    authorization_cache.forget()
+    cache.clear()
+    authorization_cache.clear()
     agent = make_agent_client("scout", mode="deferred")
     upstream = Scripted(listener, evil, era=era)
     web = Web(agent.key, agent.open().id)
@@ -56,8 +56,8 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
         async with (
             asyncio.timeout(30),
             upstream.serving(),
-            batch_writer.running(),
-            upstream_calls.opened(),
+            batch_writer.run_writer(),
+            upstream_calls.call_pool(),
         ):
             body = {"tool_name": "evil__ping", "arguments": {}}
             return [await web.call(body) for _ in range(3)]
@@ -73,4 +73,4 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     assert len(upstream.calls) == 3
     assert len(compiled) == 2  # input and output, once
     assert threading.main_thread() not in compiled, "schemas are compiled off the loop"
-    authorization_cache.forget()
+    authorization_cache.clear()

@@ -21,11 +21,11 @@ from catalog.tools.actions import hold, save_custom_tool, set_call_policy
 from sessions_app.dispatch import dispatcher, planner
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import sql
-from sessions_app.ledger.payloads import kept
+from sessions_app.ledger.payloads import stored_copy
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
 from tests.sessions_app.conftest import Session, make_agent_client, regroup
 from tests.support.factories import fold, tool_object
-from toolcrib.lib.redaction import redacted
+from toolcrib.lib.redaction import redact
 from toolcrib.lib.token_counter import count
 
 NUMBER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -175,10 +175,10 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
     assert (tool.state, "x-mcp-header" in tool.latest.body) == ("waiting", True)
     request = planner.CallRequest("github__get_file", {"what": "x"})
 
-    plan = planner.plan_call(agent.agent, session.id, request)
+    plan = planner.plan_from_database(agent.agent, session.id, request)
     assert "x-mcp-header" not in str(plan.schema)
     approval_actions.approve(tool, actor=SYSTEM)
-    plan = planner.plan_call(agent.agent, session.id, request)
+    plan = planner.plan_from_database(agent.agent, session.id, request)
     assert plan.schema["properties"]["what"] == region
 
 
@@ -241,13 +241,13 @@ def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
     CallAnswer.objects.all().delete()
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    host = call_ledger.HOLDER.rsplit(" ", 2)[0]
+    host = call_ledger.THIS_PROCESS.rsplit(" ", 2)[0]
     Call.objects.update(state="sent", holder=f"{host} {ended.pid} 1", finished_at=None)
-    assert call_ledger.recover() == 1
+    assert call_ledger.recover_lost_calls() == 1
     row = Call.objects.get()
     assert (row.state, row.is_error, row.error_code) == ("unknown", True, "unknown_outcome")
     assert "not known" in session.call("count", {"n": 1}, Idempotency_Key="a")["error"]["message"]
-    assert call_ledger.recover() == 0
+    assert call_ledger.recover_lost_calls() == 0
 
 
 OLD = timedelta(minutes=5)
@@ -258,12 +258,14 @@ def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session
     was = AgentSession.objects.get()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=timezone.now() - OLD)
     CallAnswer.objects.all().delete()
-    assert call_ledger.recover() == 1
+    assert call_ledger.recover_lost_calls() == 1
     assert json.loads(CallAnswer.objects.get().body)["state"] == "unknown"
     events = Event.objects.count()
 
-    entry = sql.Entry.of(Call.objects.get())
-    ending = call_ledger.Ending("succeeded", False, [{"type": "text", "text": "late"}], tokens=5)
+    entry = sql.CallRow.of(Call.objects.get())
+    ending = call_ledger.CallResult(
+        "succeeded", False, [{"type": "text", "text": "late"}], tokens=5
+    )
     async_to_sync(call_ledger.finish)(entry, ending)
 
     assert Call.objects.get().state == "succeeded"
@@ -279,9 +281,9 @@ def test_a_call_of_a_process_elsewhere_gets_a_minute_more_than_one_of_ours(sessi
     session.call("count", {"n": 1})
     deadline = timezone.now() - timedelta(seconds=past)
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=deadline)
-    assert call_ledger.recover() == given_up
-    Call.objects.update(state="sent", holder=call_ledger.HOLDER, deadline=deadline)
-    assert call_ledger.recover() == 1
+    assert call_ledger.recover_lost_calls() == given_up
+    Call.objects.update(state="sent", holder=call_ledger.THIS_PROCESS, deadline=deadline)
+    assert call_ledger.recover_lost_calls() == 1
 
 
 def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch):
@@ -290,34 +292,36 @@ def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch
     now = timezone.now()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=now + timedelta(seconds=60))
     monkeypatch.setattr(timezone, "now", lambda: now + timedelta(hours=1))
-    assert call_ledger.recover() == 0
+    assert call_ledger.recover_lost_calls() == 0
 
 
 def test_a_call_that_is_gone_meanwhile_holds_up_nothing(session):
     session.call("count", {"n": 1})
     call = Call.objects.get()
     Call.objects.all().delete()
-    assert call_ledger._give_up(call) == 0
+    assert call_ledger._mark_unknown(call) == 0
 
 
 def test_a_call_under_way_in_this_process_is_left_alone(session):
     session.call("count", {"n": 1})
     Call.objects.update(
-        state="sent", holder=call_ledger.HOLDER, deadline=timezone.now() + timedelta(minutes=1)
+        state="sent",
+        holder=call_ledger.THIS_PROCESS,
+        deadline=timezone.now() + timedelta(minutes=1),
     )
-    assert call_ledger.recover() == 0
+    assert call_ledger.recover_lost_calls() == 0
 
 
 def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
     session.post("/call", {"tool_name": "count", "arguments": {"n": 1, "api_key": "hush"}})
     assert "hush" not in Call.objects.get().arguments
     assert json.loads(Call.objects.get().arguments) == {"n": 1, "api_key": "***"}
-    assert redacted({"Password": "x", "a": [{"token": "y"}], "tokens": 3}) == {
+    assert redact({"Password": "x", "a": [{"token": "y"}], "tokens": 3}) == {
         "Password": "***",
         "a": [{"token": "***"}],
         "tokens": 3,
     }
-    long = json.loads(kept({"text": "x" * 100_000}))
+    long = json.loads(stored_copy({"text": "x" * 100_000}))
     assert long["cut"] is True
     assert long["bytes"] > 100_000
 

@@ -21,7 +21,7 @@ from sessions_app.ledger import batch_writer
 from sessions_app.mcp.endpoint import Endpoint
 from sessions_app.models import AgentSession, ApiKey, Call
 from sessions_app.sessions import lifecycle
-from sessions_app.sessions.loading import LEAST_IDLE
+from sessions_app.sessions.loading import MIN_IDLE_SECONDS
 from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
 from toolcrib.lib import json_codec
 
@@ -51,7 +51,7 @@ class Door:
     async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
         """Send a call of the newer era."""
         if not self.short:
-            authorization_cache.forget()
+            authorization_cache.clear()
             mcp_call._rolling.clear()
         message = request() if message is None else message
         given = {
@@ -135,8 +135,8 @@ def run(agent, request):
             door = Door(agent.key, short=request.param == "short")
             async with (
                 asyncio.timeout(60),
-                batch_writer.running(),
-                upstream_calls.opened(),
+                batch_writer.run_writer(),
+                upstream_calls.call_pool(),
                 door.endpoint.running(),
             ):
                 return door, await scenario(door)
@@ -246,7 +246,7 @@ def test_a_session_that_was_closed_is_followed_by_another(run):
     async def scenario(door):
         await door.ask()
         await door.ask()
-        await in_database(lambda: lifecycle.close(AgentSession.objects.get()))
+        await in_database(lambda: lifecycle.close_session(AgentSession.objects.get()))
         return await door.ask(), await door.ask()
 
     _, answers = run(scenario)
@@ -265,9 +265,9 @@ def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
 
     async def scenario(door):
         await door.ask()
-        long_ago = timezone.now() - timedelta(seconds=LEAST_IDLE + 5)
+        long_ago = timezone.now() - timedelta(seconds=MIN_IDLE_SECONDS + 5)
         await in_database(AgentSession.objects.update, last_used_at=long_ago)
-        authorization_cache.forget()
+        authorization_cache.clear()
         monkeypatch.setattr(rate_limits, "check_rate", check_rate)
         return await door.ask()
 
@@ -283,8 +283,8 @@ def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run
 
     async def scenario(door):
         await door.ask()
-        authorization_cache.forget()
-        monkeypatch.setattr(authorization_cache, "learn", locked)
+        authorization_cache.clear()
+        monkeypatch.setattr(authorization_cache, "load", locked)
         return await door.ask()
 
     door, (status, body) = run(scenario)

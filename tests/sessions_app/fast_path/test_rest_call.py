@@ -43,10 +43,10 @@ BODY = {"tool_name": "raw__say", "arguments": {"result": CONTENT}}
 def agent(transactional_db):
     server = make_program("raw_calls", slug="raw")
     fold(server, tool_object("say", inputSchema=SAY), tool_object("later"), tool_object("seen"))
-    cache.forget()
-    authorization_cache.forget()
+    cache.clear()
+    authorization_cache.clear()
     yield make_agent_client("scout", mode="deferred", calls_in_flight=3)
-    authorization_cache.forget()
+    authorization_cache.clear()
 
 
 class Answer:
@@ -74,7 +74,7 @@ class Web:
     async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
         """Send a call; `Answer.short` says which way it went."""
         if self.way != "remembered":
-            authorization_cache.forget()
+            authorization_cache.clear()
         return await self.post(rest_call.call, "call", BODY if body is None else body, key, headers)
 
     async def post(
@@ -134,14 +134,14 @@ class Web:
 def run(agent, request, monkeypatch):
     """Run a scenario with the writer and calls open, by one of the ways."""
     if request.param == "ordinary":
-        monkeypatch.setattr(authorization_cache, "learn", lambda *_: None)
+        monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
 
     def run(scenario: Any) -> Any:
         session = agent.open().id
 
         async def inside() -> Any:
             web = Web(agent.key, session, way=request.param)
-            async with asyncio.timeout(60), batch_writer.running(), upstream_calls.opened():
+            async with asyncio.timeout(60), batch_writer.run_writer(), upstream_calls.call_pool():
                 return await scenario(web)
 
         return asyncio.run(inside())
@@ -199,7 +199,7 @@ def test_both_ways_give_the_same_answer_row_and_timeline(run, agent):
     ]
     assert others == [first, first]
     assert first["state"] == "succeeded"
-    assert first["holder"] == call_ledger.HOLDER
+    assert first["holder"] == call_ledger.THIS_PROCESS
     assert all(row["accepted_at"] <= row["sent_at"] <= row["finished_at"] for row in rows)
     assert all(row["deadline"] - row["accepted_at"] == timedelta(seconds=60) for row in rows)
     kinds = list(Event.objects.order_by("pk").values_list("kind", flat=True))
@@ -287,7 +287,7 @@ CHANGES = {
         (401, "unauthorized"),
     ),
     "session closed": (
-        lambda: lifecycle.close(AgentSession.objects.get()),
+        lambda: lifecycle.close_session(AgentSession.objects.get()),
         (409, "session_closed"),
     ),
     "session idle": (
@@ -431,7 +431,7 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
             held.set()
             release.wait(30)
 
-        holding = asyncio.create_task(batch_writer.committed(batch_writer.Job(hold)))
+        holding = asyncio.create_task(batch_writer.commit(batch_writer.WriteJob(hold)))
         await asyncio.to_thread(held.wait, 30)
         asked = asyncio.create_task(web.call())
         await asyncio.to_thread(wait_for, lambda: batch_writer._here._waiting)  # for its row
@@ -464,7 +464,7 @@ def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
         await in_database(wait_for, Call.objects.filter(state="sent").exists)
         web.left.set()
         await asyncio.wait({call})
-        await in_database(wait_for, lambda: not dispatcher._carried)
+        await in_database(wait_for, lambda: not dispatcher._in_flight)
 
     run(scenario)
     row = Call.objects.get(tool_name="raw__later")
@@ -481,9 +481,9 @@ def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
         # What an hour forward does, as the ledger sees it.
         past = timezone.now() - timedelta(hours=1)
         await in_database(rows.update, deadline=past)
-        assert await in_database(call_ledger.recover) == 0
+        assert await in_database(call_ledger.recover_lost_calls) == 0
         answer = await call
-        await in_database(wait_for, lambda: not call_ledger.carried)
+        await in_database(wait_for, lambda: not call_ledger.in_this_process)
         return answer
 
     assert run(scenario).json["state"] == "succeeded"
@@ -504,7 +504,7 @@ def test_a_ledger_that_cannot_be_written_sends_nothing(run, agent, monkeypatch):
             raise OperationalError("database or disk is full")
 
         with monkeypatch.context() as broken:
-            broken.setattr("sessions_app.ledger.sql.Cursor.insert", full)
+            broken.setattr("sessions_app.ledger.sql.LedgerCursor.insert", full)
             refused = await web.call()
         assert await in_database(Call.objects.count) == before
         seen = await web.call({"tool_name": "raw__seen", "arguments": {}})
@@ -560,7 +560,7 @@ def test_an_end_that_is_being_recorded_is_not_cut_short(run):
 
         async def call_then_stop(*args, **named):
             outcome = await call(*args, **named)
-            dispatcher.give_up()
+            dispatcher.cancel_all_calls()
             return outcome
 
         with pytest.MonkeyPatch.context() as patched:

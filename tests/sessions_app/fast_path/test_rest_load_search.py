@@ -52,8 +52,8 @@ ASKED: dict[str, tuple[str, Any, int, bool]] = {
 @pytest.fixture
 def agent():
     fold(make_program("raw_calls", slug="raw"), *map(tool_object, ("say", "later", "seen")))
-    cache.forget()
-    rate_limits.forget()
+    cache.clear()
+    rate_limits.clear()
     return make_agent_client("scout", mode="deferred")
 
 
@@ -63,7 +63,7 @@ def ask(agent, what, body, *, session=None, key=None, ordinary=False, **headers)
     async def only_ordinary(scope: Any, receive: Any, send: Any, ordinary: Any) -> None:
         await ordinary(scope, receive, send)
 
-    to = only_ordinary if ordinary else rest_load_search.act
+    to = only_ordinary if ordinary else rest_load_search.load_or_search
     return asyncio.run(web.post(to, what, body, key, headers))
 
 
@@ -121,7 +121,7 @@ CHANGES = {
         None,
     ),
     "session closed": (
-        lambda: lifecycle.close(AgentSession.objects.get()),
+        lambda: lifecycle.close_session(AgentSession.objects.get()),
         409,
         "session_closed",
     ),
@@ -145,7 +145,7 @@ def test_others_sessions_odd_keys_and_odd_paths_are_unknown(agent):
     session = agent.open().id
     assert ask(agent, "load", ALL, session=session, key=other.key).code == "unknown_session"
     assert ask(agent, "load", ALL, session=session, key="tcb_nothing").status == 401
-    _, operator = api_keys.mint("reads", "operator", actor=SYSTEM)
+    _, operator = api_keys.create_key("reads", "operator", actor=SYSTEM)
     assert ask(agent, "load", ALL, session=session, key=operator).status == 403
     for odd in ("", "a/b", "a\0b"):
         answer = ask(agent, "load", ALL, session=odd)
@@ -180,7 +180,7 @@ def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
 
     counted = []
     monkeypatch.setattr(rate_limits, "check_rate", lambda *args: counted.append(args))
-    monkeypatch.setattr(operations.session_search, "find", locked)
+    monkeypatch.setattr(operations.session_search, "search_session", locked)
     answer = ask(agent, "search", FIND)
     assert (answer.status, answer.code) == (503, "busy")
     assert len(counted) == 1
@@ -192,8 +192,10 @@ def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
     async def scenario() -> Answer:
         async with AsyncExitStack() as held:
             for _ in range(concurrency.AT_ONCE):
-                await held.enter_async_context(concurrency.turn())
-            asking = asyncio.create_task(web.post(rest_load_search.act, "search", FIND, None, {}))
+                await held.enter_async_context(concurrency.concurrency_slot())
+            asking = asyncio.create_task(
+                web.post(rest_load_search.load_or_search, "search", FIND, None, {})
+            )
             web.left.set()
             return await asyncio.wait_for(asking, 30)
 

@@ -23,7 +23,7 @@ INSPECTOR = Client("inspector", "2.12", "2026-07-28")
 
 
 def ask(agent, session_id="", strategy=""):
-    return mcp_sessions.admit(agent.key, session_id, strategy)
+    return mcp_sessions.authenticate(agent.key, session_id, strategy)
 
 
 def quiet(session, minutes):
@@ -32,31 +32,34 @@ def quiet(session, minutes):
 
 
 def test_a_rolling_session_lasts_until_it_was_quiet_for_half_an_hour(scout):
-    first, fresh = mcp_sessions.rolling(ask(scout), INSPECTOR)
+    first, fresh = mcp_sessions.rolling_session(ask(scout), INSPECTOR)
     assert fresh
     assert '"name":"inspector"' in first.metadata
     quiet(first, 29)
-    assert mcp_sessions.rolling(ask(scout), INSPECTOR) == (first, False)
+    assert mcp_sessions.rolling_session(ask(scout), INSPECTOR) == (first, False)
     quiet(first, 31)
-    second, fresh = mcp_sessions.rolling(ask(scout), INSPECTOR)
+    second, fresh = mcp_sessions.rolling_session(ask(scout), INSPECTOR)
     assert fresh
     assert second != first
     first.refresh_from_db()
     assert first.state == "expired"
     scout.send("POST", f"/sessions/{second.session_id}/close", {})
-    assert mcp_sessions.rolling(ask(scout), INSPECTOR)[0] not in (first, second)
+    assert mcp_sessions.rolling_session(ask(scout), INSPECTOR)[0] not in (first, second)
 
 
 def test_each_key_rolls_its_own_and_no_list_of_it_grows(github):
     scout = make_agent_client("scout", mode="deferred", strategy="inject")
-    first, _ = mcp_sessions.rolling(ask(scout), None)
+    first, _ = mcp_sessions.rolling_session(ask(scout), None)
     assert first.strategy == "dispatch"
-    scout.key = api_keys.mint("another", "agent", agent=scout.agent, actor=SYSTEM)[1]
-    second, fresh = mcp_sessions.rolling(ask(scout), None)
+    scout.key = api_keys.create_key("another", "agent", agent=scout.agent, actor=SYSTEM)[1]
+    second, fresh = mcp_sessions.rolling_session(ask(scout), None)
     assert fresh
     assert second != first
-    assert mcp_sessions.own(ask(scout), None).strategy == "inject"
-    assert mcp_sessions.own(ask(scout, strategy="dispatch"), None).strategy == "dispatch"
+    assert mcp_sessions.connection_session(ask(scout), None).strategy == "inject"
+    assert (
+        mcp_sessions.connection_session(ask(scout, strategy="dispatch"), None).strategy
+        == "dispatch"
+    )
 
 
 @pytest.mark.django_db(transaction=True)
@@ -68,7 +71,7 @@ def test_requests_at_the_same_moment_open_one_rolling_session():
         try:
             asking = ask(scout)
             barrier.wait(10)
-            found.append(mcp_sessions.rolling(asking, None))
+            found.append(mcp_sessions.rolling_session(asking, None))
         finally:
             connection.close()
 
@@ -91,9 +94,9 @@ def test_only_an_agents_key_gets_in_and_only_to_its_own_sessions(scout, operator
         with pytest.raises(NotFound, match=r"There is no such session\."):
             ask(other, wrong)
     with pytest.raises(mcp_sessions.NoKey):
-        mcp_sessions.admit("tcb_nothing", "", "")
+        mcp_sessions.authenticate("tcb_nothing", "", "")
     with pytest.raises(Forbidden):
-        mcp_sessions.admit(operator_token, "", "")
+        mcp_sessions.authenticate(operator_token, "", "")
     with pytest.raises(Invalid):
         ask(scout, strategy="both")
 
@@ -101,15 +104,15 @@ def test_only_an_agents_key_gets_in_and_only_to_its_own_sessions(scout, operator
 def test_keys_that_ended_are_known(scout):
     good = ApiKey.objects.get()
     revoked, expired = (
-        api_keys.mint(name, "agent", agent=scout.agent, actor=SYSTEM)[0] for name in "ab"
+        api_keys.create_key(name, "agent", agent=scout.agent, actor=SYSTEM)[0] for name in "ab"
     )
     api_keys.revoke(revoked, actor=SYSTEM)
     ApiKey.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
     asked = {good.pk, revoked.pk, expired.pk, 10**6}
-    assert key_revocation._good(asked) == {good.pk}
+    assert key_revocation._is_valid(asked) == {good.pk}
     scout.agent.enabled = False
     scout.agent.save()
-    assert key_revocation._good(asked) == set()
+    assert key_revocation._is_valid(asked) == set()
 
 
 def test_a_client_is_kept_with_the_session_it_came_to_first(scout):
@@ -131,11 +134,11 @@ def test_a_definition_that_the_protocol_cannot_hold_is_listed_bare(db):
     def fits(tool):
         return tool.get("outputSchema", {"type": "object"})["type"] == "object"
 
-    odd, plain = meta_tools.listing(session, fixed=True, fits=fits)
+    odd, plain = meta_tools.list_tools(session, fixed=True, fits=fits)
     schema = {"type": "object"}
     assert odd == {"name": "odd__list", "description": "Lists.", "inputSchema": schema}
     assert plain["title"] == "Plain"
-    whole, _ = meta_tools.listing(session, fixed=True, fits=lambda tool: True)
+    whole, _ = meta_tools.list_tools(session, fixed=True, fits=lambda tool: True)
     assert whole["outputSchema"] == {"type": "array"}
 
 
@@ -144,7 +147,7 @@ def test_what_is_behind_the_search_is_cut_to_what_clients_show(db):
         server = make_server(slug=f"server-{number:02}", name="Ünïcode " * 9)
         fold(server, tool_object("tool"))
     session = AgentSession.objects.get(session_id=make_agent_client(mode="deferred").open().id)
-    search = meta_tools.listing(session, fixed=True, fits=bool)[0]
+    search = meta_tools.list_tools(session, fixed=True, fits=bool)[0]
     said = search["description"]
     assert 1800 < len(said.encode()) <= mcp_tools.LONGEST_DESCRIPTION
     shown = said.count("- `mcp:server-")

@@ -136,7 +136,9 @@ def test_a_run_waits_for_the_vectors_and_then_scores_by_meaning_too(
     assert run.scores.keys() == {"hybrid", "bm25", "embedding"}
     assert ranks(query)["embedding"] == 1
     assert playground_search.progress() is None
-    shown = playground_search.run(playground_search.Asked(query="open a bug report"))
+    shown = playground_search.run_query(
+        playground_search.PlaygroundQuery(query="open a bug report")
+    )
     assert shown.answer["strategy"] == "hybrid"
     assert shown.hits[0].embedding == 1.0
 

@@ -14,7 +14,7 @@ from catalog.tools import actions as tool_writes
 from catalog.tools import hints
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import search as playground_search
-from sessions_app.playground.search import Asked
+from sessions_app.playground.search import PlaygroundQuery
 from tests.sessions_app.conftest import make_agent_client
 from tests.support.factories import fold, tool_object
 
@@ -43,16 +43,16 @@ def tool(name):
 @pytest.mark.parametrize(
     ("asked", "sent"),
     [
-        (Asked(query="create issue"), {"query": "create issue"}),
-        (Asked(query="code", limit=1), {"query": "code", "limit": 1}),
-        (Asked(query="code", server="slack"), {"query": "code", "server": "slack"}),
-        (Asked(query="code", strategy="bm25"), {"query": "code", "strategy": "bm25"}),
-        (Asked(query="^git.*issue", mode="regex"), {"pattern": "^git.*issue"}),
-        (Asked(query="zzzqqq"), {"query": "zzzqqq"}),
+        (PlaygroundQuery(query="create issue"), {"query": "create issue"}),
+        (PlaygroundQuery(query="code", limit=1), {"query": "code", "limit": 1}),
+        (PlaygroundQuery(query="code", server="slack"), {"query": "code", "server": "slack"}),
+        (PlaygroundQuery(query="code", strategy="bm25"), {"query": "code", "strategy": "bm25"}),
+        (PlaygroundQuery(query="^git.*issue", mode="regex"), {"pattern": "^git.*issue"}),
+        (PlaygroundQuery(query="zzzqqq"), {"query": "zzzqqq"}),
     ],
 )
 def test_the_answer_is_what_a_new_session_of_the_agent_is_given(scout, asked, sent):
-    tried = playground_search.run(Asked(**{**vars(asked), "agent": "scout"}))
+    tried = playground_search.run_query(PlaygroundQuery(**{**vars(asked), "agent": "scout"}))
 
     assert tried.answer == scout.open().search(**sent).json
 
@@ -61,7 +61,7 @@ def test_what_an_agent_has_at_once_is_loaded_in_its_answer(github, slack):
     group_writes.set_preload(github, [tool("github__create_issue")], True, actor=SYSTEM)
     agent = make_agent_client("sorter", mode="deferred")
 
-    told = playground_search.run(Asked(query="create issue", agent="sorter")).answer
+    told = playground_search.run_query(PlaygroundQuery(query="create issue", agent="sorter")).answer
 
     assert told == agent.open().search("create issue").json
     assert told["tools"][0]["loaded"]
@@ -75,7 +75,7 @@ def test_nothing_is_recorded(scout, admin, page_of):
 
 
 def test_without_an_agent_it_is_one_with_every_group(github, slack):
-    found = playground_search.run(Asked(query="search_code"))
+    found = playground_search.run_query(PlaygroundQuery(query="search_code"))
 
     assert {hit.name for hit in found.hits} >= {"github__search_code", "slack__search_code"}
     assert found.tools == 7
@@ -84,7 +84,7 @@ def test_without_an_agent_it_is_one_with_every_group(github, slack):
 def test_an_agent_finds_what_is_in_its_groups_and_nothing_else(github, slack):
     make_agent_client("poster", "mcp:slack")
 
-    found = playground_search.run(Asked(query="search code", agent="poster"))
+    found = playground_search.run_query(PlaygroundQuery(query="search code", agent="poster"))
 
     assert [hit.name for hit in found.hits] == ["slack__search_code"]
     assert found.tools == 2
@@ -122,7 +122,7 @@ def test_odd_addresses_are_read_as_the_default(github, admin, page_of):
 
     shown = page_of(admin, "/search", data=odd)
 
-    assert shown.context["asked"] == Asked(query="issue")
+    assert shown.context["asked"] == PlaygroundQuery(query="issue")
     assert page_of(admin, "/search?q=issue&limit=900").context["asked"].limit == 50
     assert "There is no agent of this name" in text_of(page_of(admin, "/search?q=a&agent=nobody"))
 
@@ -138,17 +138,17 @@ def test_the_words_that_matched_are_marked_in_the_name_and_in_the_text(github, a
 
 
 def test_what_a_pattern_matched_is_marked():
-    assert playground_search.by_pattern("create_issue", "ISS..") == [
+    assert playground_search.highlight_pattern("create_issue", "ISS..") == [
         (False, "create_"),
         (True, "issue"),
     ]
-    assert playground_search.by_pattern("aXbX", "x") == [
+    assert playground_search.highlight_pattern("aXbX", "x") == [
         (False, "a"),
         (True, "X"),
         (False, "b"),
         (True, "X"),
     ]
-    assert playground_search.by_pattern("ab", "x*") == [(False, "ab")]
+    assert playground_search.highlight_pattern("ab", "x*") == [(False, "ab")]
 
 
 def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_of):
@@ -165,7 +165,7 @@ def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_o
 
 
 def test_each_result_has_its_rank_its_cost_and_its_reasons(github, admin, page_of):
-    first = playground_search.run(Asked(query="create issue")).hits[0]
+    first = playground_search.run_query(PlaygroundQuery(query="create issue")).hits[0]
     shown = text_of(page_of(admin, "/search?q=create+issue"))
 
     assert (first.rank, first.name) == (1, "github__create_issue")
@@ -180,7 +180,8 @@ def test_each_result_has_its_rank_its_cost_and_its_reasons(github, admin, page_o
 
 def why(query, agent=""):
     return {
-        one.name: one.why for one in playground_search.run(Asked(query=query, agent=agent)).hidden
+        one.name: one.why
+        for one in playground_search.run_query(PlaygroundQuery(query=query, agent=agent)).hidden
     }
 
 
@@ -359,9 +360,9 @@ def test_the_page_costs_no_more_with_more_tools(
 
 
 def test_a_hint_finds_a_tool_that_its_own_words_do_not(github):
-    assert not playground_search.run(Asked(query="wombat", strategy="bm25")).hits
+    assert not playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25")).hits
 
     hints.add(tool("github__get_file"), "alias", "wombat", actor=SYSTEM)
 
-    found = playground_search.run(Asked(query="wombat", strategy="bm25"))
+    found = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
     assert found.hits[0].name == "github__get_file"

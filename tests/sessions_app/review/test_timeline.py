@@ -7,7 +7,7 @@ import pytest
 
 from sessions_app.playground import try_tool
 from sessions_app.review import content, timeline
-from sessions_app.review.timeline import CallFacts, Gap, Happening, Step
+from sessions_app.review.timeline import CallFacts, Gap, Step, TimelineEvent
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 
@@ -15,7 +15,7 @@ START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 def happening(kind="catalog", *, second=0, took=0, number=1, **fields):
     at = START + timedelta(seconds=second)
     until = at + timedelta(seconds=took)
-    return Happening(id=number, kind=kind, at=at, until=until, **fields)
+    return TimelineEvent(id=number, kind=kind, at=at, until=until, **fields)
 
 
 def sentence(kind, **fields):
@@ -273,7 +273,7 @@ def test_what_the_ledger_kept_is_shown_also_where_it_was_cut():
 def test_json_for_people_escapes_what_hides_or_reorders_and_nothing_else():
     odd = {"a\u202eb": ["städte", "\u200b", "\n"]}
 
-    text = content.pretty(odd)
+    text = content.pretty_json(odd)
 
     assert "\\u202e" in text
     assert "\u202e" not in text

@@ -85,8 +85,8 @@ def custom(name):
 
 def build(hidden):
     """The same installation with the hidden groups or without them."""
-    cache.forget()
-    rate_limits.forget()
+    cache.clear()
+    rate_limits.clear()
     if hidden:
         hide_a_vault()
     shelve(
@@ -257,7 +257,7 @@ def answers_of(kind, digests, *, hidden):
         session, alone = viewer(kind)
         answers = list(ask_everything(session, digests, openings=alone))
         transaction.set_rollback(True)
-    cache.forget()
+    cache.clear()
     return [("opened", session.opened["stats"]), *((asked, same(got)) for asked, got in answers)]
 
 

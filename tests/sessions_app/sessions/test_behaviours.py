@@ -35,7 +35,7 @@ def test_catalog_byte_stable_across_input_order(db):
     from servers.models import Server
 
     Server.objects.all().delete()
-    cache.forget()
+    cache.clear()
     shelve("alpha", "three", "one", "two")
     second = make_agent_client("second", mode="deferred").open().opened
     assert first["catalog"]["text"] == second["catalog"]["text"]

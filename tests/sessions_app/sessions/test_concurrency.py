@@ -27,7 +27,7 @@ class Crowd:
 
     async def request(self, number):
         async with ThreadSensitiveContext():  # as Django gives each request
-            return await concurrency.in_turn(self.search, number)
+            return await concurrency.run_with_limit(self.search, number)
 
 
 def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answered():
@@ -54,12 +54,13 @@ def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_it
 
     async def crowded():
         tasks = [
-            asyncio.create_task(concurrency.to_its_end(search, number)) for number in range(count)
+            asyncio.create_task(concurrency.run_shielded_with_limit(search, number))
+            for number in range(count)
         ]
         await asyncio.to_thread(wait_for, lambda: crowd.inside == concurrency.AT_ONCE)
         for task in tasks:
             task.cancel()
-        after = asyncio.create_task(concurrency.to_its_end(str, 5))
+        after = asyncio.create_task(concurrency.run_shielded_with_limit(str, 5))
         await asyncio.gather(*tasks[concurrency.AT_ONCE :], return_exceptions=True)
         assert not after.done()
         for event in crowd.let_go:
@@ -80,14 +81,14 @@ def test_a_search_that_fails_or_is_given_up_leaves_its_place():
 
     async def attempts():
         for _ in range(3 * concurrency.AT_ONCE):
-            await asyncio.gather(concurrency.in_turn(failing), return_exceptions=True)
+            await asyncio.gather(concurrency.run_with_limit(failing), return_exceptions=True)
         crowd = Crowd(1)
         held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * concurrency.AT_ONCE)]
         for task in held:
             task.cancel()
         crowd.let_go[0].set()
         await asyncio.wait(held, timeout=30)
-        return await asyncio.wait_for(concurrency.in_turn(str, 5), 30)
+        return await asyncio.wait_for(concurrency.run_with_limit(str, 5), 30)
 
     assert asyncio.run(attempts()) == "5"
 

@@ -284,13 +284,13 @@ def slow(transactional_db):
     """An agent with one call in flight at most, and a server that answers after a while."""
     server = make_program("raw_calls", slug="raw")
     fold(server, *(tool_object(name) for name in ("say", "later")))
-    cache.forget()
+    cache.clear()
     return make_agent_client("patient", mode="deferred", calls_in_flight=1)
 
 
 def with_calls(scenario):
     async def run():
-        async with asyncio.timeout(100), upstream_calls.opened():
+        async with asyncio.timeout(100), upstream_calls.call_pool():
             return await scenario()
 
     return asyncio.run(run())

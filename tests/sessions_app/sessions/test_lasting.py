@@ -13,6 +13,6 @@ def test_one_question_tells_which_sessions_have_ended(django_assert_num_queries)
     make_session(session_id="ses_expired", state="expired", ended_at=timezone.now())
     asked = {"ses_open", "ses_closed", "ses_expired", "ses_never"}
     with django_assert_num_queries(1):
-        assert coordination.ended(asked) == asked - {"ses_open"}
+        assert coordination.ended_sessions(asked) == asked - {"ses_open"}
     with django_assert_num_queries(0):
-        assert coordination.ended(set()) == set()
+        assert coordination.ended_sessions(set()) == set()

@@ -9,7 +9,7 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
-from sessions_app.sessions.lifecycle import decide, expire_idle
+from sessions_app.sessions.lifecycle import choose_mode, expire_idle
 from tests.sessions_app.conftest import make_agent_client, shelve
 from tests.support.factories import fold, tool_object
 
@@ -31,7 +31,7 @@ from tests.support.factories import fold, tool_object
 def test_the_mode_is_decided_by_the_first_rule_that_applies(
     scout, wanted, tools, tokens, window, mode, auto, why
 ):
-    made = decide(scout.agent, wanted, tools, tokens, window)
+    made = choose_mode(scout.agent, wanted, tools, tokens, window)
     assert (made.mode, made.auto_deferred, made.decided_by) == (mode, auto, why)
 
 

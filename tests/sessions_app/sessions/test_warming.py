@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def warmed():
     """Have it done, and wait for the threads that are at it."""
-    session_scope.warm_soon(cache.current().revision)
+    session_scope.warm_indexes_soon(cache.current().revision)
     for thread in threading.enumerate():
         if thread.name == "warming":
             thread.join(30)
@@ -46,10 +46,10 @@ def test_what_is_asked_for_while_a_thread_is_at_it_is_done_by_that_thread(monkey
         assert go_on.wait(30)
 
     monkeypatch.setattr(scope, "rebuild_recent", slowly)
-    session_scope.warm_soon(1)
+    session_scope.warm_indexes_soon(1)
     assert at_it.wait(30)
     for revision in range(2, 9):
-        session_scope.warm_soon(revision)
+        session_scope.warm_indexes_soon(revision)
     wait_for(lambda: sum(one.name == "warming" for one in threading.enumerate()) == 1)
     go_on.set()
     warmed()

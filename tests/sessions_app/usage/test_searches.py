@@ -40,7 +40,7 @@ def test_real_searches_of_an_agent_are_told_apart(scout):
     session.search("create an issue")  # and takes nothing of it
     session.search("merge pull")
     session.load("mcp:github", "merge_pull", "get_file")
-    lifecycle.close(AgentSession.objects.get())
+    lifecycle.close_session(AgentSession.objects.get())
 
     told = read()
 

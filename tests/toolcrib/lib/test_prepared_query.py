@@ -9,8 +9,8 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
 from sessions_app.models import AgentSession, ApiKey
 from sessions_app.sessions import lifecycle
-from sessions_app.sessions.lifecycle import Opening
-from toolcrib.lib.prepared_query import Prepared
+from sessions_app.sessions.lifecycle import OpenSessionRequest
+from toolcrib.lib.prepared_query import PreparedQuery
 
 pytestmark = pytest.mark.django_db
 
@@ -22,8 +22,8 @@ def sessions_of(agent, session_id):
 
 def open_one():
     agent = agent_actions.create("scout", actor=SYSTEM)
-    parent = lifecycle.open_session(agent, Opening(metadata={"run": "7"})).session
-    return agent, parent, lifecycle.fork(parent)
+    parent = lifecycle.open_session(agent, OpenSessionRequest(metadata={"run": "7"})).session
+    return agent, parent, lifecycle.fork_session(parent)
 
 
 def facts(row):
@@ -38,7 +38,7 @@ def facts(row):
 
 def test_rows_and_what_is_joined_to_them_are_as_django_makes_them():
     agent, parent, child = open_one()
-    asked = Prepared(2, sessions_of)
+    asked = PreparedQuery(2, sessions_of)
     for session in (parent, child):  # the second is asked with the SQL of the first
         told = asked.first(agent.pk, session.session_id)
         assert facts(told) == facts(sessions_of(agent, session.session_id).get())
@@ -52,7 +52,7 @@ def test_rows_and_what_is_joined_to_them_are_as_django_makes_them():
 
 def test_each_asking_is_one_question_and_values_are_never_kept():
     agent, parent, child = open_one()
-    asked = Prepared(2, sessions_of)
+    asked = PreparedQuery(2, sessions_of)
     assert asked.first(agent.pk, "nobody's") is None
     with CaptureQueriesContext(connection) as run:
         found = [asked.first(agent.pk, one.session_id).pk for one in (parent, child, parent)]
@@ -64,9 +64,9 @@ def test_each_asking_is_one_question_and_values_are_never_kept():
 def test_many_rows_keep_their_order_and_hostile_values_are_only_values():
     agent = agent_actions.create("scout", actor=SYSTEM)
     for name in ("b", "a", "c"):
-        api_keys.mint(name, "agent", agent=agent, actor=SYSTEM)
-    asked = Prepared(1, lambda agent: ApiKey.objects.filter(agent=agent).order_by("name"))
+        api_keys.create_key(name, "agent", agent=agent, actor=SYSTEM)
+    asked = PreparedQuery(1, lambda agent: ApiKey.objects.filter(agent=agent).order_by("name"))
     assert [key.name for key in asked.all(agent.pk)] == ["a", "b", "c"]
-    by_name = Prepared(1, lambda name: ApiKey.objects.filter(name=name))
+    by_name = PreparedQuery(1, lambda name: ApiKey.objects.filter(name=name))
     for hostile in ("a' OR '1'='1", "%s", "%(x)s", "a\\", "?"):
         assert by_name.all(hostile) == []

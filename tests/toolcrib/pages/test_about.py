@@ -45,7 +45,7 @@ def test_it_says_how_far_search_is(settings, monkeypatch):
     assert "Search: vectors of 0 of 1 texts are made\n" in said()
 
     Vector.objects.create(
-        model=encoder.MODEL, text_sha256=next(iter(vector_store.wanted())), data=b""
+        model=encoder.MODEL, text_sha256=next(iter(vector_store.wanted_texts())), data=b""
     )
     assert "Search: by words and meaning, 1 texts\n" in said()
 
@@ -64,7 +64,7 @@ def test_planted_secrets_names_and_addresses_are_not_in_the_page(
     settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_SECRET_KEY"})
     server = make_server(slug="weather", name=CANARY, url=f"https://{CANARY}.example/mcp")
     agent = make_agent(f"agent-{CANARY}")
-    key = api_keys.mint("laptop", "agent", agent=agent, actor=SYSTEM)[1]
+    key = api_keys.create_key("laptop", "agent", agent=agent, actor=SYSTEM)[1]
 
     page = page_of(admin, "/settings/about").content.decode()
 

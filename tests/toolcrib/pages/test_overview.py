@@ -99,7 +99,7 @@ def test_a_changed_definition_waits_for_a_decision(weather):
     ],
 )
 def test_a_key_that_ends_within_a_week_is_told(db, left, said):
-    key, _ = api_keys.mint(
+    key, _ = api_keys.create_key(
         "laptop",
         "agent",
         agent=make_agent("scout"),
@@ -113,12 +113,14 @@ def test_a_key_that_ends_within_a_week_is_told(db, left, said):
 def test_keys_that_last_or_are_gone_or_were_replaced_are_not_told(db):
     soon = timezone.now() + timedelta(days=2)
     later = timezone.now() + timedelta(days=8)
-    api_keys.mint("long", "agent", agent=make_agent("a"), actor=SYSTEM, expires_at=later)
-    revoked, _ = api_keys.mint("r", "agent", agent=make_agent("b"), actor=SYSTEM, expires_at=soon)
+    api_keys.create_key("long", "agent", agent=make_agent("a"), actor=SYSTEM, expires_at=later)
+    revoked, _ = api_keys.create_key(
+        "r", "agent", agent=make_agent("b"), actor=SYSTEM, expires_at=soon
+    )
     api_keys.revoke(revoked, actor=SYSTEM)
     off = make_agent("c", enabled=False)
-    api_keys.mint("off", "agent", agent=off, actor=SYSTEM, expires_at=soon)
-    rotated, _ = api_keys.mint("d", "agent", agent=make_agent("d"), actor=SYSTEM)
+    api_keys.create_key("off", "agent", agent=off, actor=SYSTEM, expires_at=soon)
+    rotated, _ = api_keys.create_key("d", "agent", agent=make_agent("d"), actor=SYSTEM)
     api_keys.rotate(rotated, actor=SYSTEM)
     assert sentences() == []
 
@@ -264,7 +266,7 @@ def test_the_page_asks_no_more_queries_for_many_rows(
         server = make_server(slug=f"s{number}", state="failing")
         make_tool(server)
         agent = make_agent(f"agent-{number}", max_sessions=1)
-        api_keys.mint(
+        api_keys.create_key(
             "k", "agent", agent=agent, actor=SYSTEM, expires_at=timezone.now() + timedelta(days=1)
         )
         session = make_session(agent)

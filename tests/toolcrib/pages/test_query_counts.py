@@ -45,7 +45,7 @@ def asked(client):
 
     def count(examples, before=None):
         client.force_login(admin(), backend="django.contrib.auth.backends.ModelBackend")
-        cache.forget()
+        cache.clear()
         found = {}
         for one in asks(examples):
             answer = ask(one)

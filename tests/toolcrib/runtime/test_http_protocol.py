@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from tests.support.waiting import wait_for
-from toolcrib.runtime.http_protocol import PatientHttp
+from toolcrib.runtime.http_protocol import TimeoutHttpProtocol
 
 SIZE = 32 * 1024 * 1024  # more than any socket holds by itself
 
@@ -20,7 +20,7 @@ async def large(scope, receive, send):
 @asynccontextmanager
 async def asked(connection="keep-alive"):
     """A server and a caller who asked and reads nothing; yields the connection as it sees it."""
-    config = uvicorn.Config(large, http=PatientHttp, lifespan="off", log_config=None)
+    config = uvicorn.Config(large, http=TimeoutHttpProtocol, lifespan="off", log_config=None)
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     serving = asyncio.create_task(server.serve(sockets=[listener]))

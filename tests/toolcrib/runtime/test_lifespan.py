@@ -13,7 +13,7 @@ def test_a_step_of_the_schedule_that_fails_keeps_no_other_from_being_done(monkey
         done.append("failed")
         raise ValueError("nobody thought of this")
 
-    monkeypatch.setattr(lifespan.scheduling, "send_due", fails)
+    monkeypatch.setattr(lifespan.scheduling, "queue_due_syncs", fails)
     for name in ("send_embedding", "send_golden", "tidy"):
         monkeypatch.setattr(lifespan, name, lambda name=name: done.append(name))
 

@@ -7,11 +7,11 @@ import pytest
 
 from tests.support.waiting import wait_for
 from toolcrib.runtime.lifespan import runtime
-from toolcrib.runtime.loop_monitor import Pulse
+from toolcrib.runtime.loop_monitor import LoopMonitor
 
 
 def test_the_longest_stall_and_the_99th_of_100_are_told_for_a_minute():
-    pulse = Pulse()
+    pulse = LoopMonitor()
     for number in range(200):
         pulse.note(0.001 * (number == 7), now=100.0)
     pulse.note(0.4, now=130.0)
@@ -33,7 +33,7 @@ def test_a_loop_that_is_held_shows():
                 pass
             await asyncio.to_thread(wait_for, lambda: pulse.stalls().longest_ms > 200)
 
-    pulse = Pulse()
+    pulse = LoopMonitor()
     asyncio.run(asyncio.wait_for(scenario(), 30))
     assert pulse.stalls().is_long
 
@@ -52,7 +52,7 @@ def test_operators_read_it_over_the_api(client, operator_token):
 
 @pytest.fixture
 def late(monkeypatch):
-    pulse = Pulse()
+    pulse = LoopMonitor()
     pulse.note(1.5, now=time.monotonic())
     monkeypatch.setattr(runtime, "pulse", pulse)
 

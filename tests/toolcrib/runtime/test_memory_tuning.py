@@ -12,7 +12,7 @@ import pytest
 from tests.support.installation import ROOT
 from tests.support.waiting import wait_for
 from toolcrib.runtime import memory_tuning
-from toolcrib.runtime.memory_tuning import ALL_EVERY, AT_LATEST, EVERY, QUIET, Collector
+from toolcrib.runtime.memory_tuning import ALL_EVERY, AT_LATEST, EVERY, QUIET, GcSchedule
 
 
 class Thing:
@@ -27,7 +27,7 @@ def collector():
     """One that has just looked at everything, at second 0, and Python's own way after it."""
     usual = gc.get_threshold()
     gc.set_threshold(*usual[:2], memory_tuning.NEVER)
-    made = Collector()
+    made = GcSchedule()
     made._collected = made._collected_all = made._touched = 0.0
     yield made
     gc.set_threshold(*usual)
@@ -77,7 +77,7 @@ def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(
             looks.append(info)
 
     async def scenario():
-        collector = Collector()
+        collector = GcSchedule()
         async with collector.working():
             looks.clear()
             assert gc.get_freeze_count() > 10_000
@@ -99,9 +99,9 @@ def test_python_does_no_full_look_by_itself_meanwhile_and_has_its_own_way_after(
 
 HEAPS = """
 import ctypes, sys, threading
-from toolcrib.runtime.memory_tuning import share_heaps
+from toolcrib.runtime.memory_tuning import limit_malloc_arenas
 if sys.argv[1] == "shared":
-    assert share_heaps()
+    assert limit_malloc_arenas()
 full, told = threading.Barrier(9), threading.Event()
 def fill():
     held = [bytes(50_000) for _ in range(20)]

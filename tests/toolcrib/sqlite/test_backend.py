@@ -11,7 +11,7 @@ from django.db import OperationalError, connection, connections, transaction
 from catalog.models import Group
 from tests.support.waiting import wait_for
 from toolcrib.sqlite import base, checkpoints
-from toolcrib.sqlite.write_queue import Turns
+from toolcrib.sqlite.write_queue import WriteQueue
 
 pytestmark = pytest.mark.skipif(
     connection.vendor != "sqlite", reason="PostgreSQL has locks of its own"
@@ -26,7 +26,7 @@ def started(function, *args):
 
 class TestTurns:
     def test_who_came_first_goes_first(self):
-        turns, order = Turns(), []
+        turns, order = WriteQueue(), []
 
         def write(number):
             with turns.turn(30):
@@ -44,7 +44,7 @@ class TestTurns:
         turns.take(0)
 
     def test_who_is_out_of_patience_is_told_so_and_holds_up_nobody(self):
-        turns = Turns()
+        turns = WriteQueue()
         turns.take(1)
         with pytest.raises(OperationalError, match="locked"):
             turns.take(0.01)
@@ -52,7 +52,7 @@ class TestTurns:
         turns.take(0)
 
     def test_a_turn_ends_with_an_error_too(self):
-        turns = Turns()
+        turns = WriteQueue()
         with pytest.raises(ValueError, match="no"), turns.turn(1):
             raise ValueError("no")
         turns.take(0)

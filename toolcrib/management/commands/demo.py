@@ -25,7 +25,7 @@ from django.utils import timezone
 from catalog.audit import Actor
 from servers.models import Server
 from sessions_app.agents import api_keys
-from sessions_app.models import Agent, Scope
+from sessions_app.models import Agent, KeyScope
 from toolcrib.config import environment as env
 from toolcrib.config.installation_keys import make_private_file
 from toolcrib.demo import fill, history
@@ -71,7 +71,7 @@ class Command(BaseCommand):
         )
         try:
             with serving() as port:
-                key, text = api_keys.mint("demo", Scope.ADMIN, actor=ACTOR)
+                key, text = api_keys.create_key("demo", KeyScope.ADMIN, actor=ACTOR)
                 done = fill.fill(Door(port, text), RELEASED, turns)
                 api_keys.revoke(key, actor=ACTOR)
             history.spread(timezone.now())

@@ -67,7 +67,7 @@ def _opened(name: str) -> Any:
     return file
 
 
-def _what_is_lost(done: backup.Restored) -> str:
+def _what_is_lost(done: backup.RestoreResult) -> str:
     way = "--key FILE.key --replace" if backup.keys_are_files() else "TOOLCRIB_ENCRYPTION_KEYS"
     return (
         f"The backup was made under key {done.key}; this installation has {key_fingerprint()}. "

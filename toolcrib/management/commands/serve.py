@@ -19,7 +19,7 @@ from django.db import DatabaseError
 from sessions_app.dispatch import dispatcher
 from toolcrib.accounts import invitations
 from toolcrib.runtime import web_workers
-from toolcrib.runtime.http_protocol import PatientHttp
+from toolcrib.runtime.http_protocol import TimeoutHttpProtocol
 
 GIVE_UP_BEFORE = 0.5  # seconds
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -57,7 +57,7 @@ class Command(BaseCommand):
         server = _Announcing(
             uvicorn.Config(
                 "toolcrib.asgi:application",
-                http=PatientHttp,
+                http=TimeoutHttpProtocol,
                 # Not "auto", which would go on without a runtime that failed to start.
                 lifespan="on",
                 log_config=None,
@@ -156,7 +156,9 @@ class _Announcing(uvicorn.Server):
 
     async def shutdown(self, sockets: Any = None) -> None:
         # Just before uvicorn cuts them off, so that callers are told what became of their calls.
-        asyncio.get_running_loop().call_later(settings.DRAIN - GIVE_UP_BEFORE, dispatcher.give_up)
+        asyncio.get_running_loop().call_later(
+            settings.DRAIN - GIVE_UP_BEFORE, dispatcher.cancel_all_calls
+        )
         # Streams of MCP clients would else hold their connections until they are cut.
         from toolcrib.asgi import application  # made by uvicorn, once settings are in order
 

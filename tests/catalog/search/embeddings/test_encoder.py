@@ -7,7 +7,7 @@ import pytest
 
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import WIDTH, NoModel, batches, passage
-from catalog.search.embeddings.matrix import Apart, Matrix
+from catalog.search.embeddings.matrix import DetachedMatrix, Matrix
 from catalog.search.engine import search
 from catalog.search.index import Index, Searchable
 
@@ -34,7 +34,7 @@ def encoder(request):
 
 @pytest.fixture(scope="module")
 def index(encoder):
-    return Index(TOOLS, Apart(encoder, {one.key: one.passage for one in TOOLS}))
+    return Index(TOOLS, DetachedMatrix(encoder, {one.key: one.passage for one in TOOLS}))
 
 
 def first(index, query, strategy="hybrid", **asked):
@@ -135,7 +135,7 @@ def test_an_admins_words_are_found_by_word_and_by_meaning(encoder):
         tool("a__x2", "Does it."),
         tool("a__x3", "Does that."),
     ]
-    index = Index(tools, Apart(encoder, {one.key: one.passage for one in tools}))
+    index = Index(tools, DetachedMatrix(encoder, {one.key: one.passage for one in tools}))
 
     assert first(index, "train", "bm25") == "a__x1"
     assert first(index, "railway tickets", "embedding") == "a__x1"
@@ -143,7 +143,7 @@ def test_an_admins_words_are_found_by_word_and_by_meaning(encoder):
 
 def test_a_server_hint_lifts_and_leaves_nothing_out(encoder):
     tools = [tool(f"{server}__list_items", "List items.") for server in ("calendar", "shop", "zoo")]
-    index = Index(tools, Apart(encoder, {one.key: one.passage for one in tools}))
+    index = Index(tools, DetachedMatrix(encoder, {one.key: one.passage for one in tools}))
 
     for hint in ("shop", "zoo", "calendar"):
         answer = search(index, query="list items", server_hint=hint)
@@ -152,7 +152,7 @@ def test_a_server_hint_lifts_and_leaves_nothing_out(encoder):
 
 
 def test_tools_whose_vectors_are_still_to_come_are_found_by_their_words(encoder):
-    apart = Apart(encoder, {one.key: one.passage for one in TOOLS[1:]})
+    apart = DetachedMatrix(encoder, {one.key: one.passage for one in TOOLS[1:]})
     index = Index(TOOLS, apart)
 
     answer = search(index, query="forecast")
@@ -166,7 +166,7 @@ def test_tools_whose_vectors_are_still_to_come_are_found_by_their_words(encoder)
 
 
 def test_a_search_before_any_vector_goes_by_words_and_says_so(encoder):
-    answer = search(Index(TOOLS, Apart(encoder, {})), query="forecast")
+    answer = search(Index(TOOLS, DetachedMatrix(encoder, {})), query="forecast")
 
     assert (answer.strategy, answer.hits[0].name) == ("bm25", "weather__get_forecast")
     assert "still being computed" in answer.note

@@ -38,7 +38,7 @@ def model(settings, monkeypatch):
     settings.EMBEDDINGS = True
     monkeypatch.setattr(vector_store, "model", vector_store.Model())
     monkeypatch.setattr(vector_store, "_done_at", -1)
-    installed = vector_store.Installed()
+    installed = vector_store.InstalledVectors()
     monkeypatch.setattr(vector_store, "installed", installed)
     monkeypatch.setattr(index, "installed", installed)
     monkeypatch.setattr(vector_store, "LOOK_AGAIN", 0)
@@ -65,7 +65,7 @@ def objects(count):
 def test_a_worker_makes_the_vectors_and_searches_find_by_meaning(model):
     server = make_server(slug="sky", trust="auto")
     changed(server, tool_object("get_forecast", description="Return the forecast for a city."))
-    seen = scope.of(make_agent())
+    seen = scope.scope_of_agent(make_agent())
     before = engine.search(seen.index, query="will it rain tomorrow")
     assert before.strategy == "bm25"
     assert "still being computed" in before.note
@@ -84,10 +84,10 @@ def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     changed(server, *items)
     assert vector_store.embed_missing() == 40
     agent = make_agent()
-    assert len(scope.of(agent).index) == 40
+    assert len(scope.scope_of_agent(agent).index) == 40
     assert vector_store.embed_missing() == 0
     model.passages.clear()
-    counted = search_index.prepared.cache_info().misses
+    counted = search_index.index_tool.cache_info().misses
 
     items[7] = tool_object("tool_7", description="Feeds the penguins.")
     changed(server, *items)
@@ -97,8 +97,8 @@ def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     assert vector_store.embed_missing() == 1
     assert len(model.passages) == 1
     assert "penguins" in model.passages[0]
-    index = scope.of(agent).index
-    assert search_index.prepared.cache_info().misses == counted + 1
+    index = scope.scope_of_agent(agent).index
+    assert search_index.index_tool.cache_info().misses == counted + 1
     assert (
         engine.search(index, query="give food to birds at the zoo").hits[0].name == "many__tool_7"
     )
@@ -121,20 +121,22 @@ def test_a_search_is_never_older_than_the_catalog(model):
     server = make_server(slug="s", trust="auto")
     changed(server, tool_object("old", description="Old."))
     agent = make_agent()
-    assert engine.search(scope.of(agent).index, query="old").total == 1
+    assert engine.search(scope.scope_of_agent(agent).index, query="old").total == 1
 
     changed(
         server, tool_object("fresh", description="Fresh."), tool_object("old", description="Old.")
     )
 
-    assert engine.search(scope.of(agent).index, query="fresh").hits[0].name == "s__fresh"
+    assert (
+        engine.search(scope.scope_of_agent(agent).index, query="fresh").hits[0].name == "s__fresh"
+    )
 
 
 def test_scopes_that_see_the_same_tools_share_an_index(model):
     make_tool(make_server(slug="one"))
     first, second = make_agent(), make_agent()
 
-    assert scope.of(first).index is scope.of(second).index
+    assert scope.scope_of_agent(first).index is scope.scope_of_agent(second).index
 
 
 def test_indexes_that_nobody_asked_for_lately_are_dropped(model, monkeypatch):
@@ -153,7 +155,7 @@ def test_without_a_model_search_goes_by_words_and_people_are_told_why(settings, 
     make_tool(make_server(slug="s"), "search", description="Search it.")
     vector_store.model.load()
 
-    answer = engine.search(scope.of(make_agent()).index, query="search it")
+    answer = engine.search(scope.scope_of_agent(make_agent()).index, query="search it")
 
     assert answer.strategy == "bm25"
     assert answer.note == "Ranked by words only: embeddings are turned off in this installation."
@@ -171,7 +173,7 @@ def test_vectors_of_texts_long_gone_are_forgotten(model, monkeypatch):
 
     vector_store.embed_missing()
 
-    assert [one.text_sha256 for one in Vector.objects.all()] == list(vector_store.wanted())
+    assert [one.text_sha256 for one in Vector.objects.all()] == list(vector_store.wanted_texts())
 
 
 def test_an_admins_texts_count(model):
@@ -179,6 +181,9 @@ def test_an_admins_texts_count(model):
     tool.hints.create(text="brew coffee", kind="alias")
     Revision.bump()
 
-    item = cache.item(tool.pk)
+    item = cache.cached_tool(tool.pk)
     assert item.hints == ("brew coffee",)
-    assert engine.search(scope.of(make_agent()).index, query="coffee").hits[0].name == "s__run"
+    assert (
+        engine.search(scope.scope_of_agent(make_agent()).index, query="coffee").hits[0].name
+        == "s__run"
+    )
