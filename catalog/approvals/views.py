@@ -49,7 +49,7 @@ def approval_list(request: HttpRequest) -> HttpResponse:
         "decisions": approval_queries.last_decisions(),
     }
     context["total"] = sum(count for _, count in context["servers"])
-    return render(request, "catalog/approvals.html", context)
+    return render(request, "catalog/approvals/list.html", context)
 
 
 @require_POST
@@ -128,7 +128,9 @@ def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
     """Say who was faster, or show what the definition became meanwhile."""
     if not is_htmx_fragment(request):
         context = {"tool": tool, "error": error, "decision": approval_queries.decision_on(tool)}
-        return render(request, "catalog/approval_late.html", context, status=error.status)
+        return render(
+            request, "catalog/approvals/already_decided.html", context, status=error.status
+        )
     tool = Tool.objects.with_definitions().get(pk=tool.pk)
     if tool.state == ToolState.WAITING:
         context = {
@@ -136,7 +138,7 @@ def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
             "late": error,
             "address": request.POST.get("address", ""),
         }
-        return render(request, "catalog/_approval_item.html", context)
+        return render(request, "catalog/approvals/_item.html", context)
     return _settled(request, tool, late=True)
 
 
@@ -147,4 +149,4 @@ def _settled(request: HttpRequest, tool: Tool, *, late: bool = False) -> HttpRes
         "late": late,
         "left": approval_queries.pending_count(),
     }
-    return render(request, "catalog/_approval_settled.html", context)
+    return render(request, "catalog/approvals/_settled.html", context)

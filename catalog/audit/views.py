@@ -29,12 +29,12 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         "query": _query(request, drop=("before", "after", "times")),
     }
     if is_htmx_fragment(request):
-        response = render(request, "catalog/_audit.html", context)
+        response = render(request, "catalog/audit/_log.html", context)
         query = _query(request)
         response["HX-Push-Url"] = f"{request.path}?{query}" if query else request.path
         return response
     context["facets"] = audit_queries.facets(wanted)
-    return render(request, "catalog/audit.html", context)
+    return render(request, "catalog/audit/log.html", context)
 
 
 def _query(request: HttpRequest, drop: tuple[str, ...] = ()) -> str:

@@ -107,7 +107,7 @@ def _back(request: HttpRequest, group_id: str, anchor: str = "") -> str:
 def _board(request: HttpRequest, group: Group, status: int = 200, **extra: Any) -> HttpResponse:
     request.GET = _address(request)  # the board is drawn for the address that it stands at
     context = board_context(request, group, swapped=True, **extra)
-    return render(request, "catalog/_group_board.html", context, status=status)
+    return render(request, "catalog/groups/_board.html", context, status=status)
 
 
 def _refused(

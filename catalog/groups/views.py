@@ -80,7 +80,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
         "form": form,
         "offer": request.session.pop(OFFERED, None),
     }
-    return render(request, "catalog/groups.html", context, status=status)
+    return render(request, "catalog/groups/list.html", context, status=status)
 
 
 def _cost(group: Group) -> GroupCost:
@@ -101,7 +101,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         "parts": group_board.compare_groups(one, other),
         "scale": max(_cost(group).stub + _cost(group).all for group in (one, other)),
     }
-    return render(request, "catalog/group_compare.html", context)
+    return render(request, "catalog/groups/compare.html", context)
 
 
 @require_POST
@@ -156,10 +156,10 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
     target = request.headers.get("HX-Target", "")
     if target == "board-list":
         part = {"group": group, **_left(request, group)}
-        return _part(request, "catalog/_group_tools.html", part, part["shown"])
+        return _part(request, "catalog/groups/_tools.html", part, part["shown"])
     if target == "board-preview":
         part = {"group": group, **_right(request, group)}
-        return _part(request, "catalog/_group_preview.html", part, TABS[part["tab"]])
+        return _part(request, "catalog/groups/_preview.html", part, TABS[part["tab"]])
     drift = group_health.drift(group)
     context = {
         "drift": drift,
@@ -170,7 +170,7 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
         "page_tabs": _page_tabs(group, "group"),
         **board_context(request, group),
     }
-    return render(request, "catalog/group.html", context)
+    return render(request, "catalog/groups/board.html", context)
 
 
 def _part(request: HttpRequest, template: str, context: dict[str, Any], said: str) -> HttpResponse:
@@ -259,7 +259,9 @@ def changes(request: HttpRequest, group_id: str) -> HttpResponse:
         group_board.edits_by_others(group, since, actor_of(request))
     )
     response = render(
-        request, "catalog/_group_told.html", {"group": group, "seen_act": since, "told": told}
+        request,
+        "catalog/groups/_concurrent_edits.html",
+        {"group": group, "seen_act": since, "told": told},
     )
     if told:
         response["HX-Trigger"] = json.dumps({"announce": told.sentences[-1]})
@@ -287,7 +289,7 @@ def _settings_page(
         "settings_form": SettingsForm(group=group, initial=_fields(group)),
         "offer": request.session.pop(OFFERED, None),
     }
-    return render(request, "catalog/group_settings.html", context | forms, status=status)
+    return render(request, "catalog/groups/settings.html", context | forms, status=status)
 
 
 def _fields(group: Group) -> group_state.State:

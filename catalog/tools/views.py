@@ -72,7 +72,7 @@ def tools(request: HttpRequest) -> HttpResponse:
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
     }
     if is_htmx_fragment(request):
-        response = render(request, "catalog/_tools.html", context)
+        response = render(request, "catalog/tools/_rows.html", context)
         response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
         return response
@@ -82,7 +82,7 @@ def tools(request: HttpRequest) -> HttpResponse:
         "facets": tool_filters.facets_of_tools(wanted, counts),
         "offer": request.session.pop(OFFERED, None),
     }
-    return render(request, "catalog/tools.html", context)
+    return render(request, "catalog/tools/list.html", context)
 
 
 @require_POST
@@ -117,7 +117,7 @@ def _tool_page(
         "hold_form": HoldForm(),
         "hint_offer": request.session.pop(HINT_OFFERED, None),
     }
-    return render(request, "catalog/tool.html", context | forms, status=status)
+    return render(request, "catalog/tools/detail.html", context | forms, status=status)
 
 
 def _done(request: HttpRequest, tool: Tool, words: str) -> HttpResponse:
@@ -194,7 +194,10 @@ def _decide(
         choice(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
     except Conflict as error:
         return render(
-            request, "catalog/decided.html", {"tool": tool, "error": error}, status=error.status
+            request,
+            "catalog/approvals/decided.html",
+            {"tool": tool, "error": error},
+            status=error.status,
         )
     return _done(request, tool, words.format(tool.public_name))
 
@@ -208,7 +211,7 @@ def add(request: HttpRequest) -> HttpResponse:
     form = CustomToolForm(request.POST or None)
     return _save_custom(request, form, None) or render(
         request,
-        "catalog/custom.html",
+        "catalog/tools/custom_tool.html",
         {"form": form, "example": EXAMPLE},
         status=422 if form.is_bound else 200,
     )
@@ -222,7 +225,7 @@ def edit(request: HttpRequest, public_name: str) -> HttpResponse:
     form = CustomToolForm(request.POST or None, initial={"definition": now})
     return _save_custom(request, form, tool) or render(
         request,
-        "catalog/custom.html",
+        "catalog/tools/custom_tool.html",
         {"form": form, "tool": tool},
         status=422 if form.is_bound else 200,
     )

@@ -51,7 +51,7 @@ def source_context(form: SourceForm) -> dict[str, Any]:
 @admin_required
 def source(request: HttpRequest) -> HttpResponse:
     kind = SOURCES.get(request.GET.get("source", ""), SOURCES["paste"])
-    return render(request, "servers/add.html", source_context(kind()))
+    return render(request, "servers/web/add.html", source_context(kind()))
 
 
 @sensitive_post_parameters()
@@ -68,7 +68,7 @@ def check(request: HttpRequest) -> HttpResponse:
     if memory.text == import_wizard.NOTHING:
         return redirect("server-add-progress")
     context = {"checked": import_wizard.check(memory), "memory": memory, "steps": _steps(1)}
-    return render(request, "servers/add_check.html", context)
+    return render(request, "servers/web/add_check.html", context)
 
 
 def _take_source(request: HttpRequest) -> HttpResponse:
@@ -89,9 +89,9 @@ def _take_source(request: HttpRequest) -> HttpResponse:
     else:
         problem = {"message": " ".join(presenters.form_errors(form)), "hint": ""}
     if is_htmx_fragment(request):
-        return render(request, "servers/_problem.html", {"problem": problem}, status=422)
+        return render(request, "servers/web/_problem.html", {"problem": problem}, status=422)
     context = source_context(kind()) | {"problem": problem}
-    return render(request, "servers/add.html", context, status=422)
+    return render(request, "servers/web/add.html", context, status=422)
 
 
 def _take_values(request: HttpRequest) -> HttpResponse:
@@ -131,9 +131,9 @@ def progress(request: HttpRequest) -> HttpResponse:
         return redirect("server-add")
     context = _progress(memory)
     if not is_htmx_fragment(request):
-        return render(request, "servers/add_progress.html", context | {"steps": _steps(2)})
+        return render(request, "servers/web/add_progress.html", context | {"steps": _steps(2)})
     known = set(request.GET.get("ended", "").split(","))
-    response = render(request, "servers/_progress_rows.html", context)
+    response = render(request, "servers/web/_progress_rows.html", context)
     news = [row for row in context["rows"] if row["ended"] and row["server"].slug not in known]
     if news:
         said = " ".join(presenters.describe_seconds(row) for row in news)

@@ -40,7 +40,7 @@ def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpR
             "waiting": _waiting(server, waiting) if waiting else None,
         }
     return render(
-        request, "servers/settings.html", context | changed, status=422 if changed else 200
+        request, "servers/web/settings.html", context | changed, status=422 if changed else 200
     )
 
 

@@ -54,9 +54,9 @@ def servers(request: HttpRequest) -> HttpResponse:
     wanted = presenters.ServerFilter.of(request.GET)
     context = presenters.listing(wanted)
     if is_htmx_fragment(request):
-        return render(request, "servers/_rows.html", context)
+        return render(request, "servers/web/_rows.html", context)
     context |= {"health": presenters.health(), "facets": presenters.facets(wanted)}
-    return render(request, "servers/list.html", context)
+    return render(request, "servers/web/list.html", context)
 
 
 @require_POST
@@ -125,7 +125,7 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
 @require_safe
 @operator_required
 def server(request: HttpRequest, slug: str) -> HttpResponse:
-    return render(request, "servers/overview.html", _overview(request, find_server(slug)))
+    return render(request, "servers/web/overview.html", _overview(request, find_server(slug)))
 
 
 def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
 def tools(request: HttpRequest, slug: str) -> HttpResponse:
     found = find_server(slug)
     context = page_context(request, found, "server-tools") | presenters.tools_of(found)
-    return render(request, "servers/tools.html", context)
+    return render(request, "servers/web/tools.html", context)
 
 
 @require_safe
@@ -154,7 +154,7 @@ def syncs(request: HttpRequest, slug: str) -> HttpResponse:
     context = page_context(request, found, "server-syncs")
     return render(
         request,
-        "servers/syncs.html",
+        "servers/web/syncs.html",
         context | presenters.history(found, request.GET.get("after", "")),
     )
 
@@ -167,7 +167,7 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
     asked = request.GET.get("tab", "")
     context = page_context(request, found, asked if asked in TABS else "server")
     ended = is_htmx_fragment(request) and not context["busy"]
-    response = render(request, "servers/_status.html", context | {"ended": ended})
+    response = render(request, "servers/web/_status.html", context | {"ended": ended})
     if ended:
         said = {"announce": presenters.describe_outcome(found, context["run"])}
         response["HX-Trigger"] = json.dumps(said)
@@ -192,9 +192,11 @@ def test(request: HttpRequest, slug: str) -> HttpResponse:
     found = find_server(slug)
     tested = connection_test.test_server(found, actor=actor_of(request))
     if is_htmx_fragment(request):
-        return render(request, "servers/_tested.html", {"tested": tested})
+        return render(request, "servers/web/_tested.html", {"tested": tested})
     return render(
-        request, "servers/overview.html", _overview(request, find_server(slug)) | {"tested": tested}
+        request,
+        "servers/web/overview.html",
+        _overview(request, find_server(slug)) | {"tested": tested},
     )
 
 

@@ -103,7 +103,7 @@ def agent(request: HttpRequest) -> HttpResponse:
     if found is not None:
         context |= _ways(found, text) | _waiting(found)
     status = 201 if text else 200
-    return render(request, "sessions_app/welcome_agent.html", context, status=status)
+    return render(request, "sessions_app/agents/onboarding_agent.html", context, status=status)
 
 
 def _ways(agent: Agent, text: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def waiting(request: HttpRequest) -> HttpResponse:
     if found is None or not request.headers.get("HX-Request"):
         return redirect("welcome-agent")
     context = _waiting(found) | {"agent": found}
-    response = render(request, "sessions_app/welcome_waiting.html", context)
+    response = render(request, "sessions_app/agents/onboarding_waiting.html", context)
     if context["session"]:
         said = f"{found.name} fetched its catalog."
         response["HX-Trigger"] = json.dumps({"announce": said})

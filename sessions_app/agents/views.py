@@ -69,7 +69,7 @@ def agents(request: HttpRequest) -> HttpResponse:
     context = {"page": page, "agents": page.rows, "shown": page.says("agent")}
     if not page.total and role_of(request.user) >= Role.ADMIN:
         context["form"] = AgentForm()
-    return render(request, "sessions_app/agents.html", context)
+    return render(request, "sessions_app/agents/list.html", context)
 
 
 @never_cache
@@ -88,7 +88,7 @@ def add(request: HttpRequest) -> HttpResponse:
             return _show_key(request, find(agent.name), text, new=True)
     return render(
         request,
-        "sessions_app/agent_add.html",
+        "sessions_app/agents/add.html",
         {"form": form},
         status=422 if form.is_bound else 200,
     )
@@ -100,7 +100,7 @@ def _show_key(
     """Show a key this once, with snippets that hold it."""
     context = page_context(agent, "agent-keys") | _ways(agent, text)
     context |= {"text": text, "new": new, "old": old}
-    return render(request, "sessions_app/agent_key.html", context, status=201)
+    return render(request, "sessions_app/agents/key.html", context, status=201)
 
 
 def _ways(agent: Agent, text: str = snippets.NO_KEY) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _ways(agent: Agent, text: str = snippets.NO_KEY) -> dict[str, Any]:
 def groups(request: HttpRequest, name: str) -> HttpResponse:
     agent = find(name)
     context = page_context(agent, "agent") | shown.groups_of(agent)
-    return render(request, "sessions_app/agent_groups.html", context)
+    return render(request, "sessions_app/agents/groups.html", context)
 
 
 @require_POST
@@ -168,7 +168,7 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
     if role_of(request.user) >= Role.ADMIN:
         context["key_form"] = form
     status = 422 if form.is_bound else 200
-    return render(request, "sessions_app/agent_keys.html", context, status=status)
+    return render(request, "sessions_app/agents/keys.html", context, status=status)
 
 
 def _key_of(agent: Agent, key_id: int) -> ApiKey:
@@ -203,7 +203,7 @@ def revoke(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
 def connect(request: HttpRequest, name: str) -> HttpResponse:
     agent = find(name)
     context = page_context(agent, "agent-connect") | _ways(agent)
-    return render(request, "sessions_app/agent_connect.html", context)
+    return render(request, "sessions_app/agents/connect.html", context)
 
 
 # --- Settings, and the end ----------------------------------------------------------------------
@@ -236,7 +236,7 @@ def _settings_page(request: HttpRequest, agent: Agent, **changed: Any) -> HttpRe
     if role_of(request.user) >= Role.ADMIN:
         context |= {"form": form, "session_count": agent.sessions.count()}
     status = 422 if changed else 200
-    return render(request, "sessions_app/agent_settings.html", context | changed, status=status)
+    return render(request, "sessions_app/agents/settings.html", context | changed, status=status)
 
 
 @require_POST

@@ -62,26 +62,30 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
         return _tried(request, tool, context)
     start = content.pretty_json(trying.skeleton(body["inputSchema"]))
     form = TryForm(initial={"arguments": start})
-    return render(request, "sessions_app/try.html", context | {"form": form})
+    return render(request, "sessions_app/playground/try_tool.html", context | {"form": form})
 
 
 def _tried(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpResponse:
     form = TryForm(request.POST)
     context["form"] = form
     if not form.is_valid():
-        return render(request, "sessions_app/try.html", context, status=422)
+        return render(request, "sessions_app/playground/try_tool.html", context, status=422)
     arguments = form.cleaned_data["arguments"]
     # What was seen is what is sent: other arguments ask again.
     seen = _digest(tool, arguments)
     if context["why_twice"] and request.POST.get("seen") != seen:
         asked = {"seen": seen, "asked": content.pretty_json(arguments)}
-        return render(request, "sessions_app/try.html", context | asked)
+        return render(request, "sessions_app/playground/try_tool.html", context | asked)
     try:
         answer = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
     except ToolcribError as error:
         form.add_error(None, error.sentence)
-        return render(request, "sessions_app/try.html", context, status=error.status)
-    return render(request, "sessions_app/try.html", context | {"answer": shown(answer)})
+        return render(
+            request, "sessions_app/playground/try_tool.html", context, status=error.status
+        )
+    return render(
+        request, "sessions_app/playground/try_tool.html", context | {"answer": shown(answer)}
+    )
 
 
 def _digest(tool: Tool, arguments: Mapping[str, Any]) -> str:

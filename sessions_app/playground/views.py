@@ -56,7 +56,7 @@ def search(request: HttpRequest) -> HttpResponse:
         "golden": _golden_of(asked),
     }
     if is_htmx_fragment(request):
-        response = render(request, "sessions_app/_playground_found.html", context | _idle(asked))
+        response = render(request, "sessions_app/playground/_found.html", context | _idle(asked))
         response["HX-Replace-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": _announced(tried)})
         return response
@@ -72,7 +72,7 @@ def search(request: HttpRequest) -> HttpResponse:
         "lately": searches.recent_queries(),
         "progress": playground_search.progress(),
     }
-    return render(request, "sessions_app/playground.html", context)
+    return render(request, "sessions_app/playground/search.html", context)
 
 
 @require_safe
@@ -81,7 +81,7 @@ def progress(request: HttpRequest) -> HttpResponse:
     """The line that says how far the vectors are, which the page asks for again."""
     return render(
         request,
-        "sessions_app/_playground_progress.html",
+        "sessions_app/playground/_progress.html",
         {"progress": playground_search.progress()},
     )
 
@@ -185,7 +185,7 @@ def golden_queries(request: HttpRequest) -> HttpResponse:
         "scores": _scores(runs),
         "behind": bool(rows) and golden_runs.is_due(),
     }
-    return render(request, "sessions_app/golden.html", context)
+    return render(request, "sessions_app/playground/golden.html", context)
 
 
 def _ranks(row: GoldenQuery) -> dict[str, Any]:
@@ -259,7 +259,7 @@ def not_found(request: HttpRequest) -> HttpResponse:
         "report": searches.report(wanted),
         "limits": searches,
     }
-    response = render(request, "sessions_app/missed.html", context)
+    response = render(request, "sessions_app/playground/not_found.html", context)
     if is_htmx_fragment(request):
         response["HX-Push-Url"] = clean_address(request)
     return response

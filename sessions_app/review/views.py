@@ -44,14 +44,14 @@ def sessions(request: HttpRequest) -> HttpResponse:
     if not (wanted.before or wanted.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
     if is_htmx_fragment(request):
-        response = render(request, "sessions_app/_session_rows.html", context)
+        response = render(request, "sessions_app/review/_list_rows.html", context)
         response["HX-Push-Url"] = clean_address(request)
         response["HX-Trigger"] = json.dumps({"announce": page.says("session")})
         return response
     context |= {"facets": _facets(wanted), "counts": _counts()}
     if not page.total and not wanted.narrows:
         context["snippet"] = FIRST.format(address=settings.PUBLIC_URL)
-    return render(request, "sessions_app/sessions.html", context)
+    return render(request, "sessions_app/review/list.html", context)
 
 
 @require_safe
@@ -62,7 +62,7 @@ def newer(request: HttpRequest) -> HttpResponse:
     newest = query_params.number(request.GET, "since")
     count = review_queries.count_newer(wanted, newest)
     context = {"newest": newest, "count": count, "first": not newest and not wanted.narrows}
-    return render(request, "sessions_app/_session_new.html", context)
+    return render(request, "sessions_app/review/_new.html", context)
 
 
 def _counts() -> dict[str, int]:
@@ -128,11 +128,11 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
         "wrong_is_here": wrong is not None and wrong <= page.first + len(page.rows),
     }
     if request.headers.get("HX-Target") == "step":
-        response = render(request, "sessions_app/_session_chosen.html", context)
+        response = render(request, "sessions_app/review/_chosen.html", context)
         said = f"Step {row.step.number}: {row.step.sentence}" if row and row.step else ""
         response["HX-Trigger"] = json.dumps({"announce": said})
         return response
-    return render(request, "sessions_app/session.html", context | _about(found, page, rows))
+    return render(request, "sessions_app/review/session.html", context | _about(found, page, rows))
 
 
 def _about(found: AgentSession, page: Page[Event], rows: list[TimelineRow]) -> dict[str, Any]:
@@ -213,4 +213,4 @@ def tool_use(request: HttpRequest, public_name: str) -> HttpResponse:
     found = tool_usage(UsageFilter(start=since), public_name)
     use = found[0] if found else ToolUsage(public_name)
     context = {"use": use, "days": USE_DAYS, "name": public_name}
-    return render(request, "sessions_app/_session_tool_use.html", context)
+    return render(request, "sessions_app/review/_tool_use.html", context)

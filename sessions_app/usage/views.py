@@ -65,7 +65,7 @@ def usage(request: HttpRequest) -> HttpResponse:
             "funnels": funnels.funnels(wanted),
             "holding": funnels.outdated_sessions(wanted),
         }
-    response = render(request, "sessions_app/usage.html", context)
+    response = render(request, "sessions_app/usage/usage.html", context)
     if is_htmx_fragment(request):
         response["HX-Push-Url"] = clean_address(request)
     return response

@@ -204,7 +204,9 @@ def test_a_deep_schema_is_cut():
 
 
 def test_every_pattern_can_be_drawn_without_inline_script_or_style():
-    drawn = draw("{% include 'toolcrib/patterns.html' %}", "/patterns/", **style_guide.sample())
+    drawn = draw(
+        "{% include 'toolcrib/pages/style_guide.html' %}", "/patterns/", **style_guide.sample()
+    )
 
     assert " style=" not in drawn
     assert " onclick=" not in drawn

@@ -44,7 +44,7 @@ class SignInForm(AuthenticationForm):
 
 @method_decorator([login_not_required, sensitive_post_parameters(), never_cache], name="dispatch")
 class SignIn(LoginView):
-    template_name = "toolcrib/sign_in.html"
+    template_name = "toolcrib/accounts/sign_in.html"
     authentication_form = SignInForm
     redirect_authenticated_user = True
 
@@ -90,7 +90,7 @@ def setup(request: HttpRequest, code: str) -> HttpResponse:
         else:
             login(request, user, backend=BACKEND)
             return redirect("overview")
-    return render(request, "toolcrib/setup.html", {"form": form}, status=_status(form))
+    return render(request, "toolcrib/accounts/setup.html", {"form": form}, status=_status(form))
 
 
 @login_not_required
@@ -114,7 +114,10 @@ def join(request: HttpRequest, uid: str, token: str) -> HttpResponse:
             login(request, User.objects.get(pk=user.pk), backend=BACKEND)
             return redirect("overview")
     return render(
-        request, "toolcrib/invite.html", {"form": form, "person": user}, status=_status(form)
+        request,
+        "toolcrib/accounts/invite.html",
+        {"form": form, "person": user},
+        status=_status(form),
     )
 
 
@@ -198,7 +201,9 @@ def _people_page(
         "linked": linked,
         "link": settings.PUBLIC_URL + invitations.password_path(linked) if linked else "",
     }
-    return render(request, "toolcrib/people.html", context, status=422 if form.errors else 200)
+    return render(
+        request, "toolcrib/accounts/people.html", context, status=422 if form.errors else 200
+    )
 
 
 @require_POST
@@ -240,7 +245,7 @@ def locked_out(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
     )
     response = render(
         request,
-        "toolcrib/locked_out.html",
+        "toolcrib/accounts/locked_out.html",
         {"message": error.message, "hint": error.hint},
         status=error.status,
     )

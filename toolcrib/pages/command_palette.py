@@ -91,7 +91,9 @@ def palette(request: HttpRequest) -> HttpResponse:
     fragment = is_htmx_fragment(request)
     return render(
         request,
-        "toolcrib/palette_options.html" if fragment else "toolcrib/palette.html",
+        "toolcrib/pages/palette_options.html"
+        if fragment
+        else "toolcrib/pages/command_palette.html",
         {
             "query": query,
             "sections": sections,

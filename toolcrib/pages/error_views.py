@@ -19,7 +19,7 @@ def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     needed = getattr(error, "needed", None)
     return render(
         request,
-        "toolcrib/_error.html" if fragment else "toolcrib/error.html",
+        "toolcrib/pages/_error.html" if fragment else "toolcrib/pages/error.html",
         {
             "title": {403: "Not allowed", 404: "Not found"}.get(error.status, "That did not work"),
             "message": error.message,

@@ -261,14 +261,14 @@ def first_steps(looked: bool) -> list[Step]:
 def overview(request: HttpRequest) -> HttpResponse:
     """Show every block that can be read; before the first server, the setup card alone."""
     if not Server.objects.exists():
-        return render(request, "toolcrib/overview.html", {"first_run": True, "demo": _demo()})
+        return render(request, "toolcrib/pages/overview.html", {"first_run": True, "demo": _demo()})
     blocks = {
         "attention": block(attention.items),
         "numbers": block(numbers),
         "servers": block(servers),
         "sessions": block(recent_sessions),
     }
-    return render(request, "toolcrib/overview.html", {**blocks, **_checklist(request)})
+    return render(request, "toolcrib/pages/overview.html", {**blocks, **_checklist(request)})
 
 
 def _demo() -> import_wizard.CheckedRow:

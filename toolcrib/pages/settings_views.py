@@ -176,7 +176,9 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         "environment": _environment(name),
         "estimator": token_counter.estimator() if name == "tokens" else "",
     }
-    return render(request, "toolcrib/settings.html", context, status=422 if form.errors else 200)
+    return render(
+        request, "toolcrib/pages/settings.html", context, status=422 if form.errors else 200
+    )
 
 
 def _said(changed: Iterable[PreferenceSpec]) -> str:
@@ -226,7 +228,7 @@ def _plain(value: object, unit: str) -> str:
 def about_page(request: HttpRequest) -> HttpResponse:
     facts = about.facts()
     context = {"side": side("about"), "parts": facts, "report": about.report(facts)}
-    return render(request, "toolcrib/about.html", context)
+    return render(request, "toolcrib/pages/about.html", context)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -242,4 +244,4 @@ def profile(request: HttpRequest) -> HttpResponse:
         response = redirect("profile")
         response.set_cookie("keys", "on" if on else "off", max_age=31_536_000, samesite="Lax")
         return response
-    return render(request, "toolcrib/settings_profile.html", {"side": side("profile")})
+    return render(request, "toolcrib/pages/settings_profile.html", {"side": side("profile")})

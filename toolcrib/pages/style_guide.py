@@ -130,7 +130,7 @@ class SampleForm(forms.Form):
 @require_safe
 @operator_required
 def patterns(request: HttpRequest) -> HttpResponse:
-    return render(request, "toolcrib/patterns.html", sample())
+    return render(request, "toolcrib/pages/style_guide.html", sample())
 
 
 def sample() -> dict[str, object]:

@@ -24,7 +24,7 @@ from toolcrib.lib.text import escape_hidden
 
 register = template.Library()
 
-# state: (word, tone, glyph). The glyphs are symbols of templates/charts/defs.svg.
+# state: (word, tone, glyph). The glyphs are symbols of templates/components/charts/defs.svg.
 STATUSES = {
     "connected": ("Connected", "ok", "dot"),
     "connecting": ("Connecting", "quiet", "half"),
@@ -184,14 +184,14 @@ def _empty_query() -> Any:
 # --- Pills and bars -----------------------------------------------------------------------------
 
 
-@register.inclusion_tag("_status.html")
+@register.inclusion_tag("components/status.html")
 def status(state: object, count: int | None = None, label: str = "") -> dict[str, object]:
     """Draw the pill of a state: `{% status server.state count=server.failures %}`."""
     word, tone, glyph = STATUSES.get(str(state), (str(state), "quiet", "ring"))
     return {"word": label or word, "tone": tone, "glyph": glyph, "count": count}
 
 
-@register.inclusion_tag("_badge.html")
+@register.inclusion_tag("components/badge.html")
 def badge(kind: str, source: bool = False) -> dict[str, object]:
     """Draw a claim of the server about a tool; `source` writes out that the server says so."""
     word, tone, meaning = BADGES.get(kind, (kind, "quiet", ""))
@@ -206,7 +206,7 @@ def claims(annotations: Mapping[str, object]) -> list[str]:
     return [word for hint, word in named.items() if annotations.get(hint) is True]
 
 
-@register.inclusion_tag("charts/token_bar.svg")
+@register.inclusion_tag("components/charts/token_bar.svg")
 def token_bar(
     preload: int,
     stub: int,
@@ -229,14 +229,14 @@ def token_bar(
     }
 
 
-@register.inclusion_tag("charts/cost_bar.svg")
+@register.inclusion_tag("components/charts/cost_bar.svg")
 def cost_bar(value: int, maximum: int, width: int = 64) -> dict[str, object]:
     """Draw one cost against the page's largest, with its number."""
     bar = charts.cost_bar(value, maximum, width=width)
     return {"bar": bar, "value": value, "estimator": token_counts.estimator()}
 
 
-@register.inclusion_tag("charts/sparkline.svg")
+@register.inclusion_tag("components/charts/sparkline.svg")
 def sparkline(values: Sequence[float | None], label: str = "") -> dict[str, object]:
     """Draw a small line. With a label it is an image; without one, decoration beside a number."""
     return {"spark": charts.sparkline(values), "label": label}
@@ -245,20 +245,20 @@ def sparkline(values: Sequence[float | None], label: str = "") -> dict[str, obje
 # --- Blocks -------------------------------------------------------------------------------------
 
 
-@register.inclusion_tag("_field.html")
+@register.inclusion_tag("components/field.html")
 def field(bound: BoundField) -> dict[str, object]:
     """Draw a form field: label, control, help, errors."""
     return {"field": bound, "checkbox": bound.widget_type == "checkbox"}
 
 
-@register.inclusion_tag("_error_summary.html")
+@register.inclusion_tag("components/error_summary.html")
 def error_summary(form: BaseForm, focus: bool = True) -> dict[str, object]:
     """List a form's errors at its top, each a link to its field, and take the focus there."""
     wrong = [bound for bound in form.visible_fields() if bound.errors]
     return {"form": form, "wrong": wrong, "focus": focus}
 
 
-@register.inclusion_tag("_sort_header.html", takes_context=True)
+@register.inclusion_tag("components/sort_header.html", takes_context=True)
 def sort_header(
     context: Context, key: str, label: str, default: str = "", number: bool = False
 ) -> dict[str, object]:
@@ -271,13 +271,13 @@ def sort_header(
     return {"label": label, "order": order, "href": href, "number": number}
 
 
-@register.inclusion_tag("_code.html")
+@register.inclusion_tag("components/code.html")
 def code_block(text: object, label: str = "", copy: bool = True) -> dict[str, object]:
     """Draw text that machines read, with a copy button."""
     return {"text": text, "label": label, "copy": copy}
 
 
-@register.inclusion_tag("_code.html")
+@register.inclusion_tag("components/code.html")
 def json_block(value: object, label: str = "JSON", copy: bool = True) -> dict[str, object]:
     """Draw a JSON value, indented."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
@@ -291,7 +291,7 @@ def diff(spans: Iterable[tuple[str, str]]) -> SafeString:
     return format_html('<div class="diff">{}</div>', format_html_join("", "{}", parts))
 
 
-@register.inclusion_tag("_progress.html", takes_context=True)
+@register.inclusion_tag("components/progress.html", takes_context=True)
 def progress(
     context: Context,
     name: str,
@@ -323,7 +323,7 @@ OUTLINE_DEPTH = 6
 OUTLINE_FIELDS = 200
 
 
-@register.inclusion_tag("_schema.html")
+@register.inclusion_tag("components/schema.html")
 def schema_outline(schema: Mapping[str, object]) -> dict[str, object]:
     """Draw a JSON Schema as a nested list that a person can read."""
     return {"fields": outline(schema)}
