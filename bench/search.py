@@ -35,7 +35,7 @@ from catalog.search.embeddings import encoder as meaning  # noqa: E402
 from catalog.search.embeddings.matrix import DetachedMatrix  # noqa: E402
 from catalog.search.engine import rank  # noqa: E402
 from catalog.search.index import Index, Searchable  # noqa: E402
-from catalog.search.tokenizer import query_words  # noqa: E402
+from catalog.search.tokenizer import tokenize_query  # noqa: E402
 from toolcrib.lib.percentile import percentile  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
@@ -60,7 +60,7 @@ def tools_of(servers, size, seed=6):
         made.append(
             Searchable(
                 name=f"{slug}__{own}__{at}",
-                own_name=own,
+                original_name=own,
                 server=slug,
                 title="",
                 description=" ".join(text),
@@ -76,7 +76,7 @@ def queries_of(tools, count, seed=7):
     chance, made = random.Random(seed), []  # noqa: S311 - made-up queries
     while len(made) < count:
         tool = chance.choice(tools)
-        known = list(query_words(f"{tool.own_name} {tool.description}").values())
+        known = list(tokenize_query(f"{tool.original_name} {tool.description}").values())
         if len(known) >= RAREST:
             made.append(" ".join(chance.sample(known, min(len(known), chance.randint(3, 8)))))
     return made
@@ -140,12 +140,12 @@ def compared(tools):
 
 
 def ask_library(made, query):
-    scores = made.get_scores(list(query_words(query)))
+    scores = made.get_scores(list(tokenize_query(query)))
     return np.argsort(scores)[::-1][:10]
 
 
 def ask_compared(made, query):
-    return made.retrieve([list(query_words(query))], k=10, show_progress=False, n_threads=0)
+    return made.retrieve([list(tokenize_query(query))], k=10, show_progress=False, n_threads=0)
 
 
 def one_size(size, servers, encoder, count):

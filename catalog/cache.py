@@ -1,7 +1,7 @@
-"""The catalog at one revision, in memory: groups, their tools, what each may be handed out as.
+"""In-memory cache of the catalog at one revision: groups, tools and definitions.
 
-Built once per revision and process and shared by all threads; nothing in it is ever changed.
-Definitions never change, so they are kept from one revision to the next.
+Built once per revision and process and shared by all threads; entries are immutable.
+Definitions never change, so they are carried over from one revision to the next.
 """
 
 import json
@@ -26,13 +26,13 @@ from catalog.models import (
     ToolState,
 )
 
-CHUNK = 500
+DEFINITIONS_PER_QUERY = 500
 K = TypeVar("K", "CachedGroup", "CatalogCache")
 T = TypeVar("T")
 
 
 class CachedDefinition:
-    """One definition, parsed when first looked into."""
+    """One definition, parsed on first access."""
 
     def __init__(self, pk: int, sha256: str, body: str, tokens: int) -> None:
         self.pk = pk
@@ -59,28 +59,32 @@ class CachedDefinition:
         return str(self.tool.get("description") or "")
 
     @cached_property
-    def searched(self) -> tuple[str, str]:
-        """Its title, and the names and texts of its parameters, as search reads them."""
+    def search_fields(self) -> tuple[str, str]:
+        """Return the title, and the parameters' names and descriptions, for the search index."""
         texts = parameter_texts(self.tool.get("inputSchema"), depth=3)
         return str(self.tool.get("title") or ""), "\n".join(texts)
 
     @cached_property
-    def claims(self) -> frozenset[str]:
-        """The annotations that its server sets to true; the parsed definition is not kept."""
+    def true_annotations(self) -> frozenset[str]:
+        """Return the annotations the server sets to true.
+
+        Parses the body anew instead of through `tool`: reading the annotations of the whole
+        catalog must not keep every parsed definition in memory.
+        """
         if '"annotations":{' not in self.body:
             return frozenset()
-        said = json.loads(self.body).get("annotations")
-        found = said.items() if isinstance(said, dict) else ()
-        return frozenset(name for name, value in found if value is True)
+        annotations = json.loads(self.body).get("annotations")
+        pairs = annotations.items() if isinstance(annotations, dict) else ()
+        return frozenset(name for name, value in pairs if value is True)
 
 
 @dataclass(frozen=True, eq=False)
 class CachedTool:
-    """One tool as agents may be handed it."""
+    """One tool with its definitions and policy."""
 
     tool_id: int
     name: str  # public
-    own_name: str
+    original_name: str  # as the server calls it
     server_id: int | None
     server: str  # slug; empty for a custom tool
     trust: str
@@ -90,8 +94,8 @@ class CachedTool:
     held_reason: str
     approved: CachedDefinition | None
     latest: CachedDefinition | None
-    override: str
-    hints: tuple[str, ...] = ()  # what an admin lent it for search
+    description_override: str
+    hints: tuple[str, ...] = ()  # search aliases; not shown to agents
 
     @property
     def source(self) -> str:
@@ -99,7 +103,7 @@ class CachedTool:
 
     @cached_property
     def offered(self) -> bool:
-        """Shown to agents: approved, and the server has it now."""
+        """Return whether agents get this tool: approved, and present on an enabled server."""
         return (
             self.approved is not None
             and self.server_enabled
@@ -108,58 +112,62 @@ class CachedTool:
 
     @property
     def description(self) -> str:
-        return self.override or (self.approved.description if self.approved else "")
+        return self.description_override or (self.approved.description if self.approved else "")
 
 
 @dataclass(frozen=True, eq=False)
 class CachedMember:
-    """A tool's place in a group."""
+    """A tool as a member of one group."""
 
-    item: CachedTool
+    tool: CachedTool
     position: int
     preload: bool
 
 
 @dataclass(frozen=True, eq=False)
 class CachedGroup:
+    """A group with its members in canonical order."""
+
     pk: int
     group_id: str
     display_name: str
     description: str
     position: int
-    places: tuple[CachedMember, ...]  # in canonical order
+    members: tuple[CachedMember, ...]
 
     @cached_property
     def offered(self) -> tuple[CachedMember, ...]:
-        return tuple(place for place in self.places if place.item.offered)
+        return tuple(member for member in self.members if member.tool.offered)
 
 
 class CatalogCache:
+    """The catalog at one revision."""
+
     def __init__(
         self,
         revision: int,
         groups: Iterable[CachedGroup],
-        items: dict[int, CachedTool],
+        tools: dict[int, CachedTool],
         definitions: dict[int, CachedDefinition],
     ) -> None:
         self.revision = revision
-        self.items = items  # by the tool's key, whether or not in a group
+        self.tools = tools  # by primary key, whether or not in a group
         self.groups = tuple(groups)
         self.by_pk = {group.pk: group for group in self.groups}
         self.definitions = definitions
 
 
-def memoize_per_revision(read: Callable[[K], T]) -> Callable[[K], T]:
-    """Keep what a function makes of a shelf, or of a group on it, as long as that is kept."""
-    known: WeakKeyDictionary[K, T] = WeakKeyDictionary()
+def memoize_per_revision(compute: Callable[[K], T]) -> Callable[[K], T]:
+    """Memoize a function of a cached catalog or group for the lifetime of that object."""
+    results: WeakKeyDictionary[K, T] = WeakKeyDictionary()
 
-    @wraps(read)
-    def look(one: K) -> T:
-        if one not in known:
-            known[one] = read(one)
-        return known[one]
+    @wraps(compute)
+    def memoized(subject: K) -> T:
+        if subject not in results:
+            results[subject] = compute(subject)
+        return results[subject]
 
-    return look
+    return memoized
 
 
 _lock = threading.Lock()
@@ -167,31 +175,31 @@ _current: CatalogCache | None = None
 
 
 def current() -> CatalogCache:
-    """Return the catalog as it is now. Asks the database for its revision every time."""
+    """Return the catalog at the current revision. Queries the revision on every call."""
     global _current
-    known = _current
-    if known is not None and known.revision == Revision.current():
-        return known
+    catalog = _current
+    if catalog is not None and catalog.revision == Revision.current():
+        return catalog
     with _lock:
         while _current is None or _current.revision != Revision.current():
-            # Read again where a change came between: what was read then may be of both.
-            _current = _read(Revision.current(), _current.definitions if _current else {})
+            # Repeat if the revision changed during the read: the result may mix two revisions.
+            _current = _load(Revision.current(), _current.definitions if _current else {})
         return _current
 
 
 def cached_tool(tool_id: int) -> CachedTool:
-    """Return one tool, whoever may see it: for people, who see all."""
-    return current().items[tool_id]
+    """Return a tool by id regardless of groups, for people, who may see every tool."""
+    return current().tools[tool_id]
 
 
 def clear() -> None:
-    """Drop what is kept, for tests and after a restore."""
+    """Empty the cache, in tests and after a restore."""
     global _current
     with _lock:
         _current = None
 
 
-def _read(revision: int, known: dict[int, CachedDefinition]) -> CatalogCache:
+def _load(revision: int, cached: dict[int, CachedDefinition]) -> CatalogCache:
     rows = list(
         Tool.objects.exclude(latest=None).values(
             "pk",
@@ -203,46 +211,47 @@ def _read(revision: int, known: dict[int, CachedDefinition]) -> CatalogCache:
             "held_reason",
             "approved_id",
             "latest_id",
+            "description_override",
             slug=F("server__slug"),
             trust=F("server__trust"),
             enabled=F("server__enabled"),
-            override=F("description_override"),
         )
     )
-    wanted = {row[key] for row in rows for key in ("approved_id", "latest_id") if row[key]}
-    definitions = _definitions(wanted, known)
-    hints = _hints()
-    items = {row["pk"]: _item(dict(row), definitions, hints) for row in rows}
-    return CatalogCache(revision, _groups(items), items, definitions)
+    pks = {row[key] for row in rows for key in ("approved_id", "latest_id") if row[key]}
+    definitions = _load_definitions(pks, cached)
+    hints = _load_hints()
+    tools = {row["pk"]: _cached_tool(dict(row), definitions, hints) for row in rows}
+    return CatalogCache(revision, _load_groups(tools), tools, definitions)
 
 
-def _definitions(
-    wanted: set[int], known: dict[int, CachedDefinition]
+def _load_definitions(
+    pks: set[int], cached: dict[int, CachedDefinition]
 ) -> dict[int, CachedDefinition]:
-    kept = {pk: known[pk] for pk in wanted if pk in known}
-    missing = sorted(wanted - kept.keys())
-    for start in range(0, len(missing), CHUNK):
-        for row in Definition.objects.filter(pk__in=missing[start : start + CHUNK]).values_list(
+    definitions = {pk: cached[pk] for pk in pks if pk in cached}
+    missing = sorted(pks - definitions.keys())
+    for start in range(0, len(missing), DEFINITIONS_PER_QUERY):
+        chunk = missing[start : start + DEFINITIONS_PER_QUERY]
+        for row in Definition.objects.filter(pk__in=chunk).values_list(
             "pk", "sha256", "body", "tokens"
         ):
-            kept[row[0]] = CachedDefinition(*row)
-    return kept
+            definitions[row[0]] = CachedDefinition(*row)
+    return definitions
 
 
-def _hints() -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
-    for tool, text in ToolHint.objects.order_by("pk").values_list("tool_id", "text"):
-        found[tool] = (*found.get(tool, ()), text)
-    return found
+def _load_hints() -> dict[int, tuple[str, ...]]:
+    hints: dict[int, tuple[str, ...]] = {}
+    for tool_id, text in ToolHint.objects.order_by("pk").values_list("tool_id", "text"):
+        hints[tool_id] = (*hints.get(tool_id, ()), text)
+    return hints
 
 
-def _item(
+def _cached_tool(
     row: dict[str, Any], definitions: dict[int, CachedDefinition], hints: dict[int, tuple[str, ...]]
 ) -> CachedTool:
     return CachedTool(
         tool_id=row["pk"],
         name=row["public_name"],
-        own_name=row["name"],
+        original_name=row["name"],
         server_id=row["server_id"],
         server=row["slug"] or "",
         trust=row["trust"] or "",
@@ -252,40 +261,43 @@ def _item(
         held_reason=row["held_reason"],
         approved=definitions.get(row["approved_id"]),
         latest=definitions.get(row["latest_id"]),
-        override=row["override"],
+        description_override=row["description_override"],
         hints=hints.get(row["pk"], ()),
     )
 
 
-def _groups(items: dict[int, CachedTool]) -> list[CachedGroup]:
-    places: dict[int, list[tuple[int, int, bool | None]]] = {}
-    for home, tool, position, preload in Membership.objects.values_list(
+def _load_groups(tools: dict[int, CachedTool]) -> list[CachedGroup]:
+    memberships: dict[int, list[tuple[int, int, bool | None]]] = {}
+    for group_id, tool_id, position, preload in Membership.objects.values_list(
         "group_id", "tool_id", "position", "preload"
     ):
-        if tool in items:
-            places.setdefault(home, []).append((tool, position, preload))
-    made = []
+        if tool_id in tools:
+            memberships.setdefault(group_id, []).append((tool_id, position, preload))
+    groups = []
     for group in Group.objects.order_by("position", "group_id"):
-        found = [
-            CachedMember(items[tool], position, is_preloaded(group, items[tool], own))
-            for tool, position, own in places.get(group.pk, [])
+        members = [
+            CachedMember(tools[tool_id], position, is_preloaded(group, tools[tool_id], preload))
+            for tool_id, position, preload in memberships.get(group.pk, [])
         ]
-        found.sort(key=lambda place: (place.position, place.item.name))
-        made.append(
+        members.sort(key=lambda member: (member.position, member.tool.name))
+        groups.append(
             CachedGroup(
                 pk=group.pk,
                 group_id=group.group_id,
                 display_name=group.display_name,
                 description=group.description,
                 position=group.position,
-                places=tuple(found),
+                members=tuple(members),
             )
         )
-    return made
+    return groups
 
 
 def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> bool:
-    """A member's own flag counts before the group's; a custom tool is useful at once."""
+    """Return whether a member is preloaded: its own flag first, then the group's default.
+
+    Custom tools are preloaded by default.
+    """
     if not group.deferred:
         return True
     if own is not None:
@@ -294,10 +306,13 @@ def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> boo
 
 
 def cached_definition(pk: int) -> CachedDefinition:
-    """Return a definition by id: kept, or read for a session that pinned it long ago."""
-    shelf = _current
-    kept = shelf.definitions.get(pk) if shelf is not None else None
-    if kept is not None:
-        return kept
+    """Return a definition by id, from the cache or from the database.
+
+    Sessions may pin definitions that the current revision no longer refers to.
+    """
+    catalog = _current
+    definition = catalog.definitions.get(pk) if catalog is not None else None
+    if definition is not None:
+        return definition
     row = Definition.objects.values_list("pk", "sha256", "body", "tokens").get(pk=pk)
     return CachedDefinition(*row)

@@ -1,5 +1,6 @@
-"""The audit log: who changed what, and when."""
+"""Audit log: record changes and read them back."""
 
-from catalog.audit.log import SENTENCES, SYSTEM, Actor, record, sentence
+from catalog.audit.log import SENTENCES, record, sentence
+from toolcrib.lib.roles import SYSTEM, Actor
 
 __all__ = ["SENTENCES", "SYSTEM", "Actor", "record", "sentence"]

@@ -1,34 +1,15 @@
-"""Write the audit log, and say its entries in sentences.
+"""Append-only audit log: records changes and renders entries as sentences.
 
-The actor is a value, so that agents, commands and the system itself can be one, and a deleted
-user stays readable.
+Actors are plain values (`toolcrib.lib.roles.Actor`), so users, tokens, commands and the system
+are all recorded in the same way.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from django.contrib.auth.models import AbstractBaseUser
 from django.db.models import Model
 
 from catalog.models import AuditEntry
-
-
-@dataclass(frozen=True)
-class Actor:
-    kind: str  # user, token, command, system
-    label: str
-    id: int | None = None
-
-    @classmethod
-    def user(cls, user: AbstractBaseUser) -> "Actor":
-        return cls("user", user.get_username(), user.pk)
-
-    @classmethod
-    def command(cls, name: str) -> "Actor":
-        return cls("command", f"manage.py {name}")
-
-
-SYSTEM = Actor("system", "Toolcrib")
+from toolcrib.lib.roles import Actor
 
 SENTENCES = {
     "server.add": "added server {target}",

@@ -220,7 +220,7 @@ def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
         body.display_name,
         body.description,
         preload_default=body.preload_default,
-        follows=group_state.server_of(body.follows) if body.follows else None,
+        follows=group_state.find_server(body.follows) if body.follows else None,
         actor=key_actor(request),
     )
     return Status(201, _detail(done.group.group_id, done))
@@ -248,7 +248,7 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
     position = given.pop("position", None)
     wanted: Edit = given  # type: ignore[assignment]
     if given.get("follows"):
-        wanted["follows"] = group_state.server_of(given["follows"])
+        wanted["follows"] = group_state.find_server(given["follows"])
     elif "follows" in given:
         wanted["follows"] = None
     with transaction.atomic():

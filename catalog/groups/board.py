@@ -110,7 +110,7 @@ def cached_group(group: Group) -> CachedGroup | None:
 
 @cache.memoize_per_revision
 def line_of(group: CachedGroup) -> rendering.GroupLine:
-    names = tuple(place.item.name for place in group.offered)
+    names = tuple(member.tool.name for member in group.offered)
     return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
 
 
@@ -131,13 +131,13 @@ def cost(group: CachedGroup | None, budget: int) -> GroupCost:
 @cache.memoize_per_revision
 def definitions_cost(group: CachedGroup) -> GroupCost:
     """Sum what the definitions cost, the lines of the catalog left out."""
-    at_start = [place for place in group.offered if place.preload]
-    paid = sum(tokens_of(place.item) or 0 for place in at_start)
-    whole = sum(tokens_of(place.item) or 0 for place in group.offered)
+    at_start = [member for member in group.offered if member.preload]
+    paid = sum(tokens_of(member.tool) or 0 for member in at_start)
+    whole = sum(tokens_of(member.tool) or 0 for member in group.offered)
     return GroupCost(paid, 0, whole - paid, len(group.offered), len(at_start))
 
 
-def groups_with_costs() -> list[Any]:
+def list_groups_with_costs() -> list[Any]:
     """Return all groups, each with its tool_count, all_tokens, preload_tokens and rest_tokens."""
     here = cache.current().by_pk
     found: list[Any] = list(Group.objects.order_by("position", "group_id"))
@@ -159,7 +159,7 @@ def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int 
     preload, demand = _sections(here) if here else ((), ())
     shown = [*_cut(preload, preload_from), *_cut(demand, demand_from)]
     own = dict(
-        group.memberships.filter(tool__in=[place.item.tool_id for place in shown]).values_list(
+        group.memberships.filter(tool__in=[member.tool.tool_id for member in shown]).values_list(
             "tool_id", "preload"
         )
     )
@@ -173,8 +173,8 @@ def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int 
 @cache.memoize_per_revision
 def _sections(group: CachedGroup) -> tuple[Sequence[CachedMember], Sequence[CachedMember]]:
     """Split the members in those that are preloaded and the others."""
-    preload = [place for place in group.places if place.preload]
-    return preload, [place for place in group.places if not place.preload]
+    preload = [member for member in group.members if member.preload]
+    return preload, [member for member in group.members if not member.preload]
 
 
 def _undefined(group: Group) -> list[MemberRow]:
@@ -187,31 +187,31 @@ def _undefined(group: Group) -> list[MemberRow]:
     ]
 
 
-def _start(places: Sequence[CachedMember], start: int) -> int:
-    return max(0, min(start, (len(places) - 1) // SECTION_SIZE * SECTION_SIZE if places else 0))
+def _start(members: Sequence[CachedMember], start: int) -> int:
+    return max(0, min(start, (len(members) - 1) // SECTION_SIZE * SECTION_SIZE if members else 0))
 
 
-def _cut(places: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
-    start = _start(places, start)
-    return places[start : start + SECTION_SIZE]
+def _cut(members: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
+    start = _start(members, start)
+    return members[start : start + SECTION_SIZE]
 
 
 def _section(
     group: Group,
-    places: Sequence[CachedMember],
+    members: Sequence[CachedMember],
     start: int,
     own: dict[int, bool | None],
     tokens: int,
     extra: Sequence[MemberRow] = (),
 ) -> Section:
-    start, last = _start(places, start), len(places) - 1
+    start, last = _start(members, start), len(members) - 1
     rows = [
-        _row(group, place.item, own.get(place.item.tool_id), start + at == 0, start + at == last)
-        for at, place in enumerate(_cut(places, start))
+        _row(group, member.tool, own.get(member.tool.tool_id), start + at == 0, start + at == last)
+        for at, member in enumerate(_cut(members, start))
     ]
-    if start + len(rows) == len(places):
+    if start + len(rows) == len(members):
         rows += extra
-    return Section(rows, len(places) + len(extra), start, tokens)
+    return Section(rows, len(members) + len(extra), start, tokens)
 
 
 def _row(
@@ -234,8 +234,8 @@ def _row(
 
 def _suggested(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]:
     """Choose what to give on demand first: of the rarely called preloads, the costliest."""
-    given = {place.item.tool_id: place.item for place in preload if place.item.offered}
-    seen = call_stats.of_tools(given)
+    given = {member.tool.tool_id: member.tool for member in preload if member.tool.offered}
+    seen = call_stats.count_tool_calls(given)
     calls = {pk: seen[pk].calls if pk in seen else 0 for pk in given}
     rare = [pk for pk in given if calls[pk] < RARE_CALLS]
     rare.sort(key=lambda pk: (-(tokens_of(given[pk]) or 0), given[pk].name))
@@ -248,9 +248,9 @@ def _suggested(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]
 def section_names(group: Group, name: str) -> list[str]:
     """Name the members of the section that a tool is in, in order."""
     here = cached_group(group)
-    places = here.places if here else ()
-    preloaded = next((place.preload for place in places if place.item.name == name), False)
-    return [place.item.name for place in places if place.preload == preloaded]
+    members = here.members if here else ()
+    preloaded = next((member.preload for member in members if member.tool.name == name), False)
+    return [member.tool.name for member in members if member.preload == preloaded]
 
 
 def board_tools(
@@ -284,7 +284,9 @@ class ComparedPart:
 
 def compare_groups(one: Group, other: Group) -> list[ComparedPart]:
     """Split the tools of two groups in three: of the one, of both, of the other."""
-    left, right = ({place.item.tool_id: place for place in _places(each)} for each in (one, other))
+    left, right = (
+        {member.tool.tool_id: member for member in _members(each)} for each in (one, other)
+    )
     return [
         _part(f"Only in {one.group_id}", [pk for pk in left if pk not in right], left, right),
         _part("In both", [pk for pk in left if pk in right], left, right),
@@ -292,15 +294,15 @@ def compare_groups(one: Group, other: Group) -> list[ComparedPart]:
     ]
 
 
-def _places(group: Group) -> Sequence[CachedMember]:
+def _members(group: Group) -> Sequence[CachedMember]:
     here = cached_group(group)
-    return here.places if here else ()
+    return here.members if here else ()
 
 
 def _part(
     title: str, pks: list[int], left: dict[int, CachedMember], right: dict[int, CachedMember]
 ) -> ComparedPart:
-    found = [(left.get(pk) or right[pk]).item for pk in pks]
+    found = [(left.get(pk) or right[pk]).tool for pk in pks]
     rows = [
         (item, _given(left.get(item.tool_id)), _given(right.get(item.tool_id)))
         for item in found[: 2 * SECTION_SIZE]
@@ -309,10 +311,10 @@ def _part(
     return ComparedPart(title, rows, len(found), tokens)
 
 
-def _given(place: CachedMember | None) -> str:
-    if place is None:
+def _given(member: CachedMember | None) -> str:
+    if member is None:
         return ""
-    return "preloaded" if place.preload else "on demand"
+    return "preloaded" if member.preload else "on demand"
 
 
 # --- Others at the same group -------------------------------------------------------------------

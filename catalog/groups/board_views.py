@@ -320,7 +320,7 @@ def _after_undo(
     if error:
         messages.error(request, error)
     elif offer:
-        request.session[group_offers.OFFERED] = offer
+        request.session[group_offers.UNDO_OFFER_KEY] = offer
     where = reverse("group", args=[group.group_id]) if group else reverse("groups")
     if "HX-Request" in request.headers:
         return HttpResponse(status=204, headers={"HX-Redirect": where})

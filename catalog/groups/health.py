@@ -71,17 +71,17 @@ def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
 
 @cache.memoize_per_revision
 def _not_given(group: CachedGroup) -> list[str]:
-    return [place.item.name for place in group.places if not place.item.offered]
+    return [member.tool.name for member in group.members if not member.tool.offered]
 
 
 @cache.memoize_per_revision
 def _servers(group: CachedGroup) -> set[int]:
-    return {place.item.server_id for place in group.places if place.item.server_id}
+    return {member.tool.server_id for member in group.members if member.tool.server_id}
 
 
 @cache.memoize_per_revision
 def _tools(group: CachedGroup) -> set[int]:
-    return {place.item.tool_id for place in group.places}
+    return {member.tool.tool_id for member in group.members}
 
 
 def _add_new(
@@ -128,9 +128,9 @@ def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
 def _advice(group: CachedGroup) -> list[Lint]:
     preloads: dict[str, int] = defaultdict(int)
     names: dict[str, list[str]] = defaultdict(list)
-    for place in group.offered:
-        preloads[place.item.server] += place.preload
-        names[place.item.server].append(place.item.own_name)
+    for member in group.offered:
+        preloads[member.tool.server] += member.preload
+        names[member.tool.server].append(member.tool.original_name)
     return lints.of_group(
         GroupFacts(group.group_id, group.description, len(group.offered), preloads, names)
     )
@@ -146,8 +146,10 @@ def tool_lints(group: Group) -> list[Lint]:
 def _advice_on_tools(group: CachedGroup) -> list[Lint]:
     return [
         lint
-        for place in group.offered[:READ_FOR_LINTS]
-        for lint in lints.of_tool(place.item.name, place.item.own_name, place.item.description)
+        for member in group.offered[:READ_FOR_LINTS]
+        for lint in lints.of_tool(
+            member.tool.name, member.tool.original_name, member.tool.description
+        )
     ]
 
 

@@ -96,7 +96,7 @@ class GroupFacts:
 
 
 @lru_cache(maxsize=20_000)
-def of_tool(name: str, own_name: str, description: str) -> Sequence[Lint]:
+def of_tool(name: str, original_name: str, description: str) -> Sequence[Lint]:
     """Advise on one tool: its public name, the server's own name, the text agents read."""
     words = WORD.findall(description)
     if not words:
@@ -110,13 +110,13 @@ def of_tool(name: str, own_name: str, description: str) -> Sequence[Lint]:
         )
         return [Lint("description_short", name, text)]
     found = []
-    if not starts_with_verb(own_name, description):
+    if not starts_with_verb(original_name, description):
         text = (
             f"The description of {name} starts with {words[0][:40]!r}. "
             "Start it with a verb that says what the tool does, such as Search, Create or Return."
         )
         found.append(Lint("description_verb", name, text))
-    if not content(description) - content(" ".join(name_words(own_name))):
+    if not content(description) - content(" ".join(name_words(original_name))):
         text = (
             f"The description of {name} has no word that its name lacks. "
             "Add the words people search for: synonyms, what it is used for, what it returns."
@@ -125,7 +125,7 @@ def of_tool(name: str, own_name: str, description: str) -> Sequence[Lint]:
     return found
 
 
-def starts_with_verb(own_name: str, description: str) -> bool:
+def starts_with_verb(original_name: str, description: str) -> bool:
     """Whether a description may start with a verb: false only where the first word cannot be one.
 
     That is an article, pronoun or the like, a word with a noun's ending, a gerund, or the thing in
@@ -142,7 +142,7 @@ def starts_with_verb(own_name: str, description: str) -> bool:
         return False
     if first.endswith("ing") and len(first) > 5 and first != "bring":
         return False
-    called, *things = name_words(own_name) or [""]
+    called, *things = name_words(original_name) or [""]
     return not (called in NAME_VERBS and first in things and first not in NAME_VERBS)
 
 

@@ -109,7 +109,7 @@ def preview_group(group: Group) -> GroupPreview:
     here = board.cached_group(group)
     if here is None:
         return GroupPreview(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
-    given = [place.item for place in here.offered if place.preload]
+    given = [member.tool for member in here.offered if member.preload]
     return GroupPreview(board.line_of(here), given)
 
 
@@ -184,7 +184,7 @@ def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> GroupPreview | Non
 
 def _as_it_was(fields: State, members: Mapping[str, State | None]) -> GroupPreview:
     there = [(one.get("position", 0), name) for name, one in members.items() if one]
-    by_name = {item.name: item for item in cache.current().items.values() if item.offered}
+    by_name = {item.name: item for item in cache.current().tools.values() if item.offered}
     items = [by_name[name] for _, name in sorted(there) if name in by_name]
     line = rendering.GroupLine(
         fields["group_id"],

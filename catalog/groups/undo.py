@@ -20,7 +20,7 @@ from catalog.groups.state import State
 from catalog.models import AuditEntry, Group, Revision, Tool
 from toolcrib.lib.errors import Conflict
 
-OFFERED = "group_undo"  # the act this session may undo next
+UNDO_OFFER_KEY = "group_undo"  # the act this session may undo next
 NO_CHANGES = "Nothing changed: it stood so already."
 
 Offer = dict[str, object]
@@ -37,7 +37,7 @@ def undo_offer(sentence: str, *done: GroupWrite | None) -> Offer | None:
 def offer_undo(request: HttpRequest, sentence: str, *done: GroupWrite | None) -> None:
     found = undo_offer(sentence, *done)
     if found:
-        request.session[OFFERED] = found
+        request.session[UNDO_OFFER_KEY] = found
     else:
         messages.info(request, NO_CHANGES)
 

@@ -23,7 +23,7 @@ from catalog.groups import state as group_state
 from catalog.groups.board import GroupCost
 from catalog.groups.forms import NewGroupForm, SettingsForm
 from catalog.groups.lints import Lint
-from catalog.groups.undo import OFFERED, offer_undo
+from catalog.groups.undo import UNDO_OFFER_KEY, offer_undo
 from catalog.models import Group, Tool
 from catalog.tools import detail
 from catalog.tools import filters as tool_filters
@@ -78,7 +78,7 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
         "scale": max((cost.stub + cost.all for cost in costs.values()), default=0),
         "budget": group_board.BUDGET,
         "form": form,
-        "offer": request.session.pop(OFFERED, None),
+        "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
     return render(request, "catalog/groups/list.html", context, status=status)
 
@@ -112,7 +112,7 @@ def create(request: HttpRequest) -> HttpResponse:
         given = form.cleaned_data
         slug = given.pop("follows")
         try:
-            server = group_state.server_of(slug) if slug else None
+            server = group_state.find_server(slug) if slug else None
             done = writes.create(**given, follows=server, actor=actor_of(request))
         except ToolcribError as error:
             form.add_error(None, error.sentence)
@@ -166,7 +166,7 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
         "missing": _reasons(drift.missing),
         "lints": group_health.group_lints([group])[group.pk],
         "tool_lints": _by_code(group_health.tool_lints(group)),
-        "offer": request.session.pop(OFFERED, None),
+        "offer": request.session.pop(UNDO_OFFER_KEY, None),
         "page_tabs": _page_tabs(group, "group"),
         **board_context(request, group),
     }
@@ -287,7 +287,7 @@ def _settings_page(
         "seen_act": group_board.last_edit_id(group),
         "page_tabs": _page_tabs(group, "group-edit"),
         "settings_form": SettingsForm(group=group, initial=_fields(group)),
-        "offer": request.session.pop(OFFERED, None),
+        "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
     return render(request, "catalog/groups/settings.html", context | forms, status=status)
 
@@ -310,7 +310,7 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
             wanted = _merged(request, group, given)
             slug = wanted.pop("follows", None)
             if "follows" in given and slug != group_state.field(group, "follows"):
-                wanted["follows"] = group_state.server_of(slug) if slug else None
+                wanted["follows"] = group_state.find_server(slug) if slug else None
             done = writes.edit(group, actor=actor_of(request), **wanted)
         except ToolcribError as error:
             form.add_error(None, error.sentence)

@@ -16,12 +16,12 @@ from catalog.search.bm25 import Floats
 from catalog.search.index import Index, Searchable
 from catalog.search.query import ParsedQuery
 from catalog.search.ranking import KeywordScores
-from catalog.search.regex import LONGEST_PATTERN, matches
+from catalog.search.regex import MAX_PATTERN_LENGTH, matches
 from catalog.search.tokenizer import joined
 from toolcrib.lib.errors import Invalid
 
 __all__ = [
-    "LONGEST_PATTERN",
+    "MAX_PATTERN_LENGTH",
     "Hit",
     "Index",
     "SearchResult",
@@ -30,11 +30,11 @@ __all__ = [
     "suggest_names",
 ]
 
-WORD_STRATEGIES = ("hybrid", "bm25", "embedding")
-STRATEGIES = (*WORD_STRATEGIES, "regex")
-LONGEST_QUERY = 500
+RANKED_STRATEGIES = ("hybrid", "bm25", "embedding")
+STRATEGIES = (*RANKED_STRATEGIES, "regex")
+MAX_QUERY_LENGTH = 500
 LONGEST_HINT = 200
-MOST_HITS = 50
+MAX_HITS = 50
 MANY = 300  # from here on, sorting them all takes longer than finding the first
 SHORTEST_START = 2  # letters of a name that is searched for by how it starts
 
@@ -89,7 +89,7 @@ def search(
             f"There is no search strategy {strategy[:40]!r}.",
             hint=f"Use one of {', '.join(STRATEGIES)}.",
         )
-    limit = max(1, min(limit, MOST_HITS))
+    limit = max(1, min(limit, MAX_HITS))
     if strategy == "regex" or (pattern and not strategy):
         return _by_pattern(index, pattern or query, server, limit)
     if not query.strip():
@@ -97,9 +97,9 @@ def search(
             "There is nothing to search for.",
             hint="Give `query` some words, or `pattern` a regular expression.",
         )
-    if len(query) > LONGEST_QUERY:
+    if len(query) > MAX_QUERY_LENGTH:
         raise Invalid(
-            f"The query has {len(query)} characters; at most {LONGEST_QUERY} are searched for.",
+            f"The query has {len(query)} characters; at most {MAX_QUERY_LENGTH} are searched for.",
             hint="Say what the tool should do in a sentence.",
         )
     hint = server_hint[:LONGEST_HINT]
@@ -207,7 +207,7 @@ def _similarities(index: Index, asked: ParsedQuery) -> tuple[NDArray[np.float32]
     if index.meanings is None or index.meanings.reason:
         reason = index.meanings.reason if index.meanings else "this index has no vectors"
         return None, f"Ranked by words only: {reason}."
-    waiting = index.waiting
+    waiting = index.pending_vectors
     if waiting == len(index):
         return None, "Ranked by words only: the tools' vectors are still being computed."
     near = index.meanings.products(index.rows, index.meanings.encode(asked.texts))
@@ -267,7 +267,7 @@ def _name_boosts(index: Index, query: str) -> dict[int, int]:
 
 
 def _is_named(tool: Searchable, folded: str) -> bool:
-    return folded in (tool.name.casefold(), tool.own_name.casefold())
+    return folded in (tool.name.casefold(), tool.original_name.casefold())
 
 
 def _by_pattern(index: Index, pattern: str, server: str, limit: int) -> SearchResult:

@@ -89,7 +89,7 @@ def _tool(line: dict[str, Any], at: str) -> Searchable:
         raise Invalid(f"{at} has no id or no name.")
     return Searchable(
         name=str(line["id"]),
-        own_name=str(line["name"]),
+        original_name=str(line["name"]),
         server=str(line.get("server") or ""),
         title=str(line.get("title") or ""),
         description=str(line.get("description") or ""),

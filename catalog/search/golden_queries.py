@@ -16,7 +16,7 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
-from catalog.search.engine import LONGEST_QUERY, search
+from catalog.search.engine import MAX_QUERY_LENGTH, search
 from catalog.search.index import Index
 from catalog.tools.actions import UNKEEPABLE
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
@@ -32,7 +32,9 @@ BANDS = (1, 5, SEEN)
 
 
 @transaction.atomic
-def mark(query: str, names: Iterable[str], *, origin: str, actor: Actor) -> GoldenQuery:
+def set_expected_tools(
+    query: str, names: Iterable[str], *, origin: str, actor: Actor
+) -> GoldenQuery:
     """Say which tools answer a query rightly; said again, it counts from then on."""
     line, right = _one_line(query), _known(names)
     golden = GoldenQuery.objects.select_for_update().filter(query=line).first()
@@ -73,7 +75,7 @@ def accept(golden: GoldenQuery, *, actor: Actor) -> GoldenQuery:
     return golden
 
 
-def find(golden_id: int) -> GoldenQuery:
+def find_golden_query(golden_id: int) -> GoldenQuery:
     golden = GoldenQuery.objects.filter(pk=golden_id).prefetch_related("results").first()
     if golden is None:
         raise NotFound("There is no such golden query.", hint="It may have been removed meanwhile.")
@@ -84,9 +86,9 @@ def _one_line(query: str) -> str:
     if UNKEEPABLE.search(query):
         raise Invalid("A query cannot hold NUL or broken Unicode characters.", hint="Remove them.")
     line = " ".join(query.split())
-    if not line or len(line) > LONGEST_QUERY:
+    if not line or len(line) > MAX_QUERY_LENGTH:
         raise Invalid(
-            f"A golden query has 1 to {LONGEST_QUERY} characters.", hint="Write what agents ask."
+            f"A golden query has 1 to {MAX_QUERY_LENGTH} characters.", hint="Write what agents ask."
         )
     return line
 
@@ -122,7 +124,7 @@ class Score:
     broke: int
 
 
-def measure(index: Index, queries: Sequence[GoldenQuery], revision: int) -> dict[str, Score]:
+def run_queries(index: Index, queries: Sequence[GoldenQuery], revision: int) -> dict[str, Score]:
     """Run the queries by every strategy there is, keep how each stands, and add it up."""
     ranks = {
         (golden.pk, strategy): answered
@@ -207,10 +209,10 @@ def queries() -> QuerySet[GoldenQuery]:
     return GoldenQuery.objects.prefetch_related("results")
 
 
-def broken_count() -> int:
+def count_regressions() -> int:
     return GoldenResult.objects.filter(broke=True).values("golden").distinct().count()
 
 
-def broken() -> list[GoldenQuery]:
+def list_regressions() -> list[GoldenQuery]:
     """The queries that stand worse than they did, under whichever strategy."""
     return list(queries().filter(results__broke=True).distinct())

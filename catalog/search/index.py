@@ -27,7 +27,7 @@ class Searchable:
     """One tool as search sees it."""
 
     name: str
-    own_name: str
+    original_name: str
     server: str
     title: str
     description: str
@@ -38,12 +38,12 @@ class Searchable:
     @property
     def passage(self) -> str:
         """The text whose meaning is encoded."""
-        return encoder.passage(self.own_name, self.description, self.parameters, self.hints)
+        return encoder.passage(self.original_name, self.description, self.parameters, self.hints)
 
     @property
     def key(self) -> str:
         """Where the vector of its passage is kept."""
-        return _key(self.own_name, self.description, self.parameters, self.hints)
+        return _key(self.original_name, self.description, self.parameters, self.hints)
 
 
 class VectorSource(Protocol):
@@ -67,7 +67,7 @@ class IndexedTool:
 @lru_cache(maxsize=MOST_PREPARED)
 def index_tool(tool: Searchable) -> IndexedTool:
     fields = (
-        (tool.own_name, weights.NAME),
+        (tool.original_name, weights.NAME),
         (tool.server, weights.SERVER),
         (tool.title, weights.TITLE),
         (tool.description, weights.DESCRIPTION),
@@ -77,7 +77,7 @@ def index_tool(tool: Searchable) -> IndexedTool:
     )
     return IndexedTool(
         document((words(text), weight) for text, weight in fields if text),
-        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.own_name)),
+        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.original_name)),
     )
 
 
@@ -136,24 +136,25 @@ class Index:
     def texts(self) -> tuple[tuple[bytes, bytes, bytes], ...]:
         """Each tool's public name, own name and description as RE2 reads them."""
         return tuple(
-            (_utf8(tool.name), _utf8(tool.own_name), _utf8(tool.description)) for tool in self.tools
+            (_utf8(tool.name), _utf8(tool.original_name), _utf8(tool.description))
+            for tool in self.tools
         )
 
     @cached_property
     def near(self) -> NameIndex:
-        return NameIndex([(tool.name, tool.own_name) for tool in self.tools])
+        return NameIndex([(tool.name, tool.original_name) for tool in self.tools])
 
 
 def _utf8(text: str) -> bytes:
     return text[:LONGEST_TEXT].encode(errors="replace")
 
 
-def searchable_of(item: "CachedTool", groups: Sequence[str]) -> Searchable:
+def make_searchable(item: "CachedTool", groups: Sequence[str]) -> Searchable:
     """A tool as search sees it, with the texts of the groups it is in."""
-    title, parameters = item.approved.searched if item.approved else ("", "")
+    title, parameters = item.approved.search_fields if item.approved else ("", "")
     return Searchable(
         name=item.name,
-        own_name=item.own_name,
+        original_name=item.original_name,
         server=item.server,
         title=title,
         description=item.description,

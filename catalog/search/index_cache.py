@@ -17,7 +17,7 @@ _kept: dict[tuple[Searchable, ...], Index] = {}
 _lock = threading.Lock()
 
 
-def index_of(tools: Sequence[Searchable]) -> Index:
+def get_index(tools: Sequence[Searchable]) -> Index:
     """Return the index over these tools: kept, or built now. One is built at a time."""
     key = tuple(sorted(tools, key=lambda tool: tool.name))
     with _lock:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from catalog.search import translation
 from catalog.search.bm25 import Postings
 from catalog.search.spelling import SPELLING
-from catalog.search.tokenizer import query_words, words
+from catalog.search.tokenizer import tokenize_query, words
 
 MOST = 8
 FEWEST_WORDS = 2  # a shorter clause says too little alone and joins its neighbour
@@ -61,12 +61,12 @@ class ParsedQuery(NamedTuple):
         return [self.text, *self.clauses]
 
     def words(self, text: str) -> list[str]:
-        return list(dict.fromkeys(self.repaired.get(word, word) for word in query_words(text)))
+        return list(dict.fromkeys(self.repaired.get(word, word) for word in tokenize_query(text)))
 
 
 def parse_query(query: str, postings: Postings, *, by_clause: bool = True) -> ParsedQuery:
     """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
-    terms = query_words(query)
+    terms = tokenize_query(query)
     repaired: dict[str, str] = {}
     translated: frozenset[str] = frozenset()
     unknown = postings.unknown(terms)
@@ -80,7 +80,7 @@ def parse_query(query: str, postings: Postings, *, by_clause: bool = True) -> Pa
         for word, spelling in terms.items():
             right.setdefault(repaired.get(word, word), spelling)
         terms = right
-    parts = tuple(split_clauses(query, query_words)) if by_clause else ()
+    parts = tuple(split_clauses(query, tokenize_query)) if by_clause else ()
     return ParsedQuery(query, terms, repaired, parts, translated)
 
 
@@ -104,7 +104,7 @@ def _read(
         for word, spelling in terms.items()
         if word not in unknown and spelling not in reading.dropped
     }
-    read = query_words(reading.text)
+    read = tokenize_query(reading.text)
     known = {word: reading.origin.get(english, english) for word, english in read.items()}
     translated = frozenset(word for word in read if read[word] in reading.origin)
     return reading.text, known | own, translated

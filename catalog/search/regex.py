@@ -13,7 +13,7 @@ import re2
 
 from toolcrib.lib.errors import Invalid
 
-LONGEST_PATTERN = 200
+MAX_PATTERN_LENGTH = 200
 PATTERN_MEMORY = 1 << 20
 LARGEST_PATTERN = 1_000
 # A plain pattern takes 6 µs a tool; these end one that takes ten times as long.
@@ -40,9 +40,9 @@ def matches(
 
 
 def _fields(expression: Any, texts: Texts) -> tuple[str, ...]:
-    name, own_name, description = (expression.search(text) is not None for text in texts)
+    name, original_name, description = (expression.search(text) is not None for text in texts)
     return (
-        *(["name"] if name or own_name else []),
+        *(["name"] if name or original_name else []),
         *(["description"] if description else []),
     )
 
@@ -54,9 +54,9 @@ def compiled(pattern: str) -> Any:
             "There is no pattern to search for.",
             hint="Give `pattern` a regular expression, for example `create_.*`.",
         )
-    if len(pattern) > LONGEST_PATTERN:
+    if len(pattern) > MAX_PATTERN_LENGTH:
         raise _bad_pattern(
-            f"The pattern has {len(pattern)} characters; at most {LONGEST_PATTERN} are allowed."
+            f"The pattern has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are allowed."
         )
     options = re2.Options()
     options.max_mem = PATTERN_MEMORY

@@ -53,7 +53,7 @@ def words(text: str) -> list[str]:
     return list(chain.from_iterable(map(_terms, _spelled(text))))
 
 
-def query_words(text: str) -> dict[str, str]:
+def tokenize_query(text: str) -> dict[str, str]:
     """The different words of a query, each with how it is spelled there.
 
     Fillers are left out, unless there is nothing else.

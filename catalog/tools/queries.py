@@ -86,7 +86,7 @@ class ToolFilter:
         if self.findings:
             wanted &= ~Q(findings=[])
         if self.unused:
-            wanted &= call_stats.never()
+            wanted &= call_stats.never_called()
         return wanted
 
 
@@ -103,9 +103,9 @@ def _mentions(text: str) -> Q:
 def _claims(whole: CatalogCache) -> dict[str, list[int]]:
     """List the tools whose server sets each annotation to true, gone ones included."""
     found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
-    for item in whole.items.values():
+    for item in whole.tools.values():
         definition = item.approved or item.latest
-        for hint in definition.claims if definition else ():
+        for hint in definition.true_annotations if definition else ():
             if hint in found:
                 found[hint].append(item.tool_id)
     return found
@@ -199,7 +199,7 @@ def counts() -> Counts:
 
 @cache.memoize_per_revision
 def _badges(whole: CatalogCache) -> dict[str, int]:
-    claims, items = _claims(whole), whole.items
+    claims, items = _claims(whole), whole.tools
     return {
         badge: sum(items[pk].state != ToolState.MISSING for pk in claims[hint])
         for badge, hint in HINTS.items()
@@ -216,4 +216,4 @@ def _group_sizes(whole: CatalogCache) -> list[tuple[str, int]]:
 
 @cache.memoize_per_revision
 def _current(group: CachedGroup) -> int:
-    return sum(place.item.state != ToolState.MISSING for place in group.places)
+    return sum(member.tool.state != ToolState.MISSING for member in group.members)

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.approvals import actions as approval_actions
-from catalog.groups.undo import OFFERED
+from catalog.groups.undo import UNDO_OFFER_KEY
 from catalog.models import Group, Tool
 from catalog.tools import actions as writes
 from catalog.tools import detail, hints
@@ -60,7 +60,7 @@ def _find_custom(public_name: str) -> Tool:
 def tools(request: HttpRequest) -> HttpResponse:
     wanted = ToolFilter.read(request.GET)
     page = tool_queries.tools(wanted, offset=offset_of(request.GET))
-    calls = call_stats.of_tools([tool.pk for tool in page.rows])
+    calls = call_stats.count_tool_calls([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
         "rows": [tool_filters.tool_row(tool, calls.get(tool.pk)) for tool in page.rows],
@@ -80,7 +80,7 @@ def tools(request: HttpRequest) -> HttpResponse:
     context |= {
         "counts": counts,
         "facets": tool_filters.facets_of_tools(wanted, counts),
-        "offer": request.session.pop(OFFERED, None),
+        "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
     return render(request, "catalog/tools/list.html", context)
 

@@ -49,13 +49,13 @@ def token_savings(server_ids: Collection[int]) -> TokenSavings:
     lines = []
     preloaded: dict[str, CachedTool] = {}
     for group in groups:
-        offered = [place for place in group.places if place.item.offered]
+        offered = [member for member in group.members if member.tool.offered]
         if offered:
-            names = tuple(place.item.name for place in offered)
+            names = tuple(member.tool.name for member in offered)
             lines.append(
                 rendering.GroupLine(group.group_id, group.display_name, group.description, names)
             )
-        preloaded |= {place.item.name: place.item for place in offered if place.preload}
+        preloaded |= {member.tool.name: member.tool for member in offered if member.preload}
     text = rendering.catalog(lines, header=rendering.DISPATCH_HEADER, budget=BUDGET)
     meta = rendering.meta_tools(STRATEGY) if lines else []
     bare = text.tokens + _tokens(meta)

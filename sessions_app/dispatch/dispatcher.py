@@ -76,7 +76,7 @@ class _InFlightCall:
 
     def over(self, task: "asyncio.Task[CallResponse]") -> None:
         _in_flight.discard(self)
-        call_ledger.in_this_process.discard(self.plan.entry.call_id)
+        call_ledger.active_call_ids.discard(self.plan.entry.call_id)
         key_revocation.unregister(self)
         # Where the caller has left, nobody else looks at it.
         problem = None if task.cancelled() else task.exception()
@@ -208,7 +208,7 @@ async def _execute(plan: CallPlan, on_progress: OnProgress | None) -> CallRespon
     task = asyncio.create_task(_run(plan, on_progress))
     carried = _InFlightCall(plan, task)
     _in_flight.add(carried)
-    call_ledger.in_this_process.add(plan.entry.call_id)
+    call_ledger.active_call_ids.add(plan.entry.call_id)
     key_revocation.register(carried)
     task.add_done_callback(carried.over)
     try:
@@ -249,14 +249,14 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
 
     def late(what: str) -> None:
         noting = asyncio.ensure_future(
-            run_in_db_thread(call_ledger.note_late, plan.entry.pk or 0, what)
+            run_in_db_thread(call_ledger.record_late_answer, plan.entry.pk or 0, what)
         )
         noting.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     try:
         return await upstream_calls.call(
             plan.target,
-            plan.item.own_name,
+            plan.item.original_name,
             plan.arguments,
             timeout=plan.timeout,
             schema=plan.schema,

@@ -268,7 +268,7 @@ def _validate_arguments(item: CachedTool, shown: int | None, arguments: dict[str
         f"{what}:\n{listed}",
         "Correct the arguments and call again.",
         schema=f"Input schema of {item.name}:\n{canonical(approved.input_schema)}",
-        shows=(approved.pk, item.override) if changed else None,
+        shows=(approved.pk, item.description_override) if changed else None,
     )
 
 

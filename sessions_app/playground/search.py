@@ -21,8 +21,8 @@ from catalog.audit import Actor
 from catalog.cache import CachedTool, CatalogCache
 from catalog.models import HintKind, Tool, ToolHint
 from catalog.search.embeddings import store as vector_store
-from catalog.search.engine import LONGEST_QUERY, MOST_HITS, WORD_STRATEGIES, Hit, SearchResult
-from catalog.search.tokenizer import joined, words
+from catalog.search.engine import MAX_HITS, MAX_QUERY_LENGTH, RANKED_STRATEGIES, Hit, SearchResult
+from catalog.search.tokenizer import normalize_name, tokenize
 from catalog.tools import detail
 from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent, AgentSession, Mode
@@ -62,12 +62,14 @@ class PlaygroundQuery:
         limit = text("limit")
         strategy = text("strategy")
         return cls(
-            query=text("q", 2 * LONGEST_QUERY),  # what is too long is refused, not cut in silence
+            query=text(
+                "q", 2 * MAX_QUERY_LENGTH
+            ),  # what is too long is refused, not cut in silence
             mode="regex" if text("mode") == "regex" else "words",
             agent=text("agent"),
-            strategy=strategy if strategy in WORD_STRATEGIES else "",
+            strategy=strategy if strategy in RANKED_STRATEGIES else "",
             server=text("server"),
-            limit=max(1, min(int(limit), MOST_HITS)) if limit.isdecimal() else 10,
+            limit=max(1, min(int(limit), MAX_HITS)) if limit.isdecimal() else 10,
         )
 
     @property
@@ -161,8 +163,8 @@ def _at_once(agent: Agent, seen: SessionScope) -> set[str]:
     decided = lifecycle.choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
     if decided.mode == Mode.FULL:
         return {item.name for item in seen.offered}
-    places = (place for group in seen.groups for place in group.places)
-    return {place.item.name for place in places if place.preload and place.item.offered}
+    members = (member for group in seen.groups for member in group.members)
+    return {member.tool.name for member in members if member.preload and member.tool.offered}
 
 
 def _shown(
@@ -197,7 +199,7 @@ def _marked(text: str, asked: PlaygroundQuery, hit: Hit) -> Parts:
 def _hidden(seen: SessionScope, asked: PlaygroundQuery, found: SearchResult) -> list[HiddenTool]:
     """Tools of that name that the agent does not get; where it finds nothing, also the likely."""
     standing = cache.current()
-    key = joined(asked.query)
+    key = normalize_name(asked.query)
     by_key = _by_joined_name(standing)
     names = {item.name: item for item in by_key.get(key, ())}
     if not found.hits:
@@ -225,8 +227,8 @@ def _has(seen: SessionScope, item: CachedTool) -> bool:
 def _by_joined_name(standing: CatalogCache) -> dict[str, list[CachedTool]]:
     """All tools by their names as search compares them, public and the server's own."""
     found: dict[str, list[CachedTool]] = {}
-    for item in standing.items.values():
-        for name in {joined(item.name), joined(item.own_name)} - {""}:
+    for item in standing.tools.values():
+        for name in {normalize_name(item.name), normalize_name(item.original_name)} - {""}:
             found.setdefault(name, []).append(item)
     return found
 
@@ -252,7 +254,7 @@ def why(item: CachedTool, agent: str) -> str:
     homes = [
         group.group_id
         for group in cache.current().groups
-        if any(place.item is item for place in group.places)
+        if any(member.tool is item for member in group.members)
     ]
     if not homes:
         return "It is in no group, so no agent gets it."
@@ -269,10 +271,10 @@ class Progress:
 
 def progress() -> Progress | None:
     """Say how far the vectors are; nothing where they are all there, or where there are none."""
-    if not settings.EMBEDDINGS or vector_store.model_reason():
+    if not settings.EMBEDDINGS or vector_store.unavailable_reason():
         return None
     index = scope.scope_of_agent(everyone()).index
-    waiting = index.waiting
+    waiting = index.pending_vectors
     return Progress(len(index) - waiting, len(index)) if waiting else None
 
 
@@ -283,7 +285,7 @@ def examples() -> list[str]:
     """Queries made of the tools there are: an admin's own examples first, then what tools do."""
     told = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
     firsts = (
-        next((place.item for place in group.places if place.item.offered), None)
+        next((member.tool for member in group.members if member.tool.offered), None)
         for group in cache.current().groups
     )
     said = (rendering.summary(item.description) for item in firsts if item is not None)
@@ -298,8 +300,8 @@ def _as_query(summary: str) -> str:
 
 def highlight_words(text: str, matched: Iterable[str]) -> Parts:
     """Mark the words of a text that are the same, to search, as those matched."""
-    wanted = {term for word in matched for term in words(word)}
-    found = [run.span() for run in RUN.finditer(text) if wanted.intersection(words(run.group()))]
+    wanted = {term for word in matched for term in tokenize(word)}
+    found = [run.span() for run in RUN.finditer(text) if wanted.intersection(tokenize(run.group()))]
     return list(_cut(text, found))
 
 

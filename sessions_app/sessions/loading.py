@@ -167,14 +167,14 @@ class _Load:
         self.next_seq = 1 + sum(map(len, pins.values()))
         self.pins = pins.pop(group_id, {})
         self.elsewhere = first_pins(pins.values())
-        self.offered = {place.item.name: place for place in group.places if place.item.offered}
+        self.offered = {member.tool.name: member for member in group.members if member.tool.offered}
         self.fresh: list[str] = []
         self.cost = 0  # tokens of what is loaded anew
 
     def whole(self) -> LoadResult:
         if self.row.listed is None:
-            for place in self.offered.values():
-                self._pin(place)
+            for member in self.offered.values():
+                self._pin(member)
             self.row.listed = list(self.offered)
         self.row.names = None
         return self._answer(self.row.listed)
@@ -236,29 +236,29 @@ class _Load:
     def bare(self) -> dict[str, list[str]]:
         """Public names by the server's own name and by its safe form."""
         found: dict[str, list[str]] = {}
-        for name, place in self.offered.items():
-            for other in {place.item.own_name, name.partition("__")[2]}:
+        for name, member in self.offered.items():
+            for other in {member.tool.original_name, name.partition("__")[2]}:
                 found.setdefault(other, []).append(name)
         for name, pin in self.pins.items():  # loaded ones, though no longer offered
-            own_name = cache.cached_definition(pin["definition"]).tool["name"]
-            for other in {own_name, name.partition("__")[2]}:
+            original_name = cache.cached_definition(pin["definition"]).tool["name"]
+            for other in {original_name, name.partition("__")[2]}:
                 found.setdefault(other, [name])
         return found
 
     @cached_property
     def withheld(self) -> dict[str, CachedTool]:
         """Tools of the group that cannot be had now, by both their names."""
-        items = [place.item for place in self.group.places if not place.item.offered]
-        return {name: item for item in reversed(items) for name in (item.own_name, item.name)}
+        items = [member.tool for member in self.group.members if not member.tool.offered]
+        return {name: item for item in reversed(items) for name in (item.original_name, item.name)}
 
-    def _pin(self, place: CachedMember) -> None:
-        name = place.item.name
+    def _pin(self, member: CachedMember) -> None:
+        name = member.tool.name
         if name in self.pins:
             return
         if before := self.elsewhere.get(name):  # what it was shown, and after what, stays
-            self.pins[name] = {**before, "position": place.position}
+            self.pins[name] = {**before, "position": member.position}
             return
-        self.pins[name] = pin_of(place.item, place.position, self.next_seq)
+        self.pins[name] = pin_of(member.tool, member.position, self.next_seq)
         self.next_seq += 1
         self.fresh.append(name)
 

@@ -23,7 +23,7 @@ from catalog.rendering import GroupLine
 from catalog.search import index_cache as index
 from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import suggest_names
-from catalog.search.index import Index, Searchable, searchable_of
+from catalog.search.index import Index, Searchable, make_searchable
 from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.errors import ToolcribError
 
@@ -66,14 +66,14 @@ class SessionScope:
         self.homes: dict[str, list[CachedGroup]] = {}
         self.surfaces: dict[object, Any] = {}  # what opening.py made of this scope before
         for group in groups:
-            for place in group.places:
-                item = place.item
+            for member in group.members:
+                item = member.tool
                 self.homes.setdefault(item.name, []).append(group)
                 if item.name in self.items:
                     continue
                 self.items[item.name] = item
                 # The server's own name, and its safe form as the catalog prints it.
-                for name in {item.own_name, item.name.partition("__")[2]} - {item.name, ""}:
+                for name in {item.original_name, item.name.partition("__")[2]} - {item.name, ""}:
                     self.bare.setdefault(name, []).append(item)
 
     @cached_property
@@ -107,7 +107,7 @@ class SessionScope:
     @cached_property
     def index(self) -> Index:
         """What can be searched: offered tools only, so no statistic knows any other."""
-        return index.index_of([self._searchable(item) for item in self.offered])
+        return index.get_index([self._searchable(item) for item in self.offered])
 
     def _searchable(self, item: CachedTool) -> Searchable:
         texts = tuple(
@@ -116,7 +116,7 @@ class SessionScope:
             for text in (group.group_id, group.display_name, group.description)
             if text
         )
-        return searchable_of(item, texts)
+        return make_searchable(item, texts)
 
     def lookup(self, name: str) -> CachedTool | None:
         """Return the one tool of this name, public or bare. Cheap, where thousands are asked."""
@@ -160,7 +160,7 @@ class SessionScope:
 
 
 def offered_names(group: CachedGroup) -> tuple[str, ...]:
-    return tuple(place.item.name for place in group.places if place.item.offered)
+    return tuple(member.tool.name for member in group.members if member.tool.offered)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -231,19 +231,19 @@ def _build(standing: CatalogCache, keys: tuple[int, ...] | None, wish: ScopeFilt
         groups = [group for group in groups if group.pk in wish.groups]
     if wish.servers is not None or wish.without_mcp:
         # A group of which nothing is left is not there at all: its id would tell of it.
-        groups = [left for group in groups if (left := _filter_group(group, wish)).places]
+        groups = [left for group in groups if (left := _filter_group(group, wish)).members]
     return SessionScope(standing.revision, groups)
 
 
 def _filter_group(group: CachedGroup, wish: ScopeFilter) -> CachedGroup:
-    places = tuple(place for place in group.places if _wanted(place.item, wish))
+    members = tuple(member for member in group.members if _wanted(member.tool, wish))
     return CachedGroup(
         group.pk,
         group.group_id,
         group.display_name,
         group.description,
         group.position,
-        places,
+        members,
     )
 
 
@@ -271,7 +271,7 @@ def _warm() -> None:
         try:
             close_old_connections()
             _again.clear()
-            vector_store.model.load_soon()
+            vector_store.model.load_in_background()
             rebuild_recent()
         except DatabaseError:
             logger.exception("Indexes could not be built ahead; searches build them")

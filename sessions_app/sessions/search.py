@@ -8,7 +8,14 @@ from django.db import transaction
 
 from catalog import cache, rendering
 from catalog.cache import CachedTool
-from catalog.search.engine import LONGEST_QUERY, MOST_HITS, Hit, SearchResult, search, suggest_names
+from catalog.search.engine import (
+    MAX_HITS,
+    MAX_QUERY_LENGTH,
+    Hit,
+    SearchResult,
+    search,
+    suggest_names,
+)
 from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind
 from sessions_app.sessions import loading, scope, surface
@@ -34,7 +41,7 @@ class SessionQuery:
     server_hint: str = ""  # what kind of server is meant, in words
 
 
-def parse_body(body: SearchIn, *, most: int = MOST_HITS, full: bool = False) -> SessionQuery:
+def parse_body(body: SearchIn, *, most: int = MAX_HITS, full: bool = False) -> SessionQuery:
     """What an agent asks for; a tool asked for by name is shown in full, and loaded."""
     full = full or (bool(body.name) and body.detail == "summary")
     return SessionQuery(
@@ -174,7 +181,7 @@ def _record(
     session: AgentSession, asked: SessionQuery, found: SearchResult, newly: list[str], tokens: int
 ) -> None:
     asked_for = {
-        key: value[:LONGEST_QUERY]
+        key: value[:MAX_QUERY_LENGTH]
         for key, value in (("query", asked.query), ("pattern", asked.pattern), ("name", asked.name))
         if value
     }
@@ -230,4 +237,4 @@ def _definition(item: CachedTool, pin: surface.Pin, detail: str) -> dict[str, An
     for key in ("title", "outputSchema", "annotations"):
         if whole.get(key) is not None:
             made[key] = whole[key]
-    return made | {"original_name": item.own_name}
+    return made | {"original_name": item.original_name}

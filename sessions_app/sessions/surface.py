@@ -154,7 +154,7 @@ def last_shown(session: AgentSession, name: str) -> Pin | None:
 def pin_of(item: CachedTool, position: int = 0, seq: int = 0) -> Pin:
     return {
         "definition": item.approved.pk if item.approved else None,
-        "override": item.override,
+        "override": item.description_override,
         "server": item.server,
         "source": item.source,
         "position": position,
@@ -164,7 +164,7 @@ def pin_of(item: CachedTool, position: int = 0, seq: int = 0) -> Pin:
 
 def deferred_tool_of(item: CachedTool) -> DeferredTool:
     """What is kept of a tool in scope, so that a provider can be given it as it was."""
-    return [item.approved.pk if item.approved else None, item.override, item.server]
+    return [item.approved.pk if item.approved else None, item.description_override, item.server]
 
 
 def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
@@ -260,10 +260,10 @@ def _build_snapshot(
 def _preloaded(seen: SessionScope, asked: Sequence[str]) -> tuple[list[CachedTool], list[str]]:
     """Tools whose schemas are there from the start: by flag, then those asked for."""
     chosen = {
-        place.item.name: place.item
+        member.tool.name: member.tool
         for group in seen.groups
-        for place in group.places
-        if place.preload and place.item.offered
+        for member in group.members
+        if member.preload and member.tool.offered
     }
     unknown = []
     for name in dict.fromkeys(asked):

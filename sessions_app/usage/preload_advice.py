@@ -61,7 +61,7 @@ def _groups(wanted: UsageFilter) -> list[CachedGroup]:
 
 @cache.memoize_per_revision
 def _preloads(group: CachedGroup) -> list[Pair]:
-    return [(group, place) for place in group.offered if place.preload]
+    return [(group, member) for member in group.offered if member.preload]
 
 
 def _candidates(pairs: Sequence[Pair], most: int | None) -> list[PreloadCandidate]:
@@ -69,17 +69,17 @@ def _candidates(pairs: Sequence[Pair], most: int | None) -> list[PreloadCandidat
     groups = {group.pk: group for group in Group.objects.all()}
     rows = Tool.objects.only("public_name", "created_at", "server_id")
     if most is not None:
-        rows = rows.filter(pk__in=[place.item.tool_id for _, place in pairs[:most]])
+        rows = rows.filter(pk__in=[member.tool.tool_id for _, member in pairs[:most]])
     tools = {tool.pk: tool for tool in rows}
     return [
-        PreloadCandidate(groups[group.pk], tools[place.item.tool_id], _tokens(place))
-        for group, place in pairs[:most]
-        if group.pk in groups and place.item.tool_id in tools
+        PreloadCandidate(groups[group.pk], tools[member.tool.tool_id], _tokens(member))
+        for group, member in pairs[:most]
+        if group.pk in groups and member.tool.tool_id in tools
     ]
 
 
-def _tokens(place: cache.CachedMember) -> int:
-    return place.item.approved.tokens if place.item.approved else 0
+def _tokens(member: cache.CachedMember) -> int:
+    return member.tool.approved.tokens if member.tool.approved else 0
 
 
 def unused_preloads(
@@ -95,10 +95,10 @@ def unused_preloads(
         pair
         for group in _groups(wanted)
         for pair in _preloads(group)
-        if pair[1].item.name not in called
+        if pair[1].tool.name not in called
     ]
-    pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].item.name, pair[0].group_id))
-    tokens = sum(_tokens(place) for _, place in pairs)
+    pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].tool.name, pair[0].group_id))
+    tokens = sum(_tokens(member) for _, member in pairs)
     return UnusedPreloads(_candidates(pairs, most), len(pairs), tokens)
 
 
@@ -112,11 +112,11 @@ def often_loaded(wanted: UsageFilter, most: int | None = PAGE) -> list[PreloadCa
     often = {pair: len(found) for pair, found in seen.items() if len(found) >= OFTEN}
     named = {group for group, _ in often}
     pairs = [
-        (group, place)
+        (group, member)
         for group in _groups(wanted)
         if group.group_id in named
-        for place in group.offered
-        if not place.preload and (group.group_id, place.item.name) in often
+        for member in group.offered
+        if not member.preload and (group.group_id, member.tool.name) in often
     ]
     pairs.sort(key=lambda pair: (-often[_key(pair)], _key(pair)))
     all_sessions = max(_sessions_of(wanted, rows), 1)
@@ -128,7 +128,7 @@ def often_loaded(wanted: UsageFilter, most: int | None = PAGE) -> list[PreloadCa
 
 
 def _key(pair: Pair) -> tuple[str, str]:
-    return pair[0].group_id, pair[1].item.name
+    return pair[0].group_id, pair[1].tool.name
 
 
 def _sessions_of(wanted: UsageFilter, loads: QuerySet[Event]) -> int:

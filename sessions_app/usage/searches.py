@@ -258,9 +258,9 @@ class _Work:
         self.agents: dict[str, Totals] = {}
         self.groups: dict[str, Totals] = {}
         self.homes = {
-            place.item.name: home.group_id
+            member.tool.name: home.group_id
             for home in reversed(cache.current().groups)
-            for place in home.places
+            for member in home.members
         }
 
     def searched(self, search: RecordedSearch) -> None:

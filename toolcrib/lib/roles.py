@@ -4,6 +4,7 @@ admin edits, operator reads everything and approves, outsider is signed in with 
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -11,11 +12,30 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from django.contrib.auth.models import AbstractBaseUser, AnonymousUser, User
 from django.http import HttpRequest, HttpResponseBase
 
-from catalog.audit import Actor
 from toolcrib.lib.errors import Forbidden
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=HttpResponseBase)
+
+
+@dataclass(frozen=True)
+class Actor:
+    """The author of a change, as a value: the audit log stays readable after a user is deleted."""
+
+    kind: str  # user, token, command, system
+    label: str
+    id: int | None = None
+
+    @classmethod
+    def user(cls, user: AbstractBaseUser) -> "Actor":
+        return cls("user", user.get_username(), user.pk)
+
+    @classmethod
+    def command(cls, name: str) -> "Actor":
+        return cls("command", f"manage.py {name}")
+
+
+SYSTEM = Actor("system", "Toolcrib")
 
 
 class Role(IntEnum):

@@ -9,10 +9,10 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from catalog.search.embeddings import encoder as sentence_encoder
-from catalog.search.embeddings.encoder import NoModel
+from catalog.search.embeddings.encoder import ModelUnavailable
 from catalog.search.embeddings.matrix import DetachedMatrix
-from catalog.search.engine import STRATEGIES, WORD_STRATEGIES
-from catalog.search.evaluation import Row, Set, evaluate, read_set
+from catalog.search.engine import STRATEGIES, RANKED_STRATEGIES
+from catalog.search.evaluation import EvaluationResult, EvaluationSet, evaluate, read_set
 from catalog.search.index import Index
 from toolcrib.lib.errors import ToolcribError
 
@@ -35,7 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        strategies = options["strategy"] or list(WORD_STRATEGIES)
+        strategies = options["strategy"] or list(RANKED_STRATEGIES)
         if options["limit"] is not None and options["limit"] < 1:
             raise CommandError("--limit must be 1 or more.")
         try:
@@ -48,24 +48,24 @@ class Command(BaseCommand):
         else:
             self._table(rows)
 
-    def _rows(self, one: Set, strategies: list[str]) -> list[Row]:
+    def _rows(self, one: EvaluationSet, strategies: list[str]) -> list[EvaluationResult]:
         meanings = None
         if {"hybrid", "embedding"} & set(strategies):
             meanings = self._meanings(one)
         index = Index(one.tools, meanings)
         return [evaluate(index, one, strategy) for strategy in dict.fromkeys(strategies)]
 
-    def _meanings(self, one: Set) -> DetachedMatrix:
+    def _meanings(self, one: EvaluationSet) -> DetachedMatrix:
         self.stderr.write(f"Encoding {len(one.tools)} tools of {one.name}")
         try:
             encoder = sentence_encoder.load(settings.MODELS_DIR)
-        except NoModel as error:
+        except ModelUnavailable as error:
             raise CommandError(
                 f"hybrid and embedding cannot be measured: {error}. Use --strategy bm25."
             ) from error
         return DetachedMatrix(encoder, {tool.key: tool.passage for tool in one.tools})
 
-    def _table(self, rows: list[Row]) -> None:
+    def _table(self, rows: list[EvaluationResult]) -> None:
         wide = max(len(row.set) for row in rows)
         self.stdout.write(f"{'set':{wide}}  {'strategy':9}  " + "  ".join(COLUMNS))
         for row in rows:

@@ -38,7 +38,7 @@ WORD_SEAM = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 Vectors = NDArray[np.float32]
 
 
-class NoModel(Exception):
+class ModelUnavailable(Exception):
     """There is no model here; the message says why."""
 
 
@@ -158,23 +158,23 @@ def _unit(vectors: Vectors) -> Vectors:
 def load(folder: Path) -> Encoder:
     """Load the model, building its graph in the folder if it is not there. Takes seconds then.
 
-    Raises NoModel where it is not installed, not what it should be, or does not run.
+    Raises ModelUnavailable where it is not installed, not what it should be, or does not run.
     """
     for needed in (PACKAGE, "onnxruntime", "tokenizers"):
         if importlib.util.find_spec(needed) is None:
-            raise NoModel(f"no embedding model is installed ({needed} is missing)")
+            raise ModelUnavailable(f"no embedding model is installed ({needed} is missing)")
     model = Path(str(importlib.util.find_spec(PACKAGE).origin)).parent / "model"  # type: ignore[union-attr]
     try:
         with (model / "model.safetensors").open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != WEIGHTS_SHA256:
-            raise NoModel("the weights of the embedding model are not the ones expected")
+            raise ModelUnavailable("the weights of the embedding model are not the ones expected")
         encoder = Encoder(model, _graphs(model / "model.safetensors", folder))
-        encoder.queries(["ready"])
-    except NoModel:
+        encoder.encode_queries(["ready"])
+    except ModelUnavailable:
         raise
     except Exception as error:  # whatever the runtime raises: search goes on by words
-        raise NoModel(f"the embedding model does not run: {str(error)[:200]}") from error
+        raise ModelUnavailable(f"the embedding model does not run: {str(error)[:200]}") from error
     return encoder
 
 
@@ -192,7 +192,7 @@ def _graphs(weights: Path, folder: Path) -> Path:
 
 def _build(weights: Path, target: Path) -> None:
     if importlib.util.find_spec("onnx") is None:
-        raise NoModel("the embedding model cannot be prepared (onnx is missing)")
+        raise ModelUnavailable("the embedding model cannot be prepared (onnx is missing)")
     done = subprocess.run(  # noqa: S603 - our own module
         [sys.executable, "-m", "catalog.search.embeddings.onnx_graph", str(weights), str(target)],
         cwd=Path(__file__).resolve().parents[3],
@@ -203,4 +203,6 @@ def _build(weights: Path, target: Path) -> None:
         check=False,
     )
     if not target.is_dir():
-        raise NoModel(f"the embedding model could not be prepared: {done.stderr[-200:].strip()}")
+        raise ModelUnavailable(
+            f"the embedding model could not be prepared: {done.stderr[-200:].strip()}"
+        )

@@ -64,11 +64,11 @@ class DetachedMatrix:
 
     def __init__(self, encoder: Encoder, passages: Mapping[str, str]) -> None:
         self.matrix = Matrix()
-        self.encode = encoder.queries
+        self.encode = encoder.encode_queries
         self.rows = self.matrix.rows
         self.products = self.matrix.products
         keys = list(passages)
         for start in range(0, len(keys), FIRST):
             some = keys[start : start + FIRST]
-            made = encoder.documents([passages[key] for key in some])
+            made = encoder.encode_documents([passages[key] for key in some])
             self.matrix.add(dict(zip(some, made, strict=True)))

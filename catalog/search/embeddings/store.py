@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from catalog import cache
 from catalog.models import Revision, Vector
 from catalog.search.embeddings import encoder as sentence_encoder
-from catalog.search.embeddings.encoder import MODEL, Encoder, NoModel
+from catalog.search.embeddings.encoder import MODEL, Encoder, ModelUnavailable
 from catalog.search.embeddings.matrix import Matrix
-from catalog.search.index import Searchable, searchable_of
+from catalog.search.index import Searchable, make_searchable
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +61,17 @@ class Model:
             if not self.tried:
                 try:
                     if not settings.EMBEDDINGS:
-                        raise NoModel("embeddings are turned off in this installation")
+                        raise ModelUnavailable("embeddings are turned off in this installation")
                     self.encoder = sentence_encoder.load(settings.MODELS_DIR)
                     self.reason = ""
-                except NoModel as error:
+                except ModelUnavailable as error:
                     level = logging.WARNING if settings.EMBEDDINGS else logging.INFO
                     logger.log(level, "Search goes by words only: %s", error)
                     self.reason = str(error)
                 self.tried = True
             return self.encoder
 
-    def load_soon(self) -> None:
+    def load_in_background(self) -> None:
         """Have a thread load it, where nobody has."""
         if not settings.EMBEDDINGS:
             self.load()  # finds out at once that there is none
@@ -93,7 +93,7 @@ class InstalledVectors:
 
     @property
     def reason(self) -> str:
-        model.load_soon()
+        model.load_in_background()
         return model.reason
 
     def encode(self, texts: Sequence[str]) -> sentence_encoder.Vectors:
@@ -129,8 +129,8 @@ installed = InstalledVectors()
 def _encoded(texts: tuple[str, ...]) -> sentence_encoder.Vectors:
     encoder = model.load()
     if encoder is None:
-        raise NoModel(model.reason)
-    return encoder.queries(texts)
+        raise ModelUnavailable(model.reason)
+    return encoder.encode_queries(texts)
 
 
 def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
@@ -141,10 +141,10 @@ def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
     }
 
 
-def wanted_texts() -> dict[str, Searchable]:
+def searchable_tools() -> dict[str, Searchable]:
     """The tools agents may see, by the key of their passage."""
-    offered = (item for item in cache.current().items.values() if item.offered)
-    return {tool.key: tool for tool in (searchable_of(item, ()) for item in offered)}
+    offered = (item for item in cache.current().tools.values() if item.offered)
+    return {tool.key: tool for tool in (make_searchable(item, ()) for item in offered)}
 
 
 def missing(keys: Iterable[str]) -> list[str]:
@@ -163,7 +163,7 @@ _done_at = -1  # the revision whose vectors are all there
 
 def is_due() -> bool:
     """Whether the catalog changed since this process last saw all vectors there."""
-    return settings.EMBEDDINGS and not model_reason() and Revision.current() != _done_at
+    return settings.EMBEDDINGS and not unavailable_reason() and Revision.current() != _done_at
 
 
 def embed_missing() -> int:
@@ -177,8 +177,8 @@ def embed_missing() -> int:
         return 0
     try:
         revision = Revision.current()
-        done = _embed(wanted_texts())
-        if not model_reason():
+        done = _embed(searchable_tools())
+        if not unavailable_reason():
             _done_at = revision
         return done
     finally:
@@ -194,7 +194,7 @@ def _embed(tools: Mapping[str, Searchable]) -> int:
     random.shuffle(todo)
     while todo:
         some, todo = todo[:BATCH], todo[BATCH:]
-        made = encoder.documents([tools[key].passage for key in some])
+        made = encoder.encode_documents([tools[key].passage for key in some])
         Vector.objects.bulk_create(
             [
                 Vector(model=MODEL, text_sha256=key, data=vector.astype(np.float16).tobytes())
@@ -222,20 +222,20 @@ def _forget_old(tools: Mapping[str, Searchable]) -> None:
 
 def progress() -> Progress:
     """How many of the texts that agents may find have their vectors."""
-    tools = wanted_texts()
+    tools = searchable_tools()
     known = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
     done = len(tools.keys() & known)
-    reason = model_reason()
+    reason = unavailable_reason()
     if reason:
         return Progress(len(tools), done, "unavailable", reason)
     return Progress(len(tools), done, "ready" if done == len(tools) else "working")
 
 
-def model_reason() -> str:
+def unavailable_reason() -> str:
     """Why there are no embeddings here; nothing where there are, or may soon be."""
     if not settings.EMBEDDINGS:
         model.load()  # finds out at once that there is none
-    return model.reason if model.tried else ""
+    return model.reason if model.load_attempted else ""
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:

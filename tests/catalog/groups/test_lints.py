@@ -11,15 +11,15 @@ from tests.support.installation import ROOT
 GOOD = GroupFacts("research", "Find things out.", 3, {"weather": 2}, {"weather": ["get_it", "go"]})
 
 
-def codes(own_name, description, name="weather__x"):
-    return [lint.code for lint in lints.of_tool(name, own_name, description)]
+def codes(original_name, description, name="weather__x"):
+    return [lint.code for lint in lints.of_tool(name, original_name, description)]
 
 
 # --- Tools --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("own_name", "description"),
+    ("original_name", "description"),
     [
         ("get_forecast", "Return the weather of the coming days for a city."),
         ("get-sum", "Returns the sum of two numbers"),
@@ -35,8 +35,8 @@ def codes(own_name, description, name="weather__x"):
         ("filter_list", "Filter entries of a table by words."),
     ],
 )
-def test_a_good_description_gets_no_advice(own_name, description):
-    assert codes(own_name, description) == []
+def test_a_good_description_gets_no_advice(original_name, description):
+    assert codes(original_name, description) == []
 
 
 def test_the_demo_servers_own_tools_get_one_hint_at_most_and_a_right_one():
@@ -67,7 +67,7 @@ def test_a_word_or_two_are_too_short(text):
 
 
 @pytest.mark.parametrize(
-    ("own_name", "text", "word"),
+    ("original_name", "text", "word"),
     [
         ("x", "A tool that does everything.", "A"),
         ("x", "This tool provides comments on style.", "This"),
@@ -81,9 +81,9 @@ def test_a_word_or_two_are_too_short(text):
     ],
 )
 def test_a_description_that_starts_with_no_verb_is_told_which_word_it_starts_with(
-    own_name, text, word
+    original_name, text, word
 ):
-    [lint] = lints.of_tool("weather__x", own_name, text)
+    [lint] = lints.of_tool("weather__x", original_name, text)
 
     assert lint.code == "description_verb"
     assert repr(word) in lint.sentence
@@ -91,7 +91,7 @@ def test_a_description_that_starts_with_no_verb_is_told_which_word_it_starts_wit
 
 
 @pytest.mark.parametrize(
-    ("own_name", "text"),
+    ("original_name", "text"),
     [
         ("get_earning_dates", "Get earning dates."),
         ("get_github_trending_repositories", "Get trending repositories on github"),
@@ -100,8 +100,8 @@ def test_a_description_that_starts_with_no_verb_is_told_which_word_it_starts_wit
         ("createIssue", "Creates an issue."),
     ],
 )
-def test_a_description_of_the_names_words_alone_wants_words_people_search_for(own_name, text):
-    assert codes(own_name, text) == ["synonyms"]
+def test_a_description_of_the_names_words_alone_wants_words_people_search_for(original_name, text):
+    assert codes(original_name, text) == ["synonyms"]
 
 
 def test_names_split_into_their_words():

@@ -13,7 +13,7 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_actions
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import actions as tool_actions
-from tests.sessions_app.conftest import make_agent_client
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import (
     fold,
     make_agent,

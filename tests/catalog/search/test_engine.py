@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from catalog.search.engine import search, suggest_names
 from catalog.search.index import Index, Searchable
-from catalog.search.tokenizer import query_words, words
+from catalog.search.tokenizer import tokenize_query, words
 from toolcrib.lib.errors import Invalid
 
 
@@ -18,7 +18,7 @@ def tool(name, description="", *, server=None, **given):
     slug, found, own = name.partition("__")
     if not found:
         slug, own = "", name
-    texts = {"own_name": own, "title": "", "parameters": "", "groups": (), **given}
+    texts = {"original_name": own, "title": "", "parameters": "", "groups": (), **given}
     return Searchable(
         name=name, server=slug if server is None else server, description=description, **texts
     )
@@ -54,7 +54,7 @@ def refusal(**asked):
 
 
 def all_words(one):
-    fields = (one.own_name, one.server, one.title, one.description, one.parameters)
+    fields = (one.original_name, one.server, one.title, one.description, one.parameters)
     return {word for text in (*fields, *one.groups, *one.hints) for word in words(text)}
 
 
@@ -160,7 +160,7 @@ def test_the_order_tools_came_in_changes_nothing(given, query, random):
 
 @given(tools, st.lists(few, min_size=1, max_size=3).map(" ".join))
 def test_hits_are_the_tools_that_share_a_word_and_score_above_zero(given, query):
-    asked = set(query_words(query))
+    asked = set(tokenize_query(query))
     matching = {one.name for one in given if asked & all_words(one)}
 
     answer = search(Index(given), query=query)
@@ -257,7 +257,7 @@ def test_any_text_is_text(query):
     assert answer.total == len(answer.hits)
     assert suggest_names(INDEX, query) == suggest_names(INDEX, query)
     assert all(
-        set(query_words(query)) & all_words(one)
+        set(tokenize_query(query)) & all_words(one)
         for one in TOOLS
         if one.name in [hit.name for hit in answer.hits]
     )

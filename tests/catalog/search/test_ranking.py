@@ -13,7 +13,7 @@ from catalog.search.ranking import KeywordScores
 def tool(name, description="", **given):
     server, _, own = name.partition("__")
     texts = {"title": "", "parameters": "", "groups": (), **given}
-    return Searchable(name=name, own_name=own, server=server, description=description, **texts)
+    return Searchable(name=name, original_name=own, server=server, description=description, **texts)
 
 
 def found(tools, query, **asked):

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.search.tokenizer import LONGEST_TEXT, joined, query_words, words
+from catalog.search.tokenizer import LONGEST_TEXT, joined, tokenize_query, words
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_a_text_without_letters_has_no_words(text):
 
 
 def test_a_query_leaves_out_fillers_and_repeats_and_keeps_the_spelling():
-    assert query_words("Does this list the Issues, and issues?") == {
+    assert tokenize_query("Does this list the Issues, and issues?") == {
         "list": "list",
         "issu": "Issues",
     }
 
 
 def test_a_query_of_fillers_alone_is_still_a_query():
-    assert list(query_words("who is it")) == ["who", "is", "it"]
+    assert list(tokenize_query("who is it")) == ["who", "is", "it"]
 
 
 @pytest.mark.parametrize("word", ["get", "all", "not", "new", "up", "out", "off", "no", "find"])
 def test_words_that_tools_are_named_by_are_never_fillers(word):
-    assert word in query_words(f"the {word} of it")
+    assert word in tokenize_query(f"the {word} of it")
 
 
 def test_a_name_is_the_same_however_its_parts_are_joined():

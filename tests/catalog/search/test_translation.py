@@ -5,11 +5,11 @@ import pytest
 from catalog.search import translation
 from catalog.search.engine import search
 from catalog.search.index import Index, Searchable
-from catalog.search.tokenizer import query_words
+from catalog.search.tokenizer import tokenize_query
 
 
 def read(query, held=lambda word: True, strange=None):
-    spelled = list(query_words(query).values())
+    spelled = list(tokenize_query(query).values())
     found = translation.english(query, spelled, spelled if strange is None else strange, held)
     return found.text if found else None
 

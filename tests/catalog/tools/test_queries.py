@@ -72,7 +72,9 @@ def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_other
     group_actions.assign(group, [mine, make_tool(weather, "a")], actor=SYSTEM)
 
     def preload_tokens():
-        return next(one.preload_tokens for one in board.groups_with_costs() if one.pk == group.pk)
+        return next(
+            one.preload_tokens for one in board.list_groups_with_costs() if one.pk == group.pk
+        )
 
     assert preload_tokens() == mine.approved.tokens > 0
     group_actions.set_preload(group, [mine], False, actor=SYSTEM)
@@ -85,7 +87,7 @@ def test_what_was_worked_out_of_a_group_is_worked_out_anew_at_the_next_revision(
     @cache.memoize_per_revision
     def size(group):
         read.append(group.group_id)
-        return len(group.places)
+        return len(group.members)
 
     def look():
         return [size(group) for group in cache.current().groups]

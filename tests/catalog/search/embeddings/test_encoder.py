@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from catalog.search.embeddings import encoder as sentence_encoder
-from catalog.search.embeddings.encoder import WIDTH, NoModel, batches, passage
+from catalog.search.embeddings.encoder import WIDTH, ModelUnavailable, batches, passage
 from catalog.search.embeddings.matrix import DetachedMatrix, Matrix
 from catalog.search.engine import search
 from catalog.search.index import Index, Searchable
@@ -44,7 +44,7 @@ def first(index, query, strategy="hybrid", **asked):
 
 
 def test_vectors_are_those_of_the_published_model(encoder):
-    happy, very, dog = encoder.documents(
+    happy, very, dog = encoder.encode_documents(
         [sentence_encoder.PARTS.join([text]) for text in (
             "That is a happy person", "That is a very happy person", "That is a happy dog"
         )]
@@ -58,7 +58,7 @@ def test_vectors_are_those_of_the_published_model(encoder):
 def test_queries_in_bytes_point_where_full_precision_points(encoder):
     text = "How do I create an issue in a repository and assign it to a colleague?"
 
-    assert float(encoder.queries([text])[0] @ encoder.documents([text])[0]) > 0.98
+    assert float(encoder.encode_queries([text])[0] @ encoder.encode_documents([text])[0]) > 0.98
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "embedding"])
@@ -160,7 +160,7 @@ def test_tools_whose_vectors_are_still_to_come_are_found_by_their_words(encoder)
     assert answer.note.startswith("1 of 5 tools")
     assert search(index, query="forecast", strategy="embedding").hits[0].name == TOOLS[0].name
 
-    apart.matrix.add({TOOLS[0].key: encoder.documents([TOOLS[0].passage])[0]})
+    apart.matrix.add({TOOLS[0].key: encoder.encode_documents([TOOLS[0].passage])[0]})
     assert search(index, query="forecast").note == ""
     assert first(index, "will it rain") == "weather__get_forecast"
 
@@ -175,14 +175,14 @@ def test_a_search_before_any_vector_goes_by_words_and_says_so(encoder):
 def test_weights_that_are_not_the_expected_ones_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sentence_encoder, "WEIGHTS_SHA256", "0" * 64)
 
-    with pytest.raises(NoModel, match="not the ones expected"):
+    with pytest.raises(ModelUnavailable, match="not the ones expected"):
         sentence_encoder.load(tmp_path)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(sentence_encoder, "PACKAGE", "no_such_package")
 
-    with pytest.raises(NoModel, match="no_such_package is missing"):
+    with pytest.raises(ModelUnavailable, match="no_such_package is missing"):
         sentence_encoder.load(tmp_path)
 
 
@@ -190,7 +190,7 @@ def test_a_broken_graph_is_no_model(tmp_path):
     (tmp_path / sentence_encoder.GRAPH).mkdir()
     (tmp_path / sentence_encoder.GRAPH / "queries.onnx").write_bytes(b"nonsense")
 
-    with pytest.raises(NoModel, match="does not run"):
+    with pytest.raises(ModelUnavailable, match="does not run"):
         sentence_encoder.load(tmp_path)
 
 

@@ -24,10 +24,10 @@ class Counting:
 
     def documents(self, passages):
         self.passages += passages
-        return self.encoder.documents(passages)
+        return self.encoder.encode_documents(passages)
 
     def queries(self, texts):
-        return self.encoder.queries(texts)
+        return self.encoder.encode_queries(texts)
 
     def rest(self):
         pass
@@ -143,10 +143,10 @@ def test_indexes_that_nobody_asked_for_lately_are_dropped(model, monkeypatch):
     monkeypatch.setattr(index, "MOST_TOOLS", 5)
     tools = [Searchable(f"s__{at}", str(at), "s", "", "", "", ()) for at in range(6)]
 
-    first = index.index_of(tools[:3])
-    index.index_of(tools[3:])
+    first = index.get_index(tools[:3])
+    index.get_index(tools[3:])
 
-    assert index.index_of(tools[:3]) is not first
+    assert index.get_index(tools[:3]) is not first
 
 
 def test_without_a_model_search_goes_by_words_and_people_are_told_why(settings, monkeypatch):
@@ -173,7 +173,9 @@ def test_vectors_of_texts_long_gone_are_forgotten(model, monkeypatch):
 
     vector_store.embed_missing()
 
-    assert [one.text_sha256 for one in Vector.objects.all()] == list(vector_store.wanted_texts())
+    assert [one.text_sha256 for one in Vector.objects.all()] == list(
+        vector_store.searchable_tools()
+    )
 
 
 def test_an_admins_texts_count(model):
