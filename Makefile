@@ -1,14 +1,15 @@
-# Toolcrib: `make run` starts it, `make test` checks it. Needs Python 3.11 to 3.13 and make.
+# Toolcrib: `make run` starts it, `make test` tests it. Needs Python 3.11 to 3.13 and make.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -q -n 2 --durations=10
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes
 PORT ?= 8000
 DEMO ?= var-demo
 export PORT
 
-.PHONY: run demo test lint types fast screenshots bench soak lock clean
+.PHONY: run demo test test-all test-clients lint types screenshots bench soak lock clean
 
 run: $(VENV)/run.stamp
 	@exec $(BIN)/python manage.py serve
@@ -17,20 +18,28 @@ run: $(VENV)/run.stamp
 demo: $(VENV)/run.stamp
 	@exec env -u DATABASE_URL -u REDIS_URL TOOLCRIB_DATA="$(DEMO)" $(BIN)/python manage.py demo
 
+# Lint, types, unit and component tests on SQLite, and one end-to-end test of each kind.
 test: $(VENV)/test.stamp
-	@$(BIN)/python -m tests.support.parts
+	@$(BIN)/python -m tests.support.parts needs_chromium
 	@$(MAKE) --no-print-directory lint types
 	@$(BIN)/python manage.py makemigrations --check --dry-run
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10
+	@$(PYTEST) -m "not soak and (not e2e or smoke)"
+
+# And PostgreSQL, Redis, every page in both themes, hostile inputs, crashes, clients.
+test-all: test
+	@$(BIN)/python -m tests.support.parts
+	@$(PYTEST) -m "not soak and e2e and not smoke"
+
+# Every MCP client that is not ours, installed on demand.
+test-clients: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.support.parts needs_npm_clients needs_mcp1 needs_fastmcp
+	@$(PYTEST) -m "needs_npm_clients or needs_mcp1 or needs_fastmcp"
 
 lint: $(VENV)/test.stamp
 	@$(BIN)/ruff format --check --quiet . && $(BIN)/ruff check --quiet .
 
 types: $(VENV)/test.stamp
 	@$(BIN)/mypy .
-
-fast: $(VENV)/test.stamp
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not needs_chromium"
 
 screenshots: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.support.screenshots
@@ -44,8 +53,11 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/dispatch.py --over http --sizes 100 10000
 	@$(BIN)/python bench/faults.py --short
 
-# Every fault at full length: an hour and a half or more, on a machine that does nothing else.
+# Kill rounds and the fault table at full length, and long property runs: two hours or more on a
+# machine that does nothing else.
 soak: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.support.parts
+	@$(BIN)/python -m pytest -q -m soak
 	@$(BIN)/python bench/faults.py
 
 $(VENV)/bin/pip:

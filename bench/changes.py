@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from mcp import Client
 from mcp.types import ToolListChangedNotification
 
-from tests.e2e.live.conftest import ask, register, runs
 from tests.support.installation import Installation
+from tests.support.servers import ask, register, runs
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 

@@ -29,7 +29,6 @@ from bench.fault_bed import (
     until,
     upstream,
 )
-from tests.e2e.production.conftest import SERVICES, Production
 from tests.support.agents import Agent, Session
 from tests.support.installation import (
     PostgresServer,
@@ -41,6 +40,7 @@ from tests.support.installation import (
     postgres_server,
     redis_server,
 )
+from tests.support.production import SERVICES, Production
 from tests.support.waiting import wait_for
 
 CALLERS = 4

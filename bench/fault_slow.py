@@ -24,8 +24,8 @@ from bench.fault_bed import (
     until,
     upstream,
 )
-from tests.e2e.live.conftest import ask
 from tests.support.agents import Session
+from tests.support.servers import ask
 from tests.support.waiting import wait_for
 
 LEFT = {"succeeded", "unknown", "cancelled"}  # how a call may end whose caller may leave

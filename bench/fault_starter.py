@@ -139,7 +139,7 @@ def become_installation(out: str, err: str) -> NoReturn:
 
     # The one thing a module knows of the process that read it.
     for module in (call_ledger, planner):
-        vars(module)["HOLDER"] = this_process()
+        vars(module)["THIS_PROCESS"] = this_process()
     sys.argv = ["manage.py", "serve"]
     make_tables_if_new(sys.argv[1:2])
     execute_from_command_line(sys.argv)

@@ -120,10 +120,10 @@ def measured(build):
 
 def documents_of(tools):
     """What our lists count of each tool, every word as often as there: the same text for all."""
-    known = VOCABULARY.words
+    known = VOCABULARY.terms
     for tool in tools:
         made = search_index.index_tool(tool).document
-        counted = zip(made.words.tolist(), made.times.tolist(), strict=True)
+        counted = zip(made.terms.tolist(), made.counts.tolist(), strict=True)
         yield [known[number] for number, times in counted for _ in range(times)]
 
 

@@ -76,7 +76,7 @@ def fill(path, agents):
         fold(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
     made = []
-    for key in vector_store.wanted_texts():
+    for key in vector_store.searchable_tools():
         vector = noise.normal(size=encoder.WIDTH)
         data = (vector / np.linalg.norm(vector)).astype(np.float16).tobytes()
         made.append(Vector(model=encoder.MODEL, text_sha256=key, data=data))

@@ -161,7 +161,7 @@ class Backend:
 
 def postgres_backend(stack, folder, mcp_json):
     """Production by the commands of docker-compose.yml: one web process, PostgreSQL, Redis."""
-    from tests.e2e.production.conftest import SERVICES, Production
+    from tests.support.production import SERVICES, Production
 
     database = stack.enter_context(postgres_server()).create("bench")
     redis = stack.enter_context(redis_server())

@@ -1,22 +1,24 @@
-"""The cast: people, tokens, and a whole installation run as real processes."""
+"""Test tiers, scheduling over workers, and fixtures of people and tokens."""
 
 import os
+from pathlib import Path
 
 import hypothesis
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import User
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from catalog import cache
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys, rate_limits
 from tests.support import parts
-from toolcrib.lib.roles import Role, give_role
+from tests.support.people import make_person
+from tests.support.waiting import scaled
+from toolcrib.lib.roles import Role
 
-PASSWORD = "a long and quiet river"
+E2E = Path(__file__).resolve().parent / "e2e"
 
-# How long an example takes, or to think of one, is the machine's affair.
+# A busy machine may take long over an example, or to generate one.
 hypothesis.settings.register_profile(
     "patient",
     parent=hypothesis.settings(),
@@ -26,39 +28,39 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 
 
+def pytest_itemcollected(item):
+    """Mark end-to-end tests by their folder, and stretch time-outs by TEST_TIMEOUT_SCALE."""
+    if item.path.is_relative_to(E2E):
+        item.add_marker(pytest.mark.e2e)
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else float(item.config.getini("timeout"))
+    item.add_marker(pytest.mark.timeout(scaled(seconds)), append=False)
+
+
+@pytest.hookimpl(trylast=True)  # after -m: only tests that are going to run need their parts
 def pytest_collection_modifyitems(config, items):
-    gone = parts.missing()
+    missing = parts.missing()
     for item in items:
-        for marker, what in gone.items():
+        for marker, part in missing.items():
             if item.get_closest_marker(marker):
                 if parts.IN_CI:
                     raise pytest.UsageError(
-                        f"{what} is missing, and with CI=true nothing is skipped"
+                        f"{part} is missing, and with CI=true nothing is skipped"
                     )
-                item.add_marker(pytest.mark.skip(reason=f"left out: {what} is not installed"))
+                item.add_marker(pytest.mark.skip(reason=f"{part} is not installed"))
 
 
-class _Grouping(LoadScopeScheduling):  # type: ignore[misc]
-    """Give each folder of real processes to one worker.
-
-    What `xdist_group` marks are for; pytest 9.2 lost them (pytest-dev/pytest-xdist issue 1386).
-    """
+class FileScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Keep the end-to-end tests of a file on one worker: they share running processes."""
 
     def _split_scope(self, nodeid: str) -> str:
         path, _, _ = nodeid.partition("::")
-        together = (
-            "tests/e2e/browser/",
-            "tests/e2e/live/",
-            "tests/e2e/mcp/",
-            "tests/e2e/production/",
-            "tests/e2e/live/",
-        )
-        return next((start for start in together if path.startswith(start)), nodeid)
+        return path if path.startswith("tests/e2e/") else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return _Grouping(config, log)
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -68,14 +70,6 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix):
     if settings.EMBEDDED:
         name = f"test_{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}.sqlite3"
         test["NAME"] = str(settings.DATA_DIR / name)
-
-
-def make_person(name: str, role: Role) -> User:
-    user = User(username=name)
-    give_role(user, role)
-    user.set_password(PASSWORD)
-    user.save()
-    return user
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from tests.e2e.live.conftest import synced
 from tests.support.installation import Api
+from tests.support.servers import synced
 from tests.support.upstreams.running import ROOT, stdio_argv
 from tests.support.waiting import wait_for
 

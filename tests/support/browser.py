@@ -12,9 +12,10 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_play
 
 from tests.support import parts
 from tests.support.installation import ROOT, Installation, free_port
+from tests.support.people import PASSWORD
+from tests.support.waiting import scaled
 
 ADMIN = "ada@example.org"
-PASSWORD = "a long and quiet river"
 # The tests talk to 127.0.0.1 and to nobody else.
 ARGS = [
     "--no-sandbox",
@@ -28,9 +29,9 @@ ARGS = [
 ]
 THEMES = ("light", "dark")
 PICTURES = ROOT / ".cache" / "screenshots"  # one of each page, from the last run
-PATIENCE = 30_000  # milliseconds for a sync to end
+PATIENCE = scaled(30_000)  # milliseconds for a sync to end
 
-expect.set_options(timeout=10_000)
+expect.set_options(timeout=scaled(10_000))
 
 
 @contextmanager

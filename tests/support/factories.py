@@ -60,7 +60,7 @@ def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingest
     server.refresh_from_db()
     tools, rejections = read_tools(items, **CAPS)
     ids = ingest.store_definitions(tools)
-    findings = ingest.find_findings(server, tools)
+    findings = ingest.collect_findings(server, tools)
     with transaction.atomic():
         return ingest.apply_listing(
             server, tools, rejections, ids, findings=findings, allow_removals=allow_removals

@@ -28,7 +28,7 @@ import redis
 from psycopg import sql
 
 from tests.support import parts
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READY = "Toolcrib is ready: "
@@ -122,7 +122,7 @@ class Process:
             return next((line for line in self.lines if line.startswith(start)), None)
 
         with self._news:
-            self._news.wait_for(lambda: found() is not None or self._ended, seconds)
+            self._news.wait_for(lambda: found() is not None or self._ended, scaled(seconds))
             line = found()
         assert line is not None, f"{self.argv} said no line {start!r}:\n{self.log}"
         return line.removeprefix(start)
@@ -146,7 +146,7 @@ class Process:
     def wait(self, seconds: float = 60) -> int:
         """Wait for its end and return the exit code."""
         try:
-            code = self._popen.wait(seconds)
+            code = self._popen.wait(scaled(seconds))
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"{self.argv} did not end in {seconds:g} s:\n{self.log}") from None
@@ -211,7 +211,7 @@ class Api:
             self.url + path, method=method, data=data, headers=dict(headers or {})
         )
         try:
-            with self.opener.open(request, timeout=30) as response:
+            with self.opener.open(request, timeout=scaled(30)) as response:
                 return response.status, response.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -292,7 +292,7 @@ class Installation(Api):
             text=True,
             input=text,
             stdin=subprocess.DEVNULL if text is None else None,
-            timeout=110,
+            timeout=scaled(110),
             check=False,
         )
 

@@ -1,7 +1,7 @@
-"""The real parts that tests need beside Python packages: find them, and install what is missing.
+"""Find and install what tests need beside Python packages: Chromium, Redis, PostgreSQL, clients.
 
-`python -m tests.support.parts` is a step of `make test`. With CI=true a missing part is a failure;
-elsewhere the tests that need it are left out, by name.
+`python -m tests.support.parts [marker ...]` installs what is missing, or only the parts of these
+markers. With CI=true a missing part is a failure; elsewhere the tests that need it are skipped.
 """
 
 import os
@@ -183,10 +183,10 @@ def _run(command: list[str], **options: object) -> None:
         raise OSError(f"{command[0]} failed: {' '.join(last)}")
 
 
-def main() -> int:
+def main(markers: list[str]) -> int:
     failed = False
     for part in PART_LIST:
-        if part.find() is not None:
+        if part.find() is not None or (markers and part.marker not in markers):
             continue
         sys.stderr.write(f"Installing for the tests: {part.what} ...\n")
         try:
@@ -201,4 +201,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.e2e.mcp.conftest import LEGACY, MODERN
 from tests.support.agents import Answer
+from tests.support.mcp_clients import LEGACY, MODERN
 
 ENVELOPE = {
     "io.modelcontextprotocol/protocolVersion": MODERN,

@@ -15,7 +15,7 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group, Tool
 from catalog.tools.actions import hold, release, save_custom_tool
-from tests.sessions_app.conftest import AgentClient, make_agent_client
+from tests.support.agent_client import AgentClient, make_agent_client
 from tests.support.factories import fold, make_server, tool_object
 from tests.support.session_model import World
 

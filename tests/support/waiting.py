@@ -1,22 +1,33 @@
-"""Wait for something another process does: poll with a deadline, never a bare sleep."""
+"""Poll for a condition with a deadline; TEST_TIMEOUT_SCALE stretches every deadline."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 
+# Deadlines only end tests that hang: a generous one costs nothing where the code works.
+SCALE = float(os.environ.get("TEST_TIMEOUT_SCALE", "3"))
+
+
+def scaled(seconds: float) -> float:
+    """Return a deadline of the tests for the machine they run on."""
+    return seconds * SCALE
+
 
 def wait_for(
     check: Callable[[], T], seconds: float = 30, *, what: str = "", every: float = 0.05
 ) -> T:
-    """Return the first true answer of `check`, or fail with what it said last."""
-    deadline = time.monotonic() + seconds
+    """Return the first true result of `check`; fail with the last one after the deadline."""
+    deadline = time.monotonic() + scaled(seconds)
     while True:
-        answer = check()
-        if answer:
-            return answer
+        result = check()
+        if result:
+            return result
         if time.monotonic() > deadline:
-            wanted = what or getattr(check, "__doc__", "") or "what was waited for"
-            raise AssertionError(f"not within {seconds:g} s: {wanted}; last answer: {answer!r}")
+            expected = what or getattr(check, "__doc__", "") or "the condition"
+            raise AssertionError(
+                f"not within {scaled(seconds):g} s: {expected}; last result: {result!r}"
+            )
         time.sleep(every)

@@ -9,7 +9,6 @@ from tests.support import browser as driving
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 

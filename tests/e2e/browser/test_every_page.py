@@ -11,7 +11,6 @@ from tests.support import page_addresses as addresses
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(900),
 ]
 OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"

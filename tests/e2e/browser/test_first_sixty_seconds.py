@@ -9,10 +9,10 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.support import browser as driving
+from tests.support.waiting import scaled
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 
@@ -25,7 +25,12 @@ def fits(page):
 def run(command):
     """Do what a person does with a command that was shown: paste it into a shell."""
     return subprocess.run(
-        ["bash", "-eu"], input=command, capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-eu"],
+        input=command,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=True,
     ).stdout
 
 

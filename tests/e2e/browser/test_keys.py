@@ -7,7 +7,6 @@ from playwright.sync_api import expect
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 

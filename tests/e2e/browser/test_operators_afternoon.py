@@ -10,7 +10,6 @@ from tests.e2e.browser.test_sessions import Run
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 UNUSED = "weather__list_stations"

@@ -7,7 +7,6 @@ from tests.support import browser as driving
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 

@@ -14,7 +14,6 @@ from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 

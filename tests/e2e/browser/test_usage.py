@@ -10,7 +10,6 @@ from tests.support import browser as driving
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(240),
 ]
 PAGES = ["/usage", "/usage?range=24h&sort=-errors", "/usage?agent=nobody"]

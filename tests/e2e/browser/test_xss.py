@@ -15,7 +15,6 @@ from tests.support.waiting import wait_for
 
 pytestmark = [
     pytest.mark.needs_chromium,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.timeout(900),
 ]
 # Runs before anything else on each page, beyond the reach of the policy.

@@ -12,7 +12,6 @@ from tests.support.agents import make_agent
 from tests.support.installation import Installation
 
 pytestmark = [
-    pytest.mark.xdist_group("live"),
     pytest.mark.needs_npm,
     pytest.mark.needs_pyservers,
     pytest.mark.timeout(240),

@@ -5,12 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.e2e.live.conftest import ask, register, runs, synced
+from tests.support.servers import ask, register, runs, synced
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
 # One core group: these tests measure how long a change takes.
-pytestmark = pytest.mark.xdist_group("live")
 ERAS = pytest.mark.parametrize("era", [(), ("--legacy",)], ids=["modern", "handshake"])
 
 

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from tests.e2e.live.conftest import register, runs
+from tests.support.servers import register, runs
 from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 from tests.support.waiting import wait_for
-
-pytestmark = pytest.mark.xdist_group("live")
 
 
 def test_a_sync_asked_for_by_command_is_run_by_the_server_beside_it(toolcrib):

@@ -4,12 +4,11 @@ import sqlite3
 
 import pytest
 
-from tests.e2e.live.conftest import runs
 from tests.support.installation import Installation, alive
+from tests.support.servers import runs
 from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("live")
 TOOLS = 400
 
 

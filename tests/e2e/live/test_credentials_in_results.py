@@ -5,13 +5,12 @@ import sqlite3
 
 import pytest
 
-from tests.e2e.live.conftest import register, synced
 from tests.support.agents import make_agent
 from tests.support.installation import ROOT
+from tests.support.servers import register, synced
 from tests.support.upstreams.running import running_http, stdio_argv
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("live")
 TOKEN, KEY, PIN, ENV = "TOKSECRET_1234567890", "KEYSECRET_12345", "471199", "ENVSECRET_98765"
 SECRETS = (TOKEN, KEY, PIN, ENV)
 

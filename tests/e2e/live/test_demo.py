@@ -12,7 +12,7 @@ from tests.support.installation import READY, Installation, Process
 from toolcrib.management.commands import demo
 
 # Real processes: one at a time, so that two cores suffice.
-pytestmark = [pytest.mark.xdist_group("serve"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 AGENTS = {"analyst", "archivist", "handyman", "pilot", "planner", "support-desk"}
 
 

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.live.conftest import ask, register
 from tests.support.agents import edit, ledger, make_agent, register_stdio, sync
 from tests.support.installation import alive
+from tests.support.servers import ask, register
 from tests.support.upstreams import rich
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
-
-pytestmark = pytest.mark.xdist_group("live")
 
 
 @pytest.fixture(scope="module")

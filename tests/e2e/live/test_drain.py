@@ -9,17 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.live.conftest import register
 from tests.support.agents import ledger, make_agent
 from tests.support.installation import Installation
+from tests.support.servers import register
 from tests.support.upstreams.running import running_http
-from tests.support.waiting import wait_for
-
-pytestmark = pytest.mark.xdist_group("live")
+from tests.support.waiting import scaled, wait_for
 
 
 def seen(url: str) -> str:
-    with urllib.request.urlopen(f"{url}/_seen", timeout=5) as answer:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"{url}/_seen", timeout=scaled(5)) as answer:  # noqa: S310 - our own
         return str(answer.read().decode())
 
 

@@ -13,15 +13,16 @@ import pytest
 from google import genai
 from google.genai.types import HttpOptions
 
-from tests.e2e.live.conftest import register
 from tests.support.agents import make_agent
 from tests.support.installation import ROOT, clean_environment
 from tests.support.scripted_models import scripted
+from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 from tests.support.upstreams.zoo import definitions, fitting
+from tests.support.waiting import scaled
 from toolcrib.client import AsyncAgentLoop, AsyncToolcrib
 
-pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 ORDINARY, STRANGE = 590, 12
 TOOL = "demo__convert_temperature"
 
@@ -35,7 +36,7 @@ def run_example(demo, name, folder):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr

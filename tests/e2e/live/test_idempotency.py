@@ -10,13 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.e2e.live.conftest import register
 from tests.support.agents import Agent, ledger, make_agent
 from tests.support.installation import Installation
+from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("live")
 CALLS = 1_000
 KEYS = range(CALLS)
 TEAMS = 8  # of three, each with a paper at a time

@@ -8,8 +8,6 @@ import pytest
 from tests.support.installation import Installation
 from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 
-pytestmark = pytest.mark.xdist_group("live")
-
 
 def program(module, *args):
     command, *rest = stdio_argv(module, *args)

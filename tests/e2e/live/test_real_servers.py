@@ -9,7 +9,6 @@ from tests.support.installation import Installation
 from tests.support.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.xdist_group("live"),
     pytest.mark.needs_npm,
     pytest.mark.needs_pyservers,
 ]

@@ -29,7 +29,7 @@ from catalog.tools import hints
 from catalog.tools.actions import save_custom_tool
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent
-from tests.sessions_app.conftest import AgentClient, regroup
+from tests.support.agent_client import AgentClient, regroup
 from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api
 
@@ -89,7 +89,7 @@ def things(db):
     session.search("issue")
     key, _ = api_keys.create_key("scout", "agent", agent=agent.agent, actor=SYSTEM)
     hint = hints.add(shout, "alias", "yell", actor=SYSTEM)
-    marked = golden_queries.mark(
+    marked = golden_queries.set_expected_tools(
         "make an issue", ["github__create_issue"], origin="api", actor=SYSTEM
     )
     entry = audit.record(SYSTEM, "group.rename", Tool.objects.first())

@@ -4,14 +4,11 @@ import gzip
 import json
 from pathlib import Path
 
-import pytest
-
-from tests.e2e.live.conftest import runs
 from tests.support.installation import Installation
+from tests.support.servers import runs
 from tests.support.upstreams.running import ROOT, running_http, seen_by, stdio_argv
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("live")
 CANARY = "kanarie-7f3d9b1e55"
 
 

@@ -10,7 +10,6 @@ from tests.support.upstreams.running import stdio_argv
 from tests.support.waiting import wait_for
 
 # Real processes: one at a time, so that two cores suffice.
-pytestmark = pytest.mark.xdist_group("serve")
 
 
 def add_program(toolcrib: Installation, *argv: str) -> None:

@@ -4,12 +4,11 @@ import json
 
 import pytest
 
-from tests.e2e.live.conftest import ask, register
 from tests.support.agents import edit, make_agent, sync
+from tests.support.servers import ask, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.xdist_group("live")
 LOADED = ["get_forecast", "get_temperature"]
 
 
@@ -52,6 +51,7 @@ def weather(request, toolcrib, agent):
     toolcrib.api("DELETE", f"/servers/{slug}")
 
 
+@pytest.mark.smoke
 def test_searches_loads_and_calls_leave_the_catalog_as_it_was(weather):
     session = weather.open(preload=["list_stations"])
     before = session.surface()

@@ -17,8 +17,9 @@ from sessions_app.agents.snippets import Example, for_agent
 from tests.support import parts
 from tests.support.installation import ROOT, clean_environment
 from tests.support.scripted_models import scripted
+from tests.support.waiting import scaled
 
-pytestmark = [pytest.mark.xdist_group("live"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 
 ARGUMENTS = {"value": 100, "scale": "celsius", "to": "fahrenheit"}
 TOOL = "demo__convert_temperature"
@@ -70,7 +71,7 @@ def run(argv, text="", path=ROOT, **environment):
         env=clean_environment({"PYTHONPATH": str(path), **environment}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.e2e.mcp.conftest import MODERN, another, connected, text_of, told
 from tests.support import raw_mcp as raw
 from tests.support.agents import Session, ledger
+from tests.support.mcp_clients import MODERN, another, connected, text_of, told
 from tests.support.upstreams.conformance import ANSWERS
 from tests.support.waiting import wait_for
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.mcp.conftest import LEGACY, MODERN, another
 from tests.support import parts
 from tests.support.conformance_keyring import keyring
 from tests.support.installation import clean_environment
+from tests.support.mcp_clients import LEGACY, MODERN, another
+from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.timeout(240)
 HERE = Path(__file__).resolve().parent
@@ -24,7 +25,7 @@ def run(argv, folder, timeout=120):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=scaled(timeout),
         check=False,
     )
 

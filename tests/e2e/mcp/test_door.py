@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from tests.e2e.mcp.conftest import LEGACY, MODERN, another
 from tests.support import raw_mcp as raw
 from tests.support.agents import Session, ledger, make_agent
 from tests.support.installation import Installation
-from tests.support.waiting import wait_for
+from tests.support.mcp_clients import LEGACY, MODERN, another
+from tests.support.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
@@ -214,7 +214,7 @@ def test_arguments_that_no_server_could_take_reach_none(toolcrib, agent):
 def half_open(agent, *lines):
     """Send the start of a request and return the socket."""
     host, _, port = agent.url.removeprefix("http://").partition(":")
-    talk = socket.create_connection((host, int(port)), timeout=30)
+    talk = socket.create_connection((host, int(port)), timeout=scaled(30))
     talk.sendall("\r\n".join(lines).encode())
     return talk
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from tests.e2e.mcp.conftest import LEGACY, MODERN, Heard, another, connected, names, told
 from tests.support import raw_mcp as raw
 from tests.support.agents import Session
+from tests.support.mcp_clients import LEGACY, MODERN, Heard, another, connected, names, told
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)

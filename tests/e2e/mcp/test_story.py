@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from tests.e2e.mcp.conftest import LEGACY, MODERN, another, connected, names, told
 from tests.support.agents import Session
+from tests.support.mcp_clients import LEGACY, MODERN, another, connected, names, told
 
 pytestmark = pytest.mark.timeout(240)
 META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
@@ -57,6 +57,7 @@ def story(session):
     return told_
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("mode", "version"), [(MODERN, MODERN), ("legacy", LEGACY)])
 def test_the_same_work_gives_the_same_answers_and_the_same_timeline(toolcrib, mode, version):
     rest, wanted = over_rest(another(toolcrib, mode="deferred"))

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.e2e.live.conftest import ask, register
-from tests.e2e.mcp.conftest import MODERN, another
 from tests.e2e.mcp.test_calls import with_client
 from tests.support.agents import ledger, sync
+from tests.support.mcp_clients import MODERN, another
+from tests.support.servers import ask, register
 from tests.support.upstreams.rug_pull import CANARY
 from tests.support.upstreams.running import running_http
 

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.live.conftest import ask, register, synced
 from tests.support.agents import Session, edit, make_agent
 from tests.support.installation import Installation
+from tests.support.servers import ask, register, synced
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 

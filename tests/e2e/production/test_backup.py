@@ -7,14 +7,13 @@ import subprocess
 
 import pytest
 
-from tests.e2e.production.conftest import Production
 from tests.support.installation import Installation, free_port
-from tests.support.waiting import wait_for
+from tests.support.production import Production
+from tests.support.waiting import scaled, wait_for
 
-pytestmark = [pytest.mark.xdist_group("production"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timeout(240)]
 
 CANARY = "canary-7f3d-in-a-header"
-PASSWORD = "a long and quiet river"
 
 
 CALL_IN_FLIGHT = """
@@ -281,7 +280,11 @@ def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
 def test_it_goes_through_pipes(source, tmp_path):
     empty = Installation(tmp_path / "new")
     written = subprocess.run(
-        source._argv("backup", "-"), env=source.env, capture_output=True, check=True, timeout=60
+        source._argv("backup", "-"),
+        env=source.env,
+        capture_output=True,
+        check=True,
+        timeout=scaled(60),
     )
     assert b"encryption.key" in written.stderr
     subprocess.run(
@@ -290,7 +293,7 @@ def test_it_goes_through_pipes(source, tmp_path):
         input=written.stdout,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=scaled(60),
     )
     assert len(story(empty)["tools"]) == 7
 

@@ -8,13 +8,12 @@ import uuid
 import psycopg
 import pytest
 
-from tests.e2e.production.conftest import Production
 from tests.e2e.production.test_compose import add
+from tests.support.production import Production
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.xdist_group("production"),
     pytest.mark.needs_redis,
     pytest.mark.needs_postgres,
     pytest.mark.timeout(240),

@@ -6,12 +6,10 @@ import time
 import pytest
 from mcp import Client
 
-from tests.e2e.production.conftest import COMPOSE, NEEDED, SERVICES, filled, make_secrets
 from tests.support.installation import ROOT, free_port
+from tests.support.production import COMPOSE, NEEDED, SERVICES, filled, make_secrets
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
-
-pytestmark = pytest.mark.xdist_group("production")
 
 OURS = ("migrate", "web", "worker", "beat", "listener")
 real_parts = [pytest.mark.needs_redis, pytest.mark.needs_postgres, pytest.mark.timeout(240)]

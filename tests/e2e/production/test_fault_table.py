@@ -12,8 +12,7 @@ import pytest
 from bench import fault_services, faults
 from bench.fault_bed import Bed
 from tests.support.installation import ROOT, clean_environment
-
-pytestmark = pytest.mark.xdist_group("faults")
+from tests.support.waiting import scaled
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ def test_a_row_that_is_not_there_is_named_with_those_that_are():
         env=clean_environment({}),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=scaled(100),
         check=False,
     )
     assert done.returncode == 2

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.installation import ROOT
 
-pytestmark = [pytest.mark.needs_postgres, pytest.mark.xdist_group("production")]
+pytestmark = [pytest.mark.needs_postgres]
 
 
 CHOSEN = {

@@ -6,15 +6,14 @@ from collections import Counter
 import psycopg
 import pytest
 
-from tests.e2e.live.conftest import ask, register
-from tests.e2e.production.conftest import Production
 from tests.support.agents import make_agent, sync
 from tests.support.installation import redis_server
+from tests.support.production import Production
+from tests.support.servers import ask, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.xdist_group("production"),
     pytest.mark.needs_redis,
     pytest.mark.needs_postgres,
     pytest.mark.timeout(240),

@@ -6,8 +6,7 @@ import subprocess
 import pytest
 
 from tests.support.installation import ROOT, clean_environment
-
-pytestmark = pytest.mark.xdist_group("production")
+from tests.support.waiting import scaled
 
 KEY = secrets.token_urlsafe(48)
 GOOD = {
@@ -29,7 +28,7 @@ def start(tmp_path, **changes):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=scaled(60),
     )
 
 

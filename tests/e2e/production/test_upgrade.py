@@ -14,10 +14,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.e2e.production.conftest import SERVICES, Production
 from tests.e2e.production.make_upgrade_fixture import FOLDER
 from tests.support.agents import Agent, Session
 from tests.support.installation import Installation
+from tests.support.production import SERVICES, Production
 
 pytestmark = [pytest.mark.needs_postgres, pytest.mark.needs_redis, pytest.mark.timeout(300)]
 DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")

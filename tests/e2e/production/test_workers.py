@@ -7,15 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.e2e.live.conftest import register
-from tests.e2e.production.conftest import SERVICES
 from tests.support.agents import make_agent
 from tests.support.installation import READY, Process, alive, descendants, free_port
+from tests.support.production import SERVICES
+from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
 pytestmark = [
-    pytest.mark.xdist_group("production"),
     pytest.mark.needs_redis,
     pytest.mark.needs_postgres,
     pytest.mark.timeout(240),

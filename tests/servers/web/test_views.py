@@ -79,12 +79,6 @@ def text_of(response):
     return html.unescape(response.content.decode())
 
 
-@pytest.fixture(autouse=True)
-def cheap_passwords(settings):
-    """Nobody signs in with a password here, so none has to be slow."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", name="Weather", url="http://127.0.0.1:1/mcp")

@@ -10,7 +10,7 @@ from servers.models import Server
 from servers.web import token_savings
 from sessions_app.agents import actions as agent_actions
 from sessions_app.models import Agent, ApiKey
-from tests.sessions_app.conftest import AgentClient, shelve
+from tests.support.agent_client import AgentClient, add_tools
 
 
 def text_of(response):
@@ -42,7 +42,7 @@ def test_the_promised_figure_is_what_a_session_is_given(as_admin, github, slack,
 
 
 def test_a_server_without_tools_costs_nothing_and_promises_nothing(db):
-    shelve("empty")
+    add_tools("empty")
     found = weighed()
     assert (found.tools, found.all_tokens, found.paid, found.saves) == (0, 0, 0, False)
 

@@ -10,7 +10,7 @@ from servers.registration import actions as server_actions
 from sessions_app.agents import api_keys
 from sessions_app.dispatch import authorization_cache
 from sessions_app.models import ApiKey
-from tests.sessions_app.conftest import make_agent_client
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 
 pytestmark = pytest.mark.django_db

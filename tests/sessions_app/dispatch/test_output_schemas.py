@@ -14,8 +14,8 @@ from servers.connections import calls as upstream_calls
 from sessions_app.dispatch import authorization_cache
 from sessions_app.ledger import batch_writer
 from sessions_app.models import Call
-from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Web
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, make_server, tool_object
 from tests.support.upstream_calls import through_the_sdk
 from tests.support.upstreams.scripted import Asked, Scripted, whole
@@ -63,7 +63,7 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
             return [await web.call(body) for _ in range(3)]
 
     monkeypatch.setattr(validation, "Validator", Noted)
-    monkeypatch.setattr(validation.validators, "_kept", {})
+    monkeypatch.setattr(validation.validators, "_compiled", {})
     with through_the_sdk() if client == "sdk" else nullcontext():
         answers = asyncio.run(scenario())
     assert [answer.code for answer in answers] == ["output_invalid"] * 3

@@ -23,7 +23,7 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import sql
 from sessions_app.ledger.payloads import stored_copy
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
-from tests.sessions_app.conftest import Session, make_agent_client, regroup
+from tests.support.agent_client import Session, make_agent_client, regroup
 from tests.support.factories import fold, tool_object
 from toolcrib.lib.redaction import redact
 from toolcrib.lib.token_counter import count
@@ -262,7 +262,7 @@ def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session
     assert json.loads(CallAnswer.objects.get().body)["state"] == "unknown"
     events = Event.objects.count()
 
-    entry = sql.CallRow.of(Call.objects.get())
+    entry = sql.CallRow.from_model(Call.objects.get())
     ending = call_ledger.CallResult(
         "succeeded", False, [{"type": "text", "text": "late"}], tokens=5
     )

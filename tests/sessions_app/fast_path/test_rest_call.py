@@ -28,7 +28,7 @@ from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from sessions_app.sessions import lifecycle
-from tests.sessions_app.conftest import make_agent_client
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib.asgi import ApiHandler
@@ -434,7 +434,7 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
         holding = asyncio.create_task(batch_writer.commit(batch_writer.WriteJob(hold)))
         await asyncio.to_thread(held.wait, 30)
         asked = asyncio.create_task(web.call())
-        await asyncio.to_thread(wait_for, lambda: batch_writer._here._waiting)  # for its row
+        await asyncio.to_thread(wait_for, lambda: batch_writer._writer._queue)  # for its row
         web.left.set()
         if web.short:
             assert (await asked).status == 0
@@ -483,7 +483,7 @@ def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
         await in_database(rows.update, deadline=past)
         assert await in_database(call_ledger.recover_lost_calls) == 0
         answer = await call
-        await in_database(wait_for, lambda: not call_ledger.in_this_process)
+        await in_database(wait_for, lambda: not call_ledger.active_call_ids)
         return answer
 
     assert run(scenario).json["state"] == "succeeded"

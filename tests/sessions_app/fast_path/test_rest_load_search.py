@@ -16,8 +16,8 @@ from sessions_app.dispatch import operations
 from sessions_app.fast_path import rest_load_search
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
 from sessions_app.sessions import concurrency, lifecycle, loading
-from tests.sessions_app.conftest import make_agent_client
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, make_program, tool_object
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -191,7 +191,7 @@ def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
 
     async def scenario() -> Answer:
         async with AsyncExitStack() as held:
-            for _ in range(concurrency.AT_ONCE):
+            for _ in range(concurrency.MAX_CONCURRENT):
                 await held.enter_async_context(concurrency.concurrency_slot())
             asking = asyncio.create_task(
                 web.post(rest_load_search.load_or_search, "search", FIND, None, {})

@@ -33,7 +33,7 @@ from catalog.tools.actions import save_custom_tool
 from sessions_app.formats import native as native_formats
 from sessions_app.formats import providers
 from sessions_app.formats.native import Offer
-from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.agent_client import add_tools, make_agent_client, regroup
 from tests.support.factories import fold, make_server, tool_object
 from tests.support.scripted_models import scripted
 from tests.support.upstreams.zoo import STRANGE, definitions
@@ -69,7 +69,7 @@ def preload(name):
 def zoo(db):
     """The strange tools and 590 more, one preloaded, and a group beside them."""
     fold(make_server(slug="zoo"), *definitions(590))
-    shelve("github", "create_issue", create_issue="Create an issue.")
+    add_tools("github", "create_issue", create_issue="Create an issue.")
     preload("zoo__mixed")
     return make_agent_client("scout")
 
@@ -78,7 +78,7 @@ def zoo(db):
 def few(db):
     """Two groups, of strange tools and of plain ones, one of each preloaded, and a custom tool."""
     fold(make_server(slug="zoo", name="The zoo"), *definitions(0))
-    shelve("github", "create_issue", "list_issues", create_issue="Create an issue.")
+    add_tools("github", "create_issue", "list_issues", create_issue="Create an issue.")
     preload("zoo__mixed")
     preload("github__create_issue")
     regroup("own", save_custom_tool(tool_object("shout", description="Shout."), actor=SYSTEM))
@@ -131,7 +131,7 @@ def test_a_form_has_the_same_bytes_and_tag_whatever_changes_after(few):
     first = {name: fetch(session, form) for name, form in FORMS.items()}
     changed = [{**one, "description": "Another now."} for one in definitions(0)]
     fold(Group.objects.get(group_id="mcp:zoo").follows, *changed[:-1])
-    shelve("slack", "post_message")
+    add_tools("slack", "post_message")
 
     for name, form in FORMS.items():
         assert fetch(session, form).bytes == first[name].bytes
@@ -380,7 +380,7 @@ def test_gemini_and_mcp_take_the_strangest_schemas(zoo):
 
 
 def test_gemini_names_begin_with_a_letter_or_a_line(db):
-    shelve("7zip", "pack")
+    add_tools("7zip", "pack")
     tools = native(make_agent_client("scout").open(mode="full"), "format=gemini")
     assert [one["name"] for one in tools[0]["function_declarations"]] == ["_7zip__pack"]
 

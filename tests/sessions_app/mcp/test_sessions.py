@@ -15,7 +15,7 @@ from sessions_app.mcp import meta_tools as mcp_tools
 from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.sessions import Client
 from sessions_app.models import AgentSession, ApiKey
-from tests.sessions_app.conftest import make_agent_client
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, make_server, tool_object
 from toolcrib.lib.errors import Forbidden, Invalid, NotFound
 

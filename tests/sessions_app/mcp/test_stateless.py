@@ -10,14 +10,14 @@ from mcp.client.streamable_http import streamable_http_client
 
 from sessions_app.mcp.endpoint import Endpoint
 from sessions_app.models import AgentSession
-from tests.sessions_app.conftest import make_agent_client, shelve
+from tests.support.agent_client import add_tools, make_agent_client
 
 
 @pytest.mark.django_db(transaction=True)
 def test_an_older_client_may_meet_another_process_at_every_request(settings):
     """Two endpoints take turns, and know nothing of each other."""
     settings.MCP_STATELESS = True
-    shelve("github", "create_issue", "list_issues")
+    add_tools("github", "create_issue", "list_issues")
     scout = make_agent_client("scout", mode="deferred", strategy="inject")
     processes = [Endpoint(), Endpoint()]
     turns = 0

@@ -15,7 +15,7 @@ from catalog.tools import hints
 from sessions_app.models import AgentSession, Event
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
-from tests.sessions_app.conftest import make_agent_client
+from tests.support.agent_client import make_agent_client
 from tests.support.factories import fold, tool_object
 
 pytestmark = pytest.mark.django_db

@@ -20,7 +20,7 @@ from catalog.models import Group, Tool
 from catalog.tools.actions import hold, save_custom_tool
 from sessions_app.agents import rate_limits
 from sessions_app.models import Agent, AgentGroup
-from tests.sessions_app.conftest import AgentClient, make_agent_client, regroup, shelve
+from tests.support.agent_client import AgentClient, add_tools, make_agent_client, regroup
 from tests.support.factories import fold, make_server, tool_object
 from toolcrib.api import api
 
@@ -89,11 +89,11 @@ def build(hidden):
     rate_limits.clear()
     if hidden:
         hide_a_vault()
-    shelve(
+    add_tools(
         "github", "create_issue", "list_issues", "search_code",
         create_issue="Create an issue in a repository.",
     )  # fmt: skip
-    shelve("slack", "post_message")
+    add_tools("slack", "post_message")
     regroup("own", custom("shout"))
 
 

@@ -14,7 +14,7 @@ from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
 from servers.registration import actions as server_actions
 from sessions_app.models import AgentSession, Call, Expansion
-from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.agent_client import add_tools, make_agent_client, regroup
 from tests.support.factories import fold, make_program, tool_object
 
 OBJECT = {"type": "object"}
@@ -28,7 +28,7 @@ def catalog(session):
 
 
 def test_catalog_byte_stable_across_input_order(db):
-    shelve("alpha", "one", "two", "three")
+    add_tools("alpha", "one", "two", "three")
     first = make_agent_client("first", mode="deferred").open().opened
     Group.objects.all().delete()
     Tool.objects.all().delete()
@@ -36,7 +36,7 @@ def test_catalog_byte_stable_across_input_order(db):
 
     Server.objects.all().delete()
     cache.clear()
-    shelve("alpha", "three", "one", "two")
+    add_tools("alpha", "three", "one", "two")
     second = make_agent_client("second", mode="deferred").open().opened
     assert first["catalog"]["text"] == second["catalog"]["text"]
     assert first["tools"] == second["tools"]
@@ -296,7 +296,7 @@ def test_out_of_scope_tool_not_available_in_this_session_for_search_details_load
 
 @pytest.mark.parametrize(("limit", "found"), [(0, 1), (-1, 1), (51, 50), (7, 7)])
 def test_limit_clamps(db, limit, found):
-    shelve("many", *(f"tool_{number}" for number in range(60)))
+    add_tools("many", *(f"tool_{number}" for number in range(60)))
     session = make_agent_client().open()
     answer = session.search(pattern=".*", limit=limit)
     assert len(answer["tools"]) == found
@@ -326,7 +326,7 @@ def test_201_character_pattern_gives_an_error(session):
 
 
 def test_catastrophic_regex_answers_within_the_bound(db):
-    shelve("long", "aaa", aaa="a" * 20_000 + "!")
+    add_tools("long", "aaa", aaa="a" * 20_000 + "!")
     session = make_agent_client().open()
     # A backtracking engine would not end in this test's time.
     assert session.search(pattern="(a+)+$")["total_matches"] in (0, 1)
@@ -388,7 +388,7 @@ def test_resume_strategy_mismatch_409(scout):
 
 
 def test_null_list_and_absent_round_trip(session, scout):
-    shelve("jira", "ticket")
+    add_tools("jira", "ticket")
     session.load("mcp:slack")
     session.load("mcp:github", "get_file")
     session.post("/load", {"group_id": "mcp:jira", "tool_names": []})

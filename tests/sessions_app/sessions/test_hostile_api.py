@@ -23,7 +23,7 @@ from servers.connections import calls as upstream_calls
 from servers.models import Server
 from sessions_app.models import AgentSession, Call, Event, Expansion
 from sessions_app.sessions import lifecycle
-from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.agent_client import add_tools, make_agent_client, regroup
 from tests.support.factories import fold, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib.lib.json_codec import canonical
@@ -87,7 +87,7 @@ def test_a_pattern_the_engine_cannot_take_is_refused_with_the_reason(session, pa
 
 
 def test_a_pattern_that_makes_others_backtrack_for_ever_is_answered(db):
-    shelve("long", *(f"t{n}" for n in range(20)), **{f"t{n}": "a" * 10_000 for n in range(20)})
+    add_tools("long", *(f"t{n}" for n in range(20)), **{f"t{n}": "a" * 10_000 for n in range(20)})
     session = make_agent_client().open()
     for pattern in ("(a+)+$", "(a|a)*b", "(.*)*x", "((a{1,9}){1,9}){1,9}b"):
         assert session.search(pattern=pattern).status in (200, 400), pattern
@@ -217,7 +217,7 @@ def test_10_001_names_are_refused_with_the_cap(session):
 
 def test_ten_thousand_unknown_names_cost_little(db):
     """Whoever misspells much must not hold up the rest: a write waits for another's end."""
-    shelve("many", *(f"tool_{number}" for number in range(500)))
+    add_tools("many", *(f"tool_{number}" for number in range(500)))
     client = make_agent_client("guesser", mode="deferred")
     session = client.open()
     names = [f"tool_x{number}" for number in range(10_000)]
@@ -251,7 +251,7 @@ def test_the_same_tool_a_thousand_times_is_loaded_once(session):
 
 
 def test_a_held_tool_and_a_waiting_one_are_not_loaded_and_the_reason_is_told(db):
-    shelve("safe", "kept", "other")
+    add_tools("safe", "kept", "other")
     Server.objects.update(trust="strict")
     server = Server.objects.get()
     fold(server, *(tool_object(name) for name in ("kept", "other", "late")))

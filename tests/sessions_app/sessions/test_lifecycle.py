@@ -10,7 +10,7 @@ from catalog.groups import actions as group_actions
 from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
 from sessions_app.sessions.lifecycle import choose_mode, expire_idle
-from tests.sessions_app.conftest import make_agent_client, shelve
+from tests.support.agent_client import add_tools, make_agent_client
 from tests.support.factories import fold, tool_object
 
 
@@ -36,7 +36,7 @@ def test_the_mode_is_decided_by_the_first_rule_that_applies(
 
 
 def test_fifteen_tools_defer_by_themselves_and_the_answer_says_why(db):
-    shelve("many", *(f"t{number}" for number in range(15)))
+    add_tools("many", *(f"t{number}" for number in range(15)))
     opened = make_agent_client().open().opened
     assert (opened["mode"], opened["auto_deferred"], opened["decided_by"]) == (
         "deferred",
@@ -250,7 +250,7 @@ def test_a_group_taken_from_an_agent_is_gone_from_its_open_sessions(github, slac
 
 def test_custom_tools_are_preloaded_unless_an_admin_says_otherwise(db):
     from catalog.tools.actions import save_custom_tool
-    from tests.sessions_app.conftest import regroup
+    from tests.support.agent_client import regroup
 
     regroup("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
     agent = make_agent_client(mode="deferred")

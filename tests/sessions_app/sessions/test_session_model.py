@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from sessions_app.sessions import lifecycle, loading, surface
-from tests.sessions_app.conftest import Session
+from tests.support.agent_client import Session
 from tests.support.session_model import Loaded, ModelSession, OverBudget
 from tests.support.session_world import BARE, SHAPES, Changing, seen
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from servers.secret import Secret
 from servers.spec import ServerSpec
+from tests.support.waiting import scaled
 
 ROOT = Path(__file__).resolve().parents[3]
 ENDPOINTS = dict.fromkeys(
@@ -82,6 +83,6 @@ def http_spec(
 
 def seen_by(url: str) -> dict[str, Any]:
     """Return what a `raw_http` server has seen: connections, and requests with their headers."""
-    with urllib.request.urlopen(f"{url}/_seen", timeout=10) as response:  # noqa: S310 - our own
+    with urllib.request.urlopen(f"{url}/_seen", timeout=scaled(10)) as response:  # noqa: S310 - our own
         found: dict[str, Any] = json.load(response)
     return found

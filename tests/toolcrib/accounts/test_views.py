@@ -10,11 +10,10 @@ from django.test import Client
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
+from tests.support.people import PASSWORD
 from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of
-
-PASSWORD = "a long and quiet river"
 
 
 @pytest.fixture

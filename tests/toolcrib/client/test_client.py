@@ -19,7 +19,7 @@ from openai.types.responses import Response
 from catalog.audit import SYSTEM
 from catalog.tools.actions import save_custom_tool
 from sessions_app.models import Call, Event
-from tests.sessions_app.conftest import make_agent_client, regroup, shelve
+from tests.support.agent_client import add_tools, make_agent_client, regroup
 from tests.support.factories import tool_object
 from tests.support.scripted_models import ScriptedProvider
 from tests.support.upstreams.running import ROOT
@@ -61,8 +61,8 @@ def said_by(provider, *calls, typed=True):
 @pytest.fixture
 def key(db):
     """The key of an agent with two groups to load and a tool of its own, on the test's database."""
-    shelve("github", "create_issue", "list_issues", create_issue="Create an issue.")
-    shelve("slack", "post_message")
+    add_tools("github", "create_issue", "list_issues", create_issue="Create an issue.")
+    add_tools("slack", "post_message")
     shout = save_custom_tool(
         tool_object("shout", description="Shout a word.", inputSchema=WORD), actor=SYSTEM
     )
@@ -352,7 +352,7 @@ def test_hooks_see_the_real_tool_whatever_name_it_was_called_by(crib):
 def test_a_bare_name_the_catalog_does_not_tell_is_asked_for(crib):
     seen = []
     with AgentLoop(crib, "json", before=lambda call: seen.append(call.name)) as loop:
-        shelve("later", "sing.song")
+        add_tools("later", "sing.song")
         loop.answer([{"name": "sing.song", "arguments": {}}, {"name": "quagga", "arguments": {}}])
     assert seen == ["later__sing_song", "quagga"]
 

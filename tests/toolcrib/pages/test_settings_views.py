@@ -9,7 +9,7 @@ from django.test import Client
 from catalog import preferences
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
-from tests.conftest import make_person
+from tests.support.people import make_person
 from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of

@@ -8,6 +8,7 @@ import pytest
 
 from bench import dispatch_told, fleet, inside
 from tests.support.installation import ROOT, clean_environment
+from tests.support.waiting import scaled
 
 # Real processes: one at a time, so that two cores suffice.
 SMALL = ("--groups", "3", "--tools", "24")
@@ -20,7 +21,7 @@ def run(name, *options):
         env=clean_environment({}),
         capture_output=True,
         text=True,
-        timeout=390,
+        timeout=scaled(390),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +51,6 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
     assert sum(map(len, fleet.read_folder(tmp_path, most=2).values())) == 2
 
 
-@pytest.mark.xdist_group("live")
 @pytest.mark.timeout(400)
 def test_tokens_are_told_for_everything_and_for_a_task_and_agree_with_the_ledger():
     told = run("tokens", "--only", "large", *SMALL)
@@ -62,7 +62,6 @@ def test_tokens_are_told_for_everything_and_for_a_task_and_agree_with_the_ledger
     assert verdicts[-4:] == ["OK"] * 4, told
 
 
-@pytest.mark.xdist_group("live")
 @pytest.mark.needs_postgres
 @pytest.mark.needs_redis
 @pytest.mark.timeout(400)
@@ -88,7 +87,6 @@ def test_every_page_is_timed_with_its_queries_and_its_size():
     assert pages["group"]["kB"] > pages["group #board-list"]["kB"] > 1
 
 
-@pytest.mark.xdist_group("live")
 @pytest.mark.timeout(400)
 def test_search_is_told_for_every_ranker_and_for_the_endpoint():
     small = ("--sizes", "60", "--queries", "3", "--endpoint-tools", "60", "--agents", "3")
@@ -99,7 +97,6 @@ def test_search_is_told_for_every_ranker_and_for_the_endpoint():
     assert "p95 of 3 ÷ p50 of one" in told
 
 
-@pytest.mark.xdist_group("live")
 @pytest.mark.timeout(400)
 def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_limits_told():
     small = ("--quick", "--seconds", "0.05", "--no-peers")
