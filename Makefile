@@ -23,12 +23,12 @@ test: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.support.parts needs_chromium
 	@$(MAKE) --no-print-directory lint types
 	@$(BIN)/python manage.py makemigrations --check --dry-run
-	@$(PYTEST) -m "not soak and (not e2e or smoke)"
+	@$(PYTEST) -m "not e2e or smoke"
 
 # And PostgreSQL, Redis, every page in both themes, hostile inputs, crashes, clients.
 test-all: test
 	@$(BIN)/python -m tests.support.parts
-	@$(PYTEST) -m "not soak and e2e and not smoke"
+	@$(PYTEST) -m "e2e and not smoke"
 
 # Every MCP client that is not ours, installed on demand.
 test-clients: $(VENV)/test.stamp
@@ -57,7 +57,7 @@ bench: $(VENV)/test.stamp
 # machine that does nothing else.
 soak: $(VENV)/test.stamp
 	@$(BIN)/python -m tests.support.parts
-	@$(BIN)/python -m pytest -q -m soak
+	@MODEL_STEPS=20000 $(BIN)/python -m pytest -q -o timeout=0 tests/sessions_app/sessions/test_session_model.py
 	@$(BIN)/python bench/faults.py
 
 $(VENV)/bin/pip:

@@ -19,7 +19,7 @@ OURS = ("catalog", "servers", "sessions_app", "toolcrib")
 
 
 def settings_read():
-    code = "".join((ROOT / "toolcrib" / name).read_text() for name in ("settings.py", "health.py"))
+    code = "".join(path.read_text() for path in (ROOT / "toolcrib").rglob("*.py"))
     return set(re.findall(r'(?:env\.\w+|environ\.get)\(\s*"([A-Z_]+)"', code))
 
 
@@ -51,22 +51,53 @@ def test_every_make_target_the_readme_names_exists():
 
 
 def test_every_link_between_documents_leads_somewhere():
-    for path in [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]:
         for link in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
             assert (path.parent / link).exists(), f"{path.name} links to {link}"
 
 
-def test_every_module_the_documents_name_exists():
-    for text in [*DOCUMENTS, (ROOT / "docs" / "decisions.md").read_text()]:
-        for name in re.findall(r"`((?:catalog|servers|toolcrib|sessions_app)/\w+\.py)", text):
-            assert (ROOT / name).exists(), name
+def test_every_file_the_documents_name_exists():
+    """Whole paths, and bare names that some file of the project has."""
+    names = {
+        path.name
+        for app in [*OURS, "templates", "tests", "docs"]
+        for path in (ROOT / app).rglob("*.*")
+    }
+    names |= {path.name for path in ROOT.iterdir()}
+    missing = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        for name in re.findall(r"`([\w./-]+\.(?:py|txt|html|md|yml))\b", path.read_text()):
+            if not ((ROOT / name).exists() if "/" in name else name in names):
+                missing.append(f"{path.relative_to(ROOT)}: {name}")
+    assert missing == []
+
+
+def test_every_package_the_architecture_names_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in re.findall(
+        r"`((?:catalog|servers|sessions_app|toolcrib|templates|static|tests)(?:/\w+)+)/?`", text
+    ):
+        assert (ROOT / name).exists(), name
+
+
+def test_the_documents_keep_their_length():
+    for name, most in (("docs/architecture.md", 250), ("CONTRIBUTING.md", 150), ("README.md", 70)):
+        assert len((ROOT / name).read_text().splitlines()) <= most, name
+
+
+def test_every_decision_is_in_the_index():
+    folder = ROOT / "docs" / "decisions"
+    index = re.findall(
+        r"^- \[(\d{4})\]\(([\w-]+\.md)\) (.+)$", (folder / "README.md").read_text(), re.MULTILINE
+    )
+    pages = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [name for _, name, _ in index] == pages
+    for number, name, title in index:
+        assert name.startswith(number)
+        assert (folder / name).read_text().startswith(f"# {int(number)}. {title}\n")
 
 
 def test_every_address_the_documents_name_resolves():
     for text in DOCUMENTS:
         for path in re.findall(r"(/api/v1/[\w./]+|/livez|/readyz)", text):
             assert resolve(path.rstrip("."))
-
-
-def test_the_readme_fits_one_screen_of_scrolling():
-    assert len(README.splitlines()) <= 70

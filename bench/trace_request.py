@@ -1,0 +1,152 @@
+"""List the modules that one warm request passes: `python bench/trace_request.py`.
+
+Starts Toolcrib with a profile function in every thread and sends a call over REST, a call over MCP
+of both eras and a search, each after two of the same kind. A module counts if one of its functions
+ran during the request and not while the server was idle. docs/architecture.md quotes the result.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+OURS = tuple(f"{ROOT}/{app}/" for app in ("catalog", "servers", "sessions_app", "toolcrib"))
+IDLE_SECONDS = 3.0  # longer than every periodic task of a web process
+
+
+class Recorder:
+    """Functions of ours that ran since the last reset, in the order of their first call."""
+
+    def __init__(self) -> None:
+        self.codes: dict[CodeType, None] = {}
+
+    def profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(OURS):
+            self.codes.setdefault(frame.f_code)
+
+    def write(self, target: Path) -> None:
+        names = [f"{code.co_filename}:{code.co_qualname}" for code in list(self.codes)]
+        unfinished = target.with_suffix(".part")
+        unfinished.write_text(json.dumps(names))
+        unfinished.rename(target)
+        self.codes = {}
+
+
+def serve() -> None:
+    """Run `manage.py serve` under the recorder; SIGUSR1 writes and resets what it has."""
+    recorder = Recorder()
+    target = Path(os.environ["BENCH_TRACE"])
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.write(target))
+    threading.setprofile(recorder.profile)
+    sys.setprofile(recorder.profile)
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(["manage.py", "serve"])
+
+
+@contextmanager
+def traced(folder: Path) -> Iterator[tuple[Any, Callable[[], list[str]]]]:
+    """A running installation, and a function that returns what ran since it was last called."""
+    from tests.support.installation import Installation
+    from tests.support.waiting import wait_for
+
+    target = folder / "trace.json"
+
+    class Traced(Installation):
+        def _argv(self, *args: str) -> list[str]:
+            if args[0] == "serve":
+                return [sys.executable, __file__, "--serve"]
+            return super()._argv(*args)
+
+    with Traced(folder / "data", {"BENCH_TRACE": str(target)}) as toolcrib:
+
+        def take() -> list[str]:
+            target.unlink(missing_ok=True)
+            os.kill(toolcrib.pid, signal.SIGUSR1)
+            wait_for(target.exists, what="the trace")
+            return list(json.loads(target.read_text()))
+
+        yield toolcrib, take
+
+
+def modules(functions: list[str], idle: set[str]) -> list[str]:
+    found: dict[str, None] = {}
+    for function in functions:
+        if function not in idle:
+            found.setdefault(function.partition(":")[0].removeprefix(f"{ROOT}/"))
+    return list(found)
+
+
+async def over_mcp(agent: Any, mode: str, take: Callable[[], list[str]]) -> list[str]:
+    from tests.support.mcp_clients import connected
+
+    request = {"tool_name": "weather__get_forecast", "arguments": {"city": "Oslo"}}
+    async with connected(agent, mode=mode) as client:
+        for _ in range(2):
+            await client.call_tool("deferred_tool_call", request)
+        await asyncio.to_thread(take)
+        await client.call_tool("deferred_tool_call", request)
+        return await asyncio.to_thread(take)
+
+
+def main() -> None:
+    from tests.support.agents import make_agent
+    from tests.support.mcp_clients import MODERN
+    from tests.support.servers import register
+    from tests.support.upstreams.running import running_http
+
+    with (
+        tempfile.TemporaryDirectory() as name,
+        traced(Path(name)) as (toolcrib, take),
+        running_http("healthy") as url,
+    ):
+        register(toolcrib, "weather", url)
+        agent = make_agent(toolcrib, "tracer", mode="deferred")
+        session = agent.open()
+
+        def repeat(request: Callable[[], Any]) -> list[str]:
+            request()
+            request()
+            take()
+            request()
+            return take()
+
+        def call() -> Any:
+            return session.call("weather__get_forecast", {"city": "Oslo"})
+
+        results = {
+            "call over REST": repeat(call),
+            "search over REST": repeat(lambda: session.search(query="weather forecast")),
+            "call over MCP 2026-07-28": asyncio.run(over_mcp(agent, MODERN, take)),
+            "call over MCP 2025-11-25": asyncio.run(over_mcp(agent, "legacy", take)),
+        }
+        take()
+        time.sleep(IDLE_SECONDS)
+        idle = set(take())
+    for title, functions in results.items():
+        passed = modules(functions, idle)
+        print(f"\n{title}: {len(passed)} modules")
+        for module in passed:
+            print(f"  {module}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    if parser.parse_args().serve:
+        serve()
+    else:
+        main()
