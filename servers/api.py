@@ -1,6 +1,6 @@
-"""The admin API of servers: register, edit, test, sync, import, export.
+"""Admin API of servers: register, edit, test, sync, import, export.
 
-Bodies with secrets are write-only: answers name credentials and never show one.
+Secrets are write-only: responses contain credential names, never values.
 """
 
 import json
@@ -8,20 +8,20 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 from django.http import HttpRequest
 from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.models import ToolState
 from servers.mcp_json import importer
-from servers.mcp_json.parser import ServerDraft, slug_of
-from servers.models import Credential, CredentialKind, Server, SyncRun, Trigger
+from servers.mcp_json.parser import ServerDraft, make_slug
+from servers.models import Credential, CredentialKind, Server, ServerQuerySet, SyncRun, Trigger
 from servers.registration import actions as server_actions
 from servers.secret import Secret
 from servers.sync import connection_test, scheduling
 from toolcrib.lib.api_schemas import ERRORS, Strict
-from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
@@ -76,7 +76,7 @@ class ConnectionIn(Strict):
     env: dict[str, str] = Field(default_factory=dict)
     headers: dict[str, str] = Field(default_factory=dict)
     variables: dict[str, str] = Field(default_factory=dict)
-    # For stdio: the exact program and arguments, repeated to say that it may run here.
+    # For stdio: repeats the exact command and arguments to confirm that they may run.
     confirm_argv: list[str] | None = None
 
 
@@ -107,7 +107,7 @@ class CredentialsIn(Strict):
 class ImportIn(Strict):
     text: str
     variables: dict[str, str] = Field(default_factory=dict)
-    confirm: list[str] = Field(default_factory=list)  # digests from the check
+    confirm: list[str] = Field(default_factory=list)  # digests from the check_only response
     check_only: bool = False
 
 
@@ -147,20 +147,17 @@ class TestOut(Schema):
     milliseconds: int
 
 
-def rows() -> QuerySet[Server]:
-    here = Q(tools__isnull=False) & ~Q(tools__state=ToolState.MISSING)
-    counted = Server.objects.annotate(tool_count=Count("tools", filter=here))
-    return counted.prefetch_related("credentials")
+def servers_with_tool_counts() -> ServerQuerySet:
+    current = Q(tools__isnull=False) & ~Q(tools__state=ToolState.MISSING)
+    servers = Server.objects.annotate(tool_count=Count("tools", filter=current))
+    return servers.prefetch_related("credentials")
 
 
-def find(slug: str) -> Server:
-    server = rows().filter(slug=slug).first()
-    if server is None:
-        raise NotFound("There is no server of this slug.", hint="GET /api/v1/servers lists them.")
-    return server
+def find_server(slug: str) -> Server:
+    return servers_with_tool_counts().get_by_slug(slug)
 
 
-def shown(server: Server) -> dict[str, Any]:
+def serialize_server(server: Server) -> dict[str, Any]:
     body = {name: getattr(server, name) for name in ServerOut.model_fields if hasattr(server, name)}
     return body | {
         "tools": server.tool_count,  # type: ignore[attr-defined]
@@ -176,22 +173,22 @@ def shown(server: Server) -> dict[str, Any]:
     }
 
 
-def draft_of(
+def parse_connection(
     body: ConnectionIn, *, name: str, slug: str, description: str = "", known: Server | None = None
 ) -> tuple[ServerDraft, str]:
-    """Read a body into a draft, with what was confirmed of it.
+    """Return the draft, and the digest of its command if `confirm_argv` confirms it.
 
-    The confirmation repeats what was sent; what is kept may have ${NAME} in place of a secret.
+    `confirm_argv` repeats the request; the draft may have ${NAME} in place of a secret.
     """
-    target = {"command": body.command, "args": body.args, "env": body.env, "cwd": body.cwd}
+    fields = {"command": body.command, "args": body.args, "env": body.env, "cwd": body.cwd}
     if body.transport != "stdio":
-        target = {"url": body.url, "headers": body.headers}
+        fields = {"url": body.url, "headers": body.headers}
         if body.command:
-            raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
+            raise Invalid("Set either command (stdio) or url (http, sse), not both.")
     elif body.url:
-        raise Invalid("A server has a command (stdio) or a url (http, sse), not both.")
-    entry = {"type": body.transport, **{key: value for key, value in target.items() if value}}
-    draft = importer.read_single_entry(entry, name=name, slug=slug, variables=body.variables)
+        raise Invalid("Set either command (stdio) or url (http, sse), not both.")
+    entry = {"type": body.transport, **{key: value for key, value in fields.items() if value}}
+    draft = importer.parse_single_entry(entry, name=name, slug=slug, variables=body.variables)
     variables = Credential.objects.filter(server=known, kind=CredentialKind.VARIABLE)
     stored = set(variables.values_list("name", flat=True)) if known else set()
     draft = replace(
@@ -199,91 +196,96 @@ def draft_of(
         description=description,
         missing=tuple(name for name in draft.missing if name not in stored),
     )
-    same = body.confirm_argv == [body.command, *body.args]
-    return draft, importer.draft_digest(draft) if same else ""
+    confirmed = body.confirm_argv == [body.command, *body.args]
+    return draft, importer.draft_digest(draft) if confirmed else ""
 
 
 @router.get("", response={200: ServerPage, **ERRORS})
 def list_servers(
     request: HttpRequest, limit: int = 50, cursor: str = "", state: str = ""
 ) -> dict[str, Any]:
-    found = rows().filter(slug__gt=cursor)
+    servers = servers_with_tool_counts().filter(slug__gt=cursor)
     if state:
-        found = found.filter(state=state)
-    items, following = cut_page(found, limit, lambda row: row.slug)
-    return {"items": [shown(server) for server in items], "next_cursor": following}
+        servers = servers.filter(state=state)
+    items, next_cursor = cut_page(servers, limit, lambda server: server.slug)
+    return {"items": [serialize_server(server) for server in items], "next_cursor": next_cursor}
 
 
 @router.post("", response={201: ServerOut, **ERRORS})
 def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
     taken = set(Server.objects.values_list("slug", flat=True))
-    draft, confirmed = draft_of(
+    draft, confirmed = parse_connection(
         body,
         name=body.name,
-        slug=body.slug if body.slug is not None else slug_of(body.name, taken),
+        slug=body.slug if body.slug is not None else make_slug(body.name, taken),
         description=body.description,
     )
     server = server_actions.add_server(draft, actor=key_actor(request), confirmed=confirmed)
     scheduling.request_sync(server.pk, Trigger.ADDED)
-    return Status(201, shown(find(server.slug)))
+    return Status(201, serialize_server(find_server(server.slug)))
 
 
 @router.post("/test", response={200: TestOut, **ERRORS})
 def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.ConnectionTestResult:
-    """Try a server before registering it. For stdio this runs the program."""
-    slug = body.slug or slug_of(body.name, set())
-    draft, confirmed = draft_of(body, name=body.name, slug=slug)
+    """Test a connection without registering the server. For stdio this runs the command."""
+    slug = body.slug or make_slug(body.name, set())
+    draft, confirmed = parse_connection(body, name=body.name, slug=slug)
     return connection_test.test_draft(draft, confirmed=confirmed, actor=key_actor(request))
 
 
 @router.post("/import", response={200: dict[str, Any], **ERRORS})
 def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
-    """Check an mcp.json, or save its good servers. Programs need their digest in `confirm`."""
+    """Check an mcp.json, or save its valid servers. Commands need their digest in `confirm`."""
     check = importer.check_import(body.text, body.variables)
     drafts = [draft.masked() | {"confirm": importer.draft_digest(draft)} for draft in check.drafts]
-    answer: dict[str, Any] = {
+    response: dict[str, Any] = {
         "shape": check.shape,
         "drafts": drafts,
         "problems": [vars(problem) for problem in check.problems],
         "inputs": [dict(item) for item in check.inputs],
     }
     if body.check_only:
-        return answer
-    done = importer.save_drafts(check, actor=key_actor(request), confirmed=body.confirm)
-    for item in done:
-        if item.server:
-            scheduling.request_sync(item.server.pk, Trigger.ADDED)
-    return answer | {
-        "saved": [item.server.slug for item in done if item.server],
-        "known": [item.known.slug for item in done if item.known],
+        return response
+    results = importer.save_drafts(check, actor=key_actor(request), confirmed=body.confirm)
+    for result in results:
+        if result.server:
+            scheduling.request_sync(result.server.pk, Trigger.ADDED)
+    return response | {
+        "saved": [result.server.slug for result in results if result.server],
+        "known": [result.known.slug for result in results if result.known],
         "failed": [
-            {"name": item.name, "code": item.code, "message": item.message, "hint": item.hint}
-            for item in done
-            if not item.server and not item.known
+            {
+                "name": result.name,
+                "code": result.code,
+                "message": result.message,
+                "hint": result.hint,
+            }
+            for result in results
+            if not result.server and not result.known
         ],
     }
 
 
 @router.get("/export", response={200: dict[str, Any], **ERRORS})
 def export_servers(request: HttpRequest) -> dict[str, Any]:
-    """Every server as mcp.json, with ${NAME} for every secret."""
+    """Export all servers as mcp.json, with ${NAME} for each secret."""
     exported: dict[str, Any] = json.loads(importer.export_text())
     return exported
 
 
 @router.get("/{slug}", response={200: ServerOut, **ERRORS})
 def get_server(request: HttpRequest, slug: str) -> dict[str, Any]:
-    return shown(find(slug))
+    return serialize_server(find_server(slug))
 
 
 @router.patch("/{slug}", response={200: ServerOut, **ERRORS})
 def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, Any]:
-    server, actor = find(slug), key_actor(request)
+    server, actor = find_server(slug), key_actor(request)
     changes = body.model_dump(exclude_none=True, exclude={"connection", "enabled"})
     if changes:
         server_actions.change_settings(server, changes, actor=actor)
     if body.connection is not None:
-        draft, confirmed = draft_of(
+        draft, confirmed = parse_connection(
             body.connection, name=server.name, slug=server.slug, known=server
         )
         server_actions.edit_connection(server, draft, actor=actor, confirmed=confirmed)
@@ -292,31 +294,31 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
         server_actions.set_enabled(server, body.enabled, actor=actor)
         if body.enabled:
             scheduling.request_sync(server.pk, Trigger.MANUAL)
-    return shown(find(slug))
+    return serialize_server(find_server(slug))
 
 
 @router.delete("/{slug}", response={204: None, **ERRORS})
 def delete_server(request: HttpRequest, slug: str) -> Status[None]:
-    server_actions.delete_server(find(slug), actor=key_actor(request))
+    server_actions.delete_server(find_server(slug), actor=key_actor(request))
     return Status(204, None)
 
 
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
 def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dict[str, Any]:
-    """Set the given values; null removes one. Values are never shown again."""
+    """Set credentials; null deletes one. Values are never returned."""
     values = {
         name: Secret(text) if text is not None else None for name, text in body.values.items()
     }
-    server = find(slug)
+    server = find_server(slug)
     server_actions.set_credentials(server, body.kind, values, actor=key_actor(request))
     scheduling.request_sync(server.pk, Trigger.MANUAL)
-    return shown(find(slug))
+    return serialize_server(find_server(slug))
 
 
 @router.post("/{slug}/sync", response={202: dict[str, str], **ERRORS})
 def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
-    """Ask for a sync; it runs in a worker. `/sync-runs` tells how it went."""
-    server = find(slug)
+    """Queue a sync, which runs in a worker. `/sync-runs` has its outcome."""
+    server = find_server(slug)
     if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
     scheduling.request_manual_sync(server, actor=key_actor(request))
@@ -325,15 +327,15 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
 
 @router.post("/{slug}/test", response={200: TestOut, **ERRORS})
 def test_server(request: HttpRequest, slug: str) -> connection_test.ConnectionTestResult:
-    return connection_test.test_server(find(slug), actor=key_actor(request))
+    return connection_test.test_server(find_server(slug), actor=key_actor(request))
 
 
 @router.get("/{slug}/sync-runs", response={200: SyncRunPage, **ERRORS})
 def list_sync_runs(
     request: HttpRequest, slug: str, limit: int = 20, cursor: int | None = None
 ) -> dict[str, Any]:
-    found = SyncRun.objects.filter(server=find(slug)).order_by("-id")
+    runs = SyncRun.objects.filter(server=find_server(slug)).order_by("-id")
     if cursor is not None:
-        found = found.filter(id__lt=cursor)
-    items, following = cut_page(found, limit, lambda row: str(row.pk))
-    return {"items": list(items), "next_cursor": following}
+        runs = runs.filter(id__lt=cursor)
+    items, next_cursor = cut_page(runs, limit, lambda run: str(run.pk))
+    return {"items": list(items), "next_cursor": next_cursor}

@@ -1,10 +1,12 @@
-"""The servers' nouns: Server, Credential, SyncRun."""
+"""Models: Server, Credential, SyncRun."""
 
 import json
 from urllib.parse import urlsplit
 
 from django.db import models
 from django.db.models import Q
+
+from toolcrib.lib.errors import NotFound
 
 
 class Transport(models.TextChoices):
@@ -44,18 +46,33 @@ class Trigger(models.TextChoices):
     SCHEDULE = "schedule"
 
 
+class ServerQuerySet(models.QuerySet["Server"]):
+    def get_by_slug(self, slug: str) -> "Server":
+        """Return the server, or raise NotFound."""
+        # PostgreSQL rejects NUL in a parameter; a slug is ASCII.
+        valid = slug.isascii() and "\0" not in slug
+        server = self.filter(slug=slug).first() if valid else None
+        if server is None:
+            raise NotFound(
+                f"Server not found: {slug[:80]}.", hint="Check the slug in the list of servers."
+            )
+        return server
+
+
 class Server(models.Model):
-    """An MCP server Toolcrib connects to. `slug` is the admin's word, never the server's claim."""
+    """An MCP server Toolcrib connects to. `slug` is set by an admin, never by the server."""
 
     slug = models.SlugField(max_length=32, unique=True)
     name = models.CharField(max_length=120)
     description = models.TextField(blank=True)
     transport = models.CharField(max_length=5, choices=Transport.choices)
     command = models.CharField(max_length=1000, blank=True)
-    args = models.JSONField(default=list, blank=True)  # may hold ${NAME} of a variable credential
+    args = models.JSONField(
+        default=list, blank=True
+    )  # may contain ${NAME} of a variable credential
     cwd = models.CharField(max_length=1000, blank=True)
-    url = models.CharField(max_length=2000, blank=True)  # may hold ${NAME} too
-    # The argv an admin confirmed, as a digest: the gate of every start of a program.
+    url = models.CharField(max_length=2000, blank=True)  # may contain ${NAME} too
+    # Digest of the argv that an admin confirmed, checked at every start of the program.
     confirmed_argv = models.CharField(max_length=64, blank=True)
     connection_policy = models.CharField(
         max_length=10, choices=ConnectionPolicy.choices, default=ConnectionPolicy.ALWAYS
@@ -66,35 +83,37 @@ class Server(models.Model):
     concurrency = models.PositiveIntegerField(default=8)
     poll_seconds = models.PositiveIntegerField(default=900)
     enabled = models.BooleanField(default=True)
-    unknown_fields = models.JSONField(default=dict, blank=True)  # kept from an import
+    unknown_fields = models.JSONField(default=dict, blank=True)  # preserved from an import
 
     state = models.CharField(max_length=10, choices=ServerState.choices, default=ServerState.NEW)
     state_code = models.CharField(max_length=40, blank=True)  # refused, tls, auth, not_mcp, …
     state_reason = models.TextField(blank=True)
-    state_detail = models.TextField(blank=True)  # last lines of stderr, and the like
+    state_detail = models.TextField(blank=True)  # such as the last lines of stderr
     state_since = models.DateTimeField(null=True, blank=True)
     failures = models.PositiveIntegerField(default=0)
-    # Last taken by any process for a try to reach it; empty while it answers (dialling.py).
+    # Last reconnect claim of any process; null while reachable (connections/coordination.py).
     dialled_at = models.DateTimeField(null=True, blank=True)
     protocol_version = models.CharField(max_length=20, blank=True)
-    server_info = models.JSONField(default=dict, blank=True)  # the server's own claims
+    server_info = models.JSONField(default=dict, blank=True)  # as reported by the server
     instructions = models.TextField(blank=True)
 
-    # Raised by every edit of how to connect: connections and syncs of an older one are dropped.
+    # Incremented by every edit of the connection; older connections and syncs are dropped.
     generation = models.PositiveIntegerField(default=1)
-    # The sync lease: who holds the newest fence may commit, and only until the lease ends.
+    # The sync lease: only the holder of the newest fence may commit, until the lease expires.
     sync_fence = models.PositiveBigIntegerField(default=0)
     sync_lease_until = models.DateTimeField(null=True, blank=True)
-    sync_holder = models.CharField(max_length=200, blank=True)  # host, process, its start
+    sync_holder = models.CharField(max_length=200, blank=True)  # host, process id, start time
     sync_due_at = models.DateTimeField(null=True, blank=True)
-    sync_sent_at = models.DateTimeField(null=True, blank=True)  # a task for it is on its way
+    sync_sent_at = models.DateTimeField(null=True, blank=True)  # when a task was queued
     sync_trigger = models.CharField(max_length=12, choices=Trigger.choices, default=Trigger.ADDED)
     last_sync_started_at = models.DateTimeField(null=True, blank=True)
     last_synced_at = models.DateTimeField(null=True, blank=True)  # last success
-    quiet_syncs = models.PositiveIntegerField(default=0)  # in a row, notified but unchanged
-    removals_held = models.BooleanField(default=False)  # last sync lost over half the tools
+    quiet_syncs = models.PositiveIntegerField(default=0)  # consecutive, notified without changes
+    removals_held = models.BooleanField(default=False)  # over half the tools were missing
 
     created_at = models.DateTimeField(auto_now_add=True)
+
+    objects = ServerQuerySet.as_manager()
 
     class Meta:
         ordering = ["slug"]
@@ -112,22 +131,22 @@ class Server(models.Model):
 
     @property
     def argv(self) -> list[str]:
-        """The exact program and arguments, variables not yet filled in."""
+        """The exact program and arguments, with unresolved variables."""
         return [self.command, *self.args]
 
     @property
     def address(self) -> str:
-        """One line that says where the server is."""
+        """The command line or URL, for display."""
         return " ".join(self.argv) if self.transport == Transport.STDIO else self.url
 
     @property
     def origin(self) -> str:
-        """What credentials are bound to."""
+        """The origin that credentials are bound to."""
         return origin_of(self.transport, self.url, self.command, self.args, self.cwd)
 
 
 def origin_of(transport: str, url: str, command: str, args: list[str], cwd: str) -> str:
-    """Name the party that would receive a credential: an origin, or an exact program."""
+    """Return the recipient of credentials: a URL's origin, or an exact command."""
     if transport == Transport.STDIO:
         return "program:" + json.dumps([cwd, command, *args])
     parts = urlsplit(url)
@@ -147,7 +166,7 @@ class Credential(models.Model):
     server = models.ForeignKey(Server, on_delete=models.CASCADE, related_name="credentials")
     kind = models.CharField(max_length=8, choices=CredentialKind.choices)
     name = models.CharField(max_length=200)
-    ciphertext = models.TextField(blank=True)  # empty: voided, must be entered again
+    ciphertext = models.TextField(blank=True)  # empty: removed, must be entered again
     origin_sha256 = models.CharField(max_length=64)
     set_at = models.DateTimeField(auto_now=True)
 
@@ -168,14 +187,14 @@ class Credential(models.Model):
 
 
 class SyncRun(models.Model):
-    """One sync of one server, as a person can read it."""
+    """One sync of one server."""
 
     class Outcome(models.TextChoices):
         RUNNING = "running"
         OK = "ok"
-        HELD = "held"  # applied, but over half the tools were gone and were kept
+        HELD = "held"  # applied, except the removal of over half the tools
         FAILED = "failed"
-        SUPERSEDED = "superseded"  # another run or an edit came first; nothing was written
+        SUPERSEDED = "superseded"  # by another run or an edit; nothing was saved
 
     server = models.ForeignKey(Server, on_delete=models.CASCADE, related_name="sync_runs")
     trigger = models.CharField(max_length=12, choices=Trigger.choices)
@@ -193,7 +212,7 @@ class SyncRun(models.Model):
     code = models.CharField(max_length=40, blank=True)
     error = models.TextField(blank=True)
     detail = models.TextField(blank=True)
-    # Names, at most a few hundred of each: {added: [], changed: [], removed: [],
+    # At most MAX_NAMES_KEPT of each: {added: [], changed: [], removed: [],
     # rejected: [{name, reason}]}
     names = models.JSONField(default=dict, blank=True)
     warnings = models.JSONField(default=list, blank=True)

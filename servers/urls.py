@@ -1,4 +1,4 @@
-"""Addresses of the servers' pages. A slug comes last: add, export and bulk are no servers."""
+"""URLs of the server pages. Fixed paths come first: add, export and bulk are reserved slugs."""
 
 from django.urls import URLPattern, path
 

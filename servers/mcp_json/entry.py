@@ -1,6 +1,6 @@
-"""Turn one entry of an mcp.json into a draft of a server, or say why not.
+"""Parse one server entry of an mcp.json into a `ServerDraft`.
 
-Pure. `importing` finds the entries; this reads a single one.
+Pure. `parser` finds the entries of a file.
 """
 
 import dataclasses
@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 
 from servers.mcp_json import plaintext_secrets
 from servers.mcp_json.jsonc import JsonMap, repeated_keys
-from servers.mcp_json.placeholders import Bindings, Reference, References, written
+from servers.mcp_json.placeholders import Bindings, Reference, References, format_reference
 from servers.registration.argv_warnings import runs_inline_code
-from servers.registration.drafts import ServerDraft, target_of
+from servers.registration.drafts import MASK, ServerDraft, draft_target
 from servers.registration.validation import (
-    OWN_HEADERS,
     PLACEHOLDER,
+    TRANSPORT_HEADERS,
     argv_warnings,
     check_argv,
     check_env,
@@ -27,9 +27,9 @@ from servers.registration.validation import (
 from servers.secret import Secret
 
 MAX_PAIRS = 200
-MAX_MOVED = 50
-HOLDS_SECRETS = frozenset({"headers", "env", "auth", "authorization", "oauth", "credentials"})
-MAX_UNKNOWN = 16 * 1024  # of JSON
+MAX_EXTRACTED_SECRETS = 50
+SECRET_CONTAINERS = frozenset({"headers", "env", "auth", "authorization", "oauth", "credentials"})
+MAX_UNKNOWN_BYTES = 16 * 1024  # as JSON
 
 _TRANSPORTS = {
     "stdio": "stdio", "local": "stdio", "http": "http", "https": "http", "sse": "sse",
@@ -37,16 +37,16 @@ _TRANSPORTS = {
     "remote": "http",
 }  # fmt: skip
 _URL_FIELDS = ("url", "serverUrl", "httpUrl")
-_KNOWN = frozenset([
+_KNOWN_FIELDS = frozenset([
     "name", "type", "transport", "command", "args", "cwd", "env", "headers", "description",
     "disabled", "enabled", "isActive", *_URL_FIELDS,
 ])  # fmt: skip
-_SINGLE_ONLY = frozenset(["inputs", "$schema"])
+_SINGLE_ONLY_FIELDS = frozenset(["inputs", "$schema"])
 _PATH_VALUE = re.compile(r"/[\w./@+ -]*")
 
 
-class Refused(Exception):
-    """This entry cannot become a server."""
+class EntryError(Exception):
+    """The entry or the file cannot be imported."""
 
     def __init__(self, message: str, hint: str = "", code: str = "bad_server") -> None:
         super().__init__(message)
@@ -54,34 +54,39 @@ class Refused(Exception):
         self.code = code
 
 
-class Drafting:
-    """Reads entries of one file, which share their variables and inputs."""
+class EntryParser:
+    """Parses the entries of one file, which share their variables and inputs."""
 
     def __init__(self, references: References, *, allow_http: bool) -> None:
         self.references = references
         self.allow_http = allow_http
 
-    def draft(self, name: str, slug: str, entry: object, targets: Mapping[str, str]) -> ServerDraft:
-        """Read one entry. Raises `Refused` or `Invalid`."""
+    def parse(self, name: str, slug: str, entry: object, targets: Mapping[str, str]) -> ServerDraft:
+        """Parse one entry. Raises `EntryError` or `Invalid`.
+
+        `targets` maps the `target_string` of each known server to its slug.
+        """
         if not isinstance(entry, JsonMap):
-            raise Refused("This is not an object in braces.", "Give it a command or a url.")
+            raise EntryError(
+                "The entry is not a JSON object.", "Use an object with command or url."
+            )
         for key, line in repeated_keys(entry)[:1]:
-            raise Refused(
-                f"It names {escape_ambiguous(key[:40])} twice, again on line {line}.",
-                "Keep the one you mean.",
+            raise EntryError(
+                f"Duplicate key {escape_ambiguous(key[:40])} on line {line}.",
+                "Keep one of them.",
                 "duplicate_key",
             )
-        draft = _Entry(entry, slug, Bindings(self.references), allow_http=self.allow_http).read()
-        same = targets.get(target_of(draft))
-        warnings = [f"This is the same as {same}."] if same else []
-        shown = escape_ambiguous(name)[:120] or slug
-        if shown != name:
-            warnings.append("The name was shortened, or hidden characters in it were escaped.")
-        return dataclasses.replace(draft, name=shown, warnings=(*warnings, *draft.warnings))
+        draft = _Entry(entry, slug, Bindings(self.references), allow_http=self.allow_http).parse()
+        duplicate = targets.get(draft_target(draft))
+        warnings = [f"Duplicate of {duplicate}."] if duplicate else []
+        display_name = escape_ambiguous(name)[:120] or slug
+        if display_name != name:
+            warnings.append("The name was shortened, or invisible characters in it were escaped.")
+        return dataclasses.replace(draft, name=display_name, warnings=(*warnings, *draft.warnings))
 
 
 class _Entry:
-    """One entry while it is read: what was found so far."""
+    """Parser state of one entry: warnings and extracted secrets."""
 
     def __init__(self, entry: JsonMap, slug: str, bindings: Bindings, *, allow_http: bool) -> None:
         self.entry = entry
@@ -89,306 +94,315 @@ class _Entry:
         self.bindings = bindings
         self.allow_http = allow_http
         self.warnings: list[str] = []
-        self.moved: list[str] = []
+        self.extracted: list[str] = []  # references that replaced plaintext secrets
         self.literal_secrets = 0
 
-    def read(self) -> ServerDraft:
+    def parse(self) -> ServerDraft:
         for field in ("command", "args", "cwd", "env", "headers", *_URL_FIELDS):
-            for text in _texts(self.entry.get(field)):
-                self.bindings.learn_defaults(text)
-        transport = self.transport()
+            for text in _strings(self.entry.get(field)):
+                self.bindings.collect_defaults(text)
+        transport = self.parse_transport()
         stdio = transport == "stdio"
         draft = ServerDraft(
             name="",
             slug=self.slug,
             transport=transport,
-            env=self.env() if stdio else self.unused("env"),
-            headers=self.unused("headers") if stdio else self.headers(),
-            description=self.text("description")[:2000],
-            disabled=self.disabled(),
+            env=self.parse_env() if stdio else self.ignore("env"),
+            headers=self.ignore("headers") if stdio else self.parse_headers(),
+            description=self.get_string("description")[:2000],
+            disabled=self.is_disabled(),
         )
         if stdio:
-            command, args, cwd = self.program()
+            command, args, cwd = self.parse_command()
             draft = dataclasses.replace(draft, command=command, args=args, cwd=cwd)
         else:
-            draft = dataclasses.replace(draft, url=self.address())
+            draft = dataclasses.replace(draft, url=self.parse_url())
         self.check_variables(transport)
-        unknown = self.unknown()
-        self.warn_of_variables()
+        unknown = self.collect_unknown_fields()
+        self.warn_about_variables()
         return dataclasses.replace(
             draft,
             variables={name: Secret(value) for name, value in self.bindings.used.items()},
             missing=tuple(self.bindings.missing),
             warnings=tuple(self.warnings),
             unknown=unknown,
-            secrets_found=self.literal_secrets + len(self.moved),
+            secrets_found=self.literal_secrets + len(self.extracted),
         )
 
-    def text(self, field: str) -> str:
+    def get_string(self, field: str) -> str:
         value = self.entry.get(field)
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise Refused(f"{field} must be a text in double quotes.", "Correct it.", "bad_type")
+            raise EntryError(f"{field} must be a string.", "Correct it.", "bad_type")
         if "\x00" in value and field == "description":
-            raise Refused("The description holds a NUL character.", "Remove it.", "bad_type")
+            raise EntryError("The description contains a NUL character.", "Remove it.", "bad_type")
         return value
 
-    def transport(self) -> str:
-        has_command = bool(self.text("command").strip())
-        address = next((self.text(f) for f in _URL_FIELDS if self.text(f).strip()), "")
-        if has_command and address:
-            raise Refused(
-                "It has both a command and a url.", "Keep the one that is meant.", "ambiguous"
+    def parse_transport(self) -> str:
+        has_command = bool(self.get_string("command").strip())
+        url = next((self.get_string(f) for f in _URL_FIELDS if self.get_string(f).strip()), "")
+        if has_command and url:
+            raise EntryError(
+                "The entry has both a command and a url.", "Keep one of them.", "ambiguous"
             )
-        if not has_command and not address:
-            raise Refused(
-                "It has neither a command nor a url.",
-                "Give a command to run a program here, or a url to reach a server.",
+        if not has_command and not url:
+            raise EntryError(
+                "The entry has neither a command nor a url.",
+                "Set command to run a local server, or url to connect to a remote one.",
                 "no_target",
             )
-        claimed = self.text("type") or self.text("transport")
-        transport = _TRANSPORTS.get(claimed.strip().lower())
-        if claimed and not transport:
-            raise Refused(
-                f"The type {escape_ambiguous(claimed[:30])} is not known.",
+        declared = self.get_string("type") or self.get_string("transport")
+        transport = _TRANSPORTS.get(declared.strip().lower())
+        if declared and not transport:
+            raise EntryError(
+                f"Unknown type: {escape_ambiguous(declared[:30])}.",
                 "Use stdio, http or sse.",
                 "bad_transport",
             )
         if transport and (transport == "stdio") != has_command:
-            needs = "a command" if transport == "stdio" else "a url"
-            raise Refused(
-                f"Its type is {transport}, which needs {needs}.", "Correct one.", "ambiguous"
+            required = "a command" if transport == "stdio" else "a url"
+            raise EntryError(
+                f"The type {transport} requires {required}.", "Correct the type.", "ambiguous"
             )
         if transport:
             return transport
-        path = re.split(r"[?#]", address)[0]
+        path = re.split(r"[?#]", url)[0]
         return "stdio" if has_command else "sse" if path.rstrip("/").endswith("/sse") else "http"
 
-    def program(self) -> tuple[str, tuple[str, ...], str]:
-        command = self.path("command")
-        cwd = self.path("cwd")
+    def parse_command(self) -> tuple[str, tuple[str, ...], str]:
+        command = self.expand_path("command")
+        cwd = self.expand_path("cwd")
         if plaintext_secrets.looks_like_secret(command):
-            raise Refused("The command holds a secret.", "Move it to env or args.", "bad_argv")
-        args = [self.bindings.kept(arg) for arg in self.args()]
+            raise EntryError(
+                "The command contains a secret.", "Move it to env or args.", "bad_argv"
+            )
+        args = [self.bindings.normalize(arg) for arg in self.parse_args()]
         check_argv([command, *args], "")
         if runs_inline_code([command, *args]):
-            # All of the code must be there to be read: nothing is moved out of it.
+            # The admin must see all of the code, so no secret is extracted from it.
             if any(PLACEHOLDER.search(arg) for arg in args):
-                raise Refused(
-                    "It runs code written in its arguments, and a variable would hide a part.",
-                    "Write the code out, and pass values by env.",
+                raise EntryError(
+                    "Inline code in the arguments must not contain variables.",
+                    "Write the code out in full, and pass values in env.",
                     "bad_argv",
                 )
         else:
-            args = plaintext_secrets.out_of_args(args, self.move)
+            args = plaintext_secrets.extract_from_args(args, self.extract)
         check_argv([command, *args], "" if "${" in cwd else cwd)
         self.warnings += argv_warnings([command, *args])
         return command, tuple(args), cwd
 
-    def args(self) -> list[str]:
+    def parse_args(self) -> list[str]:
         value = self.entry.get("args")
         if value is None:
             return []
         if not isinstance(value, list):
-            raise Refused(
-                "args must be a list of texts.", 'Write it like ["--port", "80"].', "bad_type"
+            raise EntryError(
+                "args must be a list of strings.", 'Example: ["--port", "80"].', "bad_type"
             )
-        return [self.as_text(item, f"Argument {at}") for at, item in enumerate(value, 1)]
+        return [self.to_string(item, f"Argument {number}") for number, item in enumerate(value, 1)]
 
-    def path(self, field: str) -> str:
-        """Read a path with its variables written out: what runs is confirmed by its real path."""
+    def expand_path(self, field: str) -> str:
+        """Return a path with its variables expanded, so that the admin confirms the real path."""
 
-        def write(reference: Reference) -> str:
-            value = self.bindings.value(reference)
+        def expand(reference: Reference) -> str:
+            value = self.bindings.resolve(reference)
             if value is None:
-                return written(reference.name)
+                return format_reference(reference.name)
             if value != self.bindings.defaults.get(reference.name) and not (
                 _PATH_VALUE.fullmatch(value) and not plaintext_secrets.looks_like_secret(value)
             ):
-                raise Refused(
-                    f"{field} is to be filled in from {reference.name}, which is not a full path.",
-                    f"Write the {field} out.",
+                raise EntryError(
+                    f"{field} uses {reference.name}, whose value is not an absolute path.",
+                    f"Write the {field} out in full.",
                     "bad_argv",
                 )
             return value
 
-        return self.bindings.references.replace(self.text(field), write)
+        return self.bindings.references.replace(self.get_string(field), expand)
 
-    def address(self) -> str:
-        field = next(f for f in _URL_FIELDS if self.text(f).strip())
-        text = self.text(field).strip()
+    def parse_url(self) -> str:
+        field = next(f for f in _URL_FIELDS if self.get_string(f).strip())
+        text = self.get_string(field).strip()
 
-        def write_base(reference: Reference) -> str:
-            value = self.bindings.value(reference)
+        def expand_base(reference: Reference) -> str:
+            value = self.bindings.resolve(reference)
             if value is None:
-                raise Refused(
-                    f"The address begins with the variable {reference.name}, which has no value.",
-                    f"Give {reference.name} a value, or write the address out.",
+                raise EntryError(
+                    f"The URL starts with the variable {reference.name}, which has no value.",
+                    f"Provide a value for {reference.name}, or write the URL out.",
                     "missing_variable",
                 )
-            # Only what is an address itself is written out. Anything else may be a secret.
+            # Expand only a value that is a URL itself. Any other value may be a secret.
             if not re.match(r"https?://", value):
-                raise Refused(
-                    f"The address begins with {reference.name}, whose value is not an address.",
-                    "Write the address out.",
+                raise EntryError(
+                    f"The URL starts with {reference.name}, whose value is not a URL.",
+                    "Write the URL out.",
                     "bad_url",
                 )
             return value.rstrip("/")
 
         if base := re.match(r"\$\{[^{}]*\}", text):
-            text = self.bindings.references.replace(base[0], write_base) + text[base.end() :]
-        url = check_url(self.bindings.kept(text), allow_http=self.allow_http)
+            text = self.bindings.references.replace(base[0], expand_base) + text[base.end() :]
+        url = check_url(self.bindings.normalize(text), allow_http=self.allow_http)
         self.warnings += url_warnings(url)
-        return plaintext_secrets.out_of_url(url, self.move)
+        return plaintext_secrets.extract_from_url(url, self.extract)
 
-    def env(self) -> dict[str, Secret]:
+    def parse_env(self) -> dict[str, Secret]:
         values = {}
-        for name, text in self.pairs("env"):
-            value = self.bindings.filled(text)
+        for name, text in self.parse_pairs("env"):
+            value = self.bindings.expand(text)
             check_env(name, value)
             values[name] = Secret(value)
-            self.count(name, text)
+            self.count_literal_secret(name, text)
         return values
 
-    def headers(self) -> dict[str, Secret]:
+    def parse_headers(self) -> dict[str, Secret]:
         values: dict[str, Secret] = {}
-        for name, text in self.pairs("headers"):
-            if name.lower() in OWN_HEADERS:
-                self.warnings.append(f"The header {name} was left out: the connection sets it.")
+        for name, text in self.parse_pairs("headers"):
+            if name.lower() in TRANSPORT_HEADERS:
+                self.warnings.append(f"Skipped header {name}: the transport sets it.")
                 continue
-            value = self.bindings.filled(text).strip(" \t")
+            value = self.bindings.expand(text).strip(" \t")
             check_header(name, value)
             if name.lower() in map(str.lower, values):
-                raise Refused(f"It names the header {name} twice.", "Keep one.", "bad_header")
+                raise EntryError(f"Duplicate header {name}.", "Keep one of them.", "bad_header")
             values[name] = Secret(value)
-            self.count(name, text)
+            self.count_literal_secret(name, text)
         return values
 
-    def pairs(self, field: str) -> list[tuple[str, str]]:
+    def parse_pairs(self, field: str) -> list[tuple[str, str]]:
         value = self.entry.get(field)
         if value is None:
             return []
         if not isinstance(value, JsonMap):
-            raise Refused(
-                f"{field} must be an object of names and texts.",
-                'Write it like {"NAME": "value"}.',
+            raise EntryError(
+                f"{field} must be an object with string values.",
+                'Example: {"NAME": "value"}.',
                 "bad_type",
             )
         if len(value) > MAX_PAIRS:
-            raise Refused(f"{field} has over {MAX_PAIRS} names.", "Shorten it.", "too_many")
+            raise EntryError(
+                f"{field} has more than {MAX_PAIRS} names.", "Remove some.", "too_many"
+            )
         return [
-            (n, self.as_text(v, f"{field} {escape_ambiguous(n[:60])}")) for n, v in value.items()
+            (n, self.to_string(v, f"{field} {escape_ambiguous(n[:60])}")) for n, v in value.items()
         ]
 
-    def as_text(self, value: object, what: str) -> str:
+    def to_string(self, value: object, label: str) -> str:
         if isinstance(value, str):
             return value
         if isinstance(value, bool | int | float):
-            self.warnings.append(f"{what} is a number or a yes/no; it was read as a text.")
+            self.warnings.append(f"{label} is not a string; it was converted to one.")
             return str(value).lower() if isinstance(value, bool) else str(value)
-        raise Refused(f"{what} must be a text in double quotes.", "Correct it.", "bad_type")
+        raise EntryError(f"{label} must be a string.", "Correct it.", "bad_type")
 
-    def unused(self, field: str) -> dict[str, Secret]:
+    def ignore(self, field: str) -> dict[str, Secret]:
         if self.entry.get(field):
-            self.warnings.append(f"{field} was left out: this kind of server does not use it.")
+            self.warnings.append(f"Skipped {field}: this transport does not use it.")
         return {}
 
-    def disabled(self) -> bool:
+    def is_disabled(self) -> bool:
         for field in ("disabled", "enabled", "isActive"):
             if not isinstance(self.entry.get(field, False), bool):
-                raise Refused(f"{field} must be true or false.", "Correct it.", "bad_type")
+                raise EntryError(f"{field} must be true or false.", "Correct it.", "bad_type")
         return (
             self.entry.get("disabled") is True
             or self.entry.get("enabled") is False
             or self.entry.get("isActive") is False
         )
 
-    def move(self, wanted: str, secret: str) -> str:
-        if len(self.moved) >= MAX_MOVED:
-            raise Refused(
-                f"Over {MAX_MOVED} secrets stand in plain text.", "Move them to env.", "too_many"
+    def extract(self, label: str, secret: str) -> str:
+        """Store a plaintext secret as a variable, and return the reference that replaces it."""
+        if len(self.extracted) >= MAX_EXTRACTED_SECRETS:
+            raise EntryError(
+                f"The entry has more than {MAX_EXTRACTED_SECRETS} plaintext secrets.",
+                "Move them to env.",
+                "too_many",
             )
-        name = re.sub(r"[^A-Z0-9]+", "_", f"{self.slug}_{wanted}".upper()).strip("_")
-        written = self.bindings.move(name, secret)
-        self.moved.append(written)
-        self.warnings.append(f"A secret stood in plain text. It is kept encrypted as {written}.")
-        return written
+        name = re.sub(r"[^A-Z0-9]+", "_", f"{self.slug}_{label}".upper()).strip("_")
+        reference = self.bindings.extract(name, secret)
+        self.extracted.append(reference)
+        self.warnings.append(f"Plaintext secret found. It will be stored encrypted as {reference}.")
+        return reference
 
-    def count(self, name: str, text: str) -> None:
-        """Count the secrets that stood in the text itself."""
-        plain = re.sub(r"\$\{[^{}]*\}|^(?:Bearer|Basic|Token) ", "", text, flags=re.IGNORECASE)
-        speaks = plaintext_secrets.is_secret_name(name) or plaintext_secrets.looks_like_secret(
-            plain
+    def count_literal_secret(self, name: str, text: str) -> None:
+        literal = re.sub(r"\$\{[^{}]*\}|^(?:Bearer|Basic|Token) ", "", text, flags=re.IGNORECASE)
+        is_secret = plaintext_secrets.is_secret_name(name) or plaintext_secrets.looks_like_secret(
+            literal
         )
-        self.literal_secrets += bool(plain.strip() and speaks)
+        self.literal_secrets += bool(literal.strip() and is_secret)
 
     def check_variables(self, transport: str) -> None:
-        refused = r"\x00" if transport == "stdio" else r"[\x00-\x20\x7f]"
+        invalid = r"\x00" if transport == "stdio" else r"[\x00-\x20\x7f]"
         for name, value in self.bindings.used.items():
-            if re.search(refused, value):
-                raise Refused(
-                    f"The value of {name} holds a space, a line break or a control character.",
-                    "Enter it again.",
+            if re.search(invalid, value):
+                raise EntryError(
+                    f"The value of {name} contains a space, a line break or a control character.",
+                    "Correct the value.",
                     "bad_variable",
                 )
 
-    def unknown(self) -> dict[str, object]:
+    def collect_unknown_fields(self) -> dict[str, object]:
         single = "name" in self.entry or "inputs" in self.entry
-        left = _SINGLE_ONLY if single else frozenset[str]()
-        unknown = {k: v for k, v in self.entry.items() if k not in _KNOWN and k not in left}
+        known = _KNOWN_FIELDS | (_SINGLE_ONLY_FIELDS if single else frozenset[str]())
+        unknown = {key: value for key, value in self.entry.items() if key not in known}
         if "envFile" in unknown:
-            self.warnings.append("envFile is not read. Enter the variables it holds instead.")
+            self.warnings.append("envFile is not supported. Enter its variables instead.")
         if unknown:
             names = ", ".join(escape_ambiguous(name[:40]) for name in list(unknown)[:10])
-            self.warnings.append(f"Not known to Toolcrib, kept but unused: {names}.")
-        if len(json.dumps(unknown)) > MAX_UNKNOWN:
-            self.warnings.append("These fields are over 16 KB together, and were not kept.")
+            self.warnings.append(f"Unknown fields, stored but not used: {names}.")
+        if len(json.dumps(unknown)) > MAX_UNKNOWN_BYTES:
+            self.warnings.append("The unknown fields exceed 16 KB and were dropped.")
             return {}
-        return {_without_nul(key): self.without_secrets(key, v) for key, v in unknown.items()}
+        return {_without_nul(key): self.redact(key, value) for key, value in unknown.items()}
 
-    def without_secrets(self, name: str, value: object, *, among: bool = False) -> object:
-        """Copy a value that is kept but never used: a secret in it is worth nothing here.
+    def redact(self, name: str, value: object, *, all_secret: bool = False) -> object:
+        """Copy the value of an unknown field without its secrets, which are never used.
 
-        `among`: below a field such as headers, every text may be one.
+        `all_secret`: below a field such as headers, any string may be a secret.
         """
-        among = among or name.lower() in HOLDS_SECRETS
+        all_secret = all_secret or name.lower() in SECRET_CONTAINERS
         if isinstance(value, dict):
             return {
-                _without_nul(key): self.without_secrets(key, item, among=among)
+                _without_nul(key): self.redact(key, item, all_secret=all_secret)
                 for key, item in value.items()
             }
         if isinstance(value, list):
-            return [self.without_secrets(name, item, among=among) for item in value]
+            return [self.redact(name, item, all_secret=all_secret) for item in value]
         if not isinstance(value, str):
             return value
-        speaks = among or plaintext_secrets.is_secret_name(name)
-        speaks = speaks and not re.fullmatch(r"\$\{.*\}", value)
-        if value and (speaks or plaintext_secrets.looks_like_secret(value) or "://" in value):
-            kept = "•••" if speaks else plaintext_secrets.out_of_args([value], lambda *_: "•••")[0]
-            if kept != value:
+        is_secret = all_secret or plaintext_secrets.is_secret_name(name)
+        is_secret = is_secret and not re.fullmatch(r"\$\{.*\}", value)
+        if value and (is_secret or plaintext_secrets.looks_like_secret(value) or "://" in value):
+            if is_secret:
+                redacted = MASK
+            else:
+                [redacted] = plaintext_secrets.extract_from_args([value], lambda *_: MASK)
+            if redacted != value:
                 self.warnings.append(
-                    f"{escape_ambiguous(name[:40])} held a secret, which was not kept."
+                    f"{escape_ambiguous(name[:40])} contained a secret, which was dropped."
                 )
-            return _without_nul(kept)
+            return _without_nul(redacted)
         return _without_nul(value)
 
-    def warn_of_variables(self) -> None:
+    def warn_about_variables(self) -> None:
         for name in self.bindings.editor_only:
-            self.warnings.append(f"{name} is filled in by an editor; give it a value here.")
+            self.warnings.append(f"{name} is an editor variable; enter a value for it.")
         for name in self.bindings.conflicting:
-            self.warnings.append(f"{name} has two different defaults; the first one is used.")
+            self.warnings.append(f"{name} has conflicting defaults; the first one is used.")
 
 
-def _texts(value: object) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _strings(item)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _texts(item)
+            yield from _strings(item)
 
 
 def _without_nul(text: str) -> str:

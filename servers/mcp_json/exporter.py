@@ -1,6 +1,6 @@
-"""Write servers as an mcp.json that anyone may see: names of credentials, never values.
+"""Export of servers as mcp.json, with `${NAME}` references instead of credential values.
 
-Pure. The Claude shape, in the order given by the slugs, so that equal servers give equal text.
+Pure. Uses the Claude format, sorted by slug, so that the output is deterministic.
 """
 
 import json
@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from servers.mcp_json.placeholders import unique, valid_name, written
+from servers.mcp_json.placeholders import format_reference, make_unique, to_variable_name
 from servers.registration.validation import PLACEHOLDER
 
 
 @dataclass(frozen=True)
 class ExportRow:
-    """What an export needs of a server."""
+    """The fields of a server that an export contains."""
 
     slug: str
     transport: str
@@ -29,11 +29,11 @@ class ExportRow:
 
 
 def export_mcp_json(servers: Sequence[ExportRow]) -> str:
-    """Return the file's text. Every credential stands as a `${NAME}` of its own."""
+    """Return the text of the file. Each credential becomes a unique `${NAME}`."""
     rows = sorted(servers, key=lambda row: row.slug)
-    shared = Counter(name for row in rows for name in {*row.env_names, *_referenced(row)})
+    uses = Counter(name for row in rows for name in {*row.env_names, *_referenced(row)})
     taken = {name for row in rows for name in _referenced(row)}
-    document = {row.slug: _entry(row, shared, taken) for row in rows}
+    document = {row.slug: _entry(row, uses, taken) for row in rows}
     return json.dumps({"mcpServers": document}, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -41,7 +41,7 @@ def _referenced(row: ExportRow) -> set[str]:
     return {name for text in (*row.args, row.url) for name in PLACEHOLDER.findall(text)}
 
 
-def _entry(row: ExportRow, shared: Counter[str], taken: set[str]) -> dict[str, object]:
+def _entry(row: ExportRow, uses: Counter[str], taken: set[str]) -> dict[str, object]:
     entry: dict[str, object] = {"type": row.transport}
     if row.transport == "stdio":
         entry |= {"command": row.command, "args": list(row.args)}
@@ -51,11 +51,14 @@ def _entry(row: ExportRow, shared: Counter[str], taken: set[str]) -> dict[str, o
         entry["url"] = row.url
     references = {}
     for name in sorted(row.env_names):
-        own = name if shared[name] == 1 else _own_name(row.slug, name)
-        references[name] = _reference(own, taken)
+        variable = name if uses[name] == 1 else _prefix_name(row.slug, name)
+        references[name] = _make_reference(variable, taken)
     if references:
         entry["env"] = references
-    headers = {n: _reference(_own_name(row.slug, n), taken) for n in sorted(row.header_names)}
+    headers = {
+        name: _make_reference(_prefix_name(row.slug, name), taken)
+        for name in sorted(row.header_names)
+    }
     if headers:
         entry["headers"] = headers
     for name in sorted(row.unknown):
@@ -63,11 +66,11 @@ def _entry(row: ExportRow, shared: Counter[str], taken: set[str]) -> dict[str, o
     return entry
 
 
-def _own_name(slug: str, name: str) -> str:
-    return valid_name(re.sub(r"[^A-Z0-9]+", "_", f"{slug}_{name}".upper()))
+def _prefix_name(slug: str, name: str) -> str:
+    return to_variable_name(re.sub(r"[^A-Z0-9]+", "_", f"{slug}_{name}".upper()))
 
 
-def _reference(name: str, taken: set[str]) -> str:
-    name = unique(name, taken)
+def _make_reference(name: str, taken: set[str]) -> str:
+    name = make_unique(name, taken)
     taken.add(name)
-    return written(name)
+    return format_reference(name)

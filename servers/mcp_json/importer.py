@@ -1,6 +1,6 @@
-"""Check an mcp.json against what is registered, and save its good servers.
+"""Import of an mcp.json: check it against the registered servers, save the valid ones.
 
-Page, API and command all come through here.
+Used by the pages, the API and the management command.
 """
 
 import json
@@ -14,9 +14,9 @@ from servers.mcp_json.parser import (
     ExportRow,
     ImportCheck,
     ServerDraft,
+    draft_target,
     export_mcp_json,
     parse_mcp_json,
-    target_of,
     target_string,
 )
 from servers.models import CredentialKind, Server
@@ -26,19 +26,19 @@ from toolcrib.lib.errors import Invalid, ToolcribError
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What became of one server of the text."""
+class ImportResult:
+    """The outcome of importing one server."""
 
     name: str
-    server: Server | None = None  # saved now
-    known: Server | None = None  # registered before
+    server: Server | None = None  # saved by this import
+    known: Server | None = None  # already registered
     code: str = ""
     message: str = ""
     hint: str = ""
 
 
 def check_import(text: str, variables: Mapping[str, str]) -> ImportCheck:
-    """Parse only: nothing is saved, nothing is started."""
+    """Parse the text. Saves and starts nothing."""
     rows = Server.objects.values_list("slug", "transport", "url", "command", "args")
     return parse_mcp_json(
         text,
@@ -49,22 +49,22 @@ def check_import(text: str, variables: Mapping[str, str]) -> ImportCheck:
     )
 
 
-def read_single_entry(
+def parse_single_entry(
     entry: Mapping[str, object], *, name: str, slug: str, variables: Mapping[str, str]
 ) -> ServerDraft:
-    """Read one server the way a text is read, so that secrets in its address are moved out."""
-    found = parse_mcp_json(
+    """Parse one server like an import, so that plaintext secrets are extracted."""
+    check = parse_mcp_json(
         json.dumps({"mcpServers": {name: entry}}),
         variables=variables,
         allow_http=settings.ALLOW_PLAIN_HTTP,
     )
-    for problem in found.problems:
+    for problem in check.problems:
         raise Invalid(problem.message, hint=problem.hint, code=problem.code)
-    return replace(found.drafts[0], name=name, slug=slug)
+    return replace(check.drafts[0], name=name, slug=slug)
 
 
 def draft_digest(draft: ServerDraft) -> str:
-    """What a person confirms before this draft's program may run; empty where it runs none."""
+    """Return the digest to confirm before the command may run; empty if it runs none."""
     return validation.argv_digest(draft.argv, draft.cwd) if draft.argv else ""
 
 
@@ -75,43 +75,40 @@ def save_drafts(
     confirmed: Collection[str] = (),
     allow_programs: bool = False,
     only: Collection[str] | None = None,
-    again: bool = False,
-) -> list[Imported]:
-    """Save each good server; each bad one keeps its reason and touches no other.
+    allow_duplicates: bool = False,
+) -> list[ImportResult]:
+    """Save each valid server. An invalid one is reported and does not affect the others.
 
-    One that is registered already is left as it is, unless it is wanted `again`.
-
-    `confirmed` holds digests of programs a person confirmed; `allow_programs` stands for all of
-    them (the command line, where whoever runs it could run them anyway).
+    A registered server is skipped unless `allow_duplicates`. `confirmed` contains the digests of
+    confirmed commands. `allow_programs` confirms all of them: for the management command, whose
+    user can run them anyway.
     """
-    done = [
-        Imported(problem.name, code=problem.code, message=problem.message, hint=problem.hint)
+    results = [
+        ImportResult(problem.name, code=problem.code, message=problem.message, hint=problem.hint)
         for problem in check.problems
     ]
-    before = {} if again else _registered()
+    registered = {} if allow_duplicates else _servers_by_target()
     for draft in check.drafts:
         if only is not None and draft.slug not in only:
             continue
-        twin = before.get(target_of(draft))
-        if twin is not None:
-            done.append(
-                Imported(draft.name, known=twin, message=f"Registered already as {twin.slug}.")
-            )
+        known = registered.get(draft_target(draft))
+        if known is not None:
+            message = f"Already registered as {known.slug}."
+            results.append(ImportResult(draft.name, known=known, message=message))
             continue
         digest = draft_digest(draft)
         allowed = digest if allow_programs or digest in confirmed else ""
         try:
             server = server_actions.add_server(draft, actor=actor, confirmed=allowed)
-            done.append(Imported(draft.name, server=server))
+            results.append(ImportResult(draft.name, server=server))
         except ToolcribError as error:
-            done.append(
-                Imported(draft.name, code=error.code, message=error.message, hint=error.hint)
+            results.append(
+                ImportResult(draft.name, code=error.code, message=error.message, hint=error.hint)
             )
-    return done
+    return results
 
 
-def _registered() -> dict[str, Server]:
-    """Servers by what they connect to, as they stand before an import."""
+def _servers_by_target() -> dict[str, Server]:
     return {
         target_string(row.transport, row.url, row.command, row.args): row
         for row in Server.objects.order_by("-pk")
@@ -119,7 +116,7 @@ def _registered() -> dict[str, Server]:
 
 
 def export_text() -> str:
-    """Write every server as mcp.json, with ${NAME} where a secret stands."""
+    """Return all servers as mcp.json, with ${NAME} for each secret."""
     rows = []
     for server in Server.objects.prefetch_related("credentials"):
         names: dict[str, list[str]] = {kind: [] for kind in CredentialKind.values}

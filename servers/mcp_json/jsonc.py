@@ -1,7 +1,7 @@
-"""Read JSON as people keep it in files: comments, trailing commas, a byte order mark.
+"""JSONC parser: JSON with comments, trailing commas and a byte order mark.
 
-Pure. Says where a text is wrong by line and column, never what stood there: the text may hold
-secrets. Keeps repeated keys apart instead of letting the last one win in silence.
+Pure. Errors have line and column but never quote the text, which may contain secrets. Duplicate
+keys are recorded instead of silently overwriting each other.
 """
 
 import json
@@ -15,13 +15,13 @@ MAX_DEPTH = 32
 _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*.*?\*/)*", re.DOTALL)
 _STRING = re.compile(r'"[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*"')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,99})(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,9})?(?![0-9.\w])")
-_WORD = re.compile(r"\w+")
-_WORDS = {"true": True, "false": False, "null": None}
+_KEYWORD = re.compile(r"\w+")
+_KEYWORDS = {"true": True, "false": False, "null": None}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonMap(dict[str, object]):
-    """An object whose first value of each key counts; later ones are in `repeated`."""
+    """A JSON object. The first value of a key counts; duplicates are in `repeated`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class JsonMap(dict[str, object]):
 
 
 class NotJson(Exception):
-    """The text is not JSON, from this line and column on."""
+    """A syntax error at this line and column."""
 
     def __init__(self, message: str, line: int, column: int) -> None:
         super().__init__(f"Line {line}, column {column}: {message}")
@@ -37,139 +37,141 @@ class NotJson(Exception):
         self.column = column
 
 
-def read(text: str) -> object:
+def parse(text: str) -> object:
     """Return the document as plain values, objects as `JsonMap`. Raises `NotJson` only."""
-    return _Reader(text.removeprefix("\ufeff")).document()
+    return _Parser(text.removeprefix("\ufeff")).parse_document()
 
 
 def repeated_keys(value: object) -> list[tuple[str, int]]:
-    """List each key that an object within this value names twice, with the line."""
+    """Return the duplicate keys of this value and of all nested objects, with their lines."""
     if isinstance(value, JsonMap):
-        inner = [found for item in value.values() for found in repeated_keys(item)]
-        return value.repeated + inner
+        nested = [key for item in value.values() for key in repeated_keys(item)]
+        return value.repeated + nested
     if isinstance(value, list):
-        return [found for item in value for found in repeated_keys(item)]
+        return [key for item in value for key in repeated_keys(item)]
     return []
 
 
-class _Reader:
+class _Parser:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.at = 0
-        self.line_ends = [found.start() for found in re.finditer("\n", text)]
+        self.position = 0
+        self.line_ends = [match.start() for match in re.finditer("\n", text)]
 
-    def fail(self, message: str, at: int | None = None) -> NoReturn:
-        at = self.at if at is None else at
-        line_start = self.text.rfind("\n", 0, at) + 1
-        raise NotJson(message, self.line(at), at - line_start + 1)
+    def fail(self, message: str, position: int | None = None) -> NoReturn:
+        position = self.position if position is None else position
+        line_start = self.text.rfind("\n", 0, position) + 1
+        raise NotJson(message, self.line_number(position), position - line_start + 1)
 
-    def line(self, at: int) -> int:
-        return bisect_left(self.line_ends, at) + 1
+    def line_number(self, position: int) -> int:
+        return bisect_left(self.line_ends, position) + 1
 
-    def document(self) -> object:
-        if found := _SURROGATE.search(self.text):
-            self.fail("half a character (a lone surrogate).", found.start())
-        self.skip()
-        if self.at == len(self.text):
-            self.fail("nothing here to read.")
-        value = self.value(0)
-        self.skip()
-        if self.at < len(self.text):
-            self.fail("the document is complete before this, yet more text follows.")
+    def parse_document(self) -> object:
+        if match := _SURROGATE.search(self.text):
+            self.fail("lone surrogate.", match.start())
+        self.skip_blank()
+        if self.position == len(self.text):
+            self.fail("the text is empty.")
+        value = self.parse_value(0)
+        self.skip_blank()
+        if self.position < len(self.text):
+            self.fail("unexpected text after the end of the document.")
         return value
 
-    def skip(self) -> None:
-        found = _BLANK.match(self.text, self.at)
-        self.at = found.end() if found else self.at
-        if self.text.startswith("/*", self.at):
-            self.fail("a comment begins here and never ends.")
+    def skip_blank(self) -> None:
+        match = _BLANK.match(self.text, self.position)
+        self.position = match.end() if match else self.position
+        if self.text.startswith("/*", self.position):
+            self.fail("unterminated comment.")
 
-    def value(self, depth: int) -> object:
+    def parse_value(self, depth: int) -> object:
         if depth > MAX_DEPTH:
             self.fail(f"nested more than {MAX_DEPTH} levels deep.")
-        first = self.text[self.at : self.at + 1]
+        first = self.text[self.position : self.position + 1]
         if first == "{":
-            return self.map(depth)
+            return self.parse_object(depth)
         if first == "[":
-            return self.list(depth)
+            return self.parse_array(depth)
         if first == '"':
-            return self.string()
-        return self.scalar()
+            return self.parse_string()
+        return self.parse_scalar()
 
-    def scalar(self) -> object:
-        if found := _NUMBER.match(self.text, self.at):
-            number = float(found[0]) if found[1] or found[2] else int(found[0])
+    def parse_scalar(self) -> object:
+        if match := _NUMBER.match(self.text, self.position):
+            number = float(match[0]) if match[1] or match[2] else int(match[0])
             if not math.isfinite(number):
-                self.fail("a number too large to keep.")
-            self.at = found.end()
+                self.fail("the number is too large.")
+            self.position = match.end()
             return number
-        found = _WORD.match(self.text, self.at)
-        if found and found[0] in _WORDS:
-            self.at = found.end()
-            return _WORDS[found[0]]
-        if self.text.startswith("'", self.at):
-            self.fail("text stands in double quotes, not single ones.")
-        if self.at == len(self.text):
-            self.fail("the text ends here, but a value is still missing.")
-        return self.fail("expected a value: text in double quotes, a number, { or [.")
+        match = _KEYWORD.match(self.text, self.position)
+        if match and match[0] in _KEYWORDS:
+            self.position = match.end()
+            return _KEYWORDS[match[0]]
+        if self.text.startswith("'", self.position):
+            self.fail("use double quotes instead of single quotes.")
+        if self.position == len(self.text):
+            self.fail("unexpected end of text: expected a value.")
+        return self.fail("expected a value: a string in double quotes, a number, { or [.")
 
-    def string(self) -> str:
-        found = _STRING.match(self.text, self.at)
-        if not found:
-            self.fail("this text has no closing quote on its line.")
+    def parse_string(self) -> str:
+        match = _STRING.match(self.text, self.position)
+        if not match:
+            self.fail("unterminated string.")
         try:
-            text = str(json.loads(found[0]))
+            text = str(json.loads(match[0]))
         except json.JSONDecodeError as error:
-            self.fail("a backslash that starts no known escape; write \\\\.", self.at + error.pos)
+            self.fail("invalid escape; write a backslash as \\\\.", self.position + error.pos)
         if _SURROGATE.search(text):
-            self.fail("this text holds half a character (a lone surrogate).")
-        self.at = found.end()
+            self.fail("the string contains a lone surrogate.")
+        self.position = match.end()
         return text
 
-    def map(self, depth: int) -> JsonMap:
+    def parse_object(self, depth: int) -> JsonMap:
         result = JsonMap()
-        start = self.at
-        self.at += 1
-        while not self.closes("}", start):
-            key_at = self.at
-            if not self.text.startswith('"', self.at):
-                self.fail("expected a name in double quotes, or }.")
-            key = self.string()
-            self.skip()
-            if not self.text.startswith(":", self.at):
-                self.fail("expected : after the name.")
-            self.at += 1
-            self.skip()
-            value = self.value(depth + 1)
+        start = self.position
+        self.position += 1
+        while not self.skip_closing("}", start):
+            key_position = self.position
+            if not self.text.startswith('"', self.position):
+                self.fail("expected a key in double quotes, or }.")
+            key = self.parse_string()
+            self.skip_blank()
+            if not self.text.startswith(":", self.position):
+                self.fail("expected : after the key.")
+            self.position += 1
+            self.skip_blank()
+            value = self.parse_value(depth + 1)
             if key in result:
-                result.repeated.append((key, self.line(key_at)))
+                result.repeated.append((key, self.line_number(key_position)))
             else:
                 result[key] = value
-            self.comma("}")
+            self.skip_comma("}")
         return result
 
-    def list(self, depth: int) -> list[object]:
+    def parse_array(self, depth: int) -> list[object]:
         result: list[object] = []
-        start = self.at
-        self.at += 1
-        while not self.closes("]", start):
-            result.append(self.value(depth + 1))
-            self.comma("]")
+        start = self.position
+        self.position += 1
+        while not self.skip_closing("]", start):
+            result.append(self.parse_value(depth + 1))
+            self.skip_comma("]")
         return result
 
-    def closes(self, bracket: str, start: int) -> bool:
-        self.skip()
-        if self.at == len(self.text):
-            self.fail(f"the text ends, but the bracket of line {self.line(start)} is still open.")
-        if self.text.startswith(bracket, self.at):
-            self.at += 1
+    def skip_closing(self, bracket: str, start: int) -> bool:
+        """Skip the closing bracket if it is next. `start` is the position of the opening one."""
+        self.skip_blank()
+        if self.position == len(self.text):
+            line = self.line_number(start)
+            self.fail(f"unexpected end of text: the bracket on line {line} is not closed.")
+        if self.text.startswith(bracket, self.position):
+            self.position += 1
             return True
         return False
 
-    def comma(self, bracket: str) -> None:
-        """Pass the comma. It may stand before the closing bracket too, as VS Code allows."""
-        self.skip()
-        if self.text.startswith(",", self.at):
-            self.at += 1
-        elif self.at < len(self.text) and not self.text.startswith(bracket, self.at):
+    def skip_comma(self, bracket: str) -> None:
+        """Skip the comma after an item. A trailing comma is allowed, as in VS Code."""
+        self.skip_blank()
+        if self.text.startswith(",", self.position):
+            self.position += 1
+        elif self.position < len(self.text) and not self.text.startswith(bracket, self.position):
             self.fail(f"expected a comma or {bracket}.")

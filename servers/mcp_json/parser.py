@@ -1,22 +1,22 @@
-"""Read an mcp.json, as Claude, VS Code or Cursor keep it, into drafts of servers.
+"""Parser for mcp.json files in the formats of Claude, VS Code and Cursor.
 
-Pure: no Django, no network, no file; nothing is saved or started. One bad server never affects
-the others. No message repeats a value of the text, since any value may be a secret.
+Pure: no Django, no network, no files; saves and starts nothing. An invalid server never affects
+the others. No message repeats a value of the text, because any value may be a secret.
 """
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from servers.mcp_json.entry import Drafting, Refused
+from servers.mcp_json.entry import EntryError, EntryParser
 from servers.mcp_json.exporter import ExportRow, export_mcp_json
-from servers.mcp_json.jsonc import JsonMap, NotJson, read
+from servers.mcp_json.jsonc import JsonMap, NotJson, parse
 from servers.mcp_json.placeholders import References
 from servers.registration.drafts import (
     ImportCheck,
     Problem,
     ServerDraft,
-    slug_of,
-    target_of,
+    draft_target,
+    make_slug,
     target_string,
 )
 from toolcrib.lib.errors import Invalid
@@ -27,18 +27,18 @@ __all__ = [
     "ImportCheck",
     "Problem",
     "ServerDraft",
+    "draft_target",
     "export_mcp_json",
+    "make_slug",
     "parse_mcp_json",
-    "slug_of",
-    "target_of",
     "target_string",
 ]
 
 MAX_BYTES = 1024 * 1024
 MAX_SERVERS = 200
 
-_NONE: Mapping[str, str] = MappingProxyType({})
-_EXAMPLE = 'Paste a text like {"mcpServers": {"github": {"url": "https://…"}}}.'
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+_EXAMPLE = 'Example: {"mcpServers": {"github": {"url": "https://…"}}}.'
 _SERVER_FIELDS = ("command", "url", "serverUrl", "httpUrl")
 
 
@@ -48,59 +48,63 @@ def parse_mcp_json(
     variables: Mapping[str, str],
     allow_http: bool,
     taken_slugs: Collection[str] = (),
-    existing: Mapping[str, str] = _NONE,
+    existing: Mapping[str, str] = _EMPTY,
 ) -> ImportCheck:
-    """Read every server of the text. Never raises: what is wrong comes back as a `Problem`.
+    """Parse all servers of the text. Never raises: errors are returned as `Problem`s.
 
-    `existing` maps the `target_string` of each server already here to its slug.
+    `existing` maps the `target_string` of each registered server to its slug.
     """
     try:
-        document = _document(text)
+        document = _parse_document(text)
     except NotJson as error:
-        return ImportCheck("", problems=(Problem("", "not_json", str(error), _hint(text)),))
-    except Refused as refused:
-        return ImportCheck("", problems=(Problem("", refused.code, str(refused), refused.hint),))
-    shape, entries, problems = _entries(document)
+        return ImportCheck("", problems=(Problem("", "not_json", str(error), _syntax_hint(text)),))
+    except EntryError as error:
+        return ImportCheck("", problems=(Problem("", error.code, str(error), error.hint),))
+    shape, entries, problems = _find_entries(document)
     if not entries and not problems:
-        problems.append(Problem("", "no_servers", "The text names no server.", _EXAMPLE))
+        problems.append(Problem("", "no_servers", "The text contains no servers.", _EXAMPLE))
     if len(entries) > MAX_SERVERS:
-        message = f"The text names {len(entries):,} servers; only the first {MAX_SERVERS} are read."
-        problems.append(Problem("", "too_many", message, "Import the others on their own."))
-    inputs, input_defaults = _inputs(document)
+        message = f"Only the first {MAX_SERVERS} of {len(entries):,} servers were parsed."
+        problems.append(Problem("", "too_many", message, "Import the others separately."))
+    inputs, input_defaults = _parse_inputs(document)
     references = References(variables, input_defaults)
-    named = tuple(
-        MappingProxyType({**item, "name": references.name_of("input", str(item["id"]))})
+    named_inputs = tuple(
+        MappingProxyType({**item, "name": references.assign_name("input", str(item["id"]))})
         for item in inputs
     )
-    drafting = Drafting(references, allow_http=allow_http)
-    drafts, refusals = _drafts(entries[:MAX_SERVERS], drafting, set(taken_slugs), dict(existing))
-    return ImportCheck(shape, tuple(drafts), (*problems, *refusals), named)
+    parser = EntryParser(references, allow_http=allow_http)
+    drafts, invalid = _parse_entries(
+        entries[:MAX_SERVERS], parser, set(taken_slugs), dict(existing)
+    )
+    return ImportCheck(shape, tuple(drafts), (*problems, *invalid), named_inputs)
 
 
-def _document(text: str) -> JsonMap:
+def _parse_document(text: str) -> JsonMap:
     if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
-        raise Refused("The text is larger than 1 MiB.", "Import its servers in parts.", "too_large")
+        raise EntryError(
+            "The text is larger than 1 MiB.", "Split it into several imports.", "too_large"
+        )
     try:
-        document = read(text)
+        document = parse(text)
     except NotJson:
-        # Many a README shows only `"name": {…}`, the lines to put into a file.
+        # Many READMEs show only `"name": {…}`, without the surrounding braces.
         if not text.lstrip("\ufeff \t\r\n").startswith('"'):
             raise
         try:
-            document = read("{" + text.removeprefix("\ufeff") + "}")
+            document = parse("{" + text.removeprefix("\ufeff") + "}")
         except NotJson:
-            document = read(text)  # the error as the text stands
+            document = parse(text)  # report the error of the original text
     if not isinstance(document, JsonMap):
-        raise Refused("The text is JSON, but not an object in braces.", _EXAMPLE, "not_servers")
+        raise EntryError("The document is not a JSON object.", _EXAMPLE, "not_servers")
     return document
 
 
-def _hint(text: str) -> str:
-    return "Correct the text there and check again." if text.strip() else _EXAMPLE
+def _syntax_hint(text: str) -> str:
+    return "Correct the text at this position and check again." if text.strip() else _EXAMPLE
 
 
-def _entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Problem]]:
-    """Find the servers in whatever shape the document has."""
+def _find_entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Problem]]:
+    """Return the shape of the document, its server entries and problems."""
     if any(isinstance(document.get(field), str) for field in _SERVER_FIELDS):
         name = document.get("name")
         return "single", [(name if isinstance(name, str) else "server", document)], []
@@ -110,7 +114,7 @@ def _entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Pro
     entries: list[tuple[str, object]] = []
     problems: list[Problem] = []
     for holder in holders:
-        problems += [_twice(key, line) for key, line in holder.repeated]
+        problems += [_duplicate_name(key, line) for key, line in holder.repeated]
         for field in ("mcpServers", "servers"):
             if field not in holder:
                 continue
@@ -121,23 +125,23 @@ def _entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Pro
                 continue
             shape = shape or ("vscode" if field == "servers" else _dialect(servers))
             entries += servers.items()
-            problems += [_twice(key, line) for key, line in servers.repeated]
+            problems += [_duplicate_name(key, line) for key, line in servers.repeated]
     if not shape and not problems and _is_bare_map(document):
         return "map", [(n, s) for n, s in document.items() if isinstance(s, JsonMap)], []
     if not shape and not problems and document:
-        message = "The text is JSON, but no servers were found in it."
+        message = "The document contains no servers."
         problems.append(Problem("", "not_servers", message, _EXAMPLE))
     return shape, entries, problems
 
 
-def _twice(key: str, line: int) -> Problem:
-    message = f"The name stands twice; the second, on line {line}, was not read."
-    hint = "Give each server a name of its own."
+def _duplicate_name(key: str, line: int) -> Problem:
+    message = f"Duplicate name: the second one, on line {line}, was skipped."
+    hint = "Give each server a unique name."
     return Problem(escape_ambiguous(key)[:120], "duplicate_key", message, hint)
 
 
 def _dialect(servers: JsonMap) -> str:
-    """Tell Cursor's files from Claude's: an address without a type, and ${env:…}."""
+    """Distinguish Cursor files, with a url without a type or ${env:…}, from Claude files."""
     for server in servers.values():
         if isinstance(server, JsonMap):
             untyped = "url" in server and "type" not in server and "transport" not in server
@@ -153,8 +157,8 @@ def _is_bare_map(document: JsonMap) -> bool:
     )
 
 
-def _inputs(document: JsonMap) -> tuple[list[dict[str, object]], dict[str, str]]:
-    """Read VS Code's `inputs`: what a person is asked for, and defaults where it has them."""
+def _parse_inputs(document: JsonMap) -> tuple[list[dict[str, object]], dict[str, str]]:
+    """Parse VS Code's `inputs`: values to prompt for, and their defaults by id."""
     nested = document.get("mcp")
     raw = document.get("inputs", nested.get("inputs") if isinstance(nested, JsonMap) else None)
     inputs: dict[str, dict[str, object]] = {}
@@ -176,25 +180,25 @@ def _inputs(document: JsonMap) -> tuple[list[dict[str, object]], dict[str, str]]
     return list(inputs.values()), defaults
 
 
-def _drafts(
+def _parse_entries(
     entries: list[tuple[str, object]],
-    drafting: Drafting,
+    parser: EntryParser,
     taken: set[str],
     targets: dict[str, str],
 ) -> tuple[list[ServerDraft], list[Problem]]:
     drafts: list[ServerDraft] = []
     problems: list[Problem] = []
     for name, entry in entries:
-        slug = slug_of(name, taken)
-        shown = escape_ambiguous(name)[:120]
+        slug = make_slug(name, taken)
+        display_name = escape_ambiguous(name)[:120]
         try:
-            draft = drafting.draft(name, slug, entry, targets)
-        except Refused as refused:
-            problems.append(Problem(shown, refused.code, str(refused), refused.hint))
-        except Invalid as invalid:
-            problems.append(Problem(shown, invalid.code, invalid.message, invalid.hint))
+            draft = parser.parse(name, slug, entry, targets)
+        except EntryError as error:
+            problems.append(Problem(display_name, error.code, str(error), error.hint))
+        except Invalid as error:
+            problems.append(Problem(display_name, error.code, error.message, error.hint))
         else:
             drafts.append(draft)
             taken.add(slug)
-            targets.setdefault(target_of(draft), slug)
+            targets.setdefault(draft_target(draft), slug)
     return drafts, problems

@@ -1,7 +1,7 @@
-"""References such as ${NAME} in an mcp.json: read in every dialect, written in one.
+"""Variable references in an mcp.json: parse every dialect, normalize to ${NAME}.
 
-Pure. Claude writes ${NAME} and ${NAME:-default}, Cursor ${env:NAME}, VS Code ${input:id}. All
-become ${NAME} here, one name for one thing in a whole file.
+Pure. Claude uses ${NAME} and ${NAME:-default}, Cursor ${env:NAME}, VS Code ${input:id}. Each
+variable or input gets one name that is unique in the file.
 """
 
 import re
@@ -13,7 +13,7 @@ from toolcrib.lib.errors import Invalid
 MAX_REFERENCES = 1000
 
 _REFERENCE = re.compile(r"\$\{([^{}\r\n]{1,300})\}")
-# Filled in by an editor, from what it has open. Toolcrib has no such thing.
+# Set by an editor from its open workspace. Toolcrib has no values for these.
 _EDITOR_ONLY = frozenset([
     "userHome", "workspaceFolder", "workspaceFolderBasename", "workspaceRoot", "file", "cwd",
     "fileDirname", "relativeFile", "selectedText", "lineNumber", "execPath",
@@ -21,20 +21,20 @@ _EDITOR_ONLY = frozenset([
 _EDITOR_KINDS = frozenset(["config", "command", "workspaceFolder", "extension"])
 
 
-def valid_name(text: str) -> str:
-    """Make a name that a variable can have."""
+def to_variable_name(text: str) -> str:
+    """Convert a string to a valid variable name."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:100]
     return f"_{name}" if not name or name[0].isdigit() else name
 
 
-def written(name: str) -> str:
-    """Write a reference as Toolcrib keeps it."""
+def format_reference(name: str) -> str:
+    """Return the reference to a variable in Toolcrib's own dialect."""
     return f"${{{name}}}"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One ${…} as it stood in the file."""
+    """One parsed ${…}."""
 
     name: str
     default: str | None
@@ -42,24 +42,24 @@ class Reference:
 
 
 class References:
-    """The references of one file: gives each thing its name, and finds what a name stands for."""
+    """The variables and inputs of one file: assigns their names and looks up their values."""
 
     def __init__(self, variables: Mapping[str, str], input_defaults: Mapping[str, str]) -> None:
         self._variables = variables
         self._input_defaults = input_defaults
         self._names: dict[tuple[str, str], str] = {}
-        self._keys: dict[str, str] = {}  # by name
+        self._keys: dict[str, str] = {}  # name -> the spelling in the file
 
-    def name_of(self, kind: str, key: str) -> str:
-        """Name a thing of the file. An input and a variable of one name stay two things."""
+    def assign_name(self, kind: str, key: str) -> str:
+        """Return the unique name. An input and a variable with the same key get different names."""
         if (kind, key) not in self._names:
             if len(self._names) >= MAX_REFERENCES:
                 raise Invalid(
-                    f"The text refers to more than {MAX_REFERENCES} variables.",
-                    hint="Import its servers in parts.",
+                    f"The file references more than {MAX_REFERENCES} variables.",
+                    hint="Split it into several imports.",
                     code="too_many",
                 )
-            name = unique(valid_name(key), self._keys)
+            name = make_unique(to_variable_name(key), self._keys)
             self._names[kind, key] = name
             self._keys[name] = key
         return self._names[kind, key]
@@ -68,56 +68,56 @@ class References:
     def names(self) -> set[str]:
         return set(self._keys)
 
-    def read(self, inner: str) -> Reference:
-        """Read what stands between ${ and }."""
+    def parse(self, inner: str) -> Reference:
+        """Parse the text between ${ and }."""
         text, has_default, default = inner.partition(":-")
         kind, colon, key = text.partition(":")
         if not colon:
             kind, key = "env", text
         if kind == "input":
-            name = self.name_of("input", key)
+            name = self.assign_name("input", key)
             return Reference(name, self._input_defaults.get(key), editor_only=False)
         if kind == "env":
             editor_only = not colon and key in _EDITOR_ONLY
-            found = default if has_default else None
-            return Reference(self.name_of("env", key), found, editor_only)
-        return Reference(self.name_of(kind, text), None, editor_only=kind in _EDITOR_KINDS)
+            name = self.assign_name("env", key)
+            return Reference(name, default if has_default else None, editor_only)
+        return Reference(self.assign_name(kind, text), None, editor_only=kind in _EDITOR_KINDS)
 
-    def find(self, text: str) -> list[Reference]:
-        return [self.read(found[1]) for found in _REFERENCE.finditer(text)]
+    def find_all(self, text: str) -> list[Reference]:
+        return [self.parse(match[1]) for match in _REFERENCE.finditer(text)]
 
-    def replace(self, text: str, write: Callable[[Reference], str]) -> str:
-        return _REFERENCE.sub(lambda found: write(self.read(found[1])), text)
+    def replace(self, text: str, replacement: Callable[[Reference], str]) -> str:
+        return _REFERENCE.sub(lambda match: replacement(self.parse(match[1])), text)
 
-    def value(self, name: str) -> str | None:
-        """Find the value given under the file's own spelling, or under the name made of it."""
+    def get_value(self, name: str) -> str | None:
+        """Return the value provided under the file's spelling, else under the assigned name."""
         value = self._variables.get(self._keys.get(name, name))
         return self._variables.get(name) if value is None else value
 
 
 @dataclass
 class Bindings:
-    """What the references of one server stand for, gathered while it is read."""
+    """Variable values of one server, collected while its entry is parsed."""
 
     references: References
     defaults: dict[str, str] = field(default_factory=dict)
-    used: dict[str, str] = field(default_factory=dict)  # what stays as ${NAME}, with its value
+    used: dict[str, str] = field(default_factory=dict)  # values of the ${NAME}s that remain
     missing: list[str] = field(default_factory=list)
     editor_only: list[str] = field(default_factory=list)
     conflicting: list[str] = field(default_factory=list)
 
-    def learn_defaults(self, text: str) -> None:
-        """Note the defaults first: a name has one value in a server, wherever it stands."""
-        for reference in self.references.find(text):
+    def collect_defaults(self, text: str) -> None:
+        """Record defaults. Call it for all fields first: a name has one value in a whole server."""
+        for reference in self.references.find_all(text):
             if reference.default is None:
                 continue
-            known = self.defaults.setdefault(reference.name, reference.default)
-            if known != reference.default and reference.name not in self.conflicting:
+            first = self.defaults.setdefault(reference.name, reference.default)
+            if first != reference.default and reference.name not in self.conflicting:
                 self.conflicting.append(reference.name)
 
-    def value(self, reference: Reference) -> str | None:
-        """Find the value, or note that it is missing."""
-        value = self.references.value(reference.name)
+    def resolve(self, reference: Reference) -> str | None:
+        """Return the value, or record that it is missing."""
+        value = self.references.get_value(reference.name)
         if value is None:
             value = self.defaults.get(reference.name)
         if value is None and reference.name not in self.missing:
@@ -126,46 +126,46 @@ class Bindings:
                 self.editor_only.append(reference.name)
         return value
 
-    def filled(self, text: str) -> str:
-        """Write values in; what has none stays as ${NAME}. The result is a secret."""
+    def expand(self, text: str) -> str:
+        """Replace references by values; those without one stay as ${NAME}. Returns a secret."""
 
-        def write(reference: Reference) -> str:
-            value = self.value(reference)
-            return written(reference.name) if value is None else value
+        def replacement(reference: Reference) -> str:
+            value = self.resolve(reference)
+            return format_reference(reference.name) if value is None else value
 
-        return self.references.replace(text, write)
+        return self.references.replace(text, replacement)
 
-    def kept(self, text: str) -> str:
-        """Write references as ${NAME}, and remember the values beside the text.
+    def normalize(self, text: str) -> str:
+        """Rewrite references as ${NAME}, and record their values in `used`.
 
-        A default stands in the text for all to read, and is written out: what is confirmed must
-        not be hidden behind a name.
+        A default is plain text in the file and is expanded: a variable must not hide what an
+        admin confirms.
         """
 
-        def write(reference: Reference) -> str:
-            value = self.references.value(reference.name)
+        def replacement(reference: Reference) -> str:
+            value = self.references.get_value(reference.name)
             if value is None and reference.name in self.defaults:
                 return self.defaults[reference.name]
-            value = self.value(reference)
+            value = self.resolve(reference)
             if value is not None:
                 self.used[reference.name] = value
-            return written(reference.name)
+            return format_reference(reference.name)
 
-        return self.references.replace(text, write)
+        return self.references.replace(text, replacement)
 
-    def move(self, wanted: str, secret: str) -> str:
-        """Take a plain secret out of a text: return the ${NAME} that replaces it."""
+    def extract(self, label: str, secret: str) -> str:
+        """Record a plaintext secret as a variable, and return the ${NAME} that replaces it."""
         for name, value in self.used.items():
-            if value == secret and name.startswith(valid_name(wanted)):
-                return written(name)
+            if value == secret and name.startswith(to_variable_name(label)):
+                return format_reference(name)
         taken = self.references.names | set(self.used)
-        name = unique(valid_name(wanted), taken)
+        name = make_unique(to_variable_name(label), taken)
         self.used[name] = secret
-        return written(name)
+        return format_reference(name)
 
 
-def unique(name: str, taken: Collection[str]) -> str:
-    """Return the name, or the name with the first free number behind it."""
+def make_unique(name: str, taken: Collection[str]) -> str:
+    """Return the name, with the first free number appended if it is taken."""
     candidate, number = name, 2
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -1,7 +1,7 @@
-"""Every write to servers and their credentials, and the gate in front of programs.
+"""Create, edit and delete servers and their credentials; authorize stdio commands.
 
-A stdio server is a program on this machine, so adding, editing, importing, testing and syncing
-one all pass `check_program`; `spec_of` is the only way to a connection and asks it again.
+A stdio server runs a command on this machine. Adding, editing, importing, testing and syncing one
+all call `check_program`, and `build_spec`, which every connection needs, calls it again.
 """
 
 import re
@@ -35,8 +35,8 @@ from servers.secret import Secret
 from servers.spec import ServerSpec
 from toolcrib.lib.errors import Conflict, Forbidden, Invalid, ToolcribError
 
-SLUG = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
-SETTINGS: dict[str, Any] = {
+SLUG_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?")
+SETTING_RULES: dict[str, Any] = {
     "name": str,
     "description": str,
     "connection_policy": ConnectionPolicy,
@@ -48,24 +48,24 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class StdioOff(Forbidden):
+class StdioDisabled(Forbidden):
     code = "stdio_off"
 
     def __init__(self) -> None:
         super().__init__(
-            "This installation does not run programs, so stdio servers are off.",
-            hint="Whoever runs the machine can set TOOLCRIB_ALLOW_STDIO=1, or reach the server "
+            "Stdio servers are disabled on this installation.",
+            hint="Set TOOLCRIB_ALLOW_STDIO=1 where Toolcrib is started, or connect to the server "
             "over HTTP.",
         )
 
 
-class NotConfirmed(Conflict):
+class CommandNotConfirmed(Conflict):
     code = "confirm_argv"
 
     def __init__(self, argv: Sequence[str]) -> None:
         super().__init__(
-            f"This runs a program on this machine: {validation.format_argv(argv)}",
-            hint="Confirm exactly this command to go on; over the API, repeat it as confirm_argv.",
+            f"This server runs a command on this machine: {validation.format_argv(argv)}",
+            hint="Confirm this exact command; in the API, repeat it as confirm_argv.",
             details={"argv": list(argv)},
         )
 
@@ -76,34 +76,34 @@ class CredentialsMissing(ToolcribError):
 
 
 def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
-    """Pass only programs that this installation allows and an admin confirmed to the letter."""
+    """Raise unless stdio is allowed and `confirmed` is the digest of this exact command."""
     if not settings.ALLOW_STDIO:
-        raise StdioOff
+        raise StdioDisabled
     validation.check_argv(argv, cwd)
     if validation.PLACEHOLDER.search(argv[0]) or validation.PLACEHOLDER.search(cwd):
         raise Invalid(
-            "The command or its working folder is a variable, so nobody can see what would run.",
-            hint="Write the program out; an argument may be a variable.",
+            "The command and the working directory must not contain variables.",
+            hint="Write both out in full; arguments may contain variables.",
             code="bad_argv",
         )
-    if runs_inline_code(argv) and any(validation.PLACEHOLDER.search(word) for word in argv):
+    if runs_inline_code(argv) and any(validation.PLACEHOLDER.search(arg) for arg in argv):
         raise Invalid(
-            "It runs code written in its arguments, and a variable would hide a part of it.",
-            hint="Write the code out, and pass values by env.",
+            "Inline code in the arguments must not contain variables.",
+            hint="Write the code out in full, and pass values in env.",
             code="bad_argv",
         )
     if confirmed != validation.argv_digest(argv, cwd):
-        raise NotConfirmed(argv)
+        raise CommandNotConfirmed(argv)
 
 
 def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
-    """Hold a draft to the rules of its transport, whichever way it came."""
-    if not SLUG.fullmatch(draft.slug):
+    """Validate a draft from any source against the rules of its transport."""
+    if not SLUG_PATTERN.fullmatch(draft.slug):
         raise Invalid(
-            "A slug has 1 to 32 lower-case letters, digits and inner hyphens.", code="bad_slug"
+            "A slug has 1 to 32 lowercase letters, digits and inner hyphens.", code="bad_slug"
         )
     if draft.slug in RESERVED_SLUGS:
-        raise Invalid(f"{draft.slug} is an address of Toolcrib's own.", code="bad_slug")
+        raise Invalid(f"The slug {draft.slug} is reserved.", code="bad_slug")
     if draft.transport == Transport.STDIO:
         check_program([draft.command, *draft.args], draft.cwd, confirmed=confirmed)
         for name, value in draft.env.items():
@@ -113,38 +113,38 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
         for name, value in draft.headers.items():
             validation.check_header(name, value.reveal())
     else:
-        raise Invalid("A transport is stdio, http or sse.", code="bad_transport")
+        raise Invalid("transport must be stdio, http or sse.", code="bad_transport")
     for name, value in draft.variables.items():
         check_variable(name, value, [draft.command, *draft.args])
     if draft.missing:
         names = ", ".join(draft.missing)
         raise Invalid(
-            f"Values are missing for: {names}.",
-            hint="Set them in the environment, or enter them in place of the reference.",
+            f"Missing values for variables: {names}.",
+            hint="Provide the values, or replace the references with literal values.",
             code="variables_missing",
             details={"missing": list(draft.missing)},
         )
 
 
 def check_variable(name: str, value: Secret, argv: Sequence[str]) -> None:
-    """Let a variable fill in a value, and never become an option of a confirmed program."""
+    """Validate a variable. Its value must not become an option of a confirmed command."""
     if not validation.PLACEHOLDER.fullmatch(f"${{{name}}}") or len(name) > 200:
         raise Invalid(
-            "A variable's name has letters, digits and _, at most 200.", code="bad_variable"
+            "A variable name has at most 200 letters, digits and underscores.", code="bad_variable"
         )
     text = value.reveal()
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise Invalid(f"The value of {name} holds control characters.", code="bad_variable")
-    if text.startswith("-") and any(word.startswith(f"${{{name}}}") for word in argv):
+        raise Invalid(f"The value of {name} contains control characters.", code="bad_variable")
+    if text.startswith("-") and any(arg.startswith(f"${{{name}}}") for arg in argv):
         raise Invalid(
-            f"The value of {name} begins with -, which would make it an option of the program.",
-            hint="Write options out, so that they can be confirmed.",
+            f"The value of {name} starts with -, which would make it a command option.",
+            hint="Write options directly in the arguments, so that they can be confirmed.",
             code="bad_variable",
         )
 
 
 def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Server:
-    """Register a server with its credentials and its group. Nothing is contacted."""
+    """Register a server with its credentials and its group. Opens no connection."""
     check_draft(draft, confirmed=confirmed)
     server = Server(
         slug=draft.slug,
@@ -165,9 +165,9 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
     try:
         with transaction.atomic():
             server.save()
-            _store(server, CredentialKind.HEADER, draft.headers)
-            _store(server, CredentialKind.ENV, draft.env)
-            _store(server, CredentialKind.VARIABLE, draft.variables)
+            _store_credentials(server, CredentialKind.HEADER, draft.headers)
+            _store_credentials(server, CredentialKind.ENV, draft.env)
+            _store_credentials(server, CredentialKind.VARIABLE, draft.variables)
             group, _ = Group.objects.get_or_create(
                 group_id=f"mcp:{server.slug}",
                 defaults={
@@ -178,12 +178,12 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
             )
             group.follows = server
             group.save(update_fields=["follows"])
-            audit.record(actor, "server.add", server, after=_shown(server))
+            audit.record(actor, "server.add", server, after=_audit_values(server))
             Revision.bump()
     except IntegrityError as error:
         raise Conflict(
-            f"There is a server called {draft.slug} already.",
-            hint="Choose another slug, or edit that server.",
+            f"A server with the slug {draft.slug} already exists.",
+            hint="Choose another slug, or edit the existing server.",
             code="slug_taken",
         ) from error
     return server
@@ -193,9 +193,9 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
 def edit_connection(
     server: Server, draft: ServerDraft, *, actor: Actor, confirmed: str = ""
 ) -> Server:
-    """Change how a server is reached. A new origin or program voids every credential."""
+    """Change how to connect. A new origin or command removes all stored credential values."""
     server = Server.objects.select_for_update().get(pk=server.pk)
-    before = _shown(server)
+    before = _audit_values(server)
     new_origin = origin_of(draft.transport, draft.url, draft.command, list(draft.args), draft.cwd)
     check_draft(draft, confirmed=confirmed or server.confirmed_argv)
     if new_origin != server.origin:
@@ -207,11 +207,11 @@ def edit_connection(
         server.confirmed_argv = validation.argv_digest(server.argv, server.cwd)
     server.generation += 1
     server.save()
-    _store(server, CredentialKind.HEADER, draft.headers)
-    _store(server, CredentialKind.ENV, draft.env)
-    _store(server, CredentialKind.VARIABLE, draft.variables)
-    if _shown(server) != before:
-        audit.record(actor, "server.edit", server, before=before, after=_shown(server))
+    _store_credentials(server, CredentialKind.HEADER, draft.headers)
+    _store_credentials(server, CredentialKind.ENV, draft.env)
+    _store_credentials(server, CredentialKind.VARIABLE, draft.variables)
+    if _audit_values(server) != before:
+        audit.record(actor, "server.edit", server, before=before, after=_audit_values(server))
     return server
 
 
@@ -219,9 +219,9 @@ def edit_connection(
 def set_credentials(
     server: Server, kind: str, values: Mapping[str, Secret | None], *, actor: Actor
 ) -> None:
-    """Set the given values of one kind; None removes one. Names are audited, values never."""
+    """Set credentials of one kind; None deletes one. The audit entry has names, never values."""
     if kind not in CredentialKind.values:
-        raise Invalid("A credential is a header, an env value or a variable.")
+        raise Invalid("kind must be header, env or variable.")
     server = Server.objects.select_for_update().get(pk=server.pk)
     for name, value in values.items():
         if kind == CredentialKind.HEADER and value is not None:
@@ -230,21 +230,21 @@ def set_credentials(
             validation.check_env(name, value.reveal())
         elif kind == CredentialKind.VARIABLE and value is not None:
             check_variable(name, value, server.argv)
-    gone = [name for name, value in values.items() if value is None]
-    kept = {name: value for name, value in values.items() if value is not None}
-    server.credentials.filter(kind=kind, name__in=gone).delete()
-    _store(server, kind, kept)
+    removed = [name for name, value in values.items() if value is None]
+    new_values = {name: value for name, value in values.items() if value is not None}
+    server.credentials.filter(kind=kind, name__in=removed).delete()
+    _store_credentials(server, kind, new_values)
     Server.objects.filter(pk=server.pk).update(generation=F("generation") + 1)
     server.generation += 1
     audit.record(
         actor,
         "server.credentials",
         server,
-        after={"kind": str(kind), "set": sorted(kept), "removed": sorted(gone)},
+        after={"kind": str(kind), "set": sorted(new_values), "removed": sorted(removed)},
     )
 
 
-def _store(server: Server, kind: str, values: Mapping[str, Secret]) -> None:
+def _store_credentials(server: Server, kind: str, values: Mapping[str, Secret]) -> None:
     for name, value in values.items():
         Credential.objects.update_or_create(
             server=server,
@@ -259,41 +259,44 @@ def _store(server: Server, kind: str, values: Mapping[str, Secret]) -> None:
 
 @transaction.atomic
 def change_settings(server: Server, changes: Mapping[str, Any], *, actor: Actor) -> Server:
-    """Change what does not touch the connection: names, trust, times, policy."""
+    """Change settings that do not affect how to connect: names, trust, timeouts, policy."""
     server = Server.objects.select_for_update().get(pk=server.pk)
     before, after = {}, {}
     for key, value in changes.items():
-        value = _checked_setting(key, value)
+        value = _validate_setting(key, value)
         if getattr(server, key) != value:
             before[key], after[key] = getattr(server, key), value
             setattr(server, key, value)
     if after:
         server.save(update_fields=list(after))
         audit.record(actor, "server.settings", server, before=before, after=after)
-        if "trust" in after:  # decides on calls of tools that wait, and is held in memory
+        if "trust" in after:  # cached: it decides whether tools pending review can be called
             Revision.bump()
     return server
 
 
-def _checked_setting(key: str, value: Any) -> Any:
-    rule = SETTINGS.get(key)
+def _validate_setting(key: str, value: Any) -> Any:
+    rule = SETTING_RULES.get(key)
     if rule is None:
-        raise Invalid(f"{key} is not a setting of a server.", hint=f"Known: {', '.join(SETTINGS)}.")
+        raise Invalid(
+            f"Unknown server setting: {key}.", hint=f"Known settings: {', '.join(SETTING_RULES)}."
+        )
     if isinstance(rule, range):
         if not isinstance(value, int) or isinstance(value, bool) or value not in rule:
-            raise Invalid(f"{key} is a whole number from {rule.start} to {rule.stop - 1}.")
+            raise Invalid(f"{key} must be an integer from {rule.start} to {rule.stop - 1}.")
     elif rule is str:
         if not isinstance(value, str) or "\0" in value or len(value) > 2000:
-            raise Invalid(f"{key} is a text of at most 2,000 characters.")
+            raise Invalid(f"{key} must be a string of at most 2,000 characters.")
         if key == "name" and not 0 < len(value) <= 120:
-            raise Invalid("A name has 1 to 120 characters.")
+            raise Invalid("name must have 1 to 120 characters.")
     elif value not in rule.values:
-        raise Invalid(f"{key} is one of: {', '.join(rule.values)}.")
+        raise Invalid(f"{key} must be one of: {', '.join(rule.values)}.")
     return value
 
 
 @transaction.atomic
 def set_enabled(server: Server, enabled: bool, *, actor: Actor) -> Server:
+    """Enable or disable a server, and reset its state. Running syncs are superseded."""
     server = Server.objects.select_for_update().get(pk=server.pk)
     if server.enabled != enabled:
         server.enabled = enabled
@@ -310,8 +313,8 @@ def set_enabled(server: Server, enabled: bool, *, actor: Actor) -> Server:
 
 @transaction.atomic
 def delete_server(server: Server, *, actor: Actor) -> None:
-    """Remove a server with its tools; its own group goes too unless it holds other tools."""
-    audit.record(actor, "server.delete", server, before=_shown(server))
+    """Delete a server with its tools, and its own group unless that has other tools."""
+    audit.record(actor, "server.delete", server, before=_audit_values(server))
     group = Group.objects.filter(follows=server).first()
     server.delete()
     if group and not group.memberships.exists():
@@ -319,18 +322,18 @@ def delete_server(server: Server, *, actor: Actor) -> None:
     Revision.bump()
 
 
-def spec_of(server: Server) -> ServerSpec:
-    """Decrypt what a connection needs. The one way to one, so the gate stands here too."""
+def build_spec(server: Server) -> ServerSpec:
+    """Decrypt what a connection needs. Every connection starts here: commands are checked again."""
     if server.transport == Transport.STDIO:
         check_program(server.argv, server.cwd, confirmed=server.confirmed_argv)
-    bound = origin_digest(server.origin)
+    digest = origin_digest(server.origin)
     values: dict[str, dict[str, Secret]] = {kind: {} for kind in CredentialKind.values}
     for credential in server.credentials.all():
-        if credential.voided or credential.origin_sha256 != bound:
+        if credential.voided or credential.origin_sha256 != digest:
             raise CredentialsMissing(
-                f"{credential.get_kind_display()} {credential.name} was voided when the address "
-                "changed.",
-                hint="Enter it again in the server's settings, or remove it.",
+                f"{credential.get_kind_display()} {credential.name} has no value: it was removed "
+                "when the connection changed.",
+                hint="Enter the value again in the server's settings, or delete the credential.",
             )
         values[credential.kind][credential.name] = decrypt(credential.ciphertext)
     variables = values[CredentialKind.VARIABLE]
@@ -339,7 +342,7 @@ def spec_of(server: Server) -> ServerSpec:
         slug=server.slug,
         generation=server.generation,
         transport=server.transport,
-        argv=tuple(fill_variables(part, variables) for part in server.argv)
+        argv=tuple(fill_variables(arg, variables) for arg in server.argv)
         if server.transport == Transport.STDIO
         else (),
         cwd=server.cwd,
@@ -351,16 +354,16 @@ def spec_of(server: Server) -> ServerSpec:
 
 
 def fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
-    """Put variables in place of their ${NAME}s."""
+    """Replace each ${NAME} by the value of that variable."""
 
-    def value(found: re.Match[str]) -> str:
-        known = variables.get(found[1])
-        return known.reveal() if known else found[0]
+    def replacement(match: re.Match[str]) -> str:
+        value = variables.get(match[1])
+        return value.reveal() if value else match[0]
 
-    return Secret(validation.PLACEHOLDER.sub(value, text))
+    return Secret(validation.PLACEHOLDER.sub(replacement, text))
 
 
-def _shown(server: Server) -> dict[str, object]:
+def _audit_values(server: Server) -> dict[str, object]:
     return {"transport": server.transport, "address": server.address, "cwd": server.cwd}
 
 
@@ -373,12 +376,12 @@ def report_state(
     reason: str = "",
     detail: str = "",
 ) -> None:
-    """Write down how a server does, unless it was edited meanwhile or is disabled."""
+    """Record a server's connection state, unless it was edited meanwhile or is disabled."""
     rows = Server.objects.filter(pk=server_id, generation=generation, enabled=True)
-    same = rows.filter(state=state, state_code=code, state_reason=reason)
+    unchanged = rows.filter(state=state, state_code=code, state_reason=reason)
     if state == ServerState.FAILING:
         rows.update(failures=F("failures") + 1)
-    if same.exists():
+    if unchanged.exists():
         return
     fields: dict[str, Any] = {"failures": 0} if state == ServerState.CONNECTED else {}
     rows.update(

@@ -1,7 +1,7 @@
-"""What an admin should know of a command line before confirming it.
+"""Security warnings about a stdio command line, shown before an admin confirms it.
 
-Pure. Advice beside the exact argv, never a refusal: a clever argv can always hide its meaning, so
-the gate is the admin's confirmation of every word, and this only helps to read it.
+Pure. Warnings never reject a command: an argv can always hide its meaning, so authorization
+depends on the admin's confirmation of the exact argv. The warnings only help to read it.
 """
 
 import re
@@ -13,13 +13,13 @@ _SHELLS = frozenset([
     "sh", "bash", "zsh", "dash", "ash", "ksh", "fish", "csh", "tcsh", "busybox",
     "cmd", "powershell", "pwsh",
 ])  # fmt: skip
-_RAISERS = frozenset(["sudo", "doas", "su", "pkexec", "runuser"])
+_PRIVILEGE_TOOLS = frozenset(["sudo", "doas", "su", "pkexec", "runuser"])
 _CONTAINERS = frozenset(["docker", "podman", "nerdctl"])
 _HOST_PATH = re.compile(r"^(?:/|~|\.|\$|[A-Za-z]:[\\/])")
 _WRAPPERS = frozenset(["env", "sudo", "doas", "nohup", "nice", "setsid", "stdbuf"])
 
-# Program -> the options after which code stands on the command line.
-_INLINE = {
+# Program -> the options that take inline code.
+_INLINE_OPTIONS = {
     "python": re.compile(r"^-[A-Za-z]*c"),
     "pypy": re.compile(r"^-[A-Za-z]*c"),
     "node": re.compile(r"^(?:-[pe]+\b|--eval|--print|-e|-p)"),
@@ -32,12 +32,12 @@ _INLINE = {
     "osascript": re.compile(r"^-e"),
     "npx": re.compile(r"^(?:-c|--call)"),
 }
-_SHELL_INLINE = re.compile(r"^(?:-[A-Za-z]*c|--command|/[cCkK]|-[eE]nc|-[cC]ommand)")
-_TAKES_A_VALUE = frozenset([
+_SHELL_INLINE_OPTIONS = re.compile(r"^(?:-[A-Za-z]*c|--command|/[cCkK]|-[eE]nc|-[cC]ommand)")
+_OPTIONS_WITH_VALUE = frozenset([
     "-W", "-X", "-r", "--require", "--import", "--loader", "-I", "-M", "-C", "--call", "-c",
 ])  # fmt: skip
 
-# Runners that fetch a package by name: the words before it, and the options that take a value.
+# Commands that download a package by name -> the package ecosystem.
 _RUNNERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("npx",), "npm"),
     (("bunx",), "npm"),
@@ -51,8 +51,8 @@ _RUNNERS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("uv", "tool", "run"), "python"),
     (("pipx", "run"), "python"),
 )
-_NAMES_A_PACKAGE = frozenset(["-p", "--package", "--from", "--spec"])
-_RUNNER_VALUES = _NAMES_A_PACKAGE | frozenset([
+_PACKAGE_OPTIONS = frozenset(["-p", "--package", "--from", "--spec"])
+_RUNNER_OPTIONS_WITH_VALUE = _PACKAGE_OPTIONS | frozenset([
     "--with", "--with-editable", "--python", "--index", "--index-url", "--extra-index-url",
     "--default-index", "--find-links", "--registry", "--prefix", "--cache", "-c", "--call",
 ])  # fmt: skip
@@ -62,37 +62,37 @@ _COMMIT = re.compile(r"#[0-9a-f]{7,40}$")
 
 
 def argv_warnings(argv: Sequence[str]) -> list[str]:
-    """Say in sentences what is risky in this command line, most serious first."""
+    """Return a sentence for each risk of this command line."""
     if not argv:
         return []
     warnings: list[str] = []
     command = argv[0]
     if "/" in command and not command.startswith("/"):
         warnings.append(
-            "The program's path is relative, so the working folder decides what runs. "
-            "Write its full path."
+            "The command is a relative path, so the working directory decides what runs. "
+            "Use an absolute path."
         )
     if " " in command.strip():
         warnings.append(
-            "The program's name holds a space. If these are arguments, give each one on its own."
+            "The command contains a space. If it includes arguments, enter each one separately."
         )
-    for words in _unwrapped(list(argv)):
-        for warning in _of_program(_program(words[0]), words[1:]):
+    for words in _unwrap(list(argv)):
+        for warning in _program_warnings(_program_name(words[0]), words[1:]):
             if warning not in warnings:
                 warnings.append(warning)
     return warnings
 
 
-def _program(word: str) -> str:
+def _program_name(word: str) -> str:
     name = re.split(r"[/\\]", word)[-1].lower()
     return re.sub(r"\.(?:exe|cmd|bat|ps1)$", "", name)
 
 
-def _unwrapped(words: list[str]) -> list[list[str]]:
-    """List this command line and those that it starts, as far as that can be read."""
-    found = [words]
+def _unwrap(words: list[str]) -> list[list[str]]:
+    """Return this command line and those it starts through wrappers such as env and sudo."""
+    commands = [words]
     for _ in range(4):
-        program = _program(words[0])
+        program = _program_name(words[0])
         rest = words[1:]
         if program in _WRAPPERS:
             while rest and (rest[0].startswith("-") or "=" in rest[0]):
@@ -104,57 +104,59 @@ def _unwrapped(words: list[str]) -> list[list[str]]:
         if not rest:
             break
         words = rest
-        found.append(words)
-    return found
+        commands.append(words)
+    return commands
 
 
-def _of_program(program: str, args: list[str]) -> list[str]:
+def _program_warnings(program: str, args: list[str]) -> list[str]:
     warnings = []
-    if program in _RAISERS:
-        warnings.append(f"{program} runs the program with another user's rights, often all.")
-    if program in _SHELLS:
-        if any(_SHELL_INLINE.match(arg) for arg in args):
-            warnings.append(f"Runs code written in the arguments ({program}). Read all of it.")
-        else:
-            warnings.append(f"Starts a shell ({program}), which can run any other program.")
-    elif _runs_inline_code(program, args):
-        warnings.append(f"Runs code written in the arguments ({program}). Read all of it.")
+    if program in _PRIVILEGE_TOOLS:
+        warnings.append(f"{program} runs the command as another user, usually root.")
+    if _has_inline_code(program, args):
+        warnings.append(f"Runs inline code from the arguments ({program}). Review all of it.")
+    elif program in _SHELLS:
+        warnings.append(f"Starts a shell ({program}), which can run any command.")
     if package := _unpinned_package(program, args):
         package = escape_ambiguous(package[:100])
         warnings.append(
-            f"Fetches {package} without a fixed version, so what runs can change at any start. "
-            "Name an exact version."
+            f"Downloads {package} without a pinned version, so the code can change at any start. "
+            "Pin an exact version."
         )
     if program in _CONTAINERS and "run" in args:
-        warnings += _of_container(args)
+        warnings += _container_warnings(args)
     return warnings
 
 
 def runs_inline_code(argv: Sequence[str]) -> bool:
-    """Whether a program is told what to do in its arguments, also behind env or sudo."""
-    return any("code written in the arguments" in warning for warning in argv_warnings(argv))
+    """Return whether the arguments contain inline code, also behind env or sudo."""
+    if not argv:
+        return False
+    commands = _unwrap(list(argv))
+    return any(_has_inline_code(_program_name(words[0]), words[1:]) for words in commands)
 
 
-def _runs_inline_code(program: str, args: list[str]) -> bool:
+def _has_inline_code(program: str, args: list[str]) -> bool:
+    if program in _SHELLS:
+        return any(_SHELL_INLINE_OPTIONS.match(arg) for arg in args)
     family = re.sub(r"[\d.]+w?$", "", program)
-    inline = _INLINE.get("node" if family == "nodejs" else family)
+    inline = _INLINE_OPTIONS.get("node" if family == "nodejs" else family)
     if inline is None:
         return False
-    taken = False
+    is_value = False
     for arg in args:
         if inline.match(arg):
             return True
-        if not taken and not arg.startswith("-"):
-            return False  # a script's name: what follows are the script's own arguments
-        taken = arg in _TAKES_A_VALUE
+        if not is_value and not arg.startswith("-"):
+            return False  # a script: the arguments after it are its own
+        is_value = arg in _OPTIONS_WITH_VALUE
     return False
 
 
 def _unpinned_package(program: str, args: list[str]) -> str:
     words = [program, *args]
-    for start, kind in _RUNNERS:
-        if tuple(words[: len(start)]) == start:
-            package = _package(words[len(start) :])
+    for runner, kind in _RUNNERS:
+        if tuple(words[: len(runner)]) == runner:
+            package = _package_name(words[len(runner) :])
             pinned = _NPM_PIN.match(package) if kind == "npm" else _PYTHON_PIN.search(package)
             local = package.startswith((".", "/", "~"))
             if package and not pinned and not local and not _COMMIT.search(package):
@@ -162,21 +164,21 @@ def _unpinned_package(program: str, args: list[str]) -> str:
     return ""
 
 
-def _package(args: list[str]) -> str:
-    """Find the package a runner is told to fetch, or an empty text."""
+def _package_name(args: list[str]) -> str:
+    """Return the package that a runner downloads, or an empty string."""
     position = 0
     while position < len(args):
         arg = args[position]
         name, equals, value = arg.partition("=")
-        if name in _NAMES_A_PACKAGE:
+        if name in _PACKAGE_OPTIONS:
             return value if equals else "".join(args[position + 1 : position + 2])
         if not arg.startswith("-"):
             return arg
-        position += 2 if arg in _RUNNER_VALUES else 1
+        position += 2 if arg in _RUNNER_OPTIONS_WITH_VALUE else 1
     return ""
 
 
-def _of_container(args: list[str]) -> list[str]:
+def _container_warnings(args: list[str]) -> list[str]:
     warnings = []
     for arg, following in zip(args, [*args[1:], ""], strict=True):
         name, equals, value = arg.partition("=")
@@ -187,9 +189,13 @@ def _of_container(args: list[str]) -> list[str]:
             name == "--mount" and "type=bind" in value
         )
         if mounts:
-            warnings.append("Gives the container a folder of this machine. Check which, and how.")
+            warnings.append(
+                "Mounts a directory of this machine into the container. Check the path and mode."
+            )
         if name == "--privileged":
-            warnings.append("--privileged gives the container this machine's own rights.")
+            warnings.append("--privileged gives the container root access to this machine.")
         if name in ("--network", "--net", "--pid", "--ipc") and value == "host":
-            warnings.append(f"{name} host lets the container share this machine's own.")
+            warnings.append(
+                f"{name} host shares this machine's {name.strip('-')} namespace with the container."
+            )
     return warnings

@@ -1,4 +1,4 @@
-"""Encrypt and decrypt what servers are reached with. The key lives outside the database."""
+"""Encryption of server credentials (Fernet). The key is stored outside the database."""
 
 import hashlib
 from base64 import urlsafe_b64encode
@@ -19,7 +19,7 @@ class UnreadableCredential(ToolcribError):
 
 @lru_cache(maxsize=4)
 def _fernet(keys: tuple[str, ...]) -> MultiFernet:
-    # Any text serves as a key: a digest of it has the form Fernet asks for.
+    # Any string can be a key: its SHA-256 digest has the 32 bytes that Fernet requires.
     return MultiFernet(
         [Fernet(urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in keys]
     )
@@ -44,12 +44,12 @@ def decrypt(ciphertext: str) -> Secret:
 
 
 def rotate(ciphertext: str) -> str:
-    """Encrypt again with the first key."""
+    """Re-encrypt with the first key."""
     return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
 
 
 def is_readable(ciphertext: str, keys: Sequence[str]) -> bool:
-    """Whether one of these keys decrypts it."""
+    """Return whether one of these keys decrypts the ciphertext."""
     try:
         _fernet(tuple(keys)).decrypt(ciphertext.encode("ascii"))
     except (InvalidToken, UnicodeEncodeError):
@@ -58,10 +58,11 @@ def is_readable(ciphertext: str, keys: Sequence[str]) -> bool:
 
 
 def key_fingerprint(key: str | None = None) -> str:
-    """Name a key, else the one that encrypts now, without telling anything of it."""
+    """Return a public identifier of a key, by default of the current one."""
     text = settings.ENCRYPTION_KEYS[0] if key is None else key
     return hashlib.sha256(b"toolcrib key:" + text.encode()).hexdigest()[:12]
 
 
 def origin_digest(origin: str) -> str:
+    """Return the digest that binds a credential to its origin."""
     return hashlib.sha256(origin.encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""The plain values an import gives back: drafts of servers, and what is wrong with the rest.
+"""Result types of an mcp.json import: server drafts and problems.
 
-Pure. Nothing here prints a secret: values are `Secret`s, and `masked()` shows their names only.
+Pure. No secret can be printed: values are `Secret`s, and `masked()` returns their names only.
 """
 
 import json
@@ -12,14 +12,14 @@ from servers.registration.validation import PLACEHOLDER, escape_ambiguous, forma
 from servers.secret import Secret
 
 MASK = "•••"
-RESERVED_SLUGS = frozenset({"add", "bulk", "export", "import", "test"})  # addresses of ours
+RESERVED_SLUGS = frozenset({"add", "bulk", "export", "import", "test"})  # URL paths of Toolcrib
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A server, or a whole file, that could not be read, and what to do about it."""
+    """A server, or a whole file, that could not be parsed, with a hint."""
 
-    name: str  # of the server; empty when the whole file is meant
+    name: str  # of the server; empty when it concerns the whole file
     code: str
     message: str
     hint: str = ""
@@ -27,9 +27,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class ServerDraft:
-    """One server as an import understood it. Save it only when it is `ready`.
+    """One parsed server. Save it only when it is `ready`.
 
-    While names are `missing`, values in `env` and `headers` may still hold their ${NAME}: read
+    While variables are `missing`, values in `env` and `headers` may still contain ${NAME}: parse
     the text again with the missing values instead of saving.
     """
 
@@ -37,9 +37,9 @@ class ServerDraft:
     slug: str
     transport: str  # stdio, http, sse
     command: str = ""
-    args: tuple[str, ...] = ()  # may hold ${NAME}
+    args: tuple[str, ...] = ()  # may contain ${NAME}
     cwd: str = ""
-    url: str = ""  # may hold ${NAME}
+    url: str = ""  # may contain ${NAME}
     env: Mapping[str, Secret] = field(default_factory=dict)
     headers: Mapping[str, Secret] = field(default_factory=dict)
     variables: Mapping[str, Secret] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ServerDraft:
         return (self.command, *self.args) if self.transport == "stdio" else ()
 
     def masked(self) -> dict[str, object]:
-        """Return what may be shown, as plain JSON values."""
+        """Return everything except secret values, as plain JSON values."""
         return {
             "name": escape_ambiguous(self.name),
             "slug": self.slug,
@@ -84,30 +84,31 @@ class ServerDraft:
 
 @dataclass(frozen=True)
 class ImportCheck:
-    """What a pasted text holds. Nothing was saved or started."""
+    """The parsed text. Nothing has been saved or started."""
 
-    shape: str  # claude, cursor, vscode, map, single; empty when unreadable
+    shape: str  # claude, cursor, vscode, map, single; empty if it could not be parsed
     drafts: tuple[ServerDraft, ...] = ()
     problems: tuple[Problem, ...] = ()
     inputs: tuple[Mapping[str, object], ...] = ()  # VS Code: id, name, description, password
 
 
 def target_string(transport: str, url: str, command: str, args: Sequence[str]) -> str:
-    """Name what a server connects to; equal for two servers that are the same one.
+    """Return a key for what a server connects to, equal for duplicates.
 
-    Call it with a `models.Server`'s own fields. Names of variables do not count, since an import
-    names them after the slug.
+    Takes the fields of a `models.Server`. Variable names are ignored, because an import derives
+    them from the slug.
     """
-    words = [command, *args] if transport == "stdio" else [url]
-    return f"{transport} " + json.dumps([PLACEHOLDER.sub("${}", word) for word in words])
+    parts = [command, *args] if transport == "stdio" else [url]
+    return f"{transport} " + json.dumps([PLACEHOLDER.sub("${}", part) for part in parts])
 
 
-def target_of(draft: ServerDraft) -> str:
+def draft_target(draft: ServerDraft) -> str:
+    """Return the `target_string` of a draft."""
     return target_string(draft.transport, draft.url, draft.command, draft.args)
 
 
-def slug_of(name: str, taken: set[str]) -> str:
-    """Make a slug of a name, numbered if it is taken."""
+def make_slug(name: str, taken: set[str]) -> str:
+    """Derive a slug from a name, with a number appended if it is taken."""
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:32].strip("-") or "server"
     candidate, number = slug, 2
     while candidate in taken or candidate in RESERVED_SLUGS:

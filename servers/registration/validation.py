@@ -1,7 +1,7 @@
-"""Rules for what an admin may enter to reach a server: addresses, programs, values.
+"""Validation of server connections: URLs, command lines, environment variables, headers.
 
-Pure: no Django, no network, no file. A refusal is `Invalid` with a sentence and a way out, and
-never repeats a value. Whether an address may be reached is decided when connecting, not here.
+Pure: no Django, no network, no files. Errors are `Invalid` with a message and a hint, and never
+repeat a value. Whether an address may be connected to (SSRF) is checked when connecting.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from typing import NoReturn
 from urllib.parse import quote
 
 from servers.registration.argv_warnings import argv_warnings
-from servers.transports.ssrf import OTHER_PORTS
+from servers.transports.ssrf import NON_HTTP_PORTS
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import escape_ambiguous, is_hidden
 
 __all__ = [
-    "OWN_HEADERS",
     "PLACEHOLDER",
+    "TRANSPORT_HEADERS",
     "argv_digest",
     "argv_warnings",
     "check_argv",
@@ -51,28 +51,28 @@ def _bad_url(message: str, hint: str) -> NoReturn:
 
 
 def check_url(url: str, *, allow_http: bool) -> str:
-    """Return the address in its normal form, the host as punycode, `${NAME}` left as it is."""
+    """Return the normalized URL, with the host in Punycode and each `${NAME}` unchanged."""
     url = url.strip(" \t\r\n")
-    _refuse_odd_characters(url)
+    _check_characters(url)
     scheme, authority, rest = _split(url)
     if scheme not in ("http", "https"):
         _bad_url(
-            f"{escape_ambiguous(scheme[:20])}: is not an address of an MCP server.",
-            "Use an address that begins with https://.",
+            f"The scheme {escape_ambiguous(scheme[:20])} is not supported.",
+            "Use a URL that starts with https://.",
         )
     if scheme == "http" and not allow_http:
         _bad_url(
-            "Plain http would send credentials and results unencrypted.",
-            "Use https, or let an operator allow http for this installation.",
+            "Plain HTTP would send credentials and results unencrypted.",
+            "Use https, or set TOOLCRIB_ALLOW_PLAIN_HTTP=1 where Toolcrib is started.",
         )
     host, port = _host_and_port(authority)
     suffix = "" if port in (None, 443 if scheme == "https" else 80) else f":{port}"
-    # Only what is not ASCII is encoded; what the admin encoded already stays as entered.
+    # Encode only non-ASCII characters; existing percent-encoding stays as entered.
     return f"{scheme}://{host}{suffix}{quote(rest, safe=_ASCII)}"
 
 
 def url_warnings(url: str) -> list[str]:
-    """Say what to look at twice in an address that `check_url` lets pass."""
+    """Return a sentence for each risk of a URL that `check_url` accepts."""
     try:
         scheme, authority, _ = _split(url.strip(" \t\r\n"))
         host, _ = _host_and_port(authority)
@@ -81,59 +81,59 @@ def url_warnings(url: str) -> list[str]:
     warnings = []
     if any(label.startswith("xn--") for label in host.split(".")):
         warnings.append(
-            f"The host is {host} when written in plain letters. Characters of other scripts can "
-            "look like familiar ones: check that this is the host you mean."
+            f"The host in Punycode is {host}. Characters of other scripts can look like Latin "
+            "letters: check that this is the intended host."
         )
     if scheme == "http" and host not in ("localhost", "127.0.0.1", "[::1]"):
-        warnings.append("Plain http: anyone on the way can read credentials and results.")
+        warnings.append("Plain HTTP: anyone on the network path can read credentials and results.")
     return warnings
 
 
-def _refuse_odd_characters(url: str) -> None:
+def _check_characters(url: str) -> None:
     if len(url) > MAX_URL:
-        _bad_url(f"The address is longer than {MAX_URL:,} characters.", "Shorten it.")
+        _bad_url(f"The URL is longer than {MAX_URL:,} characters.", "Shorten it.")
     if any(c.isspace() or is_hidden(c) for c in url):
         _bad_url(
-            "The address holds a space, a control character or an invisible one.",
-            "Remove it, or type the address by hand.",
+            "The URL contains a space, a control character or an invisible character.",
+            "Remove it, or type the URL by hand.",
         )
     if "\\" in url:
-        _bad_url("The address holds a backslash.", "Use / between the parts of the path.")
+        _bad_url("The URL contains a backslash.", "Use / to separate path segments.")
     if _ENCODED_CONTROL.search(url):
-        _bad_url("The address holds an encoded control character such as %00.", "Remove it.")
+        _bad_url("The URL contains an encoded control character such as %00.", "Remove it.")
     if "#" in url:
-        _bad_url("The part after # is never sent to a server.", "Remove # and what follows it.")
+        _bad_url("The URL contains a fragment (#), which is never sent.", "Remove the fragment.")
 
 
 def _split(url: str) -> tuple[str, str, str]:
-    """Split into scheme, authority and the rest, or refuse."""
-    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", url)
-    if not found or (not found[2] and re.match(r"\d", url[found.end() :])):
-        _bad_url("The address does not say how to connect.", "Begin it with https://.")
-    scheme = found[1].lower()
-    if not found[2]:
+    """Split into scheme, authority and the rest. Raises Invalid."""
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]*):(//)?", url)
+    if not match or (not match[2] and re.match(r"\d", url[match.end() :])):
+        _bad_url("The URL has no scheme.", "Start it with https://.")
+    scheme = match[1].lower()
+    if not match[2]:
         _bad_url(
-            f"{scheme}: is not followed by // and a host.", "Write it like https://example.com/mcp."
+            f"{scheme}: is not followed by // and a host.", "Example: https://example.com/mcp."
         )
-    authority, rest = re.fullmatch(r"([^/?]*)(.*)", url[found.end() :], re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
+    authority, rest = re.fullmatch(r"([^/?]*)(.*)", url[match.end() :], re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
     return scheme, authority, rest
 
 
 def _host_and_port(authority: str) -> tuple[str, int | None]:
     if "@" in authority:
         _bad_url(
-            "The address holds a user name or password.",
-            "Remove everything before @ and enter it as a header instead.",
+            "The URL contains a user name or password.",
+            "Remove everything before @, and send the credentials in a header.",
         )
     if "${" in authority:
         _bad_url(
-            "A variable stands in the host or port.",
-            "Write host and port out; variables may stand in the path and the query.",
+            "The host or port contains a variable.",
+            "Write both out; the path and the query may contain variables.",
         )
-    found = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?", authority)
-    if not found:
-        _bad_url("The host cannot be read.", "Write an IPv6 address in brackets: [::1].")
-    return _host(found[1]), _port(found[2])
+    match = re.fullmatch(r"(\[[^\]]*\]|[^:\[\]]*)(?::(.*))?", authority)
+    if not match:
+        _bad_url("The host is invalid.", "Write an IPv6 address in brackets: [::1].")
+    return _host(match[1]), _port(match[2])
 
 
 def _port(text: str | None) -> int | None:
@@ -141,10 +141,10 @@ def _port(text: str | None) -> int | None:
         return None
     port = int(text) if re.fullmatch(r"[0-9]{1,5}", text) else 0
     if not 1 <= port <= 65535:
-        _bad_url("The port is not a number from 1 to 65535.", "Correct the port, or leave it out.")
-    if port in OTHER_PORTS:
+        _bad_url("The port must be a number from 1 to 65535.", "Correct the port, or omit it.")
+    if port in NON_HTTP_PORTS:
         _bad_url(
-            f"Port {port} belongs to {OTHER_PORTS[port]}, which does not speak MCP.",
+            f"Port {port} is the port of {NON_HTTP_PORTS[port]}, which does not support MCP.",
             "Use the port of the MCP server.",
         )
     return port
@@ -152,175 +152,178 @@ def _port(text: str | None) -> int | None:
 
 def _host(text: str) -> str:
     if not text:
-        _bad_url("The address names no host.", "Write it like https://example.com/mcp.")
+        _bad_url("The URL has no host.", "Example: https://example.com/mcp.")
     if text.startswith("["):
         try:
-            # A zone (%eth0) is refused: it means another network on each machine.
+            # Reject a zone id (%eth0): it depends on the machine.
             return f"[{ipaddress.IPv6Address(text[1:-1].replace('%', '?')).compressed}]"
         except ValueError:
-            _bad_url("The IPv6 address cannot be read.", "Write it like [2001:db8::1].")
+            _bad_url("The IPv6 address is invalid.", "Example: [2001:db8::1].")
     try:
         host = text.encode("idna").decode("ascii").lower() if len(text) <= 253 else ""
     except UnicodeError:
         host = ""
     if host.endswith(".") or text.endswith("."):
-        _bad_url("The host ends in a dot.", "Remove the dot.")
+        _bad_url("The host ends with a dot.", "Remove the dot.")
     labels = host.split(".")
     if not all(map(_LABEL.fullmatch, labels)):
-        _bad_url("The host is not a valid name.", "Check its spelling.")
+        _bad_url("The host is not a valid host name.", "Check its spelling.")
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
         try:
             return str(ipaddress.IPv4Address(host))
         except ValueError:
             _bad_url(
-                "The host is a number in a form that hides which machine it is.",
-                "Write an IPv4 address as four numbers, like 192.0.2.7.",
+                "The IPv4 address is not in dotted-decimal form.",
+                "Write it as four numbers. Example: 192.0.2.7.",
             )
     return host
 
 
-_LOADER = "It makes a program load code that nobody confirmed."
-_SHELL_START = "It makes shells run code that nobody confirmed."
-_FINDS = "It decides which program or library is found under a name."
-_GIT = "It makes git run another program."
+_LOADER = "It can load code that was not confirmed."
+_SHELL_START = "It can make shells run code that was not confirmed."
+_LOOKUP = "It changes which program or library a name resolves to."
+_DNS = "It changes host name resolution."
+_GIT = "It can make git run another program."
 _ENV_DENIED = {
-    "PATH": _FINDS, "PATHEXT": _FINDS, "COMSPEC": _FINDS, "SHELL": _FINDS, "IFS": _SHELL_START,
+    "PATH": _LOOKUP, "PATHEXT": _LOOKUP, "COMSPEC": _LOOKUP, "SHELL": _LOOKUP, "IFS": _SHELL_START,
     "ENV": _SHELL_START, "BASH_ENV": _SHELL_START, "ZDOTDIR": _SHELL_START, "PS4": _SHELL_START,
     "SHELLOPTS": _SHELL_START, "BASHOPTS": _SHELL_START, "PROMPT_COMMAND": _SHELL_START,
-    "PYTHONSTARTUP": _LOADER, "PYTHONPATH": _FINDS, "PYTHONHOME": _FINDS,
+    "PYTHONSTARTUP": _LOADER, "PYTHONPATH": _LOOKUP, "PYTHONHOME": _LOOKUP,
     "PYTHONINSPECT": _LOADER, "PYTHONBREAKPOINT": _LOADER, "PYTHONWARNINGS": _LOADER,
-    "PYTHONEXECUTABLE": _FINDS, "PYTHONUSERBASE": _FINDS, "PYTHONPLATLIBDIR": _FINDS,
-    "NODE_OPTIONS": _LOADER, "NODE_PATH": _FINDS, "NPM_CONFIG_NODE_OPTIONS": _LOADER,
-    "NPM_CONFIG_SCRIPT_SHELL": _FINDS, "ELECTRON_RUN_AS_NODE": _LOADER,
-    "PERL5OPT": _LOADER, "PERL5LIB": _FINDS, "PERL5DB": _LOADER, "PERLLIB": _FINDS,
-    "RUBYOPT": _LOADER, "RUBYLIB": _FINDS, "LUA_INIT": _LOADER, "PHPRC": _LOADER,
+    "PYTHONEXECUTABLE": _LOOKUP, "PYTHONUSERBASE": _LOOKUP, "PYTHONPLATLIBDIR": _LOOKUP,
+    "NODE_OPTIONS": _LOADER, "NODE_PATH": _LOOKUP, "NPM_CONFIG_NODE_OPTIONS": _LOADER,
+    "NPM_CONFIG_SCRIPT_SHELL": _LOOKUP, "ELECTRON_RUN_AS_NODE": _LOADER,
+    "PERL5OPT": _LOADER, "PERL5LIB": _LOOKUP, "PERL5DB": _LOADER, "PERLLIB": _LOOKUP,
+    "RUBYOPT": _LOADER, "RUBYLIB": _LOOKUP, "LUA_INIT": _LOADER, "PHPRC": _LOADER,
     "PHP_INI_SCAN_DIR": _LOADER, "JAVA_TOOL_OPTIONS": _LOADER, "_JAVA_OPTIONS": _LOADER,
-    "JDK_JAVA_OPTIONS": _LOADER, "CLASSPATH": _FINDS, "DOTNET_STARTUP_HOOKS": _LOADER,
+    "JDK_JAVA_OPTIONS": _LOADER, "CLASSPATH": _LOOKUP, "DOTNET_STARTUP_HOOKS": _LOADER,
     "COR_PROFILER": _LOADER, "CORECLR_PROFILER": _LOADER, "GCONV_PATH": _LOADER,
-    "GLIBC_TUNABLES": _LOADER, "LOCPATH": _FINDS, "HOSTALIASES": "It redirects host names.",
-    "RES_OPTIONS": "It redirects host names.", "OPENSSL_CONF": _LOADER,
+    "GLIBC_TUNABLES": _LOADER, "LOCPATH": _LOOKUP, "HOSTALIASES": _DNS,
+    "RES_OPTIONS": _DNS, "OPENSSL_CONF": _LOADER,
     "OPENSSL_MODULES": _LOADER, "OPENSSL_ENGINES": _LOADER,
-    "SSLKEYLOGFILE": "It writes the keys of encrypted connections to a file.",
-    "SSH_ASKPASS": "It makes ssh run another program.",
+    "SSLKEYLOGFILE": "It writes TLS session keys to a file.",
+    "SSH_ASKPASS": "It can make ssh run another program.",
 }  # fmt: skip
-_ENV_DENIED_STARTS = {
-    "LD_": "It makes the system's loader put other code into the program.",
-    "DYLD_": "It makes the system's loader put other code into the program.",
+_ENV_DENIED_PREFIXES = {
+    "LD_": "It can inject code through the dynamic linker.",
+    "DYLD_": "It can inject code through the dynamic linker.",
     "GIT_SSH": _GIT, "GIT_ASKPASS": _GIT, "GIT_EXTERNAL_DIFF": _GIT, "GIT_CONFIG": _GIT,
     "GIT_PROXY_COMMAND": _GIT, "GIT_EXEC_PATH": _GIT, "GIT_EDITOR": _GIT, "GIT_PAGER": _GIT,
-    "BASH_FUNC_": _SHELL_START, "TOOLCRIB_": "It is one of Toolcrib's own settings.",
+    "BASH_FUNC_": _SHELL_START, "TOOLCRIB_": "It is a Toolcrib setting.",
 }  # fmt: skip
 _PEM_LINE = r"(?!-----)[A-Za-z0-9+/=:,. -]*\r?\n"
 _PEM = re.compile(rf"\s*(?:-----BEGIN ([A-Z0-9 ]+)-----\r?\n(?:{_PEM_LINE})+-----END \1-----\s*)+")
 
 
 def check_env(name: str, value: str) -> None:
-    """Refuse an environment variable that could run code, or that no program can be given."""
+    """Reject an environment variable that is invalid or could run code."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_NAME:
         raise Invalid(
-            f"{_named(name)} is not a name an environment variable can have.",
-            hint="Use letters, digits and _, and do not begin with a digit.",
+            f"{_quote_name(name)} is not a valid environment variable name.",
+            hint="Use letters, digits and underscores; the first character is not a digit.",
             code="bad_env",
         )
     upper = name.upper()
-    starts = (why for start, why in _ENV_DENIED_STARTS.items() if upper.startswith(start))
-    if why := _ENV_DENIED.get(upper) or next(starts, ""):
-        hint = "Remove it. If a program is not found, give the command as a full path."
-        raise Invalid(f"{name} may not be set. {why}", hint=hint, code="bad_env")
+    by_prefix = (why for start, why in _ENV_DENIED_PREFIXES.items() if upper.startswith(start))
+    if reason := _ENV_DENIED.get(upper) or next(by_prefix, ""):
+        hint = "Remove it. If the program is not found, use an absolute path as the command."
+        raise Invalid(f"{name} must not be set. {reason}", hint=hint, code="bad_env")
     if len(value.encode(errors="replace")) > MAX_VALUE_BYTES:
-        raise Invalid(f"The value of {name} is over 32 KB.", hint="Shorten it.", code="bad_env")
+        raise Invalid(f"The value of {name} exceeds 32 KB.", hint="Shorten it.", code="bad_env")
     if "\x00" in value:
         raise Invalid(
-            f"The value of {name} holds a NUL character.", hint="Enter it again.", code="bad_env"
+            f"The value of {name} contains a NUL character.", hint="Remove it.", code="bad_env"
         )
     if _CONTROL.search(value.replace("\t", "")) and not _PEM.fullmatch(value):
         raise Invalid(
-            f"The value of {name} holds a line break or a control character.",
-            hint="Put it on one line. Only PEM blocks (keys, certificates) may have several.",
+            f"The value of {name} contains a line break or a control character.",
+            hint="Use a single line. Only PEM blocks (keys, certificates) can have several lines.",
             code="bad_env",
         )
 
 
-# Written by the transport itself: harmless in a file, and left out with a warning on import.
-OWN_HEADERS = frozenset(("accept", "accept-encoding", "content-type", "content-length"))
-_HEADERS_DENIED = OWN_HEADERS | frozenset([
+# Set by the transport itself. An import skips them with a warning.
+TRANSPORT_HEADERS = frozenset(("accept", "accept-encoding", "content-type", "content-length"))
+_HEADERS_DENIED = TRANSPORT_HEADERS | frozenset([
     "host", "transfer-encoding", "connection", "keep-alive", "te", "trailer", "upgrade", "expect",
     "content-encoding", "cookie", "set-cookie", "http2-settings", "last-event-id",
 ])  # fmt: skip
-_HEADERS_DENIED_STARTS = ("mcp-", "proxy-", "sec-")
+_HEADERS_DENIED_PREFIXES = ("mcp-", "proxy-", "sec-")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def check_header(name: str, value: str) -> None:
-    """Refuse a header that would break the request, or that belongs to the transport."""
+    """Reject a header that is invalid or that the transport sets."""
     if not _TOKEN.fullmatch(name) or len(name) > MAX_NAME:
         raise Invalid(
-            f"{_named(name)} is not a name a header can have.",
-            hint="Use letters, digits and -, as in X-Api-Key.",
+            f"{_quote_name(name)} is not a valid header name.",
+            hint="Use letters, digits and hyphens. Example: X-Api-Key.",
             code="bad_header",
         )
-    if name.lower() in _HEADERS_DENIED or name.lower().startswith(_HEADERS_DENIED_STARTS):
+    if name.lower() in _HEADERS_DENIED or name.lower().startswith(_HEADERS_DENIED_PREFIXES):
         raise Invalid(
-            f"{name} may not be set: the connection sets it itself, or it never sends it.",
-            hint="Remove it. Credentials go into Authorization or a header such as X-Api-Key.",
+            f"The header {name} must not be set: it is reserved for the transport.",
+            hint="Remove it. Send credentials in Authorization or a header such as X-Api-Key.",
             code="bad_header",
         )
     if _CONTROL.search(value.replace("\t", "")):
         raise Invalid(
-            f"The value of {name} holds a line break or a control character.",
-            hint="Enter it again, on one line.",
+            f"The value of {name} contains a line break or a control character.",
+            hint="Use a single line.",
             code="bad_header",
         )
     if not value.isascii() or value != value.strip():
         raise Invalid(
-            f"The value of {name} begins or ends with a space, or is not plain ASCII.",
-            hint="Enter it again; look for characters that were pasted along.",
+            f"The value of {name} has leading or trailing spaces or non-ASCII characters.",
+            hint="Remove these characters.",
             code="bad_header",
         )
     if len(value) > MAX_VALUE_BYTES:
-        raise Invalid(f"The value of {name} is over 32 KB.", hint="Shorten it.", code="bad_header")
+        raise Invalid(f"The value of {name} exceeds 32 KB.", hint="Shorten it.", code="bad_header")
 
 
 def check_argv(argv: Sequence[str], cwd: str) -> None:
-    """Refuse a command line that cannot be started, or cannot be shown on one line."""
+    """Reject a command line that cannot be started or cannot be shown on one line."""
     if not argv or not argv[0].strip():
-        raise Invalid("The command is empty.", hint="Name the program to run.", code="bad_argv")
-    if any("\x00" in word for word in (*argv, cwd)):
-        raise Invalid("The command line holds a NUL character.", hint="Remove it.", code="bad_argv")
+        raise Invalid("The command is empty.", hint="Enter the program to run.", code="bad_argv")
+    if any("\x00" in text for text in (*argv, cwd)):
+        raise Invalid(
+            "The command line contains a NUL character.", hint="Remove it.", code="bad_argv"
+        )
     if _CONTROL.search(argv[0]) or _CONTROL.search(cwd):
         raise Invalid(
-            "The command or its working folder holds a line break or a control character.",
-            hint="Give the program alone as the command, and each argument on its own.",
+            "The command or working directory contains a line break or a control character.",
+            hint="Enter only the program as the command, and each argument separately.",
             code="bad_argv",
         )
     if len(argv[0]) > MAX_COMMAND or len(cwd) > MAX_COMMAND:
         raise Invalid(
-            f"The command or its working folder is longer than {MAX_COMMAND:,} characters.",
+            f"The command or working directory is longer than {MAX_COMMAND:,} characters.",
             hint="Use a shorter path.",
             code="bad_argv",
         )
     if cwd and not cwd.startswith("/"):
         raise Invalid(
-            "The working folder is not a full path.",
-            hint="Begin it with /, or leave it empty.",
+            "The working directory is not an absolute path.",
+            hint="Start it with /, or leave it empty.",
             code="bad_argv",
         )
-    if sum(len(word.encode(errors="replace")) + 1 for word in argv) > MAX_ARGV_BYTES:
+    if sum(len(arg.encode(errors="replace")) + 1 for arg in argv) > MAX_ARGV_BYTES:
         raise Invalid(
-            "The command line is over 32 KB.", hint="Move long values to a file.", code="bad_argv"
+            "The command line exceeds 32 KB.", hint="Move long values to a file.", code="bad_argv"
         )
 
 
 def argv_digest(argv: Sequence[str], cwd: str) -> str:
-    """Name this exact command line: an admin's confirmation is bound to it."""
-    exact = json.dumps({"argv": list(argv), "cwd": cwd}, sort_keys=True)
-    return hashlib.sha256(exact.encode("ascii")).hexdigest()
+    """Return the digest that an admin's confirmation of this exact command line is bound to."""
+    document = json.dumps({"argv": list(argv), "cwd": cwd}, sort_keys=True)
+    return hashlib.sha256(document.encode("ascii")).hexdigest()
 
 
 def format_argv(argv: Sequence[str]) -> str:
-    """Write the whole command line on one line, with nothing in it that cannot be seen."""
-    return " ".join(escape_ambiguous(shlex.quote(word)) for word in argv)
+    """Format the command line as one shell-quoted line, with invisible characters escaped."""
+    return " ".join(escape_ambiguous(shlex.quote(arg)) for arg in argv)
 
 
-def _named(name: str) -> str:
-    return f"“{escape_ambiguous(name[:40])}”" if name else "An empty text"
+def _quote_name(name: str) -> str:
+    return f"“{escape_ambiguous(name[:40])}”" if name else "The empty string"

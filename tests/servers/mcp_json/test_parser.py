@@ -1,4 +1,4 @@
-"""Reading mcp.json of every shape, and writing it without a secret."""
+"""Parsing of mcp.json in every format, and export without secrets."""
 
 import json
 import re
@@ -11,10 +11,10 @@ from servers.mcp_json.parser import (
     ExportRow,
     ImportCheck,
     ServerDraft,
+    draft_target,
     export_mcp_json,
+    make_slug,
     parse_mcp_json,
-    slug_of,
-    target_of,
     target_string,
 )
 from servers.secret import Secret
@@ -26,7 +26,7 @@ def parse(document, **options) -> ImportCheck:
     return parse_mcp_json(text, **options)
 
 
-def only(document, **options) -> ServerDraft:
+def parse_one(document, **options) -> ServerDraft:
     check = parse(document, **options)
     assert check.problems == ()
     [draft] = check.drafts
@@ -37,13 +37,13 @@ def server(**entry):
     return {"mcpServers": {"one": entry}}
 
 
-def problem(document, **options):
+def parse_problem(document, **options):
     check = parse(document, **options)
     assert check.drafts == ()
-    [found] = check.problems
-    assert found.message.endswith(".")
-    assert found.hint
-    return found
+    [problem] = check.problems
+    assert problem.message.endswith(".")
+    assert problem.hint
+    return problem
 
 
 def revealed(secrets):
@@ -52,7 +52,7 @@ def revealed(secrets):
 
 class TestShapes:
     def test_claude_desktop(self):
-        draft = only(server(command="/bin/srv", args=["-v"], env={"API_KEY": "k"}, cwd="/srv"))
+        draft = parse_one(server(command="/bin/srv", args=["-v"], env={"API_KEY": "k"}, cwd="/srv"))
         assert draft.transport == "stdio"
         assert draft.argv == ("/bin/srv", "-v")
         assert draft.cwd == "/srv"
@@ -75,7 +75,7 @@ class TestShapes:
     def test_vscode_with_inputs_comments_and_trailing_commas(self):
         check = parse(
             """\ufeff{
-              // asked for once
+              // prompted once
               "inputs": [{"type": "promptString", "id": "api-key", "description": "Key",
                           "password": true},],
               "servers": {
@@ -92,9 +92,9 @@ class TestShapes:
         ]
         assert revealed(draft.env) == {"KEY": "v"}
         assert draft.unknown == {"envFile": "${workspaceFolder}/.env"}
-        assert any("envFile is not read" in warning for warning in draft.warnings)
+        assert any("envFile is not supported" in warning for warning in draft.warnings)
 
-    def test_vscode_settings_nest_it_under_mcp(self):
+    def test_vscode_settings_with_servers_nested_under_mcp(self):
         check = parse({"mcp": {"servers": {"a": {"command": "srv"}}}, "editor.fontSize": 12})
         assert check.shape == "vscode"
         assert [draft.slug for draft in check.drafts] == ["a"]
@@ -116,25 +116,25 @@ class TestShapes:
         assert (check.shape, check.drafts[0].slug) == ("single", "my-server")
         assert parse({"url": "https://x.example"}).drafts[0].slug == "server"
 
-    def test_lines_out_of_a_readme_without_their_braces(self):
-        assert only('"github": {"command": "srv"},').slug == "github"
+    def test_a_readme_excerpt_without_braces(self):
+        assert parse_one('"github": {"command": "srv"},').slug == "github"
 
     @pytest.mark.parametrize(
-        ("claimed", "transport"),
+        ("declared", "transport"),
         [
             *[("http", "http"), ("streamable-http", "http"), ("streamableHttp", "http")],
             ("sse", "sse"),
         ],
     )
     @pytest.mark.parametrize("field", ["type", "transport"])
-    def test_the_transport_is_what_the_file_says(self, field, claimed, transport):
-        draft = only(server(**{field: claimed, "url": "https://x.example/"}))
+    def test_a_declared_transport_is_used(self, field, declared, transport):
+        draft = parse_one(server(**{field: declared, "url": "https://x.example/"}))
         assert draft.transport == transport
 
 
-class TestWhatIsWrong:
+class TestProblems:
     @pytest.mark.parametrize(
-        ("text", "place"),
+        ("text", "position"),
         [
             ("", "Line 1, column 1"),
             ('{"a":\n  {"b" 1}}', "Line 2, column 8"),
@@ -151,26 +151,26 @@ class TestWhatIsWrong:
             ("[" * 100, "Line 1, column 34"),
         ],
     )
-    def test_text_that_is_not_json_is_named_by_line_and_column(self, text, place):
-        found = problem(text)
-        assert found.code == "not_json"
-        assert found.message.startswith(place)
+    def test_a_syntax_error_has_line_and_column(self, text, position):
+        problem = parse_problem(text)
+        assert problem.code == "not_json"
+        assert problem.message.startswith(position)
 
-    def test_the_rest_of_a_broken_text_is_not_repeated(self):
+    def test_a_syntax_error_does_not_quote_the_text(self):
         assert "hunter2" not in repr(parse('{"password": hunter2}'))
 
     @pytest.mark.parametrize("document", ["[]", "1", '"x"', "{}", '{"mcpServers": {}}', '{"a": 1}'])
-    def test_json_without_servers_says_what_to_paste(self, document):
-        assert "mcpServers" in problem(document).hint
+    def test_json_without_servers_gives_an_example(self, document):
+        assert "mcpServers" in parse_problem(document).hint
 
-    def test_a_name_that_stands_twice_is_reported_and_the_first_is_kept(self):
+    def test_a_duplicate_name_is_reported_and_the_first_one_is_used(self):
         check = parse('{"mcpServers": {"a": {"command": "one"},\n "a": {"command": "two"}}}')
         assert [draft.command for draft in check.drafts] == ["one"]
         assert [(p.name, p.code) for p in check.problems] == [("a", "duplicate_key")]
         assert "line 2" in check.problems[0].message
 
-    def test_a_field_that_stands_twice_is_never_guessed(self):
-        assert problem('{"mcpServers": {"a": {"command": "x", "command": "y"}}}').name == "a"
+    def test_a_duplicate_field_makes_the_entry_invalid(self):
+        assert parse_problem('{"mcpServers": {"a": {"command": "x", "command": "y"}}}').name == "a"
 
     @pytest.mark.parametrize(
         ("entry", "code"),
@@ -204,25 +204,25 @@ class TestWhatIsWrong:
             (None, "bad_server"),
         ],
     )
-    def test_one_bad_server_never_affects_the_others(self, entry, code):
+    def test_an_invalid_server_does_not_affect_the_others(self, entry, code):
         check = parse({"mcpServers": {"bad": entry, "good": {"command": "srv"}}})
         assert [draft.slug for draft in check.drafts] == ["good"]
-        [found] = check.problems
-        assert (found.name, found.code) == ("bad", code)
-        assert found.message.endswith(".")
+        [problem] = check.problems
+        assert (problem.name, problem.code) == ("bad", code)
+        assert problem.message.endswith(".")
         assert "hunter2" not in repr(check)
 
-    def test_numbers_and_booleans_are_read_as_texts_with_a_warning(self):
-        draft = only(server(command="x", args=["--port", 80], env={"PORT": 80, "DEBUG": True}))
+    def test_numbers_and_booleans_are_converted_to_strings_with_a_warning(self):
+        draft = parse_one(server(command="x", args=["--port", 80], env={"PORT": 80, "DEBUG": True}))
         assert draft.args == ("--port", "80")
         assert revealed(draft.env) == {"PORT": "80", "DEBUG": "true"}
         assert len(draft.warnings) == 3
 
-    def test_too_much_is_refused_before_it_is_read(self):
-        assert problem('{"a": "' + "x" * 2**20 + '"}').code == "too_large"
+    def test_size_limits(self):
+        assert parse_problem('{"a": "' + "x" * 2**20 + '"}').code == "too_large"
         check = parse({"mcpServers": {f"s{n}": {"command": "x"} for n in range(201)}})
         assert len(check.drafts) == 200
-        assert [found.code for found in check.problems] == ["too_many"]
+        assert [problem.code for problem in check.problems] == ["too_many"]
 
     @pytest.mark.parametrize(
         "entry",
@@ -238,54 +238,56 @@ class TestWhatIsWrong:
         ],
     )
     @pytest.mark.timeout(10)
-    def test_a_text_made_to_be_slow_is_answered_like_any_other(self, entry):
+    def test_hostile_input_is_parsed_in_bounded_time(self, entry):
         check = parse(server(**entry))
         assert len(check.drafts) + len(check.problems) == 1
 
-    def test_unknown_fields_beyond_reason_are_not_kept(self):
-        draft = only(server(command="x", extra="y" * 20_000))
+    def test_oversized_unknown_fields_are_dropped(self):
+        draft = parse_one(server(command="x", extra="y" * 20_000))
         assert draft.unknown == {}
-        assert any("not kept" in warning for warning in draft.warnings)
+        assert any("dropped" in warning for warning in draft.warnings)
 
-    def test_plain_http_is_refused_where_it_is_not_allowed(self):
-        assert problem(server(url="http://x.example"), allow_http=False).code == "bad_url"
+    def test_plain_http_is_rejected_unless_allowed(self):
+        assert parse_problem(server(url="http://x.example"), allow_http=False).code == "bad_url"
 
 
 class TestVariables:
-    def test_references_in_arguments_and_addresses_stay_and_their_values_go_beside(self):
-        draft = only(
+    def test_references_in_arguments_and_urls_are_normalized_and_their_values_stored_separately(
+        self,
+    ):
+        draft = parse_one(
             server(command="x", args=["${env:A}", "${B:-two}", "p/${input:my-id}", "${C}"]),
             variables={"A": "one", "my-id": "three"},
         )
-        # A default stands in the text for all to read: what runs is shown with it.
+        # A default is plain text in the file, so it is expanded.
         assert draft.args == ("${A}", "two", "p/${my_id}", "${C}")
         assert revealed(draft.variables) == {"A": "one", "my_id": "three"}
         assert draft.missing == ("C",)
         assert not draft.ready
 
-        draft = only(server(url="https://x.example/${T}?k=${K}"), variables={"K": "v"})
+        draft = parse_one(server(url="https://x.example/${T}?k=${K}"), variables={"K": "v"})
         assert draft.url == "https://x.example/${T}?k=${K}"
         assert revealed(draft.variables) == {"K": "v"}
         assert draft.missing == ("T",)
 
-    def test_an_input_and_a_variable_of_one_name_stay_two_things(self):
-        draft = only(server(command="x", args=["${input:a-b}", "${a_b}"]))
+    def test_an_input_and_a_variable_with_the_same_name_stay_separate(self):
+        draft = parse_one(server(command="x", args=["${input:a-b}", "${a_b}"]))
         assert len(set(draft.args)) == len(draft.missing) == 2
 
-    def test_what_only_an_editor_knows_is_missing_and_said(self):
-        draft = only(server(command="x", args=["${workspaceFolder}/a", "${userHome}"]))
+    def test_editor_variables_are_missing_and_give_a_warning(self):
+        draft = parse_one(server(command="x", args=["${workspaceFolder}/a", "${userHome}"]))
         assert draft.args == ("${workspaceFolder}/a", "${userHome}")
         assert draft.missing == ("workspaceFolder", "userHome")
-        assert sum("by an editor" in warning for warning in draft.warnings) == 2
+        assert sum("editor variable" in warning for warning in draft.warnings) == 2
 
-    def test_the_program_and_its_folder_are_written_out_so_that_they_can_be_confirmed(self):
+    def test_variables_in_the_command_and_working_directory_are_expanded(self):
         document = server(command="${ROOT}/bin/srv", cwd="${ROOT}", args=["${PY:-x}"])
-        draft = only(document, variables={"ROOT": "/opt"})
+        draft = parse_one(document, variables={"ROOT": "/opt"})
         assert (draft.command, draft.cwd) == ("/opt/bin/srv", "/opt")
-        assert only(server(command="${PY:-python3}")).command == "python3"
-        assert only(document).missing == ("ROOT",)
+        assert parse_one(server(command="${PY:-python3}")).command == "python3"
+        assert parse_one(document).missing == ("ROOT",)
 
-    def test_a_secret_never_becomes_part_of_a_program_or_a_host(self):
+    def test_a_secret_is_never_expanded_into_a_command_or_host(self):
         for entry in (
             {"command": "${KEY}"},
             {"command": "x", "cwd": "${KEY}"},
@@ -296,19 +298,19 @@ class TestVariables:
             assert check.drafts == ()
             assert "hunter2" not in repr(check)
 
-    def test_a_variable_cannot_break_out_of_an_address(self):
+    def test_a_variable_cannot_inject_into_a_url(self):
         check = parse(server(url="https://x.example/?a=${A}"), variables={"A": "b\r\nHost: c"})
-        assert [found.code for found in check.problems] == ["bad_variable"]
+        assert [problem.code for problem in check.problems] == ["bad_variable"]
 
-    def test_two_defaults_for_one_name_are_said(self):
-        draft = only(server(command="x", args=["${A:-1}", "${A:-2}"]))
+    def test_conflicting_defaults_give_a_warning(self):
+        draft = parse_one(server(command="x", args=["${A:-1}", "${A:-2}"]))
         assert draft.args == ("1", "1")
-        assert any("two different defaults" in warning for warning in draft.warnings)
+        assert any("conflicting defaults" in warning for warning in draft.warnings)
 
 
-class TestPlainSecrets:
+class TestPlaintextSecrets:
     @pytest.mark.parametrize(
-        ("args", "kept", "secret"),
+        ("args", "expected", "secret"),
         [
             (["--api-key=s3cret"], ["--api-key=${ONE_API_KEY}"], "s3cret"),
             (["--token", "s3cret"], ["--token", "${ONE_TOKEN}"], "s3cret"),
@@ -341,12 +343,12 @@ class TestPlainSecrets:
             ],
         ],
     )
-    def test_a_secret_in_an_argument_is_moved_out(self, args, kept, secret):
-        draft = only(server(command="x", args=args))
-        assert list(draft.args) == kept
+    def test_a_secret_in_an_argument_is_extracted(self, args, expected, secret):
+        draft = parse_one(server(command="x", args=args))
+        assert list(draft.args) == expected
         assert list(revealed(draft.variables).values()) == [secret]
         assert draft.secrets_found == 1
-        assert any("kept encrypted" in warning for warning in draft.warnings)
+        assert any("stored encrypted" in warning for warning in draft.warnings)
         assert secret not in repr(draft)
 
     @pytest.mark.parametrize(
@@ -364,13 +366,13 @@ class TestPlainSecrets:
             ["/home/me/projects/a-rather-long-folder-name-2024"],
         ],
     )
-    def test_ordinary_arguments_stay_as_they_are(self, args):
-        draft = only(server(command="x", args=args))
+    def test_ordinary_arguments_are_unchanged(self, args):
+        draft = parse_one(server(command="x", args=args))
         assert args == list(draft.args)
         assert draft.secrets_found == 0
 
     @pytest.mark.parametrize(
-        ("url", "kept"),
+        ("url", "expected"),
         [
             ("?key=abc", "?key=${ONE_KEY}"),
             ("?a=1&access_token=abc&b=2", "?a=1&access_token=${ONE_ACCESS_TOKEN}&b=2"),
@@ -382,24 +384,26 @@ class TestPlainSecrets:
             ),
         ],
     )
-    def test_a_secret_in_an_address_is_moved_out(self, url, kept):
-        assert only(server(url=f"https://x.example/{url}")).url == f"https://x.example/{kept}"
+    def test_a_secret_in_a_url_is_extracted(self, url, expected):
+        assert (
+            parse_one(server(url=f"https://x.example/{url}")).url == f"https://x.example/{expected}"
+        )
 
-    def test_two_secrets_of_one_name_get_two_names(self):
-        draft = only(server(command="x", args=["--token=a1", "--token=b2", "--token=a1"]))
+    def test_two_secrets_with_the_same_name_get_different_variables(self):
+        draft = parse_one(server(command="x", args=["--token=a1", "--token=b2", "--token=a1"]))
         assert draft.args == (
             "--token=${ONE_TOKEN}",
             "--token=${ONE_TOKEN_2}",
             "--token=${ONE_TOKEN}",
         )
 
-    def test_a_moved_secret_does_not_take_a_name_the_file_uses(self):
-        draft = only(server(command="x", args=["--token=a1", "${ONE_TOKEN}"]))
+    def test_an_extracted_secret_does_not_reuse_a_variable_name_of_the_file(self):
+        draft = parse_one(server(command="x", args=["--token=a1", "${ONE_TOKEN}"]))
         assert draft.args == ("--token=${ONE_TOKEN_2}", "${ONE_TOKEN}")
         assert draft.missing == ("ONE_TOKEN",)
 
-    def test_secrets_in_unknown_fields_are_not_kept(self):
-        draft = only(
+    def test_secrets_in_unknown_fields_are_redacted(self):
+        draft = parse_one(
             server(url="https://x.example", auth={"CLIENT_ID": "me", "CLIENT_SECRET": "hunter2"})
         )
         assert draft.unknown == {"auth": {"CLIENT_ID": "•••", "CLIENT_SECRET": "•••"}}
@@ -407,22 +411,22 @@ class TestPlainSecrets:
 
 
 class TestInlineCode:
-    """What a person confirms is all there is to run."""
+    """Inline code is confirmed in full: nothing in it is variable."""
 
     @pytest.mark.parametrize(
         "args",
         [["-c", "echo ${NAME}"], ["-lc", "run ${input:x}"]],
     )
-    def test_a_variable_in_code_is_refused(self, args):
+    def test_a_variable_in_inline_code_is_rejected(self, args):
         check = parse(server(command="sh", args=args), variables={"NAME": "x", "x": "y"})
         assert [problem.code for problem in check.problems] == ["bad_argv"]
 
-    def test_a_default_in_code_is_written_out(self):
-        draft = only(server(command="sh", args=["-c", "${REGION:-touch /tmp/x}"]))
+    def test_a_default_in_inline_code_is_expanded(self):
+        draft = parse_one(server(command="sh", args=["-c", "${REGION:-touch /tmp/x}"]))
         assert draft.args == ("-c", "touch /tmp/x")
 
-    def test_nothing_is_moved_out_of_code(self):
-        draft = only(server(command="sh", args=["-c", "token=$(touch /tmp/x) exit"]))
+    def test_no_secret_is_extracted_from_inline_code(self):
+        draft = parse_one(server(command="sh", args=["-c", "token=$(touch /tmp/x) exit"]))
         assert draft.args == ("-c", "token=$(touch /tmp/x) exit")
         assert not draft.variables
 
@@ -440,10 +444,10 @@ class TestNamesAndDuplicates:
             ("a" * 31 + " b", "a" * 31),
         ],
     )
-    def test_a_slug_is_the_name_in_plain_letters(self, name, slug):
-        assert slug_of(name, set()) == slug
+    def test_a_slug_is_derived_from_the_name(self, name, slug):
+        assert make_slug(name, set()) == slug
 
-    def test_a_taken_slug_gets_a_number_that_fits(self):
+    def test_a_taken_slug_gets_a_number_within_the_length_limit(self):
         long = "a" * 40
         check = parse(
             {"mcpServers": {"x": {"command": "1"}, "X": {"command": "2"}, long: {"command": "3"}}},
@@ -451,37 +455,39 @@ class TestNamesAndDuplicates:
         )
         assert [draft.slug for draft in check.drafts] == ["x-2", "x-3", "a" * 30 + "-2"]
 
-    def test_a_refused_server_takes_no_slug(self):
+    def test_an_invalid_server_takes_no_slug(self):
         check = parse({"mcpServers": {"a": {}, "A": {"command": "x"}}})
         assert [draft.slug for draft in check.drafts] == ["a"]
 
-    def test_the_same_server_twice_is_warned_of_whatever_its_secrets(self):
+    def test_a_duplicate_within_the_file_gives_a_warning_even_with_other_secrets(self):
         entry = {"command": "x", "args": ["--token", "one1"]}
         check = parse({"mcpServers": {"a": entry, "b": {**entry, "args": ["--token", "two2"]}}})
-        assert not any("same as" in warning for warning in check.drafts[0].warnings)
-        assert "This is the same as a." in check.drafts[1].warnings
+        assert not any("Duplicate" in warning for warning in check.drafts[0].warnings)
+        assert "Duplicate of a." in check.drafts[1].warnings
 
-    def test_a_server_that_is_here_already_is_warned_of(self):
+    def test_a_registered_server_gives_a_warning(self):
         existing = {target_string("http", "https://x.example/mcp", "", []): "known"}
-        draft = only(server(url="https://X.example:443/mcp"), existing=existing)
-        assert "This is the same as known." in draft.warnings
-        assert target_of(draft) in existing
+        draft = parse_one(server(url="https://X.example:443/mcp"), existing=existing)
+        assert "Duplicate of known." in draft.warnings
+        assert draft_target(draft) in existing
 
-    def test_unknown_fields_are_kept_and_named(self):
-        draft = only(server(command="x", autoApprove=["a"], timeout=30, disabled=True))
+    def test_unknown_fields_are_stored_and_listed(self):
+        draft = parse_one(server(command="x", autoApprove=["a"], timeout=30, disabled=True))
         assert draft.unknown == {"autoApprove": ["a"], "timeout": 30}
         assert draft.disabled
         assert any("autoApprove, timeout" in warning for warning in draft.warnings)
 
-    def test_masked_shows_names_and_the_exact_command_line_only(self):
-        masked = only(server(command="x", args=["a b", "\u202e"], env={"KEY": "hunter2"})).masked()
+    def test_masked_contains_names_and_the_command_line_but_no_values(self):
+        masked = parse_one(
+            server(command="x", args=["a b", "\u202e"], env={"KEY": "hunter2"})
+        ).masked()
         assert masked["argv"] == "x 'a b' '⟨U+202E⟩'"
         assert masked["env"] == {"KEY": "•••"}
         assert "hunter2" not in json.dumps(masked)
 
 
 class TestExport:
-    def test_every_credential_is_a_name(self):
+    def test_every_credential_is_a_reference(self):
         rows = [
             ExportRow("web", "http", url="https://x.example/?k=${WEB_K}", header_names=("X-Key",)),
             ExportRow("a", "stdio", "srv", ("-t", "${T}"), "/srv", env_names=("KEY", "ONLY_A")),
@@ -521,7 +527,7 @@ class TestExport:
             ("WEB_X_KEY", "WEB_K"),
         ]
 
-    def test_names_that_would_meet_stay_apart(self):
+    def test_colliding_variable_names_are_numbered(self):
         rows = [
             ExportRow("a", "http", url="https://x.example", header_names=("B-C",)),
             ExportRow("a-b", "http", url="https://y.example", header_names=("C",)),
@@ -530,7 +536,7 @@ class TestExport:
         assert missing == [("A_B_C",), ("A_B_C_2",)]
 
 
-def exported(draft: ServerDraft) -> ExportRow:
+def to_export_row(draft: ServerDraft) -> ExportRow:
     return ExportRow(
         slug=draft.slug,
         transport=draft.transport,
@@ -557,7 +563,7 @@ json_values = st.recursive(
 fields = st.sampled_from(
     ["command", "args", "env", "headers", "url", "type", "cwd", "name", "disabled", "extra"]
 )
-odd_servers = st.dictionaries(st.text(), st.dictionaries(fields, json_values) | json_values)
+invalid_servers = st.dictionaries(st.text(), st.dictionaries(fields, json_values) | json_values)
 words = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=8)
 references = st.sampled_from(["${K}", "${env:K}", "${K:-d}", "${input:k}", "--token=" + SECRET])
 commands = st.fixed_dictionaries(
@@ -577,51 +583,51 @@ addresses = st.fixed_dictionaries(
         "headers": st.dictionaries(st.sampled_from("ABC"), st.sampled_from([SECRET, "${K}"]))
     },
 )
-good_servers = st.dictionaries(st.text(max_size=40), commands | addresses, min_size=1, max_size=6)
+valid_servers = st.dictionaries(st.text(max_size=40), commands | addresses, min_size=1, max_size=6)
 
 
-@settings(deadline=None)  # a busy machine is no finding
+@settings(deadline=None)  # a slow machine is not a failure
 @given(st.text() | json_values.map(json.dumps) | st.text('{}[]",:/* \\"\n1a', max_size=40))
-def test_no_text_makes_it_raise(text):
+def test_parsing_never_raises_for_any_text(text):
     check = parse(text)
     assert check.drafts or check.problems
 
 
-@settings(deadline=None)  # a busy machine is no finding
-@given(odd_servers)
-def test_no_server_makes_it_raise(servers):
+@settings(deadline=None)  # a slow machine is not a failure
+@given(invalid_servers)
+def test_parsing_never_raises_for_any_server(servers):
     check = parse({"mcpServers": servers})
     assert len(check.drafts) + len(check.problems) == max(1, len(servers))
     json.dumps([draft.masked() for draft in check.drafts])
 
 
-@settings(deadline=None)  # a busy machine is no finding
-@given(good_servers, st.sets(st.sampled_from(["server", "a", "b-2"])))
-def test_slugs_are_well_formed_and_never_meet(servers, taken):
+@settings(deadline=None)  # a slow machine is not a failure
+@given(valid_servers, st.sets(st.sampled_from(["server", "a", "b-2"])))
+def test_slugs_are_valid_and_unique(servers, taken):
     slugs = [draft.slug for draft in parse({"mcpServers": servers}, taken_slugs=taken).drafts]
     assert all(re.fullmatch(r"[a-z0-9-]{1,32}", slug) for slug in slugs)
     assert len({*slugs, *taken}) == len(slugs) + len(taken)
 
 
-@settings(deadline=None)  # a busy machine is no finding
-@given(good_servers)
-def test_no_secret_is_shown_or_exported(servers):
-    given_value = "v4lue-of-K"
-    check = parse({"mcpServers": servers}, variables={"K": given_value, "k": given_value})
-    shown = repr(check) + json.dumps([draft.masked() for draft in check.drafts])
-    shown += export_mcp_json([exported(draft) for draft in check.drafts])
-    assert SECRET not in shown
-    assert given_value not in shown
+@settings(deadline=None)  # a slow machine is not a failure
+@given(valid_servers)
+def test_no_secret_is_printed_or_exported(servers):
+    value = "v4lue-of-K"
+    check = parse({"mcpServers": servers}, variables={"K": value, "k": value})
+    output = repr(check) + json.dumps([draft.masked() for draft in check.drafts])
+    output += export_mcp_json([to_export_row(draft) for draft in check.drafts])
+    assert SECRET not in output
+    assert value not in output
 
 
-@settings(deadline=None)  # a busy machine is no finding
-@given(good_servers)
-def test_what_is_exported_reads_back_as_the_same_servers(servers):
+@settings(deadline=None)  # a slow machine is not a failure
+@given(valid_servers)
+def test_an_export_parses_back_to_the_same_servers(servers):
     first = parse({"mcpServers": servers}).drafts
-    again = parse(export_mcp_json([exported(draft) for draft in first]))
-    assert again.problems == ()
+    second = parse(export_mcp_json([to_export_row(draft) for draft in first]))
+    assert second.problems == ()
     by_slug = {draft.slug: draft for draft in first}
-    for draft in again.drafts:
+    for draft in second.drafts:
         before = by_slug[draft.slug]
         assert (draft.transport, draft.command, draft.args, draft.cwd, draft.url) == (
             before.transport,
@@ -637,5 +643,5 @@ def test_what_is_exported_reads_back_as_the_same_servers(servers):
         assert set(before.variables) <= set(draft.missing)
 
 
-def test_drafts_can_be_compared_by_value():
-    assert only(server(command="x", env={"A": "b"})).env == {"A": Secret("b")}
+def test_drafts_compare_by_value():
+    assert parse_one(server(command="x", env={"A": "b"})).env == {"A": Secret("b")}

@@ -1,4 +1,4 @@
-"""What an admin may enter, and what is refused with a way out."""
+"""Validation of URLs, environment variables, headers and command lines."""
 
 import pytest
 from hypothesis import given, settings
@@ -76,18 +76,18 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIIBVQ==\nabc+/=\n-----END PRIVATE KEY-----\
         "https://example.com/" + "a" * 2000,
     ],
 )
-def test_a_hostile_address_is_refused_with_a_way_out(url):
-    with pytest.raises(Invalid) as refused:
+def test_an_invalid_or_hostile_url_is_rejected_with_a_hint(url):
+    with pytest.raises(Invalid) as error:
         check_url(url, allow_http=True)
 
-    assert refused.value.code == "bad_url"
-    assert refused.value.status == 422
-    assert refused.value.message.endswith(".")
-    assert refused.value.hint
+    assert error.value.code == "bad_url"
+    assert error.value.status == 422
+    assert error.value.message.endswith(".")
+    assert error.value.hint
 
 
 @pytest.mark.parametrize(
-    ("url", "normal"),
+    ("url", "normalized"),
     [
         ("HTTPS://Example.COM/Mcp", "https://example.com/Mcp"),
         ("  https://example.com/mcp\n", "https://example.com/mcp"),
@@ -102,44 +102,44 @@ def test_a_hostile_address_is_refused_with_a_way_out(url):
         ("https://example.com/a%20b@c", "https://example.com/a%20b@c"),
     ],
 )
-def test_an_address_is_stored_in_its_normal_form(url, normal):
-    assert check_url(url, allow_http=True) == normal
-    assert check_url(normal, allow_http=True) == normal
+def test_a_url_is_normalized(url, normalized):
+    assert check_url(url, allow_http=True) == normalized
+    assert check_url(normalized, allow_http=True) == normalized
 
 
-def test_plain_http_needs_to_be_allowed():
+def test_plain_http_is_rejected_unless_allowed():
     with pytest.raises(Invalid, match="unencrypted"):
         check_url("http://example.com/mcp", allow_http=False)
 
 
-def test_a_refusal_never_repeats_the_password():
-    with pytest.raises(Invalid) as refused:
+def test_an_error_never_repeats_the_password():
+    with pytest.raises(Invalid) as error:
         check_url("https://bob:hunter2@example.com/", allow_http=False)
-    assert "hunter2" not in f"{refused.value.as_json()}"
+    assert "hunter2" not in f"{error.value.as_json()}"
 
 
 def test_a_homograph_host_is_shown_as_punycode():
-    [warning] = url_warnings("https://аpple.com/mcp")  # begins with a Cyrillic letter
+    [warning] = url_warnings("https://аpple.com/mcp")  # starts with a Cyrillic letter
     assert "xn--pple-43d.com" in warning
     assert url_warnings("https://apple.com/mcp") == []
     assert url_warnings("not an address") == []
 
 
-def test_plain_http_to_another_machine_is_warned_of():
+def test_plain_http_to_another_machine_gives_a_warning():
     assert url_warnings("http://localhost:8000/mcp") == []
-    assert "anyone on the way" in url_warnings("http://intranet/mcp")[0]
+    assert "anyone on the network path" in url_warnings("http://intranet/mcp")[0]
 
 
-@settings(deadline=None)  # a busy machine is no finding
+@settings(deadline=None)  # a slow machine is not a failure
 @given(st.text())
-def test_check_url_refuses_or_gives_an_address_that_stays_the_same(text):
+def test_check_url_is_idempotent(text):
     for candidate in (text, f"https://{text}", f"https://example.com/{text}"):
         try:
-            normal = check_url(candidate, allow_http=True)
+            normalized = check_url(candidate, allow_http=True)
         except Invalid:
             continue
-        assert normal.isascii()
-        assert check_url(normal, allow_http=True) == normal
+        assert normalized.isascii()
+        assert check_url(normalized, allow_http=True) == normalized
 
 
 @pytest.mark.parametrize(
@@ -151,31 +151,31 @@ def test_check_url_refuses_or_gives_an_address_that_stays_the_same(text):
         *["", "1A", "A-B", "A B", "A=B", "A\x00", "A\n", "É", "${A}", "A" * 201],
     ],
 )
-def test_an_environment_name_that_could_run_code_or_cannot_exist_is_refused(name):
-    with pytest.raises(Invalid) as refused:
+def test_an_invalid_or_dangerous_environment_variable_is_rejected(name):
+    with pytest.raises(Invalid) as error:
         check_env(name, "x")
-    assert refused.value.code == "bad_env"
-    assert refused.value.hint
+    assert error.value.code == "bad_env"
+    assert error.value.hint
 
 
 @pytest.mark.parametrize(
     "value", ["a\x00b", "a\nb", "a\rb", "\x1b[31m", PEM + "extra\n", "x" * 32769]
 )
-def test_an_environment_value_with_a_break_or_nul_is_refused_and_not_repeated(value):
-    with pytest.raises(Invalid) as refused:
+def test_an_environment_value_with_control_characters_is_rejected_and_not_repeated(value):
+    with pytest.raises(Invalid) as error:
         check_env("API_KEY", value)
-    assert value not in refused.value.message
+    assert value not in error.value.message
 
 
 @pytest.mark.parametrize(
     "value", ["", "plain", "with\ttab", "späße", PEM, PEM.replace("\n", "\r\n"), PEM * 3]
 )
-def test_ordinary_values_and_pem_blocks_may_be_given(value):
+def test_ordinary_values_and_pem_blocks_are_accepted(value):
     check_env("API_KEY", value)
     check_env("_x9", value)
 
 
-def test_a_hostile_pem_block_is_judged_at_once():
+def test_a_hostile_pem_block_causes_no_regex_backtracking():
     with pytest.raises(Invalid):
         check_env("KEY", "-----BEGIN A-----\nx\n-----END A-----\n" * 400 + "!\n")
 
@@ -190,14 +190,14 @@ def test_a_hostile_pem_block_is_judged_at_once():
         *[(bad, "x") for bad in ["Content-Type", "Proxy-Authorization", "TE", "Upgrade"]],
     ],
 )
-def test_a_header_that_breaks_or_steers_the_request_is_refused(name, value):
-    with pytest.raises(Invalid) as refused:
+def test_an_invalid_or_reserved_header_is_rejected(name, value):
+    with pytest.raises(Invalid) as error:
         check_header(name, value)
-    assert refused.value.code == "bad_header"
-    assert refused.value.hint
+    assert error.value.code == "bad_header"
+    assert error.value.hint
 
 
-def test_credentials_may_be_given_as_headers():
+def test_credential_headers_are_accepted():
     check_header("Authorization", "Bearer abc")
     check_header("X-Api-Key", "")
 
@@ -218,51 +218,54 @@ def test_credentials_may_be_given_as_headers():
         (["a" * 1001], ""),
     ],
 )
-def test_a_command_line_that_cannot_be_started_is_refused(argv, cwd):
-    with pytest.raises(Invalid) as refused:
+def test_a_command_line_that_cannot_be_started_is_rejected(argv, cwd):
+    with pytest.raises(Invalid) as error:
         check_argv(argv, cwd)
-    assert refused.value.code == "bad_argv"
+    assert error.value.code == "bad_argv"
 
 
-def test_arguments_may_hold_dashes_quotes_and_line_breaks():
+def test_arguments_can_contain_dashes_quotes_and_line_breaks():
     check_argv(["npx", "-y", "--", "it's", "two\nlines"], "/srv")
 
 
 @pytest.mark.parametrize(
-    ("argv", "word"),
+    ("argv", "text"),
     [
-        (["sh", "-c", "x"], "code written"),
-        (["/bin/bash", "-lc", "x"], "code written"),
-        (["cmd.exe", "/c", "npx", "-y", "pkg"], "code written"),
-        (["cmd", "/c", "npx", "-y", "pkg"], "without a fixed version"),
-        (["python3.11", "-c", "x"], "code written"),
-        (["python", "-W", "ignore", "-Ic", "x"], "code written"),
-        (["node", "-e", "x"], "code written"),
-        (["node", "--eval=x"], "code written"),
-        (["deno", "eval", "x"], "code written"),
-        (["perl", "-e", "x"], "code written"),
+        (["sh", "-c", "x"], "inline code"),
+        (["/bin/bash", "-lc", "x"], "inline code"),
+        (["cmd.exe", "/c", "npx", "-y", "pkg"], "inline code"),
+        (["cmd", "/c", "npx", "-y", "pkg"], "without a pinned version"),
+        (["python3.11", "-c", "x"], "inline code"),
+        (["python", "-W", "ignore", "-Ic", "x"], "inline code"),
+        (["node", "-e", "x"], "inline code"),
+        (["node", "--eval=x"], "inline code"),
+        (["deno", "eval", "x"], "inline code"),
+        (["perl", "-e", "x"], "inline code"),
         (["bash", "start.sh"], "shell"),
-        (["npx", "-y", "pkg"], "without a fixed version"),
-        (["npx", "-y", "@scope/pkg"], "without a fixed version"),
-        (["npx", "-y", "@scope/pkg@latest"], "without a fixed version"),
-        (["npx", "--package=pkg", "run"], "without a fixed version"),
-        (["pnpm", "dlx", "pkg"], "without a fixed version"),
-        (["uvx", "mcp-server-time"], "without a fixed version"),
-        (["uvx", "--from", "pkg", "cmd"], "without a fixed version"),
-        (["uv", "tool", "run", "pkg"], "without a fixed version"),
-        (["sudo", "node", "x.js"], "rights"),
-        (["env", "A=b", "sudo", "-n", "sh", "-c", "x"], "code written"),
-        (["docker", "run", "-v", "/:/host", "img"], "folder of this machine"),
-        (["docker", "run", "-v/etc:/etc", "img"], "folder of this machine"),
-        (["docker", "run", "--mount", "type=bind,src=/,dst=/h", "img"], "folder of this machine"),
+        (["npx", "-y", "pkg"], "without a pinned version"),
+        (["npx", "-y", "@scope/pkg"], "without a pinned version"),
+        (["npx", "-y", "@scope/pkg@latest"], "without a pinned version"),
+        (["npx", "--package=pkg", "run"], "without a pinned version"),
+        (["pnpm", "dlx", "pkg"], "without a pinned version"),
+        (["uvx", "mcp-server-time"], "without a pinned version"),
+        (["uvx", "--from", "pkg", "cmd"], "without a pinned version"),
+        (["uv", "tool", "run", "pkg"], "without a pinned version"),
+        (["sudo", "node", "x.js"], "another user"),
+        (["env", "A=b", "sudo", "-n", "sh", "-c", "x"], "inline code"),
+        (["docker", "run", "-v", "/:/host", "img"], "directory of this machine"),
+        (["docker", "run", "-v/etc:/etc", "img"], "directory of this machine"),
+        (
+            ["docker", "run", "--mount", "type=bind,src=/,dst=/h", "img"],
+            "directory of this machine",
+        ),
         (["docker", "run", "--privileged", "img"], "privileged"),
         (["docker", "run", "--network=host", "img"], "share"),
         (["./server"], "relative"),
         (["npx -y pkg"], "space"),
     ],
 )
-def test_a_risky_command_line_is_explained(argv, word):
-    assert any(word in warning for warning in argv_warnings(argv)), argv_warnings(argv)
+def test_a_risky_command_line_gives_a_warning(argv, text):
+    assert any(text in warning for warning in argv_warnings(argv)), argv_warnings(argv)
 
 
 @pytest.mark.parametrize(
@@ -282,17 +285,17 @@ def test_a_risky_command_line_is_explained(argv, word):
         ["${X}"],
     ],
 )
-def test_an_ordinary_command_line_gets_no_advice(argv):
+def test_an_ordinary_command_line_gives_no_warning(argv):
     assert argv_warnings(argv) == []
 
 
-@settings(deadline=None)  # a busy machine is no finding
+@settings(deadline=None)  # a slow machine is not a failure
 @given(st.lists(st.text()))
-def test_advice_never_fails(argv):
+def test_argv_warnings_never_raise(argv):
     assert all(warning.endswith(".") for warning in argv_warnings(argv))
 
 
-def test_the_digest_tells_every_two_command_lines_apart():
+def test_different_command_lines_have_different_digests():
     lines = [
         (["a", "b c"], ""),
         (["a", "b", "c"], ""),
@@ -307,17 +310,17 @@ def test_the_digest_tells_every_two_command_lines_apart():
     assert argv_digest(("a",), "") == argv_digest(["a"], "")
 
 
-def test_the_command_line_is_shown_exactly_and_whole():
+def test_format_argv_shows_the_full_command_line():
     assert format_argv(["npx", "-y", "a b", "it's", ""]) == "npx -y 'a b' 'it'\"'\"'s' ''"
     assert format_argv(["x", "a\u202eb", "c\nd"]) == "x 'a⟨U+202E⟩b' 'c⟨U+000A⟩d'"
     assert format_argv(["⟨U+202E⟩"]) == "'⟨U+27E8⟩U+202E⟩'"
     assert len(format_argv(["x" * 30000])) == 30000
 
 
-@settings(deadline=None)  # a busy machine is no finding
+@settings(deadline=None)  # a slow machine is not a failure
 @given(st.lists(st.text(), min_size=1))
-def test_nothing_shown_is_invisible(argv):
-    shown = format_argv(argv)
-    assert "\n" not in shown
-    assert not any("\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" for c in shown)
-    assert escape_ambiguous(shown.replace("⟨", "")) == shown.replace("⟨", "")
+def test_format_argv_shows_no_invisible_characters(argv):
+    line = format_argv(argv)
+    assert "\n" not in line
+    assert not any("\u202a" <= c <= "\u202e" or "\u2066" <= c <= "\u2069" for c in line)
+    assert escape_ambiguous(line.replace("⟨", "")) == line.replace("⟨", "")
