@@ -1,6 +1,6 @@
-"""The forms of the servers' pages. Each source ends as the text of one mcp.json.
+"""Forms of the server pages. Each source form produces the text of an mcp.json.
 
-What is typed may hold secrets, so a refused form comes back empty, with the reason.
+Input may contain secrets, so an invalid form is rendered empty, with its errors.
 """
 
 import json
@@ -22,33 +22,38 @@ from servers.models import (
     Transport,
     Trust,
 )
-from servers.registration.actions import SETTINGS
+from servers.registration.actions import SETTING_RULES
 from servers.secret import Secret
 
 PAIR_ROWS = 3
 MORE_PAIR_ROWS = 9
-PLAIN = {"autocomplete": "off", "autocapitalize": "off", "spellcheck": "false", "class": "mono"}
+CODE_ATTRS = {
+    "autocomplete": "off",
+    "autocapitalize": "off",
+    "spellcheck": "false",
+    "class": "mono",
+}
 
 
 def mcp_json(name: str, entry: Mapping[str, object]) -> Secret:
-    """Write one server the way every source does."""
+    """Return an mcp.json with one server."""
     return Secret(json.dumps({"mcpServers": {name: dict(entry)}}))
 
 
 class SourceForm(forms.Form):
-    """Where servers come from. Subclasses say how their fields become a text."""
+    """Base of the source forms. Subclasses convert their fields to an mcp.json."""
 
     source = ""
     label = ""
-    pairs_of = ""  # the field that takes name and value rows: headers or env
+    pairs_field = ""  # the field with name and value rows: headers or env
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or {}
-        if self.pairs_of:
-            cleaned["pairs"] = self._pairs()
+        if self.pairs_field:
+            cleaned["pairs"] = self._clean_pairs()
         return cleaned
 
-    def _pairs(self) -> dict[str, str]:
+    def _clean_pairs(self) -> dict[str, str]:
         data: Any = self.data
         pairs: dict[str, str] = {}
         rows = zip(data.getlist("pair_name"), data.getlist("pair_value"), strict=False)
@@ -56,18 +61,18 @@ class SourceForm(forms.Form):
             if not name and not value:
                 continue
             if not name or not value:
-                lacking = "value" if name else "name"
-                self.add_error(None, f"One of the {self.pair_word}s has no {lacking}.")
+                missing = "value" if name else "name"
+                self.add_error(None, f"One {self.pair_label} has no {missing}.")
             elif name in pairs:
-                self.add_error(None, f"Two of the {self.pair_word}s have the same name.")
+                self.add_error(None, f"Two {self.pair_label}s have the same name.")
             pairs[name] = value
         return pairs
 
     @property
-    def pair_word(self) -> str:
-        return "header" if self.pairs_of == "headers" else "environment variable"
+    def pair_label(self) -> str:
+        return "header" if self.pairs_field == "headers" else "environment variable"
 
-    def text(self) -> Secret:
+    def to_mcp_json(self) -> Secret:
         raise NotImplementedError
 
 
@@ -75,12 +80,12 @@ class PasteForm(SourceForm):
     source, label = "paste", "Paste mcp.json"
 
     def clean(self) -> dict[str, Any]:
-        pasted = str(self.data.get("text", ""))
-        if not pasted.strip():
-            self.add_error(None, "Nothing was pasted.")
-        return {"text": pasted}
+        text = str(self.data.get("text", ""))
+        if not text.strip():
+            self.add_error(None, "The text is empty.")
+        return {"text": text}
 
-    def text(self) -> Secret:
+    def to_mcp_json(self) -> Secret:
         return Secret(self.cleaned_data["text"])
 
 
@@ -96,63 +101,63 @@ class NameField(forms.CharField):
 
 
 class UrlForm(SourceForm):
-    source, label, pairs_of = "url", "URL", "headers"
+    source, label, pairs_field = "url", "URL", "headers"
     url = forms.CharField(
         label="URL",
         max_length=2000,
-        widget=forms.TextInput(attrs={**PLAIN, "inputmode": "url", "autofocus": True}),
-        help_text="The address of the MCP endpoint, often ending in /mcp.",
+        widget=forms.TextInput(attrs={**CODE_ATTRS, "inputmode": "url", "autofocus": True}),
+        help_text="URL of the MCP endpoint. It often ends in /mcp.",
     )
-    name = NameField("How people here call it. Left empty, the host's name.")
+    name = NameField("Display name. Default: the host name.")
     transport = forms.ChoiceField(
         label="Transport",
-        choices=[("http", "Streamable HTTP"), ("sse", "SSE, the older one")],
-        help_text="Nearly every server speaks streamable HTTP.",
+        choices=[("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")],
+        help_text="Most servers use Streamable HTTP.",
     )
 
-    def text(self) -> Secret:
+    def to_mcp_json(self) -> Secret:
         cleaned = self.cleaned_data
         entry = {"type": cleaned["transport"], "url": cleaned["url"]}
         if cleaned["pairs"]:
             entry["headers"] = cleaned["pairs"]
-        return mcp_json(cleaned["name"] or _host(cleaned["url"]), entry)
+        return mcp_json(cleaned["name"] or _host_name(cleaned["url"]), entry)
 
 
 class CommandForm(SourceForm):
-    source, label, pairs_of = "command", "Command", "env"
+    source, label, pairs_field = "command", "Command", "env"
     command = forms.CharField(
         label="Command",
         max_length=1000,
-        widget=forms.TextInput(attrs={**PLAIN, "autofocus": True}),
-        help_text="The program, or a whole command line such as npx -y some-server.",
+        widget=forms.TextInput(attrs={**CODE_ATTRS, "autofocus": True}),
+        help_text="A program, or a full command line such as npx -y some-server.",
     )
     args = forms.CharField(
         label="Arguments",
         required=False,
         strip=False,
-        widget=forms.Textarea(attrs={**PLAIN, "rows": 3}),
-        help_text="One per line. Left empty, the command is split at its spaces.",
+        widget=forms.Textarea(attrs={**CODE_ATTRS, "rows": 3}),
+        help_text="One per line. If empty, the command is split at spaces.",
     )
     cwd = forms.CharField(
-        label="Working folder",
+        label="Working directory",
         required=False,
         max_length=1000,
-        widget=forms.TextInput(attrs=PLAIN),
-        help_text="A full path.",
+        widget=forms.TextInput(attrs=CODE_ATTRS),
+        help_text="Absolute path.",
     )
-    name = NameField("How people here call it. Left empty, the program's name.")
+    name = NameField("Display name. Default: the program name.")
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
-        cleaned["argv"] = [cleaned.get("command", ""), *lines(cleaned.get("args", ""))]
+        cleaned["argv"] = [cleaned.get("command", ""), *split_lines(cleaned.get("args", ""))]
         if len(cleaned["argv"]) == 1 and not cleaned["argv"][0].startswith("/"):
             try:
                 cleaned["argv"] = shlex.split(cleaned["argv"][0]) or [""]
             except ValueError:
-                self.add_error("command", "A quotation mark in the command is not closed.")
+                self.add_error("command", "The command has an unclosed quotation mark.")
         return cleaned
 
-    def text(self) -> Secret:
+    def to_mcp_json(self) -> Secret:
         cleaned = self.cleaned_data
         command, *args = cleaned["argv"]
         entry: dict[str, object] = {"command": command, "args": args}
@@ -166,7 +171,7 @@ class CommandForm(SourceForm):
 class DemoForm(SourceForm):
     source, label = "demo", "Demo server"
 
-    def text(self) -> Secret:
+    def to_mcp_json(self) -> Secret:
         argv = {"command": sys.executable, "args": ["-m", "servers.demo"]}
         return mcp_json("demo", {**argv, "cwd": str(settings.BASE_DIR)})
 
@@ -176,46 +181,42 @@ SOURCES: dict[str, type[SourceForm]] = {
 }
 
 
-def lines(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     return [line for line in text.replace("\r\n", "\n").split("\n") if line]
 
 
-def _host(url: str) -> str:
+def _host_name(url: str) -> str:
     try:
         return urlsplit(url).hostname or "server"
     except ValueError:
         return "server"
 
 
-# --- Settings of one server ---------------------------------------------------------------------
+# --- Server settings ----------------------------------------------------------------------------
 
 
-def _choices(words: Mapping[str, str]) -> list[tuple[str, str]]:
-    return list(words.items())
-
-
-TRUST_WORDS = {
-    Trust.REVIEW_CHANGES.value: "Changed definitions wait for an approval",
-    Trust.AUTO.value: "Every definition is approved at once",
-    Trust.STRICT.value: "New and changed definitions wait for an approval",
+TRUST_LABELS = {
+    Trust.REVIEW_CHANGES.value: "Review changed definitions",
+    Trust.AUTO.value: "Approve all definitions automatically",
+    Trust.STRICT.value: "Review new and changed definitions",
 }
-POLICY_WORDS = {
-    ConnectionPolicy.ALWAYS.value: "Stay connected",
-    ConnectionPolicy.ON_DEMAND.value: "Connect when a tool is called",
+POLICY_LABELS = {
+    ConnectionPolicy.ALWAYS.value: "Always connected",
+    ConnectionPolicy.ON_DEMAND.value: "On demand, when a tool is called",
 }
-ISOLATION_WORDS = {
-    Isolation.SHARED.value: "One connection for all sessions",
-    Isolation.PER_SESSION.value: "A connection for each session",
+ISOLATION_LABELS = {
+    Isolation.SHARED.value: "One connection shared by all sessions",
+    Isolation.PER_SESSION.value: "One connection per session",
 }
 
 
-def _number(label: str, key: str, help_text: str) -> forms.IntegerField:
-    allowed = SETTINGS[key]
+def _integer_field(label: str, key: str, help_text: str = "") -> forms.IntegerField:
+    allowed = SETTING_RULES[key]
     return forms.IntegerField(
         label=label,
         min_value=allowed.start,
         max_value=allowed.stop - 1,
-        help_text=f"{help_text} {allowed.start:,} to {allowed.stop - 1:,}.",
+        help_text=f"{help_text} {allowed.start:,} to {allowed.stop - 1:,}.".strip(),
     )
 
 
@@ -231,103 +232,110 @@ class SettingsForm(forms.Form):
     )
     trust = forms.ChoiceField(
         label="Trust",
-        choices=_choices(TRUST_WORDS),
-        help_text="What happens when the server offers a tool or rewrites one.",
+        choices=list(TRUST_LABELS.items()),
+        help_text="Whether an admin must approve tool definitions.",
     )
     connection_policy = forms.ChoiceField(
         label="Connection",
-        choices=_choices(POLICY_WORDS),
-        help_text="A server that stays connected can say when its tools change.",
+        choices=list(POLICY_LABELS.items()),
+        help_text="Only a connected server can notify Toolcrib of changed tools.",
     )
     isolation = forms.ChoiceField(
         label="Isolation",
-        choices=_choices(ISOLATION_WORDS),
-        help_text="Choose one for each session when the server keeps state between calls.",
+        choices=list(ISOLATION_LABELS.items()),
+        help_text="Use one per session if the server keeps state between calls.",
     )
-    call_timeout = _number("Call timeout", "call_timeout", "Seconds a call may take.")
-    concurrency = _number("Concurrent calls", "concurrency", "More wait for their turn.")
-    poll_seconds = _number("Sync every", "poll_seconds", "Seconds between two syncs.")
+    call_timeout = _integer_field("Call timeout (seconds)", "call_timeout")
+    concurrency = _integer_field("Concurrent calls", "concurrency", "Excess calls are queued.")
+    poll_seconds = _integer_field("Sync interval (seconds)", "poll_seconds")
 
     @classmethod
-    def of(cls, server: Server) -> "SettingsForm":
+    def from_server(cls, server: Server) -> "SettingsForm":
         return cls(initial={key: getattr(server, key) for key in cls.base_fields})
 
 
-class AddressForm(forms.Form):
-    """How a server is reached over the network."""
+class UrlConnectionForm(forms.Form):
+    """Connection of an HTTP or SSE server."""
 
-    url = forms.CharField(label="URL", max_length=2000, widget=forms.TextInput(attrs=PLAIN))
+    url = forms.CharField(label="URL", max_length=2000, widget=forms.TextInput(attrs=CODE_ATTRS))
     transport = forms.ChoiceField(
         label="Transport",
-        choices=[("http", "Streamable HTTP"), ("sse", "SSE, the older one")],
+        choices=[("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")],
     )
 
     @classmethod
-    def initial_of(cls, server: Server) -> dict[str, object]:
+    def initial_values(cls, server: Server) -> dict[str, object]:
         return {"url": server.url, "transport": server.transport}
 
-    def text(self, server: Server) -> Secret:
+    def to_mcp_json(self, server: Server) -> Secret:
         cleaned = self.cleaned_data
         return mcp_json(server.slug, {"type": cleaned["transport"], "url": cleaned["url"]})
 
 
-class ProgramForm(forms.Form):
-    """Which program a server is."""
+class CommandConnectionForm(forms.Form):
+    """Connection of a stdio server."""
 
-    command = forms.CharField(label="Command", max_length=1000, widget=forms.TextInput(attrs=PLAIN))
+    command = forms.CharField(
+        label="Command", max_length=1000, widget=forms.TextInput(attrs=CODE_ATTRS)
+    )
     args = forms.CharField(
         label="Arguments",
         required=False,
         strip=False,
-        widget=forms.Textarea(attrs={**PLAIN, "rows": 4}),
+        widget=forms.Textarea(attrs={**CODE_ATTRS, "rows": 4}),
         help_text="One per line.",
     )
     cwd = forms.CharField(
-        label="Working folder",
+        label="Working directory",
         required=False,
         max_length=1000,
-        widget=forms.TextInput(attrs=PLAIN),
-        help_text="A full path.",
+        widget=forms.TextInput(attrs=CODE_ATTRS),
+        help_text="Absolute path.",
     )
 
     @classmethod
-    def initial_of(cls, server: Server) -> dict[str, object]:
+    def initial_values(cls, server: Server) -> dict[str, object]:
         return {"command": server.command, "args": "\n".join(server.args), "cwd": server.cwd}
 
-    def text(self, server: Server) -> Secret:
+    def to_mcp_json(self, server: Server) -> Secret:
         cleaned = self.cleaned_data
-        entry = {"type": "stdio", "command": cleaned["command"], "args": lines(cleaned["args"])}
+        entry = {
+            "type": "stdio",
+            "command": cleaned["command"],
+            "args": split_lines(cleaned["args"]),
+        }
         return mcp_json(server.slug, entry | ({"cwd": cleaned["cwd"]} if cleaned["cwd"] else {}))
 
 
-ConnectionForm = AddressForm | ProgramForm
+ConnectionForm = UrlConnectionForm | CommandConnectionForm
 
 
 def connection_form(server: Server, data: Any = None) -> ConnectionForm:
-    form = ProgramForm if server.transport == Transport.STDIO else AddressForm
-    return form(data, initial=form.initial_of(server), auto_id="connection_%s")
+    """Return the form for the server's transport."""
+    form = CommandConnectionForm if server.transport == Transport.STDIO else UrlConnectionForm
+    return form(data, initial=form.initial_values(server), auto_id="connection_%s")
 
 
-KIND_WORDS = {
+KIND_LABELS = {
     CredentialKind.HEADER.value: "Header",
     CredentialKind.ENV.value: "Environment variable",
-    CredentialKind.VARIABLE.value: "Variable in the address or an argument",
+    CredentialKind.VARIABLE.value: "Variable in the URL or an argument",
 }
 
 
 class CredentialForm(forms.Form):
-    kind = forms.ChoiceField(label="Kind", choices=_choices(KIND_WORDS))
-    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs=PLAIN))
+    kind = forms.ChoiceField(label="Kind", choices=list(KIND_LABELS.items()))
+    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs=CODE_ATTRS))
     value = forms.CharField(
         label="Value",
         strip=False,
         max_length=32 * 1024,
         widget=forms.PasswordInput(attrs={"autocomplete": "new-password"}),
-        help_text="Kept encrypted and never shown again.",
+        help_text="Stored encrypted and never shown again.",
     )
 
     def __init__(self, *args: Any, server: Server, **kwargs: Any) -> None:
         super().__init__(*args, **{"auto_id": "credential_%s", **kwargs})
-        useless = "header" if server.transport == Transport.STDIO else "env"
+        unused = "header" if server.transport == Transport.STDIO else "env"
         field: Any = self.fields["kind"]
-        field.choices = [(kind, word) for kind, word in KIND_WORDS.items() if kind != useless]
+        field.choices = [(kind, label) for kind, label in KIND_LABELS.items() if kind != unused]

@@ -1,6 +1,6 @@
-"""Adding servers: one page with three steps, source, check and connect.
+"""Views of the import wizard: source, check, connect.
 
-What was entered stays sealed in the session, so a step can be reloaded and no answer holds it.
+Input is stored encrypted in the session, so that a step can be reloaded. No response contains it.
 """
 
 import json
@@ -25,7 +25,10 @@ STEPS = ("Source", "Check", "Connect")
 
 
 def _steps(current: int) -> list[dict[str, str]]:
-    states = ["done" if at < current else "current" if at == current else "todo" for at in range(3)]
+    states = [
+        "done" if index < current else "current" if index == current else "todo"
+        for index in range(len(STEPS))
+    ]
     return [{"label": label, "state": state} for label, state in zip(STEPS, states, strict=True)]
 
 
@@ -35,11 +38,11 @@ def source_context(form: SourceForm) -> dict[str, Any]:
         "source": form.source,
         "sources": [
             {
-                "label": one.label,
+                "label": form_class.label,
                 "url": f"{reverse('server-add')}?source={name}",
                 "current": name == form.source,
             }
-            for name, one in SOURCES.items()
+            for name, form_class in SOURCES.items()
         ],
         "pair_rows": range(PAIR_ROWS),
         "more_pair_rows": range(MORE_PAIR_ROWS),
@@ -50,8 +53,8 @@ def source_context(form: SourceForm) -> dict[str, Any]:
 @require_safe
 @admin_required
 def source(request: HttpRequest) -> HttpResponse:
-    kind = SOURCES.get(request.GET.get("source", ""), SOURCES["paste"])
-    return render(request, "servers/web/add.html", source_context(kind()))
+    form_class = SOURCES.get(request.GET.get("source", ""), SOURCES["paste"])
+    return render(request, "servers/web/add.html", source_context(form_class()))
 
 
 @sensitive_post_parameters()
@@ -59,46 +62,46 @@ def source(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def check(request: HttpRequest) -> HttpResponse:
-    """Take a source or typed values and keep them (POST), or show what they hold (GET)."""
+    """Store a source or variable values (POST), or show the parsed servers (GET)."""
     if request.method == "POST":
-        return _take_values(request) if "again" in request.POST else _take_source(request)
-    memory = import_wizard.recall(request.session)
-    if memory is None:
+        return _save_values(request) if "again" in request.POST else _save_source(request)
+    state = import_wizard.load(request.session)
+    if state is None:
         return redirect("server-add")
-    if memory.text == import_wizard.NOTHING:
+    if state.text == import_wizard.EMPTY:
         return redirect("server-add-progress")
-    context = {"checked": import_wizard.check(memory), "memory": memory, "steps": _steps(1)}
+    context = {"checked": import_wizard.check(state), "steps": _steps(1)}
     return render(request, "servers/web/add_check.html", context)
 
 
-def _take_source(request: HttpRequest) -> HttpResponse:
-    kind = SOURCES.get(request.POST.get("source", ""), SOURCES["paste"])
-    form = kind(request.POST)
+def _save_source(request: HttpRequest) -> HttpResponse:
+    form_class = SOURCES.get(request.POST.get("source", ""), SOURCES["paste"])
+    form = form_class(request.POST)
     problem: dict[str, str] = {}
     if form.is_valid():
-        memory = import_wizard.WizardState(form.text())
-        checked = import_wizard.check(memory)
-        if not checked.unreadable:
-            import_wizard.remember(request.session, memory)
-            # Where the program was shown beside the button, pressing it was the consent to it.
+        state = import_wizard.WizardState(form.to_mcp_json())
+        checked = import_wizard.check(state)
+        if not checked.is_invalid:
+            import_wizard.save(request.session, state)
+            # A form that shows the command beside its button also sends the confirmation.
             if request.POST.getlist("confirm"):
                 return connect(request)
-            return _go(request, "server-add-check")
-        found = checked.check.problems[0]
-        problem = {"message": found.message, "hint": found.hint}
+            return _redirect(request, "server-add-check")
+        first = checked.check.problems[0]
+        problem = {"message": first.message, "hint": first.hint}
     else:
         problem = {"message": " ".join(presenters.form_errors(form)), "hint": ""}
     if is_htmx_fragment(request):
         return render(request, "servers/web/_problem.html", {"problem": problem}, status=422)
-    context = source_context(kind()) | {"problem": problem}
+    context = source_context(form_class()) | {"problem": problem}
     return render(request, "servers/web/add.html", context, status=422)
 
 
-def _take_values(request: HttpRequest) -> HttpResponse:
-    memory = import_wizard.recall(request.session)
-    if memory is None:
+def _save_values(request: HttpRequest) -> HttpResponse:
+    state = import_wizard.load(request.session)
+    if state is None:
         return redirect("server-add")
-    import_wizard.remember(request.session, import_wizard.with_values(memory, request.POST))
+    import_wizard.save(request.session, import_wizard.with_values(state, request.POST))
     return redirect("server-add-check")
 
 
@@ -106,18 +109,18 @@ def _take_values(request: HttpRequest) -> HttpResponse:
 @require_POST
 @admin_required
 def connect(request: HttpRequest) -> HttpResponse:
-    """Save what was picked and go on to watch the syncs."""
-    memory = import_wizard.recall(request.session)
-    if memory is None:
+    """Save the selected servers, queue their syncs, and redirect to the progress page."""
+    state = import_wizard.load(request.session)
+    if state is None:
         return redirect("server-add")
-    memory = import_wizard.with_values(memory, request.POST)
-    import_wizard.remember(request.session, memory)
+    state = import_wizard.with_values(state, request.POST)
+    import_wizard.save(request.session, state)
     try:
-        memory = import_wizard.connect(memory, request.POST, actor=actor_of(request))
+        state = import_wizard.connect(state, request.POST, actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
         return redirect("server-add-check")
-    import_wizard.remember(request.session, memory)
+    import_wizard.save(request.session, state)
     return redirect("server-add-progress")
 
 
@@ -125,43 +128,48 @@ def connect(request: HttpRequest) -> HttpResponse:
 @require_safe
 @admin_required
 def progress(request: HttpRequest) -> HttpResponse:
-    """Show how far each saved server is; the poll gets the rows alone and hears of ends once."""
-    memory = import_wizard.recall(request.session)
-    if memory is None:
+    """Show the sync progress of each saved server. Polling gets only the rows.
+
+    The outcome of each sync is announced once: `ended` lists those already announced.
+    """
+    state = import_wizard.load(request.session)
+    if state is None:
         return redirect("server-add")
-    context = _progress(memory)
+    context = _progress_context(state)
     if not is_htmx_fragment(request):
         return render(request, "servers/web/add_progress.html", context | {"steps": _steps(2)})
-    known = set(request.GET.get("ended", "").split(","))
+    announced = set(request.GET.get("ended", "").split(","))
     response = render(request, "servers/web/_progress_rows.html", context)
-    news = [row for row in context["rows"] if row["ended"] and row["server"].slug not in known]
-    if news:
-        said = " ".join(presenters.describe_seconds(row) for row in news)
-        response["HX-Trigger"] = json.dumps({"announce": said})
+    ended = [row for row in context["rows"] if row["ended"] and row["server"].slug not in announced]
+    if ended:
+        announcement = " ".join(presenters.describe_progress(row) for row in ended)
+        response["HX-Trigger"] = json.dumps({"announce": announcement})
     return response
 
 
-def _progress(memory: import_wizard.WizardState) -> dict[str, Any]:
-    servers = list(presenters.with_costs(Server.objects.filter(pk__in=memory.saved)))
-    runs = presenters.newest_runs(memory.saved)
-    rows = [presenters.progress_of(server, runs.get(server.pk)) for server in servers]
+def _progress_context(state: import_wizard.WizardState) -> dict[str, Any]:
+    servers = list(presenters.with_costs(Server.objects.filter(pk__in=state.saved)))
+    runs = presenters.newest_runs(state.saved)
+    rows = [presenters.progress_row(server, runs.get(server.pk)) for server in servers]
     ended = [row["server"].slug for row in rows if row["ended"]]
     connected = [row["server"] for row in rows if row["ended"] == "done"]
     running = len(rows) - len(ended)
-    here = reverse("server-add-progress")
+    progress_url = reverse("server-add-progress")
     return {
         "rows": rows,
-        "refused": memory.refused,
+        "rejected": state.rejected,
         "running": running,
         "connected": connected,
-        "poll_url": f"{here}?ended={','.join(ended)}",
-        "here": here,
-        "saving": token_savings.token_savings(memory.saved) if connected and not running else None,
+        "poll_url": f"{progress_url}?ended={','.join(ended)}",
+        "progress_url": progress_url,
+        "savings": token_savings.compute_savings(state.saved)
+        if connected and not running
+        else None,
     }
 
 
-def _go(request: HttpRequest, name: str) -> HttpResponse:
-    """Redirect a page, and a page that asked for a fragment."""
+def _redirect(request: HttpRequest, name: str) -> HttpResponse:
+    """Redirect the browser, also in response to an htmx request."""
     if is_htmx_fragment(request):
         return HttpResponse(status=204, headers={"HX-Redirect": reverse(name)})
     return redirect(name)

@@ -1,7 +1,7 @@
-"""What a person has entered so far while adding or editing servers, sealed in the session.
+"""State of the import wizard and of connection edits, encrypted in the user's session.
 
-A pasted text and typed values may hold secrets: they are encrypted here, and come out only to be
-read by `imports`. No page shows them again.
+Pasted text and entered values may contain secrets. They are stored encrypted, are decrypted only
+to be parsed, and no page shows them again.
 """
 
 import json
@@ -19,74 +19,85 @@ from servers.mcp_json.parser import parse_mcp_json
 from servers.models import Server, Transport, Trigger
 from servers.registration import validation
 from servers.registration.credentials import UnreadableCredential, decrypt, encrypt
-from servers.registration.drafts import ImportCheck, Problem, ServerDraft, target_of, target_string
+from servers.registration.drafts import (
+    ImportCheck,
+    Problem,
+    ServerDraft,
+    draft_target,
+    target_string,
+)
 from servers.secret import Secret
 from servers.sync import scheduling
 from toolcrib.lib.errors import Conflict, Invalid
 
-KEY = "add-servers"
-EDIT = "edit-server"
-MAX_VALUE = 32 * 1024
-NOTHING = Secret("")
-# What the step before offers, where the rule itself can only name other ways.
-WAYS_OUT = {
+IMPORT_KEY = "add-servers"
+EDIT_KEY = "edit-server"
+MAX_VALUE_LENGTH = 32 * 1024
+EMPTY = Secret("")
+# Hints for the wizard, by error code: its check step can resolve these errors.
+WIZARD_HINTS = {
     "variables_missing": "Go back to the check and enter them.",
-    "confirm_argv": "Go back to the check and tick Run exactly this program.",
+    "confirm_argv": "Go back to the check and select Allow this command.",
 }
 
 
 @dataclass(frozen=True)
 class WizardState:
-    """One import between its steps."""
+    """State of one import between its steps."""
 
     text: Secret
     variables: Mapping[str, Secret] = field(default_factory=dict)
-    saved: tuple[int, ...] = ()  # servers
-    taken: tuple[str, ...] = ()  # the names these have in the text
-    refused: tuple[Mapping[str, str], ...] = ()  # name, message, hint
+    saved: tuple[int, ...] = ()  # primary keys of the servers
+    saved_names: tuple[str, ...] = ()  # their names in the text
+    rejected: tuple[Mapping[str, str], ...] = ()  # name, message, hint
 
 
-def remember(session: SessionBase, memory: WizardState) -> None:
-    values = {name: value.reveal() for name, value in memory.variables.items()}
-    sealed = json.dumps({"text": memory.text.reveal(), "variables": values})
-    session[KEY] = {
-        "sealed": encrypt(Secret(sealed)),
-        "saved": list(memory.saved),
-        "taken": list(memory.taken),
-        "refused": [dict(row) for row in memory.refused],
+# Keys in the session keep their names: sessions outlive an upgrade.
+def save(session: SessionBase, state: WizardState) -> None:
+    values = {name: value.reveal() for name, value in state.variables.items()}
+    plaintext = json.dumps({"text": state.text.reveal(), "variables": values})
+    session[IMPORT_KEY] = {
+        "sealed": encrypt(Secret(plaintext)),
+        "saved": list(state.saved),
+        "taken": list(state.saved_names),
+        "refused": [dict(row) for row in state.rejected],
     }
 
 
-def recall(session: SessionBase) -> WizardState | None:
-    """Return the import under way, or nothing if there is none that can be read."""
-    kept = session.get(KEY)
-    if not isinstance(kept, dict):
+def load(session: SessionBase) -> WizardState | None:
+    """Return the current import, or None if there is none that can be decrypted."""
+    stored = session.get(IMPORT_KEY)
+    if not isinstance(stored, dict):
         return None
     try:
-        opened = json.loads(decrypt(kept["sealed"]).reveal())
+        secrets = json.loads(decrypt(stored["sealed"]).reveal())
     except UnreadableCredential:
         return None
     return WizardState(
-        text=Secret(opened["text"]),
-        variables={name: Secret(value) for name, value in opened["variables"].items()},
-        saved=tuple(kept["saved"]),
-        taken=tuple(kept["taken"]),
-        refused=tuple(kept["refused"]),
+        text=Secret(secrets["text"]),
+        variables={name: Secret(value) for name, value in secrets["variables"].items()},
+        saved=tuple(stored["saved"]),
+        saved_names=tuple(stored["taken"]),
+        rejected=tuple(stored["refused"]),
     )
 
 
-def with_values(memory: WizardState, post: QueryDict) -> WizardState:
-    """Add the values typed for variables; an empty field changes nothing."""
-    typed = {
+def with_values(state: WizardState, post: QueryDict) -> WizardState:
+    """Return the state with the entered variable values; empty fields change nothing."""
+    entered = {
         name.removeprefix("variable:"): value
         for name in post
         if name.startswith("variable:") and (value := str(post[name]))
     }
     other = str(post.get("other_name", "")).strip()
     if other and post.get("other_value"):
-        typed[other] = str(post["other_value"])
-    new = {name: Secret(value[:MAX_VALUE]) for name, value in typed.items() if len(name) <= 200}
-    return replace(memory, variables={**memory.variables, **new})
+        entered[other] = str(post["other_value"])
+    new = {
+        name: Secret(value[:MAX_VALUE_LENGTH])
+        for name, value in entered.items()
+        if len(name) <= 200
+    }
+    return replace(state, variables={**state.variables, **new})
 
 
 # --- Check --------------------------------------------------------------------------------------
@@ -94,7 +105,7 @@ def with_values(memory: WizardState, post: QueryDict) -> WizardState:
 
 @dataclass(frozen=True)
 class CheckedRow:
-    """One server of the text, as the check step shows it. Holds no secret that can be printed."""
+    """One parsed server in the check step. Contains no printable secret."""
 
     draft: ServerDraft
     digest: str
@@ -106,8 +117,8 @@ class CheckedRow:
         return validation.format_argv(self.draft.argv) if self.draft.argv else ""
 
     @property
-    def masked(self) -> list[tuple[str, list[str]]]:
-        """Name what is kept encrypted, by kind."""
+    def credential_names(self) -> list[tuple[str, list[str]]]:
+        """Return the names of the credentials by kind."""
         kinds = [
             ("Headers", self.draft.headers),
             ("Environment", self.draft.env),
@@ -116,20 +127,20 @@ class CheckedRow:
         return [(label, sorted(values)) for label, values in kinds if values]
 
     @property
-    def picked(self) -> bool:
+    def selected(self) -> bool:
         return not (self.duplicate or self.stdio_off)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The whole text, checked, without the servers that were saved from it already."""
+    """The checked text, without the servers that are already saved from it."""
 
     check: ImportCheck
     rows: tuple[CheckedRow, ...]
-    wanted: tuple[Mapping[str, Any], ...]  # name, description, entered, by
+    variables: tuple[Mapping[str, Any], ...]  # name, description, entered, servers
 
     @property
-    def unreadable(self) -> bool:
+    def is_invalid(self) -> bool:
         return not self.check.drafts and not any(p.name for p in self.check.problems)
 
     @property
@@ -141,16 +152,16 @@ class Checked:
         return sum(1 for row in self.rows if row.program)
 
 
-def check(memory: WizardState) -> Checked:
-    found = importer.check_import(
-        memory.text.reveal(), {name: value.reveal() for name, value in memory.variables.items()}
+def check(state: WizardState) -> Checked:
+    result = importer.check_import(
+        state.text.reveal(), {name: value.reveal() for name, value in state.variables.items()}
     )
     fields = ("transport", "url", "command", "args")
     seen = {target_string(*row) for row in Server.objects.values_list(*fields)}
     rows = []
-    for draft in found.drafts:
-        target = target_of(draft)
-        if draft.name not in memory.taken:
+    for draft in result.drafts:
+        target = draft_target(draft)
+        if draft.name not in state.saved_names:
             rows.append(
                 CheckedRow(
                     draft=draft,
@@ -160,72 +171,70 @@ def check(memory: WizardState) -> Checked:
                 )
             )
         seen.add(target)
-    return Checked(found, tuple(rows), tuple(_wanted(found, rows, memory)))
+    return Checked(result, tuple(rows), tuple(_variable_fields(result, rows, state)))
 
 
-def _wanted(
-    found: ImportCheck, rows: Collection[CheckedRow], memory: WizardState
+def _variable_fields(
+    result: ImportCheck, rows: Collection[CheckedRow], state: WizardState
 ) -> list[Mapping[str, Any]]:
-    """List the variables to ask for: what is missing, and what was entered and may be replaced."""
-    described = {str(item["name"]): str(item["description"]) for item in found.inputs}
-    by: dict[str, list[str]] = {name: [] for name in memory.variables}
+    """Return the variables to prompt for: missing ones, and entered ones that can be replaced."""
+    descriptions = {str(item["name"]): str(item["description"]) for item in result.inputs}
+    servers_by_name: dict[str, list[str]] = {name: [] for name in state.variables}
     for row in rows:
         for name in row.draft.missing:
-            by.setdefault(name, []).append(row.draft.name)
+            servers_by_name.setdefault(name, []).append(row.draft.name)
     return [
         {
             "name": name,
-            "description": described.get(name, ""),
-            "entered": name in memory.variables,
-            "by": servers,
+            "description": descriptions.get(name, ""),
+            "entered": name in state.variables,
+            "servers": servers,
         }
-        for name, servers in by.items()
+        for name, servers in servers_by_name.items()
     ]
 
 
 # --- Connect ------------------------------------------------------------------------------------
 
 
-def connect(memory: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
-    """Save the picked servers that can be saved, ask for their syncs, and note what became of all.
+def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
+    """Save the valid selected servers, queue their syncs, and return the new state.
 
-    Raises Conflict when what was picked is no longer what the text gives.
+    Raises Conflict if the selection does not match the text.
     """
-    checked = check(memory)
-    picked = set(post.getlist("pick"))
-    if not picked:
+    checked = check(state)
+    selected = set(post.getlist("pick"))
+    if not selected:
         raise Conflict("No server is selected.", hint="Select at least one.", code="none_picked")
-    if picked - {row.draft.slug for row in checked.rows}:
+    if selected - {row.draft.slug for row in checked.rows}:
         raise Conflict(
-            "The list has changed since it was shown.", hint="Check it again.", code="changed"
+            "The list has changed since it was displayed.", hint="Check it again.", code="changed"
         )
-    names = {row.draft.slug: row.draft.name for row in checked.rows}
-    only_picked = replace(checked.check, problems=())
-    done = importer.save_drafts(
-        only_picked,
+    results = importer.save_drafts(
+        replace(checked.check, problems=()),
         actor=actor,
         confirmed=post.getlist("confirm"),
-        only=picked & set(names),
-        again=True,  # a person ticked it beside the words that it is here already
+        only=selected,
+        allow_duplicates=True,  # the page marks duplicates, and the user selected this one anyway
     )
-    for item in done:
-        if item.server:
-            scheduling.request_sync(item.server.pk, Trigger.ADDED)
-    problems: list[Problem | importer.Imported] = [*checked.check.problems]
-    problems += [item for item in done if not item.server]
-    if not problems and len(done) == len(checked.rows):
-        memory = replace(memory, text=NOTHING, variables={})  # keep no secret that is done with
+    for result in results:
+        if result.server:
+            scheduling.request_sync(result.server.pk, Trigger.ADDED)
+    problems: list[Problem | importer.ImportResult] = [*checked.check.problems]
+    problems += [result for result in results if not result.server]
+    if not problems and len(results) == len(checked.rows):
+        state = replace(state, text=EMPTY, variables={})  # the secrets are no longer needed
     return replace(
-        memory,
-        saved=(*memory.saved, *(item.server.pk for item in done if item.server)),
-        taken=(*memory.taken, *(item.name for item in done if item.server)),
-        refused=tuple(
+        state,
+        saved=(*state.saved, *(result.server.pk for result in results if result.server)),
+        saved_names=(*state.saved_names, *(result.name for result in results if result.server)),
+        rejected=tuple(
             {
-                "name": item.name or "The text",
-                "message": item.message,
-                "hint": WAYS_OUT.get(item.code, item.hint),
+                "name": problem.name or "The text",
+                "message": problem.message,
+                "hint": WIZARD_HINTS.get(problem.code, problem.hint),
             }
-            for item in problems
+            for problem in problems
         ),
     )
 
@@ -233,47 +242,48 @@ def connect(memory: WizardState, post: QueryDict, *, actor: Actor) -> WizardStat
 # --- Editing a connection -----------------------------------------------------------------------
 
 
-def remember_edit(session: SessionBase, server: Server, text: Secret) -> None:
-    session[EDIT] = {"server": server.pk, "sealed": encrypt(text)}
+def save_edit(session: SessionBase, server: Server, text: Secret) -> None:
+    session[EDIT_KEY] = {"server": server.pk, "sealed": encrypt(text)}
 
 
-def recall_edit(session: SessionBase, server: Server) -> Secret | None:
-    """Return the connection that waits for the confirmation of its program."""
-    kept = session.get(EDIT)
-    if not isinstance(kept, dict) or kept.get("server") != server.pk:
+def load_edit(session: SessionBase, server: Server) -> Secret | None:
+    """Return the edited connection whose command needs confirmation."""
+    stored = session.get(EDIT_KEY)
+    if not isinstance(stored, dict) or stored.get("server") != server.pk:
         return None
     try:
-        return decrypt(kept["sealed"])
+        return decrypt(stored["sealed"])
     except UnreadableCredential:
         return None
 
 
-def forget_edit(session: SessionBase) -> None:
-    session.pop(EDIT, None)
+def discard_edit(session: SessionBase) -> None:
+    session.pop(EDIT_KEY, None)
 
 
-def edited_draft(server: Server, text: Secret) -> ServerDraft:
-    """Read an edited connection the way an import is read, so that secrets in it are moved out.
+def parse_edit(server: Server, text: Secret) -> ServerDraft:
+    """Parse an edited connection like an import, so that plaintext secrets are extracted.
 
-    A ${NAME} that the server has a credential for stays: it is filled in when connecting, unless
-    the edit voids it.
+    A ${NAME} with a stored credential is not missing: it is filled in when connecting, unless
+    the edit removes that credential.
     """
-    found = parse_mcp_json(text.reveal(), variables={}, allow_http=settings.ALLOW_PLAIN_HTTP)
-    for problem in found.problems:
+    check = parse_mcp_json(text.reveal(), variables={}, allow_http=settings.ALLOW_PLAIN_HTTP)
+    for problem in check.problems:
         raise Invalid(problem.message, hint=problem.hint, code=problem.code)
-    draft = found.drafts[0]
+    draft = check.drafts[0]
     known = set(server.credentials.filter(kind="variable").values_list("name", flat=True))
     missing = tuple(name for name in draft.missing if name not in known)
     if missing:
         raise Invalid(
-            f"There is no value for {', '.join(missing)}.",
-            hint="Add it under Credentials as a variable first.",
+            f"Missing values for variables: {', '.join(missing)}.",
+            hint="Add them under Credentials as variables first.",
             code="variables_missing",
         )
     return replace(draft, name=server.name, slug=server.slug, missing=())
 
 
 def needs_confirmation(server: Server, draft: ServerDraft) -> bool:
+    """Return whether the draft runs a command other than the confirmed one."""
     return draft.transport == Transport.STDIO and (
         importer.draft_digest(draft) != server.confirmed_argv
     )

@@ -1,4 +1,4 @@
-"""What the servers' pages show: rows with counts and costs, how far a sync is, a run in words.
+"""Template contexts of the server pages: list rows with costs, sync progress, sync history.
 
 Reads only. The number of queries does not depend on the number of servers.
 """
@@ -8,22 +8,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Case, Count, F, Max, Q, QuerySet, Sum, When
+from django.db.models import Case, Count, F, Max, Q, Sum, When
 from django.db.models.functions import Coalesce
 from django.forms import BaseForm
+from django.http import QueryDict
 from django.urls import reverse
 from django.utils import timezone
 
 from catalog.models import Tool, ToolState
-from servers.models import Server, ServerState, SyncRun, Transport
+from servers.models import Server, ServerQuerySet, ServerState, SyncRun, Transport
 from sessions_app.usage import call_stats
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
+from toolcrib.lib.text import plural
+from toolcrib.templatetags.toolcrib import duration
 
-PAGE = 100
-TOOLS = 200
-RUNS = 50
-# Late enough to say so: a free worker takes a sync within a second.
-QUEUED_LONG = timedelta(seconds=10)
+SERVERS_PER_PAGE = 100
+MAX_TOOLS = 200
+RUNS_PER_PAGE = 50
+# A free worker takes a sync within a second. After this delay the page reports the wait.
+QUEUE_NOTICE_DELAY = timedelta(seconds=10)
 SORTS: dict[str, list[Any]] = {
     "name": ["name", "slug"],
     "state": ["state", "slug"],
@@ -32,30 +35,38 @@ SORTS: dict[str, list[Any]] = {
     "synced": [F("last_synced_at").asc(nulls_first=True), "slug"],
     "-synced": [F("last_synced_at").desc(nulls_last=True), "slug"],
 }
-TRIGGERS = {
-    "added": "after it was added",
-    "manual": "asked for by a person",
-    "list_changed": "the server said its list changed",
-    "schedule": "on schedule",
+TRIGGER_LABELS = {
+    "added": "Server added",
+    "manual": "Started manually",
+    "list_changed": "Tool list changed (reported by server)",
+    "schedule": "Scheduled",
 }
-Shown = dict[str, Any]
+OUTCOME_LABELS = {
+    "running": "Running",
+    "ok": "Succeeded",
+    "held": "Removals pending",
+    "failed": "Failed",
+    "superseded": "Superseded",
+}
+PHASE_LABELS = {"connecting": "Connecting", "listing": "Listing tools", "saving": "Saving"}
+TemplateContext = dict[str, Any]
 
 
-def with_costs(rows: QuerySet[Server]) -> QuerySet[Server]:
-    """Annotate tools on offer and what it would cost to preload them all."""
+def with_costs(servers: ServerQuerySet) -> ServerQuerySet:
+    """Annotate the number of tools, and the tokens to preload all of them."""
     servable = Q(tools__state__in=[ToolState.AVAILABLE, ToolState.WAITING])
-    return rows.annotate(
+    return servers.annotate(
         tool_count=Count("tools", filter=~Q(tools__state=ToolState.MISSING)),
         token_sum=Coalesce(Sum("tools__approved__tokens", filter=servable), 0),
     )
 
 
-# --- The list -----------------------------------------------------------------------------------
+# --- List ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ServerFilter:
-    """What the address asks for; unknown words are left out."""
+    """Filters and sorting from the query string; unknown values are ignored."""
 
     states: tuple[str, ...]
     transports: tuple[str, ...]
@@ -64,93 +75,98 @@ class ServerFilter:
     start: int
 
     @classmethod
-    def of(cls, query: Any) -> "ServerFilter":
+    def from_query(cls, query: QueryDict) -> "ServerFilter":
         sort = query.get("sort", "")
         return cls(
             states=tuple(s for s in query.getlist("state") if s in ServerState.values),
             transports=tuple(t for t in query.getlist("transport") if t in Transport.values),
             query=query.get("q", "").replace("\0", "").strip()[:200],
             sort=sort if sort.removeprefix("-") in SORTS else "name",
-            start=offset_of(query, PAGE),
+            start=offset_of(query, SERVERS_PER_PAGE),
         )
 
     @property
     def filtered(self) -> bool:
         return bool(self.states or self.transports or self.query)
 
-    def pick(self, rows: QuerySet[Server]) -> QuerySet[Server]:
+    def apply(self, servers: ServerQuerySet) -> ServerQuerySet:
         if self.states:
-            rows = rows.filter(state__in=self.states)
+            servers = servers.filter(state__in=self.states)
         if self.transports:
-            rows = rows.filter(transport__in=self.transports)
+            servers = servers.filter(transport__in=self.transports)
         if self.query:
-            named = Q(name__icontains=self.query) | Q(slug__icontains=self.query)
-            rows = rows.filter(named | Q(url__icontains=self.query))
-        return rows
+            by_name = Q(name__icontains=self.query) | Q(slug__icontains=self.query)
+            servers = servers.filter(by_name | Q(url__icontains=self.query))
+        return servers
 
-    def order(self, rows: QuerySet[Server]) -> QuerySet[Server]:
+    def order(self, servers: ServerQuerySet) -> ServerQuerySet:
         if self.sort in SORTS:
-            return rows.order_by(*SORTS[self.sort])
-        return rows.order_by(*(f"-{key}" for key in SORTS[self.sort.removeprefix("-")]))
+            return servers.order_by(*SORTS[self.sort])
+        return servers.order_by(*(f"-{key}" for key in SORTS[self.sort.removeprefix("-")]))
 
 
-def listing(wanted: ServerFilter) -> Shown:
-    """Fetch one page of servers with its facets and totals."""
-    picked = wanted.pick(Server.objects.all())
+def server_list(filters: ServerFilter) -> TemplateContext:
+    """Fetch one page of servers with its totals."""
+    servers = filters.apply(Server.objects.all())
     page: Page[Server] = page_by_offset(
-        wanted.order(with_costs(picked)), wanted.start, PAGE, total=picked.count()
+        filters.order(with_costs(servers)), filters.start, SERVERS_PER_PAGE, total=servers.count()
     )
-    calls = call_stats.of_servers([server.pk for server in page.rows])
-    rows: list[Shown] = [
-        {"server": server, "busy": is_busy(server), "calls": calls.get(server.pk)}
+    calls = call_stats.count_server_calls([server.pk for server in page.rows])
+    rows: list[TemplateContext] = [
+        {
+            "server": server,
+            "busy": is_busy(server),
+            "failing_label": failing_label(server),
+            "calls": calls.get(server.pk),
+        }
         for server in page.rows
     ]
     return {
         "rows": rows,
-        "dearest": max((row["server"].token_sum for row in rows), default=0),
+        "max_tokens": max((row["server"].token_sum for row in rows), default=0),
         "busy": any(row["busy"] for row in rows),
-        "found": page.total,
-        "wanted": wanted,
-        "shown": page.says("server"),
-        "paged": page.total > PAGE,
+        "total": page.total,
+        "filters": filters,
+        "shown": page.describe("server"),
+        "paged": page.total > SERVERS_PER_PAGE,
         "next_cursor": page.next_cursor,
         "previous_cursor": page.previous_cursor,
     }
 
 
-def facets(wanted: ServerFilter) -> list[Shown]:
-    states = _counts("state")
-    transports = _counts("transport")
+def facets(filters: ServerFilter) -> list[TemplateContext]:
+    states = _count_by("state")
+    transports = _count_by("transport")
     return [
-        _facet("state", "State", ServerState.values, states, wanted.states),
-        _facet("transport", "Transport", Transport.values, transports, wanted.transports),
+        _facet("state", "State", ServerState.values, states, filters.states),
+        _facet("transport", "Transport", Transport.values, transports, filters.transports),
     ]
 
 
-def _counts(field: str) -> dict[str, int]:
+def _count_by(field: str) -> dict[str, int]:
     rows = Server.objects.order_by().values(field).annotate(count=Count("pk"))
     return {row[field]: row["count"] for row in rows}
 
 
 def _facet(
-    name: str, label: str, values: Iterable[str], counts: Mapping[str, int], chosen: Sequence[str]
-) -> Shown:
+    name: str, label: str, values: Iterable[str], counts: Mapping[str, int], selected: Sequence[str]
+) -> TemplateContext:
     options = [
         {
             "value": value,
             "label": value if name == "transport" else value.capitalize(),
             "count": counts.get(value, 0),
-            "selected": value in chosen,
+            "selected": value in selected,
         }
         for value in values
-        if counts.get(value) or value in chosen
+        if counts.get(value) or value in selected
     ]
     return {"name": name, "label": label, "options": options}
 
 
-def health() -> Shown:
-    """Count servers by how they do, for the line under the title."""
-    states = _counts("state")
+def health() -> TemplateContext:
+    """Count servers by state, for the line below the title."""
+    states = _count_by("state")
     return {
         "total": sum(states.values()),
         "failing": states.get(ServerState.FAILING, 0),
@@ -159,11 +175,24 @@ def health() -> Shown:
     }
 
 
+def failing_label(server: Server) -> str:
+    """Describe a failure: "Failing for 35 min, 51 retries"; empty if the server is not failing."""
+    if server.state != ServerState.FAILING:
+        return ""
+    label = "Failing"
+    if server.state_since:
+        seconds = (timezone.now() - server.state_since).total_seconds()
+        label += f" for {duration(max(1, round(seconds)))}"
+    if server.failures:
+        label += f", {plural(server.failures, 'retry', 'retries')}"
+    return label
+
+
 # --- Running syncs ------------------------------------------------------------------------------
 
 
 def is_busy(server: Server, now: datetime | None = None) -> bool:
-    """Say whether a sync of the server runs or is about to."""
+    """Return whether a sync of the server is running or due."""
     now = now or timezone.now()
     due = server.sync_due_at is not None and server.sync_due_at <= now
     leased = server.sync_lease_until is not None and server.sync_lease_until > now
@@ -182,35 +211,35 @@ def newest_runs(server_ids: Iterable[int]) -> dict[int, SyncRun]:
     return {run.server_id: run for run in SyncRun.objects.filter(pk__in=list(newest))}
 
 
-def progress_of(server: Server, run: SyncRun | None) -> Shown:
-    """Say how far a server's sync is. `server` comes from `with_costs`."""
-    row: Shown = {"server": server, "stage": "connecting", "ended": "", "note": ""}
+def progress_row(server: Server, run: SyncRun | None) -> TemplateContext:
+    """Return the progress of a server's sync. `server` is annotated by `with_costs`."""
+    row: TemplateContext = {"server": server, "stage": "connecting", "ended": "", "note": ""}
     if not server.enabled:
-        return row | {"stage": "", "ended": "disabled", "note": "Added, and left disabled."}
+        return row | {"stage": "", "ended": "disabled", "note": "Added as disabled."}
     running = run is not None and run.outcome == SyncRun.Outcome.RUNNING
     if is_busy(server) or run is None or running:
         if run is not None and running:
             return row | {"stage": run.phase}
-        asked = server.sync_due_at
-        late = asked is not None and timezone.now() - asked > QUEUED_LONG
+        due = server.sync_due_at
+        late = due is not None and timezone.now() - due > QUEUE_NOTICE_DELAY
         return row | {"note": "Waiting for a free worker." if late else ""}
     if run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD):
         count, tokens = server.tool_count, server.token_sum  # type: ignore[attr-defined]
-        note = f"{count:,} tool{'' if count == 1 else 's'} · ≈{tokens:,} tokens"
+        note = f"{plural(count, 'tool')} · ≈{plural(tokens, 'token')}"
         return row | {"stage": "done", "ended": "done", "note": note}
     return row | {"stage": run.phase, "ended": "failed", "note": run.error, "detail": run.detail}
 
 
-def counted_words(run: SyncRun) -> str:
-    """Say what a run did: +2 tools, 1 changed, 0 missing, 1 rejected."""
+def summarize_changes(run: SyncRun) -> str:
+    """Summarize a run: "+2 tools, 1 changed, 0 missing, 1 rejected"."""
     return (
-        f"+{run.added:,} tool{'' if run.added == 1 else 's'}, {run.changed:,} changed, "
+        f"+{plural(run.added, 'tool')}, {run.changed:,} changed, "
         f"{run.removed:,} missing, {run.rejected:,} rejected"
     )
 
 
-def run_row(run: SyncRun) -> Shown:
-    """Lay out one run for the history: its sentence, and the names to open."""
+def run_row(run: SyncRun) -> TemplateContext:
+    """Return one row of the sync history: a summary, and the tool names for its details."""
     finished = run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD)
     names: Mapping[str, Any] = run.names if isinstance(run.names, dict) else {}
     sections = [
@@ -218,107 +247,109 @@ def run_row(run: SyncRun) -> Shown:
         ("Changed", names.get("changed") or []),
         ("Missing", names.get("removed") or []),
     ]
-    stage = {"connecting": "Connecting", "listing": "Listing tools", "saving": "Saving"}
-    words = counted_words(run) if finished else run.error or f"{stage.get(run.phase, run.phase)}…"
+    phase = f"{PHASE_LABELS.get(run.phase, run.phase)}…"
     return {
         "run": run,
-        "words": words,
-        "counted": finished,
-        "trigger": TRIGGERS.get(run.trigger, run.trigger),
-        "sections": [(label, listed) for label, listed in sections if listed],
+        "outcome_label": OUTCOME_LABELS.get(run.outcome, run.outcome),
+        "summary": summarize_changes(run) if finished else run.error or phase,
+        "finished": finished,
+        "trigger": TRIGGER_LABELS.get(run.trigger, run.trigger),
+        "sections": [(label, tools) for label, tools in sections if tools],
         "rejections": names.get("rejected") or [],
     }
 
 
-# --- One server ---------------------------------------------------------------------------------
+# --- Server detail ------------------------------------------------------------------------------
 
 
-def claims(server: Server) -> str:
-    """Write on one line what the server says it is."""
+def format_server_info(server: Server) -> str:
+    """Format the name, version and title that the server reports, on one line."""
     info = server.server_info if isinstance(server.server_info, dict) else {}
     name, version, title = (str(info.get(key) or "") for key in ("name", "version", "title"))
-    named = f"{name} {version}".strip()
-    return f"{named} ({title})" if title and title != name else named
+    name_and_version = f"{name} {version}".strip()
+    return f"{name_and_version} ({title})" if title and title != name else name_and_version
 
 
-def describe_cost(servers: Iterable[int]) -> Shown:
-    """Sum what an agent would pay with every tool of these servers in its first catalog."""
+def sum_costs(servers: Iterable[int]) -> TemplateContext:
+    """Return the tool count of these servers, and the tokens to preload all their tools."""
     tools = Tool.objects.servable().filter(server_id__in=list(servers))
-    found = tools.aggregate(tools=Count("pk"), tokens=Coalesce(Sum("approved__tokens"), 0))
-    return {"tools": found["tools"], "tokens": found["tokens"]}
+    sums = tools.aggregate(tools=Count("pk"), tokens=Coalesce(Sum("approved__tokens"), 0))
+    return {"tools": sums["tools"], "tokens": sums["tokens"]}
 
 
-def numbers(server: Server) -> list[Shown]:
+def overview_numbers(server: Server) -> list[TemplateContext]:
     tools = Tool.objects.filter(server=server)
-    waiting = tools.waiting().count()
-    listed = reverse("tools") + f"?server={server.slug}"
-    found = [
-        {"label": "Tools", "value": server.tool_count, "url": listed},  # type: ignore[attr-defined]
+    pending = tools.waiting().count()
+    tools_url = reverse("tools") + f"?server={server.slug}"
+    numbers = [
+        {"label": "Tools", "value": server.tool_count, "url": tools_url},  # type: ignore[attr-defined]
         {
-            "label": "Tokens if all were preloaded",
+            "label": "Tokens (all preloaded)",
             "value": server.token_sum,  # type: ignore[attr-defined]
             "approximate": True,
         },
     ]
-    if waiting:
-        link = f"{listed}&state=waiting"
-        found.append({"label": "Waiting for approval", "value": waiting, "url": link})
-    return found
+    if pending:
+        pending_url = f"{tools_url}&state=waiting"
+        numbers.append({"label": "Pending review", "value": pending, "url": pending_url})
+    return numbers
 
 
-def tools_of(server: Server) -> Shown:
-    """Fetch a server's tools, dearest first, missing ones last."""
+def tool_list(server: Server) -> TemplateContext:
+    """Fetch a server's tools by descending cost, missing tools last."""
     rows = (
         Tool.objects.filter(server=server)
         .select_related("approved", "latest")
-        .annotate(gone=Case(When(state=ToolState.MISSING, then=1), default=0))
-        .order_by("gone", F("approved__tokens").desc(nulls_last=True), "public_name")
+        .annotate(is_missing=Case(When(state=ToolState.MISSING, then=1), default=0))
+        .order_by("is_missing", F("approved__tokens").desc(nulls_last=True), "public_name")
     )
-    found = list(rows[:TOOLS])
+    tools = list(rows[:MAX_TOOLS])
     return {
-        "found": found,
-        "dearest": max((tool.definition.tokens for tool in found if tool.definition), default=0),
-        "more": rows.count() - len(found),
+        "tools": tools,
+        "max_tokens": max((tool.definition.tokens for tool in tools if tool.definition), default=0),
+        "more": rows.count() - len(tools),
     }
 
 
-def history(server: Server, after: str) -> Shown:
-    """Fetch one page of a server's runs, newest first."""
+def sync_history(server: Server, after: str) -> TemplateContext:
+    """Fetch one page of a server's sync runs, newest first."""
     runs = server.sync_runs.order_by("-pk")
     if after.isascii() and after.isdigit():
         runs = runs.filter(pk__lt=min(int(after), 2**62))
-    found = list(runs[: RUNS + 1])
+    page = list(runs[: RUNS_PER_PAGE + 1])
+    has_more = len(page) > RUNS_PER_PAGE
     return {
-        "rows": [run_row(run) for run in found[:RUNS]],
-        "next_cursor": str(found[RUNS - 1].pk) if len(found) > RUNS else None,
+        "rows": [run_row(run) for run in page[:RUNS_PER_PAGE]],
+        "next_cursor": str(page[RUNS_PER_PAGE - 1].pk) if has_more else None,
         "first_page": not after,
     }
 
 
 def describe_outcome(server: Server, run: SyncRun | None) -> str:
-    """Say the end of a sync, for those who hear the page."""
+    """Return the screen reader announcement for the end of a sync."""
     if run is None or run.outcome == SyncRun.Outcome.RUNNING:
-        return f"{server.name}: no sync runs."
+        return f"{server.name}: no sync is running."
     if run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD):
-        return f"{server.name} is synced: {counted_words(run)}."
-    return f"The sync of {server.name} failed: {run.error}"
+        return f"{server.name} synced: {summarize_changes(run)}."
+    return f"Sync of {server.name} failed: {run.error}"
 
 
-def describe_seconds(row: Shown) -> str:
-    end = "failed: " if row["ended"] == "failed" else ""
-    return f"{row['server'].name} {end}{row['note'].rstrip('.')}."
+def describe_progress(row: TemplateContext) -> str:
+    """Return the screen reader announcement for a finished row of the progress page."""
+    outcome = "failed: " if row["ended"] == "failed" else ""
+    return f"{row['server'].name} {outcome}{row['note'].rstrip('.')}."
 
 
 def form_errors(form: BaseForm) -> list[str]:
-    """List a form's errors as sentences that name their field."""
-    found = [str(error) for error in form.non_field_errors()]
+    """Return a form's errors as sentences with their field labels."""
+    errors = [str(error) for error in form.non_field_errors()]
     for bound in form.visible_fields():
-        found += [f"{bound.label}: {error}" for error in bound.errors]
-    return found
+        errors += [f"{bound.label}: {error}" for error in bound.errors]
+    return errors
 
 
-def settings_rows(server: Server, form: BaseForm) -> list[Shown]:
-    """List the settings as words, for those who may look and not change."""
+def settings_rows(server: Server, form: BaseForm) -> list[TemplateContext]:
+    """Return the settings with their labels, for users who cannot change them."""
     rows = []
     for bound in form.visible_fields():
         value = getattr(server, bound.name)

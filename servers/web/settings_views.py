@@ -1,7 +1,7 @@
-"""The settings tab of one server: what it is called, how it is reached, with what, and its end.
+"""Views of the settings tab of a server: settings, connection, credentials, deletion.
 
-Everyone who may look sees the values; only admins get forms. What is typed as a connection or a
-credential is never sent back.
+Operators see the values; only admins get forms. Submitted connections and credentials are never
+sent back to the browser.
 """
 
 from typing import Any
@@ -24,30 +24,28 @@ from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 
-def settings_page(request: HttpRequest, server: Server, **changed: Any) -> HttpResponse:
-    """Draw the tab; `changed` holds a refused form, which makes the answer a 422."""
+def render_settings(request: HttpRequest, server: Server, **overrides: Any) -> HttpResponse:
+    """Render the tab. `overrides` contains an invalid form, which makes the status 422."""
     context = page_context(request, server, "server-settings") | {
         "credentials": list(server.credentials.all()),
-        "kinds": forms.KIND_WORDS,
-        "settings_rows": presenters.settings_rows(server, forms.SettingsForm.of(server)),
+        "settings_rows": presenters.settings_rows(server, forms.SettingsForm.from_server(server)),
     }
     if role_of(request.user) >= Role.ADMIN:
-        waiting = import_wizard.recall_edit(request.session, server)
+        pending = import_wizard.load_edit(request.session, server)
         context |= {
-            "settings_form": forms.SettingsForm.of(server),
+            "settings_form": forms.SettingsForm.from_server(server),
             "connection_form": forms.connection_form(server),
             "credential_form": forms.CredentialForm(server=server),
-            "waiting": _waiting(server, waiting) if waiting else None,
+            "pending_command": _pending_command(server, pending) if pending else None,
         }
-    return render(
-        request, "servers/web/settings.html", context | changed, status=422 if changed else 200
-    )
+    status = 422 if overrides else 200
+    return render(request, "servers/web/settings.html", context | overrides, status=status)
 
 
-def _waiting(server: Server, text: Secret) -> dict[str, str] | None:
-    """Show the program that waits for a confirmation."""
+def _pending_command(server: Server, text: Secret) -> dict[str, str] | None:
+    """Return the command that needs confirmation."""
     try:
-        draft = import_wizard.edited_draft(server, text)
+        draft = import_wizard.parse_edit(server, text)
     except ToolcribError:
         return None
     argv = validation.format_argv(draft.argv)
@@ -59,16 +57,16 @@ def _waiting(server: Server, text: Secret) -> dict[str, str] | None:
 def settings(request: HttpRequest, slug: str) -> HttpResponse:
     server = find_server(slug)
     if request.method != "POST":
-        return settings_page(request, server)
+        return render_settings(request, server)
     require(Role.ADMIN, request.user)
     form = forms.SettingsForm(request.POST)
     if not form.is_valid():
-        return settings_page(request, server, settings_form=form)
+        return render_settings(request, server, settings_form=form)
     try:
         server_actions.change_settings(server, form.cleaned_data, actor=actor_of(request))
     except ToolcribError as error:
-        return settings_page(request, server, settings_form=refused(form, error))
-    messages.success(request, f"The settings of {server.name} are saved.")
+        return render_settings(request, server, settings_form=add_form_error(form, error))
+    messages.success(request, f"Saved settings of {server.name}.")
     return redirect_to("server-settings", server)
 
 
@@ -76,34 +74,32 @@ def settings(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def connection(request: HttpRequest, slug: str) -> HttpResponse:
-    """Save how a server is reached. A new program waits in the session for its confirmation."""
+    """Save the connection. A new command stays in the session until it is confirmed."""
     server = find_server(slug)
     if "cancel" in request.POST:
-        import_wizard.forget_edit(request.session)
+        import_wizard.discard_edit(request.session)
         return redirect_to("server-settings", server, "connection")
-    waiting = (
-        import_wizard.recall_edit(request.session, server) if "confirm" in request.POST else None
+    pending = (
+        import_wizard.load_edit(request.session, server) if "confirm" in request.POST else None
     )
-    form = forms.connection_form(server, request.POST if waiting is None else None)
-    if waiting is None and not form.is_valid():
-        return settings_page(
-            request, server, connection_problem=" ".join(presenters.form_errors(form))
-        )
-    text = waiting or form.text(server)
+    form = forms.connection_form(server, request.POST if pending is None else None)
+    if pending is None and not form.is_valid():
+        errors = " ".join(presenters.form_errors(form))
+        return render_settings(request, server, connection_problem=errors)
+    text = pending or form.to_mcp_json(server)
     try:
-        draft = import_wizard.edited_draft(server, text)
+        draft = import_wizard.parse_edit(server, text)
         confirmed = request.POST.get("confirm", "")
-        if import_wizard.needs_confirmation(server, draft) and confirmed != importer.draft_digest(
-            draft
-        ):
-            import_wizard.remember_edit(request.session, server, text)
+        digest = importer.draft_digest(draft)
+        if import_wizard.needs_confirmation(server, draft) and confirmed != digest:
+            import_wizard.save_edit(request.session, server, text)
             return redirect_to("server-settings", server, "connection")
         server_actions.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
     except ToolcribError as error:
-        return settings_page(request, server, connection_problem=error.sentence)
-    import_wizard.forget_edit(request.session)
+        return render_settings(request, server, connection_problem=error.sentence)
+    import_wizard.discard_edit(request.session)
     request_sync(server.pk, Trigger.MANUAL)
-    messages.success(request, f"The connection of {server.name} is saved. A sync was asked for.")
+    messages.success(request, f"Saved connection of {server.name}. Sync queued.")
     return redirect_to("server-settings", server, "connection")
 
 
@@ -116,17 +112,17 @@ def credentials(request: HttpRequest, slug: str) -> HttpResponse:
     removing = "remove_credential" in request.POST
     form = forms.CredentialForm(request.POST, server=server)
     if not form.is_valid() and not removing:
-        return settings_page(request, server, credential_form=form)
+        return render_settings(request, server, credential_form=form)
     name = str(request.POST.get("name", ""))
     value = None if removing else Secret(form.cleaned_data["value"])
     try:
         kind = str(request.POST.get("kind", ""))
         server_actions.set_credentials(server, kind, {name: value}, actor=actor_of(request))
     except ToolcribError as error:
-        return settings_page(request, server, credential_form=refused(form, error))
+        return render_settings(request, server, credential_form=add_form_error(form, error))
     request_sync(server.pk, Trigger.MANUAL)
-    done = "removed" if removing else "set"
-    messages.success(request, f"{name} is {done}. A sync was asked for.")
+    action = "Removed" if removing else "Saved"
+    messages.success(request, f"{action} credential {name}. Sync queued.")
     return redirect_to("server-settings", server, "credentials")
 
 
@@ -135,14 +131,14 @@ def credentials(request: HttpRequest, slug: str) -> HttpResponse:
 def delete(request: HttpRequest, slug: str) -> HttpResponse:
     server = find_server(slug)
     if request.POST.get("typed_name") != server.slug:
-        error = "This is not its name, so nothing was deleted."
-        return settings_page(request, server, delete_error=error)
+        error = "The name does not match. Nothing was deleted."
+        return render_settings(request, server, delete_error=error)
     server_actions.delete_server(server, actor=actor_of(request))
-    messages.success(request, f"{server.name} is deleted, with its tools and credentials.")
+    messages.success(request, f"Deleted {server.name} with its tools and credentials.")
     return redirect("servers")
 
 
-def refused(form: Any, error: ToolcribError) -> Any:
-    form.is_valid()  # add_error needs a cleaned form
+def add_form_error(form: Any, error: ToolcribError) -> Any:
+    form.is_valid()  # add_error requires a validated form
     form.add_error(None, error.sentence)
     return form

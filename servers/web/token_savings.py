@@ -1,7 +1,7 @@
-"""What the tools of some servers cost an agent: all at once, and through Toolcrib.
+"""Token cost of servers in an agent's initial context: all schemas compared with Toolcrib.
 
-Written by the catalog's own renderer, so that the second figure is what a session is given that
-has these servers' groups. Reads only.
+Uses the catalog's own renderer, so the second number is exactly what a session with the groups of
+these servers receives. Reads only.
 """
 
 from collections.abc import Collection
@@ -15,37 +15,37 @@ from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
 STRATEGY = "dispatch"
-BUDGET = 2_000  # tokens of catalog text, an agent's default
+CATALOG_BUDGET = 2_000  # tokens of catalog text, an agent's default
 
 
 @dataclass(frozen=True)
 class TokenSavings:
-    """Tokens before an agent's first word. `stubs` are the catalog and the meta-tools."""
+    """Tokens of the initial context. `stub_tokens` are the catalog text and the meta-tools."""
 
     tools: int
-    all_tokens: int
-    stubs: int
-    preloads: int
+    baseline_tokens: int  # all schemas
+    stub_tokens: int
+    preload_tokens: int
 
     @property
-    def paid(self) -> int:
-        return self.stubs + self.preloads
+    def initial_tokens(self) -> int:
+        return self.stub_tokens + self.preload_tokens
 
     @property
-    def saves(self) -> bool:
-        return self.paid < self.all_tokens
+    def saves_tokens(self) -> bool:
+        return self.initial_tokens < self.baseline_tokens
 
     @property
-    def rest(self) -> int:
-        return max(self.all_tokens - self.paid, 0)
+    def saved_tokens(self) -> int:
+        return max(self.baseline_tokens - self.initial_tokens, 0)
 
 
-def token_savings(server_ids: Collection[int]) -> TokenSavings:
-    """Weigh the tools of these servers as they stand in the groups that follow them."""
-    price = presenters.describe_cost(server_ids)
-    following = Group.objects.filter(follows__in=server_ids)
-    wanted = set(following.values_list("pk", flat=True))
-    groups = [group for group in cache.current().groups if group.pk in wanted]
+def compute_savings(server_ids: Collection[int]) -> TokenSavings:
+    """Compute the cost of these servers with the groups that mirror them."""
+    baseline = presenters.sum_costs(server_ids)
+    mirrors = Group.objects.filter(follows__in=server_ids)
+    group_pks = set(mirrors.values_list("pk", flat=True))
+    groups = [group for group in cache.current().groups if group.pk in group_pks]
     lines = []
     preloaded: dict[str, CachedTool] = {}
     for group in groups:
@@ -56,19 +56,24 @@ def token_savings(server_ids: Collection[int]) -> TokenSavings:
                 rendering.GroupLine(group.group_id, group.display_name, group.description, names)
             )
         preloaded |= {member.tool.name: member.tool for member in offered if member.preload}
-    text = rendering.catalog(lines, header=rendering.DISPATCH_HEADER, budget=BUDGET)
+    text = rendering.catalog(lines, header=rendering.DISPATCH_HEADER, budget=CATALOG_BUDGET)
     meta = rendering.meta_tools(STRATEGY) if lines else []
-    bare = text.tokens + _tokens(meta)
-    paid = text.tokens + _tokens([*meta, *map(_definition, preloaded.values())])
-    return TokenSavings(price["tools"], price["tokens"], stubs=bare, preloads=paid - bare)
-
-
-def _definition(item: CachedTool) -> dict[str, object]:
-    schema = item.approved.input_schema if item.approved else {}
-    return rendering.tool_object(
-        item.name, item.description, schema, source=item.source, server=item.server
+    stubs = text.tokens + _count_tokens(meta)
+    initial = text.tokens + _count_tokens([*meta, *map(_render_definition, preloaded.values())])
+    return TokenSavings(
+        tools=baseline["tools"],
+        baseline_tokens=baseline["tokens"],
+        stub_tokens=stubs,
+        preload_tokens=initial - stubs,
     )
 
 
-def _tokens(tools: list[dict[str, object]]) -> int:
+def _render_definition(tool: CachedTool) -> dict[str, object]:
+    schema = tool.approved.input_schema if tool.approved else {}
+    return rendering.tool_object(
+        tool.name, tool.description, schema, source=tool.source, server=tool.server
+    )
+
+
+def _count_tokens(tools: list[dict[str, object]]) -> int:
     return count(canonical(tools)) if tools else 0

@@ -1,4 +1,4 @@
-"""The list of servers and one server's page. Adding is in add_views, settings in settings_views."""
+"""Views of the server list and the server detail pages, and their actions."""
 
 import json
 from typing import Any
@@ -18,9 +18,10 @@ from servers.registration import actions as server_actions
 from servers.registration import validation
 from servers.sync import connection_test, scheduling
 from servers.web import forms, presenters
-from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.text import plural
 
 TABS = {
     "server": "Overview",
@@ -31,64 +32,56 @@ TABS = {
 
 
 def find_server(slug: str) -> Server:
-    server = presenters.with_costs(Server.objects.filter(slug=slug)).first()
-    if server is None:
-        raise NotFound(f"There is no server called {slug}.", hint="Look in the list of servers.")
-    return server
+    return presenters.with_costs(Server.objects.all()).get_by_slug(slug)
 
 
-def back(request: HttpRequest, otherwise: str) -> HttpResponseRedirect:
-    """Return to the page the form named, if it is one of ours."""
+def redirect_next(request: HttpRequest, default: str) -> HttpResponseRedirect:
+    """Redirect to the `next` parameter if it is a URL of this site, otherwise to the default."""
     target = request.POST.get("next") or request.GET.get("next") or ""
-    ours = url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()})
-    return HttpResponseRedirect(target if ours else otherwise)
+    local = url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()})
+    return HttpResponseRedirect(target if local else default)
 
 
-# --- The list -----------------------------------------------------------------------------------
+# --- List ---------------------------------------------------------------------------------------
 
 
 @require_safe
 @operator_required
 @vary_on_headers("HX-Request")
 def servers(request: HttpRequest) -> HttpResponse:
-    wanted = presenters.ServerFilter.of(request.GET)
-    context = presenters.listing(wanted)
+    filters = presenters.ServerFilter.from_query(request.GET)
+    context = presenters.server_list(filters)
     if is_htmx_fragment(request):
         return render(request, "servers/web/_rows.html", context)
-    context |= {"health": presenters.health(), "facets": presenters.facets(wanted)}
+    context |= {"health": presenters.health(), "facets": presenters.facets(filters)}
     return render(request, "servers/web/list.html", context)
 
 
 @require_POST
 @admin_required
 def bulk(request: HttpRequest) -> HttpResponse:
-    picked = Server.objects.filter(slug__in=request.POST.getlist("server")[:1000])
-    chosen = list(picked)
-    if not chosen:
+    selected = list(Server.objects.filter(slug__in=request.POST.getlist("server")[:1000]))
+    if not selected:
         raise Invalid("No server is selected.", hint="Go back and select at least one.")
-    many = f"{len(chosen):,} server{'' if len(chosen) == 1 else 's'}"
     if request.POST.get("act") == "disable":
-        for one in chosen:
-            server_actions.set_enabled(one, False, actor=actor_of(request))
-        messages.success(request, f"Disabled {many}. Agents get none of their tools.")
+        for server in selected:
+            server_actions.set_enabled(server, False, actor=actor_of(request))
+        message = f"Disabled {plural(len(selected), 'server')}. Their tools are unavailable."
     else:
-        enabled = [one for one in chosen if one.enabled]
-        for one in enabled:
-            scheduling.request_manual_sync(one, actor=actor_of(request))
-        left = (
-            f" {len(chosen) - len(enabled)} disabled left out."
-            if len(enabled) < len(chosen)
-            else ""
-        )
-        asked = f"{len(enabled):,} server{'' if len(enabled) == 1 else 's'}"
-        messages.success(request, f"Asked {asked} for a sync.{left}")
-    return back(request, reverse("servers"))
+        enabled = [server for server in selected if server.enabled]
+        for server in enabled:
+            scheduling.request_manual_sync(server, actor=actor_of(request))
+        message = f"Sync queued for {plural(len(enabled), 'server')}."
+        if skipped := len(selected) - len(enabled):
+            message += f" Skipped {plural(skipped, 'disabled server')}."
+    messages.success(request, message)
+    return redirect_next(request, reverse("servers"))
 
 
 @require_safe
 @operator_required
 def export(request: HttpRequest) -> HttpResponse:
-    """Give every server as mcp.json, with ${NAME} for every secret."""
+    """Download all servers as mcp.json, with ${NAME} for each secret."""
     return HttpResponse(
         importer.export_text(),
         content_type="application/json",
@@ -96,19 +89,22 @@ def export(request: HttpRequest) -> HttpResponse:
     )
 
 
-# --- One server ---------------------------------------------------------------------------------
+# --- Server detail ------------------------------------------------------------------------------
 
 
 def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, Any]:
     counts = {"server-tools": server.tool_count}  # type: ignore[attr-defined]
-    # A sync that ended before this page was drawn is polled for once, so that its end is told.
-    asked = not is_htmx_fragment(request) and request.session.pop("sync_asked", "") == server.slug
+    # If a requested sync ended before this page was rendered, poll once to announce its outcome.
+    requested = (
+        not is_htmx_fragment(request) and request.session.pop("sync_asked", "") == server.slug
+    )
     return {
         "server": server,
         "tab": tab,
-        "busy": asked or presenters.is_busy(server),
+        "busy": requested or presenters.is_busy(server),
+        "failing_label": presenters.failing_label(server),
         "run": presenters.newest_runs([server.pk]).get(server.pk),
-        "voided": [one for one in server.credentials.all() if one.voided],
+        "voided": [credential for credential in server.credentials.all() if credential.voided],
         "argv": validation.format_argv(server.argv) if server.transport == Transport.STDIO else "",
         "tabs": [
             {
@@ -125,97 +121,92 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
 @require_safe
 @operator_required
 def server(request: HttpRequest, slug: str) -> HttpResponse:
-    return render(request, "servers/web/overview.html", _overview(request, find_server(slug)))
+    return render(
+        request, "servers/web/overview.html", _overview_context(request, find_server(slug))
+    )
 
 
-def _overview(request: HttpRequest, found: Server) -> dict[str, Any]:
-    return page_context(request, found, "server") | {
-        "claims": presenters.claims(found),
-        "credentials": list(found.credentials.all()),
-        "trust": forms.TRUST_WORDS[found.trust],
-        "policy": forms.POLICY_WORDS[found.connection_policy],
-        "numbers": presenters.numbers(found),
-        "gauge": metrics.server_metrics(found),
+def _overview_context(request: HttpRequest, server: Server) -> dict[str, Any]:
+    return page_context(request, server, "server") | {
+        "server_info": presenters.format_server_info(server),
+        "credentials": list(server.credentials.all()),
+        "trust": forms.TRUST_LABELS[server.trust],
+        "policy": forms.POLICY_LABELS[server.connection_policy],
+        "numbers": presenters.overview_numbers(server),
+        "metrics": metrics.server_metrics(server),
     }
 
 
 @require_safe
 @operator_required
 def tools(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find_server(slug)
-    context = page_context(request, found, "server-tools") | presenters.tools_of(found)
+    server = find_server(slug)
+    context = page_context(request, server, "server-tools") | presenters.tool_list(server)
     return render(request, "servers/web/tools.html", context)
 
 
 @require_safe
 @operator_required
 def syncs(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find_server(slug)
-    context = page_context(request, found, "server-syncs")
-    return render(
-        request,
-        "servers/web/syncs.html",
-        context | presenters.history(found, request.GET.get("after", "")),
-    )
+    server = find_server(slug)
+    context = page_context(request, server, "server-syncs")
+    history = presenters.sync_history(server, request.GET.get("after", ""))
+    return render(request, "servers/web/syncs.html", context | history)
 
 
 @require_safe
 @operator_required
 def status(request: HttpRequest, slug: str) -> HttpResponse:
-    """Answer the poll of a page whose sync runs; tell the end of it once."""
-    found = find_server(slug)
-    asked = request.GET.get("tab", "")
-    context = page_context(request, found, asked if asked in TABS else "server")
+    """Return the status fragment for polling; announce the end of a sync once."""
+    server = find_server(slug)
+    tab = request.GET.get("tab", "")
+    context = page_context(request, server, tab if tab in TABS else "server")
     ended = is_htmx_fragment(request) and not context["busy"]
     response = render(request, "servers/web/_status.html", context | {"ended": ended})
     if ended:
-        said = {"announce": presenters.describe_outcome(found, context["run"])}
-        response["HX-Trigger"] = json.dumps(said)
+        announcement = {"announce": presenters.describe_outcome(server, context["run"])}
+        response["HX-Trigger"] = json.dumps(announcement)
     return response
 
 
 @require_POST
 @admin_required
 def sync(request: HttpRequest, slug: str) -> HttpResponse:
-    found = find_server(slug)
-    if not found.enabled:
+    server = find_server(slug)
+    if not server.enabled:
         raise Invalid("This server is disabled.", hint="Enable it first.")
-    scheduling.request_manual_sync(found, actor=actor_of(request))
+    scheduling.request_manual_sync(server, actor=actor_of(request))
     request.session["sync_asked"] = slug
-    return back(request, reverse("server", args=[slug]))
+    return redirect_next(request, reverse("server", args=[slug]))
 
 
 @require_POST
 @admin_required
 def test(request: HttpRequest, slug: str) -> HttpResponse:
-    """Try the connection and stay on the page."""
-    found = find_server(slug)
-    tested = connection_test.test_server(found, actor=actor_of(request))
+    """Test the connection and show the result on the page."""
+    result = connection_test.test_server(find_server(slug), actor=actor_of(request))
     if is_htmx_fragment(request):
-        return render(request, "servers/web/_tested.html", {"tested": tested})
-    return render(
-        request,
-        "servers/web/overview.html",
-        _overview(request, find_server(slug)) | {"tested": tested},
-    )
+        return render(request, "servers/web/_tested.html", {"test_result": result})
+    context = _overview_context(request, find_server(slug)) | {"test_result": result}
+    return render(request, "servers/web/overview.html", context)
 
 
 @require_POST
 @admin_required
 def enable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = server_actions.set_enabled(find_server(slug), True, actor=actor_of(request))
-    scheduling.request_sync(found.pk, Trigger.MANUAL)
-    messages.success(request, f"{found.name} is enabled. A sync has been asked for.")
-    return back(request, reverse("server", args=[slug]))
+    server = server_actions.set_enabled(find_server(slug), True, actor=actor_of(request))
+    scheduling.request_sync(server.pk, Trigger.MANUAL)
+    messages.success(request, f"Enabled {server.name}. Sync queued.")
+    return redirect_next(request, reverse("server", args=[slug]))
 
 
 @require_POST
 @admin_required
 def disable(request: HttpRequest, slug: str) -> HttpResponse:
-    found = server_actions.set_enabled(find_server(slug), False, actor=actor_of(request))
-    messages.success(request, f"{found.name} is disabled. Agents get none of its tools.")
-    return back(request, reverse("server", args=[slug]))
+    server = server_actions.set_enabled(find_server(slug), False, actor=actor_of(request))
+    messages.success(request, f"Disabled {server.name}. Its tools are unavailable.")
+    return redirect_next(request, reverse("server", args=[slug]))
 
 
-def redirect_to(name: str, found: Server, part: str = "") -> HttpResponse:
-    return redirect(reverse(name, args=[found.slug]) + (f"#{part}" if part else ""))
+def redirect_to(name: str, server: Server, fragment: str = "") -> HttpResponse:
+    return redirect(reverse(name, args=[server.slug]) + (f"#{fragment}" if fragment else ""))

@@ -199,9 +199,9 @@ def first_minute(camera: Camera, browser: Browser) -> None:
                     camera.take(page, name, theme, width)
 
         page.get_by_role("button", name="Use the demo server").click()
-        page.get_by_role("button", name="Make it so").wait_for(timeout=90_000)
+        page.get_by_role("button", name="Create groups").wait_for(timeout=90_000)
         take("first-saving")
-        page.get_by_role("button", name="Make it so").click()
+        page.get_by_role("button", name="Create groups").click()
         take("first-group")
         page.get_by_role("button", name="Connect an agent").click()
         key = page.locator(".new-key code").inner_text()
@@ -294,7 +294,7 @@ def kinds_pages(camera: Camera, browser: Browser, folder: Path) -> None:
         page = open_one("light", 1280)
         fill(page, text)
         camera.take(page, "connecting", "light", 1280)
-        expect(page.get_by_text("before its first word")).to_be_visible(timeout=90_000)
+        expect(page.get_by_text("with all schemas")).to_be_visible(timeout=90_000)
         for page, theme, width in each_way(open_one):
             walk(camera, page, KINDS, theme, width)
 

@@ -1,4 +1,4 @@
-"""The first sixty seconds in a real Chromium: from the setup link to an agent's first catalog."""
+"""Onboarding in a real Chromium: from the setup link to an agent's first catalog."""
 
 import re
 import subprocess
@@ -18,12 +18,12 @@ pytestmark = [
 
 
 def fits(page):
-    """Nothing of the page lies below the window's edge."""
+    """Return whether the page fits in the window without scrolling."""
     return page.evaluate("document.documentElement.scrollHeight <= innerHeight")
 
 
 def run(command):
-    """Do what a person does with a command that was shown: paste it into a shell."""
+    """Run a displayed command in a shell, as a user would paste it."""
     return subprocess.run(
         ["bash", "-eu"],
         input=command,
@@ -45,24 +45,27 @@ def page(fresh, browser):
 
 def connect_demo(page):
     page.get_by_role("button", name="Use the demo server").click()
-    expect(page.get_by_role("heading", name="before its first word")).to_be_visible(
+    expect(page.get_by_role("heading", name="with all schemas")).to_be_visible(
         timeout=driving.PATIENCE
     )
 
 
-def test_from_the_setup_link_to_the_first_catalog_in_three_decisions(fresh, page, capsys):
+def test_onboarding_takes_three_decisions_from_the_setup_link_to_the_first_catalog(
+    fresh, page, capsys
+):
     started = time.monotonic()
     driving.set_up(page, fresh)
     expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
     assert fits(page)
 
     connect_demo(page)  # the first decision
-    said = page.get_by_role("heading", name="before its first word").inner_text()
-    every, paid = (int(number.replace(",", "")) for number in re.findall(r"≈([\d,]+)", said))
-    assert paid < every / 3
+    heading = page.get_by_role("heading", name="with all schemas").inner_text()
+    numbers = re.findall(r"≈([\d,]+)", heading)
+    baseline, initial = (int(number.replace(",", "")) for number in numbers)
+    assert initial < baseline / 3
     assert fits(page)
 
-    page.get_by_role("button", name="Make it so").click()  # the second
+    page.get_by_role("button", name="Create groups").click()  # the second
     expect(page).to_have_url(f"{fresh.url}/groups/mcp:demo")
 
     page.get_by_role("button", name="Connect an agent").click()  # the third
@@ -74,10 +77,10 @@ def test_from_the_setup_link_to_the_first_catalog_in_three_decisions(fresh, page
     answer = run(command)
     line = page.locator(".first-request")
     expect(line).to_contain_text(re.compile(r"scout fetched its catalog (just now|\d+ s ago)"))
-    took = time.monotonic() - started
+    seconds = time.monotonic() - started
     with capsys.disabled():
         sys.stdout.write(
-            f"\nFrom the setup link to the first catalog: {took:.1f} s, 3 decisions.\n"
+            f"\nFrom the setup link to the first catalog: {seconds:.1f} s, 3 decisions.\n"
         )
 
     session = re.search(r"ses_[0-9a-f]{32}", answer).group()
@@ -85,8 +88,11 @@ def test_from_the_setup_link_to_the_first_catalog_in_three_decisions(fresh, page
     opened = fresh.api("GET", f"/sessions/{session}")[1]
     assert opened["mode"] == "deferred"
     assert fresh.api("GET", "/agents/scout")[1]["all_groups"] is True
-    row = next(one for one in fresh.api("GET", "/sessions")[1]["items"] if one["id"] == session)
-    assert row["tokens"]["by"]["catalog"] == paid  # what was promised is what the agent was given
+    rows = fresh.api("GET", "/sessions")[1]["items"]
+    row = next(row for row in rows if row["id"] == session)
+    assert (
+        row["tokens"]["by"]["catalog"] == initial
+    )  # the displayed number is what the agent receives
     line.get_by_role("link", name="Open its timeline").click()
     expect(page).to_have_url(f"{fresh.url}/sessions/{session}")
 
@@ -103,8 +109,8 @@ def test_every_step_can_be_reloaded_and_skipped(fresh, page):
     expect(page.get_by_role("heading", name="Connect your first server")).to_be_visible()
     connect_demo(page)
     page.reload()
-    expect(page.get_by_role("button", name="Make it so")).to_be_visible()
-    page.get_by_role("button", name="Make it so").click()
+    expect(page.get_by_role("button", name="Create groups")).to_be_visible()
+    page.get_by_role("button", name="Create groups").click()
     page.reload()
     next_step = page.locator(".next-step")
     expect(next_step).to_contain_text("Connect an agent")
@@ -117,7 +123,7 @@ def test_every_step_can_be_reloaded_and_skipped(fresh, page):
     page.get_by_role("link", name="Connect an agent").first.click()
     page.get_by_role("button", name="Connect an agent").click()
     key = page.locator(".new-key code").inner_text()
-    page.goto("/welcome/agent")  # the key is not shown again, and the line goes on waiting
+    page.goto("/welcome/agent")  # the key is not shown again, and the page keeps waiting
     expect(page.locator("main")).not_to_contain_text(key)
     expect(page.get_by_text("Waiting for the first request…")).to_be_visible()
     assert fresh.api("POST", "/sessions", {}, key)[0] == 201
@@ -126,12 +132,12 @@ def test_every_step_can_be_reloaded_and_skipped(fresh, page):
     expect(page.locator(".first-request")).to_contain_text("scout fetched its catalog")
 
 
-def test_the_whole_way_works_without_javascript(fresh, browser):
+def test_onboarding_works_without_javascript(fresh, browser):
     context = browser.new_context(base_url=fresh.url, java_script_enabled=False)
     page = context.new_page()
     driving.set_up(page, fresh)
     page.get_by_role("button", name="Use the demo server").click()
-    done = page.get_by_role("button", name="Make it so")
+    done = page.get_by_role("button", name="Create groups")
     while not done.is_visible():
         page.get_by_role("link", name="Refresh").click()
     done.click()
@@ -149,26 +155,26 @@ def test_axe_finds_nothing_on_any_step_and_nothing_scrolls_sideways(fresh, brows
         base_url=fresh.url, color_scheme=theme, viewport={"width": 320, "height": 800}
     )
     page = context.new_page()
-    found = []
+    violations = []
 
-    def look():
-        found.extend(driving.axe(page))
+    def check_page():
+        violations.extend(driving.axe(page))
         if driving.scrolls_sideways(page):
-            found.append(f"{page.url} scrolls sideways")
+            violations.append(f"{page.url} scrolls sideways")
 
     driving.set_up(page, fresh)
-    look()
+    check_page()
     connect_demo(page)
-    look()
-    page.get_by_role("button", name="Make it so").click()
+    check_page()
+    page.get_by_role("button", name="Create groups").click()
     expect(page.locator(".next-step")).to_be_visible()
     page.goto("/welcome/agent")
-    look()
+    check_page()
     page.get_by_role("button", name="Connect an agent").click()
-    look()
+    check_page()
     page.goto("/welcome/agent")
-    look()
+    check_page()
     page.goto("/")
-    look()
+    check_page()
     context.close()
-    assert found == []
+    assert violations == []

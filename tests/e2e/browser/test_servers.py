@@ -1,4 +1,4 @@
-"""The servers' pages in a real Chromium, against a real installation."""
+"""Server pages in a real Chromium, against a real installation."""
 
 import re
 
@@ -36,7 +36,7 @@ PAGES = [
 ]
 
 
-def test_from_the_setup_link_to_tools(fresh, browser):
+def test_from_the_setup_link_to_the_demo_tools(fresh, browser):
     context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
     complaints = driving.watch(context)
     page = context.new_page()
@@ -44,18 +44,18 @@ def test_from_the_setup_link_to_tools(fresh, browser):
     expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
     assert page.evaluate("document.documentElement.scrollHeight <= innerHeight")
 
-    page.goto("/servers")  # the card itself connects the demo in one press
+    page.goto("/servers")  # the setup card connects the demo server directly
     page.get_by_role("button", name="Use the demo server").click()
     expect(page.get_by_role("heading", name="2 Check")).to_be_focused()
-    expect(page.get_by_text("Runs a program on this machine")).to_be_visible()
-    page.get_by_label("Run exactly this program").check()
+    expect(page.get_by_text("Runs a command on this machine")).to_be_visible()
+    page.get_by_label("Allow this command").check()
     page.get_by_role("button", name="Connect servers").click()
 
     expect(page.get_by_role("heading", name="3 Connect")).to_be_focused()
     expect(page.locator(".progress")).to_contain_text(
         re.compile(r"24 tools · ≈[\d,]+ tokens"), timeout=driving.PATIENCE
     )
-    expect(page.get_by_text("before its first word.")).to_be_visible()
+    expect(page.get_by_text("with all schemas")).to_be_visible()
     expect(page.locator("#live")).to_contain_text("demo 24 tools")
     page.get_by_role("link", name="Show tools").click()
     expect(page.locator("main")).to_contain_text("count_words")
@@ -63,26 +63,26 @@ def test_from_the_setup_link_to_tools(fresh, browser):
     assert complaints == []
 
 
-def test_pasting_is_enough_to_reach_the_check_and_one_bad_server_hinders_no_other(
+def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others(
     fresh, browser, weather_url
 ):
     context = browser.new_context(base_url=fresh.url)
     complaints = driving.watch(context)
     page = context.new_page()
     driving.set_up(page, fresh)
-    # As a paste ends; the clipboard itself is shared by every browser running.
+    # Simulate the paste: the clipboard is shared by all running browsers.
     box = page.get_by_label("Paste your mcp.json")
     box.fill(driving.three_servers(weather_url))
     box.dispatch_event("paste")
 
     expect(page.get_by_role("heading", name="2 Check")).to_be_focused()
-    expect(page.get_by_text("1 secret found and masked, 1 program to confirm.")).to_be_visible()
-    page.get_by_label("Run exactly this program").check()
+    expect(page.get_by_text("1 secret found and masked, 1 command to allow.")).to_be_visible()
+    page.get_by_label("Allow this command").check()
     page.get_by_role("button", name="Connect servers").click()
 
     rows = page.locator(".progresses > .progress")
     expect(rows).to_have_count(3)
-    expect(page.get_by_text("before its first word.")).to_be_visible(timeout=driving.PATIENCE)
+    expect(page.get_by_text("with all schemas")).to_be_visible(timeout=driving.PATIENCE)
     expect(rows.filter(has_text="weather")).to_contain_text("7 tools")
     expect(rows.filter(has_text="demo")).to_contain_text("24 tools")
     expect(rows.filter(has_text="nobody")).to_contain_text("refused")
@@ -93,7 +93,7 @@ def test_pasting_is_enough_to_reach_the_check_and_one_bad_server_hinders_no_othe
     assert complaints == []
 
 
-def test_broken_json_is_told_beside_the_text_which_stays(filled, open_page):
+def test_a_json_syntax_error_is_shown_beside_the_text(filled, open_page):
     page = open_page()
     page.goto("/servers/add")
     box = page.get_by_label("Paste your mcp.json")
@@ -104,7 +104,7 @@ def test_broken_json_is_told_beside_the_text_which_stays(filled, open_page):
     expect(box).to_have_value(re.compile("mcpServers"))
 
 
-def test_the_list_is_walked_filtered_and_acted_on_by_keys(filled, open_page):
+def test_the_list_is_navigated_filtered_and_changed_by_keyboard(filled, open_page):
     page = open_page()
     page.goto("/servers")
     page.keyboard.press("j")
@@ -125,9 +125,9 @@ def test_the_list_is_walked_filtered_and_acted_on_by_keys(filled, open_page):
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("d")
-    expect(page.get_by_text("weather is disabled.")).to_be_visible()
+    expect(page.get_by_text("Disabled weather.")).to_be_visible()
     page.get_by_role("button", name="Enable weather").click()
-    expect(page.get_by_text("weather is enabled.")).to_be_visible()
+    expect(page.get_by_text("Enabled weather.")).to_be_visible()
 
     page.goto("/servers")
     page.keyboard.press("a")
@@ -138,60 +138,60 @@ def test_the_list_is_walked_filtered_and_acted_on_by_keys(filled, open_page):
     expect(page).to_have_url(f"{filled.url}/servers")
 
 
-def test_a_sync_is_followed_live_and_a_connection_test_stays_on_the_page(filled, open_page):
+def test_a_sync_updates_the_page_and_a_connection_test_stays_on_it(filled, open_page):
     page = open_page()
     polls = []
-    page.on("request", lambda one: polls.append(one) if "/status?" in one.url else None)
+    page.on("request", lambda request: polls.append(request) if "/status?" in request.url else None)
     page.goto("/servers/weather/syncs")
     before = page.locator(".runs > li").count()
     page.get_by_role("button", name="Sync server").click()
-    expect(page.locator("#live")).to_contain_text("weather is synced", timeout=driving.PATIENCE)
+    expect(page.locator("#live")).to_contain_text("weather synced", timeout=driving.PATIENCE)
     expect(page.locator(".runs > li")).to_have_count(before + 1)
     assert polls
-    assert all(one.headers.get("x-poll") for one in polls)  # polling keeps no session alive
+    assert all(request.headers.get("x-poll") for request in polls)  # polling keeps no session alive
 
     page.get_by_role("button", name="Test connection").click()
-    expect(page.locator("#tested")).to_contain_text("Connected. It offers 7 tools.")
+    expect(page.locator("#tested")).to_contain_text("Connected. 7 tools violations.")
     expect(page).to_have_url(f"{filled.url}/servers/weather/syncs")
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
 def test_axe_finds_nothing_on_any_page(theme, filled, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         for details in page.locator(".runs details").all()[:1]:
             details.locator("summary").click()
-        found += driving.axe(page)
+        violations += driving.axe(page)
     page.goto("/servers/add")
     page.get_by_label("Paste your mcp.json").fill(
         '{"a": {"url": "https://a.example/${X}/mcp"}, "b": {"command": "npx"}, "c": {}}'
     )
     page.get_by_role("button", name="Check servers").click()
     page.wait_for_url("**/servers/add/check")
-    found += driving.axe(page)
+    violations += driving.axe(page)
 
-    assert found == []
+    assert violations == []
 
 
 @pytest.mark.needs_npm
 @pytest.mark.parametrize("theme", driving.THEMES)
-def test_axe_finds_nothing_before_anything_is_connected(theme, fresh, browser):
+def test_axe_finds_nothing_before_any_server_is_connected(theme, fresh, browser):
     context = browser.new_context(base_url=fresh.url, color_scheme=theme, bypass_csp=True)
     page = context.new_page()
     page.goto("/sign-in")
-    found = driving.axe(page)
+    violations = driving.axe(page)
     page.goto(fresh.setup_url)
-    found += driving.axe(page)
+    violations += driving.axe(page)
     driving.set_up(page, fresh)
-    found += driving.axe(page)
+    violations += driving.axe(page)
     page.goto("/servers")
-    found += driving.axe(page)
+    violations += driving.axe(page)
     context.close()
 
-    assert found == []
+    assert violations == []
 
 
 def test_no_page_scrolls_sideways_at_320_pixels(filled, open_page):
@@ -213,7 +213,7 @@ def test_everything_works_without_javascript(filled, open_page, weather_url):
     page.get_by_role("button", name="Check server").click()
     expect(page.get_by_role("link", name="Start over")).to_be_visible()
     page.get_by_role("button", name="Connect servers").click()
-    done = page.get_by_text("before its first word.")
+    done = page.get_by_text("with all schemas")
     while page.url.endswith("/progress") and not done.is_visible():
         page.get_by_role("link", name="Refresh").click()
     expect(done).to_be_visible()
@@ -225,4 +225,4 @@ def test_everything_works_without_javascript(filled, open_page, weather_url):
     page.goto("/servers/second/settings")
     page.get_by_label("to confirm").fill("second")
     page.get_by_role("button", name="Delete server").click()
-    expect(page.get_by_text("second is deleted")).to_be_visible()
+    expect(page.get_by_text("Deleted second")).to_be_visible()

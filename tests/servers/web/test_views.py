@@ -1,4 +1,4 @@
-"""The servers' pages: who may see and change what, what they cost, and what they never show."""
+"""Server pages: permissions, query counts, import wizard, secrets and escaping."""
 
 import html
 import json
@@ -24,8 +24,8 @@ from tests.support.upstreams.running import ROOT, running_http
 CANARY = "sk-canary0123456789abcdef"
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
-# route: (method, status for operators, status for admins). Outsiders always get 403 and
-# anonymous people the sign-in page; a route that is missing here fails the test.
+# route: (method, status for operators, status for admins). Outsiders always get 403, and
+# anonymous users the sign-in page. A route that is missing here fails a test.
 ROUTES = {
     "servers": ("get", 200, 200),
     "server-add": ("get", 403, 200),
@@ -54,18 +54,18 @@ BODIES = {
     "server-credentials": {"kind": "header", "name": "X-Key", "value": "some value"},
     "server-delete": {"typed_name": "weather"},
 }
-# Not only read: a page whose POST needs another role than its GET.
+# Includes server-settings, whose POST requires a higher role than its GET.
 POSTS = [name for name, row in ROUTES.items() if row[0] == "post"] + ["server-settings"]
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
 
-def address(name):
+def url_of(name):
     slugs = ["weather"] if "<slug" in route_of(name) else []
     return reverse(name, args=slugs)
 
 
 def route_of(name):
-    return next(str(one.pattern) for one in urlpatterns if one.name == name)
+    return next(str(route.pattern) for route in urlpatterns if route.name == name)
 
 
 def signed_in(user, **options):
@@ -91,111 +91,112 @@ def admins_client(admin):
     return signed_in(admin)
 
 
-# --- Who may ----------------------------------------------------------------------------------
+# --- Permissions ------------------------------------------------------------------------------
 
 
 def test_every_route_has_a_row_in_the_table():
-    assert {one.name for one in urlpatterns} == set(ROUTES)
+    assert {route.name for route in urlpatterns} == set(ROUTES)
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_each_route_answers_everybody_as_the_table_says(name, weather, admin, operator, outsider):
+def test_each_route_enforces_the_roles_in_the_table(name, weather, admin, operator, outsider):
     method, for_operator, for_admin = ROUTES[name]
     body = BODIES.get(name, {})
 
-    def answer(user):
-        return getattr(signed_in(user), method)(address(name), body)
+    def send(user):
+        return getattr(signed_in(user), method)(url_of(name), body)
 
-    asked = answer(None)
-    assert asked.status_code == 302
-    assert asked["Location"] == f"/sign-in?next={address(name)}"
-    assert answer(outsider).status_code == 403
-    assert answer(operator).status_code == for_operator
-    assert answer(admin).status_code == for_admin
+    anonymous = send(None)
+    assert anonymous.status_code == 302
+    assert anonymous["Location"] == f"/sign-in?next={url_of(name)}"
+    assert send(outsider).status_code == 403
+    assert send(operator).status_code == for_operator
+    assert send(admin).status_code == for_admin
 
 
 @pytest.mark.parametrize("name", POSTS)
-def test_operators_change_nothing(name, weather, operator):
+def test_operators_cannot_change_anything(name, weather, operator):
     before = Server.objects.values().get(), AuditEntry.objects.count()
 
-    answer = signed_in(operator).post(address(name), BODIES.get(name, {}))
+    response = signed_in(operator).post(url_of(name), BODIES.get(name, {}))
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
     assert (Server.objects.values().get(), AuditEntry.objects.count()) == before
 
 
 @pytest.mark.parametrize("name", POSTS)
-def test_a_post_without_the_csrf_token_is_refused(name, weather, admin):
+def test_a_post_without_the_csrf_token_is_rejected(name, weather, admin):
     client = signed_in(admin, enforce_csrf_checks=True)
 
-    answer = client.post(address(name), BODIES.get(name, {}))
+    response = client.post(url_of(name), BODIES.get(name, {}))
 
-    assert answer.status_code == 403
-    assert "came from another site" in text_of(answer)
+    assert response.status_code == 403
+    assert "submitted from another site" in text_of(response)
     assert Server.objects.filter(slug="weather", enabled=True).exists()
 
 
 @pytest.mark.parametrize("name", [name for name, row in ROUTES.items() if row[0] == "post"])
-def test_what_changes_something_cannot_be_fetched(name, weather, admins_client):
+def test_actions_reject_get(name, weather, admins_client):
     if name != "server-add-check":
-        assert admins_client.get(address(name)).status_code == 405
+        assert admins_client.get(url_of(name)).status_code == 405
 
 
-def test_the_forbidden_page_names_who_can_help(weather, admin, outsider):
+def test_the_forbidden_page_lists_admins(weather, admin, outsider):
     page = text_of(signed_in(outsider).get("/servers"))
 
-    assert "This needs the role operator." in page
+    assert "This requires the role operator." in page
     assert admin.username in page
 
 
 @pytest.mark.parametrize("name", ["servers", "server", "server-settings"])
-def test_operators_see_no_button_that_would_be_refused(name, weather, operator):
-    page = signed_in(operator).get(address(name)).content.decode()
+def test_operators_see_no_forms_they_cannot_submit(name, weather, operator):
+    page = signed_in(operator).get(url_of(name)).content.decode()
 
     forms = re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page)
     assert set(forms) <= {"/theme", "/sign-out", "/servers/bulk"}
-    assert "Sync" not in re.findall(r"<button[^>]*>([^<]*)", page)
+    buttons = re.findall(r"<button[^>]*>([^<]*)", page)
+    assert "Sync" not in {label.strip() for label in buttons}
 
 
-def test_add_and_export_are_pages_and_no_slugs(weather, admins_client):
+def test_add_and_export_are_not_slugs(weather, admins_client):
     assert "Paste your mcp.json" in text_of(admins_client.get("/servers/add"))
     assert admins_client.get("/servers/export")["Content-Type"] == "application/json"
 
 
-def test_a_server_that_is_not_there_is_told_in_words(admins_client):
-    answer = admins_client.get("/servers/no-such")
+def test_an_unknown_server_gives_a_404_page(admins_client):
+    response = admins_client.get("/servers/no-such")
 
-    assert answer.status_code == 404
-    assert "There is no server called no-such." in text_of(answer)
-
-
-# --- The list ---------------------------------------------------------------------------------
+    assert response.status_code == 404
+    assert "Server not found: no-such." in text_of(response)
 
 
-def queries(client, path):
+# --- List -------------------------------------------------------------------------------------
+
+
+def count_queries(client, path):
     with CaptureQueriesContext(connection) as captured:
         assert client.get(path).status_code == 200
     return len(captured)
 
 
 @pytest.mark.parametrize("path", ["/servers", "/servers?state=failing&sort=-tokens", "/"])
-def test_the_list_costs_the_same_for_three_servers_and_for_sixty(path, admins_client):
+def test_the_list_has_a_constant_number_of_queries(path, admins_client):
     for number in range(3):
         fold(make_server(state="failing"), tool_object(f"tool_{number}"))
     admins_client.get(path)
-    few = queries(admins_client, path)
+    few = count_queries(admins_client, path)
 
     for number in range(57):
         fold(make_server(state="failing"), tool_object(f"more_{number}"))
 
-    admins_client.get(path)  # the shelf is read once for each revision
-    assert queries(admins_client, path) == few <= 35
+    admins_client.get(path)  # the catalog cache is loaded once per revision
+    assert count_queries(admins_client, path) == few <= 35
 
 
 @pytest.mark.parametrize("name", ["server", "server-tools", "server-syncs", "server-settings"])
-def test_a_servers_page_costs_the_same_however_much_it_holds(name, weather, admins_client):
-    admins_client.get(address(name))
-    few = queries(admins_client, address(name))
+def test_a_server_page_has_a_constant_number_of_queries(name, weather, admins_client):
+    admins_client.get(url_of(name))
+    few = count_queries(admins_client, url_of(name))
 
     fold(weather, *(tool_object(f"tool_{number}") for number in range(40)))
     for number in range(40):
@@ -206,21 +207,21 @@ def test_a_servers_page_costs_the_same_however_much_it_holds(name, weather, admi
             server=weather, trigger="manual", fence=number, started_at=timezone.now(), outcome="ok"
         )
 
-    assert queries(admins_client, address(name)) <= few + 1 <= 20
+    assert count_queries(admins_client, url_of(name)) <= few + 1 <= 20
 
 
-def test_the_list_says_status_tools_and_cost(weather, admins_client):
+def test_the_list_shows_status_tools_and_cost(weather, admins_client):
     make_server(slug="crm", state="failing", failures=3, state_reason="The server answered HTML.")
 
     page = text_of(admins_client.get("/servers"))
 
-    assert "Failing (3)" in page
+    assert "Failing, 3 retries" in page
     assert "The server answered HTML." in page
     tokens = Tool.objects.get().approved.tokens
     assert f"≈{tokens}" in page
 
 
-def test_filters_sort_and_search_stand_in_the_address(admins_client):
+def test_filters_sorting_and_search_are_in_the_query_string(admins_client):
     make_server(slug="alpha", state="connected")
     make_server(slug="beta", state="failing")
     make_program("healthy", slug="gamma", state="connected")
@@ -237,21 +238,19 @@ def test_filters_sort_and_search_stand_in_the_address(admins_client):
     assert listed("state=no-such-state&sort=no-such&after=x") == ["alpha", "beta", "gamma"]
 
 
-def test_a_filter_that_finds_nothing_says_so_and_offers_to_clear(weather, admins_client):
+def test_an_empty_filter_result_offers_to_clear_the_filters(weather, admins_client):
     page = text_of(admins_client.get("/servers?q=nothing"))
 
     assert "No servers match" in page
     assert "Clear filters" in page
 
 
-def test_without_servers_the_list_is_the_first_step(admins_client, operator):
+def test_without_servers_the_list_shows_the_setup(admins_client, operator):
     assert "Paste your mcp.json" in text_of(admins_client.get("/servers"))
-    assert "Servers appear here once an admin has added one." in text_of(
-        signed_in(operator).get("/servers")
-    )
+    assert "Ask an admin to add a server." in text_of(signed_in(operator).get("/servers"))
 
 
-def test_more_than_a_page_of_servers_is_paged(admins_client):
+def test_the_list_is_paginated(admins_client):
     for number in range(105):
         make_server(slug=f"server-{number:03}", name=f"server-{number:03}")
 
@@ -262,33 +261,35 @@ def test_more_than_a_page_of_servers_is_paged(admins_client):
     assert "101 to 105 of 105 servers" in second
 
 
-def test_selected_servers_are_synced_or_disabled_together(admins_client):
+def test_bulk_sync_and_disable(admins_client):
     for slug in ("alpha", "beta", "gamma"):
         make_server(slug=slug)
 
-    back = admins_client.post(
+    response = admins_client.post(
         "/servers/bulk",
         {"server": ["alpha", "beta"], "act": "disable", "next": "/servers?sort=-name"},
         follow=True,
     )
 
-    assert back.redirect_chain == [("/servers?sort=-name", 302)]
-    assert "Disabled 2 servers." in text_of(back)
+    assert response.redirect_chain == [("/servers?sort=-name", 302)]
+    assert "Disabled 2 servers." in text_of(response)
     assert set(Server.objects.filter(enabled=True).values_list("slug", flat=True)) == {"gamma"}
 
-    admins_client.post("/servers/bulk", {"server": ["alpha", "gamma"], "act": "sync"})
+    body = {"server": ["alpha", "gamma"], "act": "sync"}
+    response = admins_client.post("/servers/bulk", body, follow=True)
+    assert "Sync queued for 1 server. Skipped 1 disabled server." in text_of(response)
     assert Server.objects.get(slug="gamma").sync_due_at is not None
     assert Server.objects.get(slug="alpha").sync_due_at is None
 
 
 @pytest.mark.parametrize("target", ["https://evil.example/", "//evil.example/x"])
-def test_no_form_sends_people_to_another_site(target, weather, admins_client):
-    answer = admins_client.post("/servers/weather/sync", {"next": target})
+def test_redirects_stay_on_this_site(target, weather, admins_client):
+    response = admins_client.post("/servers/weather/sync", {"next": target})
 
-    assert answer["Location"] == "/servers/weather"
+    assert response["Location"] == "/servers/weather"
 
 
-# --- Adding -----------------------------------------------------------------------------------
+# --- Import wizard ----------------------------------------------------------------------------
 
 
 def paste(client, text, **extra):
@@ -303,14 +304,14 @@ def picks(page):
     return re.findall(r'name="pick" value="([a-z0-9-]+)" checked', page)
 
 
-def as_worker():
-    """Run what is due, as a worker would."""
+def run_due_syncs():
+    """Run the due syncs, as a worker would."""
     for server in Server.objects.filter(sync_due_at__lte=timezone.now()):
         runner.sync_if_due(server.pk)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_three_servers_are_added_without_javascript_and_the_bad_one_keeps_its_reason(admin):
+def test_servers_are_added_without_javascript_and_the_invalid_one_is_reported(admin):
     client = signed_in(admin)
     with running_http("healthy") as url:
         text = json.dumps(
@@ -330,38 +331,38 @@ def test_three_servers_are_added_without_javascript_and_the_bad_one_keeps_its_re
         checked = paste(client, text, follow=True)
         page = text_of(checked)
         assert checked.redirect_chain == [("/servers/add/check", 302)]
-        assert "Runs a program on this machine:" in page
+        assert "Runs a command on this machine:" in page
         assert "-m tests.support.upstreams.healthy" in page
-        assert "It has both a command and a url." in page
+        assert "The entry has both a command and a url." in page
         assert Server.objects.count() == 0
 
         body = {"pick": picks(page), "confirm": confirmations(page)}
-        waiting = client.post("/servers/add/connect", body, follow=True)
-        assert waiting.redirect_chain == [("/servers/add/progress", 302)]
-        assert "Refresh" in text_of(waiting)
-        assert 'data-poll-state="running"' in text_of(waiting)
+        running = client.post("/servers/add/connect", body, follow=True)
+        assert running.redirect_chain == [("/servers/add/progress", 302)]
+        assert "Refresh" in text_of(running)
+        assert 'data-poll-state="running"' in text_of(running)
 
-        as_worker()
+        run_due_syncs()
         done = text_of(client.get("/servers/add/progress"))
 
     assert done.count("7 tools · ≈") == 2
-    assert "before its first word." in done
+    assert "with all schemas" in done
     assert "refused" in done
     assert 'action="/servers/nobody/sync?next=/servers/add/progress"' in done
-    assert "It has both a command and a url." in done
+    assert "The entry has both a command and a url." in done
     assert 'data-poll-state="done"' in done
     assert set(Server.objects.values_list("slug", flat=True)) == {"weather", "local", "nobody"}
-    for response in (checked, waiting):
+    for response in (checked, running):
         assert CANARY not in text_of(response)
     assert CANARY not in done
 
 
-def test_a_program_that_was_not_confirmed_is_not_saved_and_can_be_confirmed_later(admins_client):
+def test_an_unconfirmed_command_is_not_saved_and_can_be_confirmed_later(admins_client):
     page = text_of(admins_client.post("/servers/add/check", {"source": "demo"}, follow=True))
     assert "servers.demo" in page
 
     refused = admins_client.post("/servers/add/connect", {"pick": "demo"}, follow=True)
-    assert "tick Run exactly this program" in text_of(refused)
+    assert "select Allow this command" in text_of(refused)
     assert Server.objects.count() == 0
 
     body = {"pick": "demo", "confirm": confirmations(page)}
@@ -369,7 +370,7 @@ def test_a_program_that_was_not_confirmed_is_not_saved_and_can_be_confirmed_late
     assert Server.objects.get().argv == [sys.executable, "-m", "servers.demo"]
 
 
-def test_what_was_saved_is_not_offered_again_when_the_rest_is_checked_once_more(admins_client):
+def test_saved_servers_are_not_offered_again(admins_client):
     text = '{"a": {"url": "https://a.example/mcp"}, "b": {"url": "https://b.example/mcp"}}'
     paste(admins_client, text)
 
@@ -379,18 +380,18 @@ def test_what_was_saved_is_not_offered_again_when_the_rest_is_checked_once_more(
     assert picks(page) == ["b"]
     admins_client.post("/servers/add/connect", {"pick": "b"})
     assert set(Server.objects.values_list("slug", flat=True)) == {"a", "b"}
-    # All of it is saved, so nothing of the text is kept.
+    # All servers are saved, so the text is discarded.
     assert admins_client.get("/servers/add/check")["Location"] == "/servers/add/progress"
 
 
-def test_missing_variables_are_asked_for_and_posted_back(admins_client):
+def test_missing_variables_are_prompted_for(admins_client):
     text = '{"wiki": {"url": "https://wiki.example/mcp", "headers": {"X-Key": "${WIKI_KEY}"}}}'
     page = text_of(paste(admins_client, text, follow=True))
     assert 'type="password" id="variable-1" name="variable:WIKI_KEY"' in page
-    assert "Values missing" in page
+    assert "Missing values" in page
 
     refused = admins_client.post("/servers/add/connect", {"pick": "wiki"}, follow=True)
-    assert "Values are missing for: WIKI_KEY." in text_of(refused)
+    assert "Missing values for variables: WIKI_KEY." in text_of(refused)
     assert Server.objects.count() == 0
 
     again = admins_client.post(
@@ -402,48 +403,48 @@ def test_missing_variables_are_asked_for_and_posted_back(admins_client):
     assert decrypt(Credential.objects.get().ciphertext).reveal() == CANARY
 
 
-def test_a_server_known_already_is_marked_and_not_picked(weather, admins_client):
+def test_a_registered_server_is_marked_and_not_selected(weather, admins_client):
     page = text_of(paste(admins_client, '{"w": {"url": "http://127.0.0.1:1/mcp"}}', follow=True))
 
-    assert "This is the same as weather." in page
+    assert "Duplicate of weather." in page
     assert picks(page) == []
 
 
-def test_broken_json_is_refused_with_its_line_and_column(admins_client):
-    answer = paste(admins_client, '{\n  "mcpServers": {\n    "a" 1\n  }\n}')
+def test_a_json_syntax_error_is_shown_with_line_and_column(admins_client):
+    response = paste(admins_client, '{\n  "mcpServers": {\n    "a" 1\n  }\n}')
 
-    assert answer.status_code == 422
-    assert "Line 3, column" in text_of(answer)
+    assert response.status_code == 422
+    assert "Line 3, column" in text_of(response)
     assert Server.objects.count() == 0
 
 
-def test_where_programs_are_off_the_check_says_so(admins_client, settings):
+def test_the_check_reports_that_stdio_is_disabled(admins_client, settings):
     settings.ALLOW_STDIO = False
 
     page = text_of(admins_client.post("/servers/add/check", {"source": "demo"}, follow=True))
 
-    assert "This installation does not run programs." in page
+    assert "Stdio servers are disabled on this installation." in page
     assert confirmations(page) == []
     body = {"pick": "demo"}
     admins_client.post("/servers/add/connect", body)
     assert Server.objects.count() == 0
 
 
-def test_a_pick_that_the_text_does_not_give_is_sent_back(admins_client):
+def test_a_selection_that_is_not_in_the_text_is_rejected(admins_client):
     paste(admins_client, '{"a": {"url": "https://a.example/mcp"}}')
 
-    answer = admins_client.post("/servers/add/connect", {"pick": ["a", "other"]}, follow=True)
+    response = admins_client.post("/servers/add/connect", {"pick": ["a", "other"]}, follow=True)
 
-    assert "The list has changed since it was shown." in text_of(answer)
+    assert "The list has changed since it was displayed." in text_of(response)
     assert Server.objects.count() == 0
 
 
 @pytest.mark.parametrize("path", ["/servers/add/check", "/servers/add/progress"])
-def test_a_step_without_what_goes_before_it_leads_to_the_first(path, admins_client):
+def test_a_step_without_its_predecessor_redirects_to_the_first(path, admins_client):
     assert admins_client.get(path)["Location"] == "/servers/add"
 
 
-def test_url_and_command_end_as_the_same_check(admins_client):
+def test_url_and_command_sources_lead_to_the_same_check(admins_client):
     url = {
         "source": "url",
         "url": "https://crm.example/mcp",
@@ -462,7 +463,7 @@ def test_url_and_command_end_as_the_same_check(admins_client):
     assert picks(page) == ["npx"]
 
 
-def test_a_poll_hears_of_each_end_once(admins_client):
+def test_each_outcome_is_announced_once(admins_client):
     paste(admins_client, '{"a": {"url": "https://a.example/mcp"}}')
     admins_client.post("/servers/add/connect", {"pick": "a"})
     server = Server.objects.get()
@@ -489,13 +490,14 @@ def test_a_poll_hears_of_each_end_once(admins_client):
     assert "HX-Trigger" not in again
 
 
-# --- One server -------------------------------------------------------------------------------
+# --- Server detail ----------------------------------------------------------------------------
 
 
-def test_a_failing_server_says_why_and_keeps_its_last_words(admins_client):
+def test_a_failing_server_shows_its_reason_and_output(admins_client):
     make_server(
         slug="crashed",
         state="failing",
+        state_since=timezone.now() - timedelta(minutes=5),
         failures=2,
         state_reason="The program exited with code 1.",
         state_detail="Traceback: no licence found",
@@ -503,13 +505,13 @@ def test_a_failing_server_says_why_and_keeps_its_last_words(admins_client):
 
     page = text_of(admins_client.get("/servers/crashed"))
 
-    assert "Failing (2)" in page
+    assert "Failing for 5 min, 2 retries" in page
     assert "The program exited with code 1." in page
     assert "<summary>Details</summary>" in page
     assert "no licence found" in page
 
 
-def test_the_history_says_what_each_sync_did_and_why_tools_were_rejected(weather, admins_client):
+def test_the_history_shows_changes_and_rejection_reasons(weather, admins_client):
     now = timezone.now()
     SyncRun.objects.create(
         server=weather,
@@ -532,7 +534,7 @@ def test_the_history_says_what_each_sync_did_and_why_tools_were_rejected(weather
     assert "Connecting…" in page
 
 
-def test_the_status_is_polled_while_a_sync_runs_and_then_tells_the_end(weather, admins_client):
+def test_the_status_is_polled_during_a_sync_and_announces_its_end(weather, admins_client):
     headers = {"HX-Request": "true"}
     Server.objects.update(sync_due_at=timezone.now())
     running = admins_client.get("/servers/weather/status?tab=server", headers=headers)
@@ -546,20 +548,20 @@ def test_the_status_is_polled_while_a_sync_runs_and_then_tells_the_end(weather, 
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_connection_test_tells_its_result_on_the_page(admin):
+def test_a_connection_test_shows_its_result_on_the_page(admin):
     client = signed_in(admin)
     with running_http("healthy") as url:
         make_server(slug="up", url=url)
-        good = text_of(client.post("/servers/up/test"))
+        success = text_of(client.post("/servers/up/test"))
     make_server(slug="down", url="http://127.0.0.1:1/mcp")
-    bad = text_of(client.post("/servers/down/test", headers={"HX-Request": "true"}))
+    failure = text_of(client.post("/servers/down/test", headers={"HX-Request": "true"}))
 
-    assert "Connected. It offers 7 tools." in good
-    assert "refused" in bad
-    assert "<html" not in bad
+    assert "Connected. 7 tools found." in success
+    assert "refused" in failure
+    assert "<html" not in failure
 
 
-def test_settings_are_saved_and_refused_ones_are_explained(weather, admins_client):
+def test_settings_are_saved_and_invalid_ones_are_reported(weather, admins_client):
     fields = {
         "name": "Forecasts",
         "description": "",
@@ -579,22 +581,22 @@ def test_settings_are_saved_and_refused_ones_are_explained(weather, admins_clien
     assert "Call timeout" in text_of(refused)
 
 
-def test_a_new_address_voids_credentials_and_says_to_enter_them_again(weather, admins_client):
+def test_a_new_host_removes_credentials_and_requires_new_values(weather, admins_client):
     admins_client.post(
         "/servers/weather/credentials",
         {"kind": "header", "name": "Authorization", "value": f"Bearer {CANARY}"},
     )
     page = text_of(admins_client.get("/servers/weather/settings"))
     assert "Authorization" in page
-    assert "voids stored credentials" in page
+    assert "removes stored credentials" in page
 
     admins_client.post(
         "/servers/weather/connection", {"url": "http://127.0.0.2:1/mcp", "transport": "http"}
     )
 
     assert Credential.objects.get().voided
-    assert "Enter again" in text_of(admins_client.get("/servers/weather/settings"))
-    assert "must be entered again" in text_of(admins_client.get("/servers/weather"))
+    assert "Value required" in text_of(admins_client.get("/servers/weather/settings"))
+    assert "1 credential requires a value." in text_of(admins_client.get("/servers/weather"))
     admins_client.post(
         "/servers/weather/credentials",
         {"kind": "header", "name": "Authorization", "remove_credential": "1"},
@@ -602,7 +604,7 @@ def test_a_new_address_voids_credentials_and_says_to_enter_them_again(weather, a
     assert not Credential.objects.exists()
 
 
-def test_a_changed_program_runs_only_after_it_was_shown_and_confirmed(admins_client):
+def test_a_changed_command_must_be_confirmed_before_it_runs(admins_client):
     server = make_program("healthy", slug="local")
     command, *args = server.argv
     body = {"command": command, "args": "\n".join([*args, "--legacy"]), "cwd": server.cwd}
@@ -610,7 +612,7 @@ def test_a_changed_program_runs_only_after_it_was_shown_and_confirmed(admins_cli
     page = text_of(admins_client.post("/servers/local/connection", body, follow=True))
     server.refresh_from_db()
     assert "--legacy" not in server.args
-    assert "This runs another program on this machine:" in page
+    assert "This runs a new command on this machine:" in page
 
     (digest,) = confirmations(page)
     admins_client.post("/servers/local/connection", {"confirm": "0" * 64})
@@ -621,32 +623,32 @@ def test_a_changed_program_runs_only_after_it_was_shown_and_confirmed(admins_cli
     server.refresh_from_db()
     assert server.args[-1] == "--legacy"
     assert server.confirmed_argv == digest
-    assert "another program" not in text_of(admins_client.get("/servers/local/settings"))
+    assert "runs a new command" not in text_of(admins_client.get("/servers/local/settings"))
 
 
-def test_a_server_is_deleted_only_under_its_own_name(weather, admins_client):
+def test_deleting_a_server_requires_its_name(weather, admins_client):
     refused = admins_client.post("/servers/weather/delete", {"typed_name": "whether"})
     assert refused.status_code == 422
-    assert "nothing was deleted" in text_of(refused)
+    assert "Nothing was deleted." in text_of(refused)
 
     done = admins_client.post("/servers/weather/delete", {"typed_name": "weather"}, follow=True)
-    assert "Weather is deleted" in text_of(done)
+    assert "Deleted Weather" in text_of(done)
     assert not Server.objects.exists()
 
 
-def test_disabling_and_enabling_are_told(weather, admins_client):
+def test_disabling_and_enabling(weather, admins_client):
     off = admins_client.post("/servers/weather/disable", follow=True)
-    assert "Agents get none of its tools" in text_of(off)
+    assert "Disabled Weather. Its tools are unavailable." in text_of(off)
     assert admins_client.post("/servers/weather/sync").status_code == 422
 
     on = admins_client.post("/servers/weather/enable", follow=True)
-    assert "Weather is enabled." in text_of(on)
+    assert "Enabled Weather. Sync queued." in text_of(on)
     assert Server.objects.get().enabled
 
 
-# --- What is never shown ----------------------------------------------------------------------
+# --- Secrets and escaping ---------------------------------------------------------------------
 
-PLANTED = [
+SECRET_INPUTS = [
     ("/servers/add/check", {"source": "paste", "text": f'{{"a": "{CANARY}", oops'}),
     (
         "/servers/add/check",
@@ -709,24 +711,28 @@ PLANTED = [
 
 
 def everything_stored():
-    """Every text of the whole database."""
+    """Yield every value in the database as text."""
     with connection.cursor() as cursor:
         for table in connection.introspection.table_names(cursor):
-            cursor.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - names of our own tables
+            cursor.execute(f'SELECT * FROM "{table}"')  # noqa: S608 - our own table names
             for row in cursor.fetchall():
                 yield from map(str, row)
 
 
-@pytest.mark.parametrize(("path", "body"), PLANTED)
-def test_a_secret_is_in_no_answer_and_in_no_table(path, body, weather, admins_client):
+@pytest.mark.parametrize(("path", "body"), SECRET_INPUTS)
+def test_a_secret_is_in_no_response_and_no_table(path, body, weather, admins_client):
     make_program("healthy", slug="local")
 
-    answer = admins_client.post(path, body, follow=True)
-    pages = [answer.content.decode()]
-    if answer.status_code == 200 and "/add/" in path:
-        picked = picks(pages[0])
-        sent = {"pick": picked, "confirm": confirmations(pages[0]), "variable:X": CANARY}
-        pages.append(admins_client.post("/servers/add/connect", sent, follow=True).content.decode())
+    response = admins_client.post(path, body, follow=True)
+    pages = [response.content.decode()]
+    if response.status_code == 200 and "/add/" in path:
+        connect = {
+            "pick": picks(pages[0]),
+            "confirm": confirmations(pages[0]),
+            "variable:X": CANARY,
+        }
+        connected = admins_client.post("/servers/add/connect", connect, follow=True)
+        pages.append(connected.content.decode())
     for server in Server.objects.all():
         for tab in ("", "/tools", "/syncs", "/settings", "/status"):
             pages.append(admins_client.get(f"/servers/{server.slug}{tab}").content.decode())
@@ -736,7 +742,7 @@ def test_a_secret_is_in_no_answer_and_in_no_table(path, body, weather, admins_cl
     assert not [text for text in everything_stored() if CANARY in text]
 
 
-def test_hostile_texts_are_written_out_and_never_run(admins_client):
+def test_hostile_text_is_escaped(admins_client):
     server = make_server(
         slug="hostile",
         name=HOSTILE,
