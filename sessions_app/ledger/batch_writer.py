@@ -1,9 +1,8 @@
-"""The one writer of the ledger: a thread with its own connection that commits what waits together.
+"""Batch writer of the call ledger: one thread that commits queued write jobs in one transaction.
 
-Each call waits for its own rows to be committed, not for a transaction of its own. Where no writer
-runs, as in a command or a test, rows are written by whoever has them. Work is a function of a
-cursor; it must not fail for reasons of its own, since it shares a transaction: where one does, the
-whole lot is rolled back and each is tried alone.
+A call waits until its own rows are committed, but shares the transaction with other calls. Without
+a running writer, as in a command or a test, the caller writes its rows itself. A job is a function
+of a cursor. If a job raises, the batch is rolled back and each job is retried alone.
 """
 
 import asyncio
@@ -26,15 +25,15 @@ from toolcrib.lib.errors import ToolcribError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-TOGETHER = 64  # jobs in one transaction
-MOST_WAITING = 2_000
-AGAIN_WITHIN = 10.0  # seconds for which a call's end is tried again while the database is away
-PAUSE = 0.1
-PATIENT = 1.0  # seconds; what took longer to fail was not the fault of an old connection
+MAX_BATCH = 64  # jobs in one transaction
+MAX_QUEUED = 2_000
+RETRY_SECONDS = 10.0  # how long a call's result is retried while the database is unavailable
+RETRY_INTERVAL = 0.1
+STALE_CONNECTION_SECONDS = 1.0  # a failure that takes longer is not due to a stale connection
 
 
 class QueueFull(ToolcribError):
-    """The ledger cannot take more: nothing was sent."""
+    """The ledger accepts no more jobs. Nothing was sent to a server."""
 
     code = "busy"
     status = 503
@@ -42,156 +41,157 @@ class QueueFull(ToolcribError):
 
 @dataclass(eq=False)
 class WriteJob(Generic[T]):
-    """Rows to be written. `order` keeps two writers from waiting for each other crosswise."""
+    """Rows to write. Jobs of one batch run sorted by `order`, so that processes cannot deadlock."""
 
     work: Callable[[LedgerCursor], T]
     order: int = 0
-    agent: int = 0  # to be locked first, so that its calls are counted one after another
-    must: bool = False  # a call's end: tried again while the database is away
-    left: Callable[[T], None] | None = None  # told the result where nobody waits for it any more
+    agent: int = 0  # locked first, so that the agent's calls in flight are counted serially
+    must_commit: bool = False  # a call's result: retried while the database is unavailable
+    on_abandoned: Callable[[T], None] | None = None  # gets the result if the caller has left
     done: "asyncio.Future[T] | None" = field(default=None, repr=False)
     loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
 
 
 class BatchWriter:
     def __init__(self) -> None:
-        self._waiting: deque[WriteJob[Any]] = deque()
-        self._news = threading.Semaphore(0)
+        self._queue: deque[WriteJob[Any]] = deque()
+        self._wakeups = threading.Semaphore(0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
 
-    async def take(self, job: WriteJob[T]) -> T:
-        """Wait until the job is committed."""
+    async def submit(self, job: WriteJob[T]) -> T:
+        """Queue a job, and return its result once it is committed."""
         if self._stopping or not self._thread.is_alive():
             raise QueueFull("Toolcrib is stopping.", hint="Try again.", details={"retry_after": 1})
-        if len(self._waiting) >= MOST_WAITING and not job.must:
+        if len(self._queue) >= MAX_QUEUED and not job.must_commit:
             raise QueueFull(
-                "Toolcrib has more calls to record than it can.",
-                hint="Try again.",
-                details={"retry_after": 1},
+                "The ledger queue is full.", hint="Try again.", details={"retry_after": 1}
             )
         job.loop = asyncio.get_running_loop()
         job.done = job.loop.create_future()
-        self._waiting.append(job)
-        self._news.release()
+        self._queue.append(job)
+        self._wakeups.release()
         try:
             return await job.done
         except asyncio.CancelledError:
-            # Whoever waited may be told to go just after the result came: it is not theirs then.
-            came = job.done.done() and not job.done.cancelled() and job.done.exception() is None
-            if came and job.left is not None:
-                job.left(job.done.result())
+            # The caller may be cancelled after the result was set and before it was delivered.
+            succeeded = (
+                job.done.done() and not job.done.cancelled() and job.done.exception() is None
+            )
+            if succeeded and job.on_abandoned is not None:
+                job.on_abandoned(job.done.result())
             raise
 
     def stop(self) -> None:
-        """Write what waits, then end."""
+        """Write the queued jobs, then stop the thread."""
         self._stopping = True
-        self._news.release()
+        self._wakeups.release()
         self._thread.join(5)
-        late = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        _tell((job, None, QueueFull("Toolcrib is stopping.", hint="Try again.")) for job in late)
+        unwritten = [self._queue.popleft() for _ in range(len(self._queue))]
+        _deliver(
+            (job, None, QueueFull("Toolcrib is stopping.", hint="Try again.")) for job in unwritten
+        )
 
     def _run(self) -> None:
         try:
             while True:
-                self._news.acquire()
-                batch = self._next()
+                self._wakeups.acquire()
+                batch = self._take_batch()
                 if batch:
-                    self._survive(batch)
+                    self._write_safely(batch)
                 elif self._stopping:
                     return
         finally:
             connection.close()
 
-    def _next(self) -> list[WriteJob[Any]]:
+    def _take_batch(self) -> list[WriteJob[Any]]:
         batch: list[WriteJob[Any]] = []
-        while self._waiting and len(batch) < TOGETHER:
-            job = self._waiting.popleft()
-            assert job.done is not None  # noqa: S101 - set by take
+        while self._queue and len(batch) < MAX_BATCH:
+            job = self._queue.popleft()
+            assert job.done is not None  # noqa: S101 - set by submit
             batch.append(job)
-        for _ in range(len(batch) - 1):  # one was taken to get here
-            self._news.acquire()
+        for _ in range(len(batch) - 1):  # _run has acquired the first
+            self._wakeups.acquire()
         return batch
 
-    def _survive(self, batch: list[WriteJob[Any]]) -> None:
-        """Write, and go on whatever happens: without this thread every call would wait for ever."""
+    def _write_safely(self, batch: list[WriteJob[Any]]) -> None:
+        """Write a batch and survive any error: without this thread every call would hang."""
         try:
             _write(batch)
         except Exception as error:
-            logger.exception("The ledger's writer failed")
-            _tell([(job, None, error) for job in batch])
+            logger.exception("Ledger writer failed")
+            _deliver([(job, None, error) for job in batch])
 
 
 Outcome = tuple[WriteJob[Any], Any, BaseException | None]
 
 
 def _write(batch: list[WriteJob[Any]]) -> None:
-    """Write all together; where one of them is at fault, each by itself."""
+    """Write a batch in one transaction; if a job is at fault, write each job alone."""
     try:
-        results = _insisted(batch)
+        results = _write_with_retries(batch)
     except (OperationalError, InterfaceError) as error:
-        # It is the database that is at fault: away, locked or full. Others need not find out again.
-        _tell([(job, None, error) for job in batch])
-    except Exception as error:  # noqa: BLE001 - told to whoever waits
-        _fresh_connection(error)
+        # The database is unavailable, locked or full: writing each job alone would fail as well.
+        _deliver([(job, None, error) for job in batch])
+    except Exception as error:  # noqa: BLE001 - delivered to the callers
+        _close_connection(error)
         if len(batch) == 1:
-            _tell([(batch[0], None, error)])
+            _deliver([(batch[0], None, error)])
         for job in batch if len(batch) > 1 else ():
             _write([job])
     else:
-        _tell([(job, result, None) for job, result in zip(batch, results, strict=True)])
+        _deliver([(job, result, None) for job, result in zip(batch, results, strict=True)])
 
 
-def _insisted(batch: list[WriteJob[Any]]) -> list[Any]:
-    """Try again on a new connection, once: it may have been the old one.
+def _write_with_retries(batch: list[WriteJob[Any]]) -> list[Any]:
+    """Retry once on a new connection, since the old one may be stale.
 
-    Calls' ends are tried for as long as the database may come back; who waits with them for
-    something else is told after the second time.
+    Results of calls are retried for RETRY_SECONDS. Other jobs fail after the second attempt.
     """
-    gives_up = time.monotonic() + AGAIN_WITHIN
-    again = False
+    deadline = time.monotonic() + RETRY_SECONDS
+    retried = False
     while True:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             return write_batch(batch)
         except (OperationalError, InterfaceError) as error:
-            _fresh_connection(error)
-            if again or time.monotonic() - began > PATIENT:
-                _tell([(job, None, error) for job in batch if not job.must])
-                batch[:] = [job for job in batch if job.must]
-                if not batch or time.monotonic() > gives_up:
+            _close_connection(error)
+            if retried or time.monotonic() - started > STALE_CONNECTION_SECONDS:
+                _deliver([(job, None, error) for job in batch if not job.must_commit])
+                batch[:] = [job for job in batch if job.must_commit]
+                if not batch or time.monotonic() > deadline:
                     raise
-                time.sleep(PAUSE)
-            again = True
+                time.sleep(RETRY_INTERVAL)
+            retried = True
 
 
-def _fresh_connection(error: BaseException) -> None:
-    """Drop a connection that may be the reason."""
+def _close_connection(error: BaseException) -> None:
+    """Close the connection, since it may be the cause of the error."""
     if isinstance(error, DatabaseError | InterfaceError):
-        logger.warning("The ledger could not be written: %s", error)
+        logger.warning("Ledger write failed: %s", error)
     connection.close()
 
 
-def _tell(outcomes: Iterable[Outcome]) -> None:
-    """Wake those who wait: one call into each loop, however many wait there."""
+def _deliver(outcomes: Iterable[Outcome]) -> None:
+    """Deliver outcomes to their callers, with one callback for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
         loop = outcome[0].loop
-        assert loop is not None  # noqa: S101 - set by take
+        assert loop is not None  # noqa: S101 - set by submit
         by_loop.setdefault(loop, []).append(outcome)
-    for loop, told in by_loop.items():
+    for loop, loop_outcomes in by_loop.items():
         try:
-            loop.call_soon_threadsafe(_wake, told)
-        except RuntimeError:  # the loop has ended, and who waited with it
-            logger.warning("Nobody waits any more for %d rows of the ledger", len(told))
+            loop.call_soon_threadsafe(_resolve, loop_outcomes)
+        except RuntimeError:  # the event loop is closed
+            logger.warning("Dropped %d ledger results: event loop closed", len(loop_outcomes))
 
 
-def _wake(told: list[Outcome]) -> None:
-    for job, result, error in told:
+def _resolve(outcomes: list[Outcome]) -> None:
+    for job, result, error in outcomes:
         if job.done is None or job.done.done():
-            if error is None and job.left is not None:
-                job.left(result)
+            if error is None and job.on_abandoned is not None:
+                job.on_abandoned(result)
             continue
         if error is not None:
             job.done.set_exception(error)
@@ -200,28 +200,31 @@ def _wake(told: list[Outcome]) -> None:
 
 
 def write_batch(batch: list[WriteJob[Any]]) -> list[Any]:
-    """Run jobs in one transaction, in the order that locks are taken in; results as given."""
+    """Run jobs in one transaction, sorted by `order`; return results in the order of `batch`."""
     results: list[Any] = [None] * len(batch)
     with connection.wrap_database_errors, _transaction():
         cursor = LedgerCursor(connection)
         agents = sorted({job.agent for job in batch if job.agent})
         if agents:
             cursor.lock_agents(agents)
-        for at in sorted(range(len(batch)), key=lambda at: batch[at].order):
-            results[at] = batch[at].work(cursor)
+        for position in sorted(range(len(batch)), key=lambda position: batch[position].order):
+            results[position] = batch[position].work(cursor)
     return results
 
 
 @contextmanager
 def _transaction() -> Iterator[None]:
-    """A transaction; on SQLite without Django's, which takes a fifth of the time of the rows."""
+    """Open a transaction.
+
+    On SQLite without `transaction.atomic`, which adds a fifth to the time of the statements.
+    """
     connection.ensure_connection()
     if connection.vendor != "sqlite" or connection.in_atomic_block:
         with transaction.atomic():
             yield
         return
     driver = connection.connection
-    connection.take_turn()  # type: ignore[attr-defined]
+    connection.acquire_write_lock()  # type: ignore[attr-defined]
     try:
         driver.execute("BEGIN IMMEDIATE")
         yield
@@ -231,35 +234,35 @@ def _transaction() -> Iterator[None]:
             driver.rollback()
         raise
     finally:
-        connection.give_back()  # type: ignore[attr-defined]
+        connection.release_write_lock()  # type: ignore[attr-defined]
 
 
-# --- Where rows are handed in -----------------------------------------------------------------
+# --- Public interface -------------------------------------------------------------------------
 
-_here: BatchWriter | None = None
+_writer: BatchWriter | None = None
 
 
 def is_running() -> bool:
-    return _here is not None
+    return _writer is not None
 
 
 async def commit(job: WriteJob[T]) -> T:
-    """Have a job's rows committed and return what the job found."""
-    writer = _here
+    """Commit a job's rows, and return the job's result."""
+    writer = _writer
     if writer is not None:
-        return await writer.take(job)
+        return await writer.submit(job)
     result: T = await sync_to_async(lambda: write_batch([job])[0])()
     return result
 
 
 @asynccontextmanager
 async def run_writer() -> AsyncIterator[None]:
-    """Run the writer in this block."""
-    global _here
-    own = _here = BatchWriter()
+    """Run the writer for the duration of the block."""
+    global _writer
+    own = _writer = BatchWriter()
     try:
         yield
     finally:
         await asyncio.to_thread(own.stop)
-        if _here is own:
-            _here = None
+        if _writer is own:
+            _writer = None

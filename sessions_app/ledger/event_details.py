@@ -1,40 +1,40 @@
-"""Read what events recorded as JSON: missing and malformed parts count as empty."""
+"""Parse the JSON details of events; missing and malformed values count as empty."""
 
 import json
 from collections.abc import Mapping
 
 
 def describe_query(details: Mapping[str, object]) -> str:
-    """Quote what a search asked for."""
+    """Return the query of a search, quoted for display."""
     if name := details.get("name"):
-        return f"for the name “{name}”"
+        return f"by name “{name}”"
     if pattern := details.get("pattern"):
-        return f"by the pattern “{pattern}”"
+        return f"by pattern “{pattern}”"
     return f"“{details.get('query') or ''}”"
 
 
 def read_names(details: Mapping[str, object], key: str) -> list[str]:
-    """Read a list of texts that may be missing."""
-    found = details.get(key)
-    return [str(one) for one in found] if isinstance(found, list) else []
+    """Return a list of strings; empty if it is missing."""
+    value = details.get(key)
+    return [str(name) for name in value] if isinstance(value, list) else []
 
 
 def read_count(details: Mapping[str, object], key: str) -> int:
-    found = details.get(key)
-    return found if isinstance(found, int) and not isinstance(found, bool) else 0
+    value = details.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def read_object(text: str) -> dict[str, object]:
-    """Parse JSON that should be an object; anything else is an empty one."""
+    """Parse a JSON object; return an empty one for anything else."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_value(text: str) -> object:
-    """Parse JSON that may have been cut; cut text stays text."""
+    """Parse JSON that may have been truncated; return truncated JSON as text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Write a session's timeline and its token ledger, in the transaction of what happened."""
+"""Session timeline and token counters, written in the transaction of the recorded change."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -10,8 +10,8 @@ from sessions_app.ledger.sql import LedgerCursor
 from sessions_app.models import AgentSession, EventKind
 from toolcrib.lib.json_codec import canonical
 
-# Which column of the ledger an event's tokens belong to.
-COLUMNS = {
+# The session column to which an event's tokens are added.
+TOKEN_COLUMNS = {
     EventKind.OPENED: "tokens_catalog",
     EventKind.SEARCHED: "tokens_search",
     EventKind.DETAILS: "tokens_load",
@@ -30,15 +30,15 @@ def record_event(
     group_id: str = "",
     details: Mapping[str, object] | None = None,
     at: datetime | None = None,
-    **raised: int,
+    **increments: int,
 ) -> None:
-    """Append an event and add its tokens; `raised` adds to other columns of the session."""
+    """Append an event and add its tokens; `increments` are added to other session columns."""
     at = at or timezone.now()
-    if tokens and kind in COLUMNS:
-        raised[COLUMNS[kind]] = raised.get(COLUMNS[kind], 0) + tokens
+    if tokens and kind in TOKEN_COLUMNS:
+        increments[TOKEN_COLUMNS[kind]] = increments.get(TOKEN_COLUMNS[kind], 0) + tokens
     with transaction.atomic(savepoint=False), connection.wrap_database_errors:
         cursor = LedgerCursor(connection)
-        cursor.tell(
+        cursor.insert_event(
             session.pk,
             kind,
             at,
@@ -47,4 +47,4 @@ def record_event(
             tokens=tokens,
             details=canonical(details or {}),
         )
-        cursor.raise_by(session.pk, at, raised)
+        cursor.increment(session.pk, at, increments)

@@ -1,4 +1,4 @@
-"""What agents send and what is kept of it: bounds, redaction, cutting. Pure."""
+"""Limits on JSON values from agents, and the redacted, truncated copies stored of them."""
 
 import json
 import re
@@ -11,94 +11,95 @@ from toolcrib.lib.redaction import redact
 MAX_DEPTH = 64
 MAX_KEYS = 1_000
 MAX_NODES = 100_000
-KEPT_BYTES = 8 * 1024
-BROKEN = re.compile(r"[\x00\ud800-\udfff]")
+MAX_STORED_BYTES = 8 * 1024
+UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
 
 
 def check_value(value: object, where: str) -> None:
-    """Refuse what no JSON peer could keep, with a pointer to it."""
+    """Raise Invalid, with a JSON pointer, for a value that cannot be sent on as JSON."""
     stack: list[tuple[str, object, int]] = [(where, value, 1)]
     nodes = 0
     while stack:
         path, node, depth = stack.pop()
         nodes += 1
         if depth > MAX_DEPTH:
-            raise _refused(path, f"is nested deeper than {MAX_DEPTH} levels")
+            raise _invalid(path, f"is nested deeper than {MAX_DEPTH} levels")
         if nodes > MAX_NODES:
-            raise _refused(where, f"has more than {MAX_NODES:,} values")
+            raise _invalid(where, f"has more than {MAX_NODES:,} values")
         if isinstance(node, dict):
             if len(node) > MAX_KEYS:
-                raise _refused(path, f"has {len(node):,} keys; the cap is {MAX_KEYS:,}")
+                raise _invalid(path, f"has {len(node):,} keys; the limit is {MAX_KEYS:,}")
             for key, sub in node.items():
                 _check_text(f"{path}/{_pointer(key)}", key)
                 stack.append((f"{path}/{_pointer(key)}", sub, depth + 1))
         elif isinstance(node, list):
-            stack.extend((f"{path}/{at}", sub, depth + 1) for at, sub in enumerate(node))
+            stack.extend((f"{path}/{index}", sub, depth + 1) for index, sub in enumerate(node))
         elif isinstance(node, str):
             _check_text(path, node)
         elif isinstance(node, float) and (node != node or node in (float("inf"), float("-inf"))):
-            raise _refused(path, "is a number that JSON does not have")
+            raise _invalid(path, "is not a valid JSON number")
         elif isinstance(node, int) and abs(node) >= 10**100:
-            raise _refused(path, "is a number of over 100 digits")
+            raise _invalid(path, "is a number with more than 100 digits")
 
 
 def _check_text(path: str, text: str) -> None:
-    if text.isascii() and "\0" not in text:  # most are, and a search looks at each character
+    if text.isascii() and "\0" not in text:  # the common case, faster than the search
         return
-    found = BROKEN.search(text)
-    if found:
-        what = "NUL" if found[0] == "\0" else "a lone surrogate"
-        raise _refused(path, f"holds {what}, which cannot be sent on")
+    match = UNSENDABLE.search(text)
+    if match:
+        character = "NUL" if match[0] == "\0" else "a lone surrogate"
+        raise _invalid(path, f"contains {character}, which cannot be sent on")
 
 
 def _pointer(key: str) -> str:
-    shown = key[:60].replace("~", "~0").replace("/", "~1")
-    return BROKEN.sub("?", shown)
+    escaped = key[:60].replace("~", "~0").replace("/", "~1")
+    return UNSENDABLE.sub("?", escaped)
 
 
-def _refused(path: str, why: str) -> Invalid:
+def _invalid(path: str, reason: str) -> Invalid:
     return Invalid(
-        f"{path[:300] or '/'} {why}.", hint="Mend the value and send it again.",
+        f"{path[:300] or '/'} {reason}.", hint="Correct the value and retry.",
         details={"pointer": path[:300]},
     )  # fmt: skip
 
 
 def stored_copy(value: object) -> str:
-    """Return a value as JSON for the ledger: redacted, and cut to a JSON text where too long."""
+    """Return a redacted JSON copy of a value; a long one is truncated and stored as a string."""
     text = canonical(redact(value))
-    whole = text.encode()
-    if len(whole) <= KEPT_BYTES:
+    data = text.encode()
+    if len(data) <= MAX_STORED_BYTES:
         return text
-    head = whole[:KEPT_BYTES].decode("utf-8", "ignore")
-    return canonical({"cut": True, "bytes": len(whole), "start": head})
+    start = data[:MAX_STORED_BYTES].decode("utf-8", "ignore")
+    return canonical({"cut": True, "bytes": len(data), "start": start})
 
 
-def stored_arguments(given: object) -> str:
-    """Return arguments for the ledger; in an object written as a text, secrets are masked too."""
+def stored_arguments(arguments: object) -> str:
+    """Return arguments for the ledger; those sent as a JSON string are parsed and redacted too."""
     try:
-        return stored_copy(parse_arguments(given))
+        return stored_copy(parse_arguments(arguments))
     except Invalid:
-        return stored_copy(given)
+        return stored_copy(arguments)
 
 
-def parse_arguments(given: object) -> dict[str, Any]:
-    """Read a call's arguments: an object, or an object written as a JSON text."""
-    if given is None:
+def parse_arguments(arguments: object) -> dict[str, Any]:
+    """Return a call's arguments, sent as an object or as a JSON string of an object."""
+    if arguments is None:
         return {}
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            given = json.loads(given)
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             raise Invalid(
-                "arguments is a text that is not JSON.", code="invalid_arguments",
+                "arguments is a string that is not valid JSON.", code="invalid_arguments",
                 hint="Send an object.",
             ) from None  # fmt: skip
-        check_value(given, "/arguments")  # what stood in a text was not looked into before
-    if not isinstance(given, dict):
-        kind = {list: "a list", str: "a text", bool: "true or false"}.get(type(given), "a number")
+        check_value(arguments, "/arguments")  # the caller has checked the string only
+    if not isinstance(arguments, dict):
+        kinds = {list: "an array", str: "a string", bool: "a boolean"}
+        kind = kinds.get(type(arguments), "a number")
         raise Invalid(
             f"arguments must be an object, not {kind}.",
             code="invalid_arguments",
             hint="Send the tool's parameters by name.",
         )
-    return given
+    return arguments

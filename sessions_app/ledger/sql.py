@@ -1,7 +1,7 @@
-"""The ledger's rows as SQL, for both databases: what a call costs is counted in statements.
+"""Hand-written SQL of the call ledger, for SQLite and PostgreSQL.
 
-By hand, since building these queries costs twenty times what running them does. A row is a plain
-`Entry` until it is written; models.Call is what everybody else reads.
+Building these queries with the ORM takes twenty times as long as running them. A row is a plain
+`CallRow` until it is written; all other code reads `models.Call`.
 """
 
 import secrets
@@ -29,7 +29,7 @@ Row = tuple[Any, ...]
 
 @dataclass(slots=True)
 class CallRow:
-    """One row of the ledger on its way. The fields are the columns of models.Call."""
+    """One row of the ledger before it is written. The fields are the columns of models.Call."""
 
     call_id: str
     session_id: int | None
@@ -62,10 +62,10 @@ class CallRow:
     pk: int | None = None
 
     @classmethod
-    def of(cls, call: Call) -> "CallRow":
-        """The row of a call that is in the database."""
-        found = {name: getattr(call, name) for name in COLUMNS}
-        return cls(**found, pk=call.pk)
+    def from_model(cls, call: Call) -> "CallRow":
+        """Return the row of a call that is in the database."""
+        values = {name: getattr(call, name) for name in COLUMNS}
+        return cls(**values, pk=call.pk)
 
     @property
     def duration_ms(self) -> int:
@@ -75,14 +75,15 @@ class CallRow:
 
 
 COLUMNS = tuple(field.name for field in fields(CallRow) if field.name != "pk")
-TIMES = frozenset({"accepted_at", "deadline", "sent_at", "finished_at"})
-FINISHED = (
+TIME_COLUMNS = frozenset({"accepted_at", "deadline", "sent_at", "finished_at"})
+RESULT_COLUMNS = (
     *("state", "is_error", "sent_at", "finished_at", "tokens", "error_code", "error_message"),
     *("result_bytes", "result_sha256", "result_copy", "idempotency_key"),
 )
-COLUMN_VALUES, FINISHED_VALUES = attrgetter(*COLUMNS), attrgetter(*FINISHED)
-COLUMN_TIMES, FINISHED_TIMES = (
-    [at for at, name in enumerate(names) if name in TIMES] for names in (COLUMNS, FINISHED)
+read_columns, read_result_columns = attrgetter(*COLUMNS), attrgetter(*RESULT_COLUMNS)
+TIME_POSITIONS, RESULT_TIME_POSITIONS = (
+    [position for position, name in enumerate(names) if name in TIME_COLUMNS]
+    for names in (COLUMNS, RESULT_COLUMNS)
 )
 AGENT, SESSION, CALL, ANSWER, EVENT, SHOWN = (
     model._meta.db_table
@@ -95,90 +96,87 @@ def new_call_id() -> str:
 
 
 @lru_cache(maxsize=64)
-def _sql(text: str, marks: str) -> str:
-    return text.replace("%s", marks)
+def _with_placeholder(sql: str, placeholder: str) -> str:
+    return sql.replace("%s", placeholder)
 
 
 class LedgerCursor:
-    """Runs the ledger's statements on a connection of either database."""
+    """Executes the ledger's statements on a SQLite or PostgreSQL connection."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         connection.ensure_connection()
         self.is_sqlite = connection.vendor == "sqlite"
-        self._marks = "?" if self.is_sqlite else "%s"
-        # The driver's own cursor: Django's would rewrite each statement and log it.
+        self._placeholder = "?" if self.is_sqlite else "%s"
+        # The driver's cursor: Django's cursor rewrites and logs each statement.
         self._cursor: Any = connection.connection.cursor()
 
-    def run(self, text: str, values: Sequence[Any] = ()) -> Any:
-        return self._cursor.execute(_sql(text, self._marks), values)
+    def execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
+        return self._cursor.execute(_with_placeholder(sql, self._placeholder), values)
 
-    def one(self, text: str, values: Sequence[Any] = ()) -> Row | None:
-        row: Row | None = self.run(text, values).fetchone()
+    def fetch_one(self, sql: str, values: Sequence[Any] = ()) -> Row | None:
+        row: Row | None = self.execute(sql, values).fetchone()
         return row
 
-    def time(self, moment: datetime | None) -> Any:
-        if moment is None or not self.is_sqlite:
-            return moment
-        return moment.replace(tzinfo=None).isoformat(" ")
+    def encode_time(self, time: datetime | None) -> Any:
+        if time is None or not self.is_sqlite:
+            return time
+        return time.replace(tzinfo=None).isoformat(" ")
 
-    def moment(self, found: Any) -> datetime | None:
-        """What `time` wrote, as it is read back."""
-        if isinstance(found, str):
-            found = datetime.fromisoformat(found)
-        read: datetime | None = found
-        return read.replace(tzinfo=UTC) if read is not None and read.tzinfo is None else read
+    def decode_time(self, value: Any) -> datetime | None:
+        """Return a time column's value as an aware datetime; the inverse of `encode_time`."""
+        time: datetime | None = datetime.fromisoformat(value) if isinstance(value, str) else value
+        return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
     def now(self) -> datetime:
-        """The time, by the database's clock."""
-        found = self.one("SELECT CURRENT_TIMESTAMP")
-        moment = self.moment(found[0]) if found else None
-        assert moment is not None  # noqa: S101 - every database knows the time
-        return moment
+        """Return the current time of the database's clock."""
+        row = self.fetch_one("SELECT CURRENT_TIMESTAMP")
+        time = self.decode_time(row[0]) if row else None
+        assert time is not None  # noqa: S101 - the statement always returns a row
+        return time
 
     def lock_agents(self, agents: Sequence[int]) -> None:
-        """Keep other processes from counting these agents' calls until this is committed.
+        """Lock these agents' rows until commit, so that their calls in flight are counted serially.
 
-        SQLite has one writer at a time anyway.
+        SQLite needs no lock: it has a single writer.
         """
         if not self.is_sqlite:
-            marks = ", ".join(["%s"] * len(agents))
-            text = f"SELECT id FROM {AGENT} WHERE id IN ({marks}) "  # noqa: S608 - no value in it
-            self.run(text + "ORDER BY id FOR NO KEY UPDATE", agents)
+            sql = f"SELECT id FROM {AGENT} WHERE id IN ({_placeholders(len(agents))}) "  # noqa: S608
+            self.execute(sql + "ORDER BY id FOR NO KEY UPDATE", agents)
 
     # --- Calls --------------------------------------------------------------------------------
 
     def insert(self, entry: CallRow) -> bool:
-        """Write a new row; False where its idempotency key is taken."""
-        found = self.one(INSERT_CALL, self._values(entry, COLUMN_VALUES, COLUMN_TIMES))
-        entry.pk = found[0] if found else None
-        return found is not None
+        """Insert a new row; return False if its idempotency key is already used."""
+        row = self.fetch_one(INSERT_CALL, self._values(entry, read_columns, TIME_POSITIONS))
+        entry.pk = row[0] if row else None
+        return row is not None
 
     def finish(self, entry: CallRow) -> bool:
-        """Write how a call ended, and say whether it was open until now.
+        """Write a call's result, and return whether the call was still open.
 
-        One that was given up meanwhile gets its true end after all.
+        A call that recovery has marked `unknown` is overwritten with its actual result.
         """
-        values = [*self._values(entry, FINISHED_VALUES, FINISHED_TIMES), entry.pk]
-        was_open: bool = self.run(FINISH_OPEN_CALL, values).rowcount > 0
+        values = [*self._values(entry, read_result_columns, RESULT_TIME_POSITIONS), entry.pk]
+        was_open: bool = self.execute(FINISH_OPEN_CALL, values).rowcount > 0
         if not was_open:
-            self.run(FINISH_CALL, values)
+            self.execute(FINISH_CALL, values)
         return was_open
 
     def mark_sent(self, entry: CallRow) -> None:
-        self.run(MARK_SENT, (self.time(entry.sent_at), entry.pk))
+        self.execute(MARK_SENT, (self.encode_time(entry.sent_at), entry.pk))
 
-    def in_flight(self, agent: int, now: datetime) -> int:
-        found = self.one(COUNT_IN_FLIGHT, (agent, self.time(now)))
-        return int(found[0]) if found else 0
+    def count_in_flight(self, agent: int, now: datetime) -> int:
+        row = self.fetch_one(COUNT_IN_FLIGHT, (agent, self.encode_time(now)))
+        return int(row[0]) if row else 0
 
-    def keep_answer(self, call: int, body: str, now: datetime) -> None:
-        self.run(KEEP_ANSWER, (call, body, self.time(now)))
+    def store_answer(self, call: int, body: str, now: datetime) -> None:
+        self.execute(STORE_ANSWER, (call, body, self.encode_time(now)))
 
-    def show_definition(self, session: int, tool: int, definition: int, override: str) -> None:
+    def set_shown_definition(self, session: int, tool: int, definition: int, override: str) -> None:
         """Record the definition of a tool that the session was last shown."""
-        self.run(SHOW_DEFINITION, (session, tool, definition, override))
+        self.execute(SET_SHOWN_DEFINITION, (session, tool, definition, override))
 
-    def tell(
+    def insert_event(
         self,
         session: int,
         kind: str,
@@ -190,68 +188,72 @@ class LedgerCursor:
         tokens: int = 0,
         details: str = "{}",
     ) -> None:
-        """Append a line to a session's timeline."""
+        """Append an event to a session's timeline."""
         names = tool_name[:200], group_id[:80]
-        self.run(TELL, (session, self.time(at), str(kind), *names, tokens, details, call))
+        values = (session, self.encode_time(at), str(kind), *names, tokens, details, call)
+        self.execute(INSERT_EVENT, values)
 
-    def use(
+    def touch_session(
         self, session: int, at: datetime, tokens: int = 0, calls: int = 0, errors: int = 0
     ) -> None:
-        """Note that a session was used, and what for."""
-        self.run(USE, (self.time(at), tokens, calls, errors, session))
+        """Set a session's last use, and add to its call counters."""
+        self.execute(TOUCH_SESSION, (self.encode_time(at), tokens, calls, errors, session))
 
-    def raise_by(self, session: int, at: datetime, columns: Mapping[str, int]) -> None:
-        """Note that a session was used, and add to what its columns count."""
-        self.run(_raise(tuple(columns)), (self.time(at), *columns.values(), session))
+    def increment(self, session: int, at: datetime, columns: Mapping[str, int]) -> None:
+        """Set a session's last use, and add to the given counter columns."""
+        values = (self.encode_time(at), *columns.values(), session)
+        self.execute(_increment_sql(tuple(columns)), values)
 
     def _values(
-        self, entry: CallRow, read: Callable[[CallRow], Row], times: Sequence[int]
+        self, entry: CallRow, read: Callable[[CallRow], Row], time_positions: Sequence[int]
     ) -> Sequence[Any]:
         values = list(read(entry))
-        for at in times:
-            values[at] = self.time(values[at])
+        for position in time_positions:
+            values[position] = self.encode_time(values[position])
         return values
 
 
-def _marks(count: int) -> str:
+def _placeholders(count: int) -> str:
     return ", ".join(["%s"] * count)
 
 
-# No value is ever put into these texts, only names of tables and columns.
+# Only table and column names are formatted into these statements, never a value.
 INSERT_CALL = (
-    f"INSERT INTO {CALL} ({', '.join(COLUMNS)}) VALUES ({_marks(len(COLUMNS))}) "  # noqa: S608
+    f"INSERT INTO {CALL} ({', '.join(COLUMNS)}) VALUES ({_placeholders(len(COLUMNS))}) "  # noqa: S608
     "ON CONFLICT (agent_id, idempotency_key) DO NOTHING RETURNING id"
 )
-FINISH_CALL = f"UPDATE {CALL} SET {', '.join(f'{name} = %s' for name in FINISHED)} WHERE id = %s"  # noqa: S608
+FINISH_CALL = (
+    f"UPDATE {CALL} SET {', '.join(f'{name} = %s' for name in RESULT_COLUMNS)} WHERE id = %s"  # noqa: S608
+)
 FINISH_OPEN_CALL = f"{FINISH_CALL} AND state IN ('accepted', 'sent')"
 MARK_SENT = f"UPDATE {CALL} SET state = 'sent', sent_at = %s WHERE id = %s AND state = 'accepted'"  # noqa: S608
 COUNT_IN_FLIGHT = (
     f"SELECT COUNT(*) FROM {CALL} WHERE agent_id = %s "  # noqa: S608
     "AND state IN ('accepted', 'sent') AND deadline > %s"
 )
-KEEP_ANSWER = (
+STORE_ANSWER = (
     f"INSERT INTO {ANSWER} (call_id, body, created_at) VALUES (%s, %s, %s) "  # noqa: S608
     "ON CONFLICT (call_id) DO UPDATE SET body = excluded.body"
 )
-SHOW_DEFINITION = (
+SET_SHOWN_DEFINITION = (
     f"INSERT INTO {SHOWN} (session_id, tool_id, definition_id, override, version) "  # noqa: S608
     "VALUES (%s, %s, %s, %s, 1) ON CONFLICT (session_id, tool_id) DO UPDATE SET "
     f"definition_id = excluded.definition_id, override = excluded.override, "
     f"version = {SHOWN}.version + 1"
 )
-TELL = (
+INSERT_EVENT = (
     f"INSERT INTO {EVENT} (session_id, at, kind, tool_name, group_id, tokens, details, call_id) "  # noqa: S608
-    f"VALUES ({_marks(8)})"
+    f"VALUES ({_placeholders(8)})"
 )
-USE = (
+TOUCH_SESSION = (
     f"UPDATE {SESSION} SET last_used_at = %s, tokens_call = tokens_call + %s, "  # noqa: S608
     "calls = calls + %s, errors = errors + %s WHERE id = %s"
 )
 
 
 @lru_cache(maxsize=64)
-def _raise(columns: tuple[str, ...]) -> str:
+def _increment_sql(columns: tuple[str, ...]) -> str:
     known = {field.name for field in AgentSession._meta.concrete_fields}
-    assert known.issuperset(columns)  # noqa: S101 - names are the code's own
-    more = "".join(f", {name} = {name} + %s" for name in columns)
-    return f"UPDATE {SESSION} SET last_used_at = %s{more} WHERE id = %s"  # noqa: S608
+    assert known.issuperset(columns)  # noqa: S101 - the names come from our own code
+    assignments = "".join(f", {name} = {name} + %s" for name in columns)
+    return f"UPDATE {SESSION} SET last_used_at = %s{assignments} WHERE id = %s"  # noqa: S608

@@ -1,4 +1,4 @@
-"""A caller who leaves at the worst moment: the ledger has what they waited for, and is told so."""
+"""Callers that disconnect while their rows are being committed."""
 
 import asyncio
 
@@ -8,21 +8,21 @@ from sessions_app.ledger import batch_writer
 from sessions_app.ledger.batch_writer import BatchWriter, WriteJob
 
 
-def deaf_writer():
-    """A writer that leaves it to the test to say, to the moment, that rows are committed."""
+def manual_writer():
+    """Return a writer that writes nothing: the test resolves its jobs."""
     writer = BatchWriter()
     writer._write_safely = lambda batch: None
     return writer
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_rows_that_nobody_waits_for_any_more_are_handed_back_once(when):
-    """The result comes just before they are told to go, or just after."""
+def test_an_abandoned_job_reports_its_result_once(when):
+    """The result arrives just before the cancellation, or just after."""
 
     async def scenario():
-        writer = deaf_writer()
-        back = []
-        job = WriteJob(lambda cursor: 5, on_abandoned=back.append)
+        writer = manual_writer()
+        abandoned = []
+        job = WriteJob(lambda cursor: 5, on_abandoned=abandoned.append)
         waiting = asyncio.create_task(writer.submit(job))
         await asyncio.sleep(0)
         if when == "before":
@@ -35,17 +35,17 @@ def test_rows_that_nobody_waits_for_any_more_are_handed_back_once(when):
         await asyncio.wait({waiting})
         assert waiting.cancelled()
         writer.stop()
-        return back
+        return abandoned
 
     assert asyncio.run(scenario()) == [5]
 
 
-def test_rows_that_were_not_written_or_are_waited_for_are_not_handed_back():
+def test_failed_jobs_and_awaited_jobs_are_not_reported_as_abandoned():
     async def scenario():
-        writer = deaf_writer()
-        back = []
+        writer = manual_writer()
+        abandoned = []
         failed, waited_for = (
-            WriteJob(lambda cursor: 5, on_abandoned=back.append) for _ in range(2)
+            WriteJob(lambda cursor: 5, on_abandoned=abandoned.append) for _ in range(2)
         )
         leaving, staying = (asyncio.create_task(writer.submit(job)) for job in (failed, waited_for))
         await asyncio.sleep(0)
@@ -54,6 +54,6 @@ def test_rows_that_were_not_written_or_are_waited_for_are_not_handed_back():
         batch_writer._resolve([(failed, None, OSError()), (waited_for, 5, None)])
         assert await staying == 5
         writer.stop()
-        return back
+        return abandoned
 
     assert asyncio.run(scenario()) == []
