@@ -1,4 +1,7 @@
-"""What is done for sessions now and then. Celery shells; the schedule calls `tidy` too."""
+"""Celery tasks of sessions: expiry, call recovery, retention, golden queries.
+
+Without Celery beat, the web process calls `tidy` and `queue_golden` itself.
+"""
 
 import logging
 import time
@@ -11,18 +14,18 @@ from sessions_app.sessions import lifecycle
 
 logger = logging.getLogger(__name__)
 
-PRUNE_EVERY = 600.0  # seconds
+PRUNE_INTERVAL = 600.0  # seconds
 _next_prune = 0.0
 
 
 def tidy() -> None:
-    """Expire idle sessions, give up calls of dead processes, forget what is too old."""
-    expired, given_up = lifecycle.expire_idle(), call_ledger.recover_lost_calls()
-    if expired or given_up:
-        logger.info("Expired %d sessions, gave up %d calls", expired, given_up)
+    """Expire idle sessions, recover calls of dead processes, apply data retention."""
+    expired, recovered = lifecycle.expire_idle(), call_ledger.recover_lost_calls()
+    if expired or recovered:
+        logger.info("Expired %d sessions; marked %d calls as unknown", expired, recovered)
     global _next_prune
     if time.monotonic() >= _next_prune:
-        _next_prune = time.monotonic() + PRUNE_EVERY
+        _next_prune = time.monotonic() + PRUNE_INTERVAL
         call_ledger.prune()
 
 
@@ -36,7 +39,7 @@ def run_golden() -> None:
     golden_runs.run_if_due()
 
 
-def send_golden() -> None:
-    """Have golden queries run in a worker if the catalog changed; where there is no beat."""
+def queue_golden() -> None:
+    """Queue a run of the golden queries if one is due. For installations without Celery beat."""
     if golden_runs.is_due():
         run_golden.apply_async(expires=5)

@@ -1,7 +1,8 @@
-"""Addresses of the pages of agents, sessions and use.
+"""URL patterns of the agent, session, usage, search and onboarding pages.
 
-An agent may have nearly any name, so nothing else lives directly under agents/: what is not an
-agent has two parts, the second of which is no act upon an agent.
+An agent can have almost any name, so no other page may use a path of one segment under agents/.
+Pages that do not belong to an agent have two segments there, and the second is not the name of an
+agent page.
 """
 
 from django.urls import URLPattern, path
@@ -38,10 +39,10 @@ session_pages: list[URLPattern] = [
 ]
 
 welcome_pages: list[URLPattern] = [
-    path("welcome/start", onboarding_views.start, name="welcome-start"),
-    path("welcome/group", onboarding_views.look, name="welcome-group"),
-    path("welcome/agent", onboarding_views.agent, name="welcome-agent"),
-    path("welcome/agent/waiting", onboarding_views.waiting, name="welcome-waiting"),
+    path("welcome/start", onboarding_views.start_onboarding, name="welcome-start"),
+    path("welcome/group", onboarding_views.open_group, name="welcome-group"),
+    path("welcome/agent", onboarding_views.connect_agent, name="welcome-agent"),
+    path("welcome/agent/waiting", onboarding_views.first_request_status, name="welcome-waiting"),
     path("welcome/skip", onboarding_views.skip, name="welcome-skip"),
     path("welcome/dismiss", onboarding_views.dismiss, name="welcome-dismiss"),
 ]

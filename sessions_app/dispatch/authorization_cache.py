@@ -1,9 +1,9 @@
-"""What was found out about a key and its session at an earlier call, so that the next is cheap.
+"""In-process authorization cache for calls.
 
-Nothing here is trusted: the transaction that accepts a call compares it with the database, in one
-statement, and where anything changed (key, agent, session, what it loaded, server, revision) it
-is found out anew, once, or the call goes the long way. So a revoked key or a closed session is
-refused by every process at the next request, and what is remembered only saves work.
+Entries are revalidated against the database, with one statement, in the transaction that accepts
+the call. If the key, agent, session, loaded tools, server or catalog revision changed, the entry
+is loaded again once; after that the call takes the ordinary path. So every process rejects a
+revoked key or a closed session at the next request.
 """
 
 import threading
@@ -35,10 +35,10 @@ from sessions_app.sessions.loading import MIN_IDLE_SECONDS
 from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.surface import Pin
 
-Token = str | int  # a key's digest, or an agent whose key was checked by the caller
-MAX_ENTRIES, MAX_BYTES = 10_000, 8_000_000  # sessions, and bytes of what they loaded
-BYTES_PER_NAME = 100  # bytes for one by name
-TTL_SECONDS = 50.0  # seconds; whoever learns also notes when the key was last used
+CallerId = str | int  # a key's digest, or the id of an agent whose key is already checked
+MAX_ENTRIES, MAX_BYTES = 10_000, 8_000_000  # sessions, and bytes of their loaded definitions
+BYTES_PER_NAME = 100  # estimate for one definition that is stored by name
+TTL_SECONDS = 50.0  # loading an entry also updates the key's last use, at least this often
 
 KEY, AGENT, SESSION, CALL, EXPANSION, SHOWN, SERVER, REVISION = (
     model._meta.db_table
@@ -48,12 +48,11 @@ KEY, AGENT, SESSION, CALL, EXPANSION, SHOWN, SERVER, REVISION = (
 )
 AGENT_COLUMNS = ("name", "enabled", "all_groups", "calls_in_flight", "calls_per_minute")
 SERVER_COLUMNS = ("enabled", "generation", "isolation", "concurrency", "call_timeout", "slug")
-AUTHORIZATION_COLUMNS = 9 + len(
-    AGENT_COLUMNS
-)  # columns about key, agent and session; then those of the server
-KEY_ID, REVOKED_AT, EXPIRES_AT = 1, 3, 4  # of these
-# No value is put into the text. The counts make up for what has no number of its own that rises:
-# pins are only ever added to.
+# Columns of the key, agent and session; the server's columns follow.
+AUTHORIZATION_COLUMNS = 9 + len(AGENT_COLUMNS)
+KEY_ID, REVOKED_AT, EXPIRES_AT = 1, 3, 4  # positions in the row
+# Only table and column names are formatted into the statement. The counts and sums detect changes
+# of rows that have no version number: pins are only ever added.
 REVALIDATE_SQL = f"""
 SELECT r.number, k.id, k.rolling_session_id, k.revoked_at, k.expires_at, s.state,
   (SELECT COUNT(*) FROM {EXPANSION} e WHERE e.session_id = s.id),
@@ -74,225 +73,233 @@ WHERE s.id = %s
 
 
 class Acceptance(Enum):
-    """What the ledger says to a call that goes by what is remembered."""
+    """Verdict of the ledger on a call with a cached authorization."""
 
     ACCEPTED = "accepted"
-    CHANGED = "changed"  # something is no longer as it was
-    REFUSED = "refused"  # all is as it was, and it may not be
+    CHANGED = "changed"  # the cached authorization is outdated
+    REFUSED = "refused"  # it is current, and does not permit the call
 
 
 @dataclass(slots=True)
 class CachedAuthorization:
-    """A key, its agent and one of its sessions, as they were."""
+    """Authorization of a key, or of an agent, for one session."""
 
     key_id: int | None
     agent: Agent
     session_pk: int
     session_id: str
-    seen: SessionScope
-    loaded: int  # a bit for each tool in scope: it was loaded, and shown as it is today
-    older: dict[str, int]  # definitions that it was shown of the others it loaded, by name
-    at_once: dict[str, Pin]  # what it was shown when it opened; shared with others like it
-    stamp: Row
-    expires: datetime | None
-    until: float  # by the monotonic clock
-    servers: dict[int, Row] = field(default_factory=dict)
+    scope: SessionScope
+    loaded_bits: int  # one bit per tool in scope: its current definition was loaded
+    older_definitions: dict[str, int]  # definitions of other loaded tools, by tool name
+    initial_pins: dict[str, Pin]  # definitions shown at the start; shared between sessions
+    authorization_row: Row
+    key_expires_at: datetime | None
+    valid_until: float  # monotonic time
+    server_rows: dict[int, Row] = field(default_factory=dict)
 
-    def shown(self, name: str) -> int | None:
-        """Return the definition that the session was shown of a tool, if it was."""
-        if (found := self.older.get(name)) is not None:
-            return found
-        item = self.seen.items.get(name)
-        if item is not None and item.approved and self.loaded >> self.seen.number_of(item) & 1:
-            return item.approved.pk
-        pin = self.at_once.get(name)
+    def shown_definition(self, name: str) -> int | None:
+        """Return the id of the definition of a tool that the session was shown, if any."""
+        if (older := self.older_definitions.get(name)) is not None:
+            return older
+        tool = self.scope.tools.get(name)
+        if tool and tool.approved and self.loaded_bits >> self.scope.tool_index(tool) & 1:
+            return tool.approved.pk
+        pin = self.initial_pins.get(name)
         return pin["definition"] if pin else None
 
     @property
-    def held(self) -> int:
-        """About how many bytes it takes to know what was loaded."""
-        return self.loaded.bit_length() // 8 + BYTES_PER_NAME * len(self.older)
+    def size_bytes(self) -> int:
+        """Approximate memory of the loaded definitions."""
+        return self.loaded_bits.bit_length() // 8 + BYTES_PER_NAME * len(self.older_definitions)
 
-    def knows(self, tool: str) -> bool:
-        """Tell whether all is at hand that a call of the tool needs, if it may be called."""
-        item = self.seen.lookup(tool)
-        return item is None or not item.server_id or item.server_id in self.servers
+    def can_plan(self, tool_name: str) -> bool:
+        """Return whether a call of the tool can be planned without loading its server's row."""
+        tool = self.scope.lookup(tool_name)
+        return tool is None or not tool.server_id or tool.server_id in self.server_rows
 
-    def compare(self, cursor: LedgerCursor, server_id: int, now: datetime) -> Acceptance:
-        """Say whether all of it is still so, and the agent may have one more call under way."""
-        found = _revalidation_row(cursor, self.key_id, self.session_pk, server_id, now)
-        if found is None:
+    def revalidate(self, cursor: LedgerCursor, server_id: int, now: datetime) -> Acceptance:
+        """Compare this entry with the database, and check the agent's concurrency limit."""
+        row = _revalidation_row(cursor, self.key_id, self.session_pk, server_id, now)
+        if row is None:
             return Acceptance.CHANGED
-        *facts, last_used, under_way = found
-        used = cursor.moment(last_used)
-        if tuple(facts[:AUTHORIZATION_COLUMNS]) != self.stamp or tuple(
-            facts[AUTHORIZATION_COLUMNS:]
-        ) != self.servers.get(server_id):
+        *columns, last_used_at, in_flight = row
+        last_used = cursor.decode_time(last_used_at)
+        if tuple(columns[:AUTHORIZATION_COLUMNS]) != self.authorization_row or tuple(
+            columns[AUTHORIZATION_COLUMNS:]
+        ) != self.server_rows.get(server_id):
             return Acceptance.CHANGED
         allowed = (
-            (self.expires is None or self.expires > now)
-            and used is not None
-            and (now - used).total_seconds() < MIN_IDLE_SECONDS
-            and under_way < self.agent.calls_in_flight
+            (self.key_expires_at is None or self.key_expires_at > now)
+            and last_used is not None
+            and (now - last_used).total_seconds() < MIN_IDLE_SECONDS
+            and in_flight < self.agent.calls_in_flight
         )
         return Acceptance.ACCEPTED if allowed else Acceptance.REFUSED
 
 
-_known: dict[tuple[Token, str], CachedAuthorization] = {}  # the newest last
-_held = 0  # bytes, of all of them
+CacheKey = tuple[CallerId, str]  # caller and session id
+_entries: dict[CacheKey, CachedAuthorization] = {}  # the newest last
+_total_bytes = 0
 _lock = threading.Lock()
 
 
-def get(token: Token, session_id: str) -> CachedAuthorization | None:
-    found = _known.get((token, session_id))
-    return found if found is not None and found.until > time.monotonic() else None
+def get(caller: CallerId, session_id: str) -> CachedAuthorization | None:
+    entry = _entries.get((caller, session_id))
+    return entry if entry is not None and entry.valid_until > time.monotonic() else None
 
 
-def invalidate(token: Token, session_id: str) -> None:
+def invalidate(caller: CallerId, session_id: str) -> None:
     with _lock:
-        _drop((token, session_id))
+        _remove((caller, session_id))
 
 
 def clear() -> None:
     with _lock:
-        for known_as in list(_known):
-            _drop(known_as)
+        for cache_key in list(_entries):
+            _remove(cache_key)
 
 
-def _drop(known_as: tuple[Token, str]) -> None:
-    global _held
-    found = _known.pop(known_as, None)
-    _held -= found.held if found else 0
+def _remove(cache_key: CacheKey) -> None:
+    global _total_bytes
+    entry = _entries.pop(cache_key, None)
+    _total_bytes -= entry.size_bytes if entry else 0
 
 
-def _keep(known_as: tuple[Token, str], ready: CachedAuthorization) -> None:
-    """Remember it, and forget the oldest where it is too much."""
-    global _held
+def _store(cache_key: CacheKey, entry: CachedAuthorization) -> None:
+    """Add an entry, and evict the oldest ones above the limits."""
+    global _total_bytes
     with _lock:
-        _drop(known_as)
-        for other, one in list(_known.items()) if _is_new(ready.seen.revision) else ():
-            if one.seen.revision != ready.seen.revision:  # else old catalogs would be held for ever
-                _drop(other)
-        _known[known_as] = ready
-        _held += ready.held
+        _remove(cache_key)
+        if _update_revision(entry.scope.revision):
+            for other_key, other in list(_entries.items()):
+                if other.scope.revision != entry.scope.revision:  # it would keep an old catalog
+                    _remove(other_key)
+        _entries[cache_key] = entry
+        _total_bytes += entry.size_bytes
         now = time.monotonic()
-        while len(_known) > 1:
-            oldest = next(iter(_known))
-            if _known[oldest].until > now and len(_known) <= MAX_ENTRIES and _held <= MAX_BYTES:
+        while len(_entries) > 1:
+            oldest = next(iter(_entries))
+            within_limits = len(_entries) <= MAX_ENTRIES and _total_bytes <= MAX_BYTES
+            if _entries[oldest].valid_until > now and within_limits:
                 break
-            _drop(oldest)
+            _remove(oldest)
 
 
 _revision = 0
 
 
-def _is_new(revision: int) -> bool:
+def _update_revision(revision: int) -> bool:
+    """Set the catalog revision of the newest entry, and return whether it changed."""
     global _revision
-    before, _revision = _revision, revision
-    return revision != before
+    previous, _revision = _revision, revision
+    return revision != previous
 
 
 def _revalidation_row(
     cursor: LedgerCursor, key_id: int | None, session: int, server_id: int, now: datetime
 ) -> Row | None:
-    return cursor.one(REVALIDATE_SQL, (cursor.time(now), server_id, key_id, session))
+    return cursor.fetch_one(REVALIDATE_SQL, (cursor.encode_time(now), server_id, key_id, session))
 
 
-def load(token: Token, session_id: str, tool: str) -> CachedAuthorization | None:
-    """Find out what a call of this tool needs, and remember it. Asks the database.
+def load(caller: CallerId, session_id: str, tool_name: str) -> CachedAuthorization | None:
+    """Load the authorization for a call of this tool from the database, and cache it.
 
-    None where the long way has to say why not.
+    Return None if the call is not authorized; the ordinary path then reports the reason.
     """
-    key = api_keys.find_key_by_digest(token) if isinstance(token, str) else None
+    key = api_keys.find_key_by_digest(caller) if isinstance(caller, str) else None
     session = lifecycle.session_by_id.first(session_id) if "\0" not in session_id else None
-    if session is None or not _is_authorized(token, key, session):
+    if session is None or not _is_authorized(caller, key, session):
         return None
-    item = scope.scope_of_session(session).lookup(tool)
-    if item is None or not item.server_id:
+    tool = scope.scope_of_session(session).lookup(tool_name)
+    if tool is None or not tool.server_id:
         return None
-    # Before what it stands for is read: what changes in between is then noticed.
+    # Read the row before the data it describes: revalidation then detects changes in between.
     key_id = key.pk if key else None
     with connection.wrap_database_errors:
         cursor = LedgerCursor(connection)
-        found = _revalidation_row(cursor, key_id, session.pk, item.server_id, timezone.now())
-    # The key was read before, and whoever noted its use may have waited for its revocation.
-    if found is None or found[KEY_ID] != key_id or found[REVOKED_AT] is not None:
+        row = _revalidation_row(cursor, key_id, session.pk, tool.server_id, timezone.now())
+    # Looking up the key updates its last use, which may have waited for its revocation.
+    if row is None or row[KEY_ID] != key_id or row[REVOKED_AT] is not None:
         return None
-    ready = get(token, session_id)
-    if ready is None or ready.stamp != tuple(found[:AUTHORIZATION_COLUMNS]):
-        ready = _read(token, key, session_id, found, cursor.moment(found[EXPIRES_AT]))
-        if ready is None:
+    authorization = get(caller, session_id)
+    if authorization is None or authorization.authorization_row != tuple(
+        row[:AUTHORIZATION_COLUMNS]
+    ):
+        authorization = _build(caller, key, session_id, row, cursor.decode_time(row[EXPIRES_AT]))
+        if authorization is None:
             return None
-    ready.servers[item.server_id] = tuple(
-        found[AUTHORIZATION_COLUMNS : AUTHORIZATION_COLUMNS + len(SERVER_COLUMNS)]
+    authorization.server_rows[tool.server_id] = tuple(
+        row[AUTHORIZATION_COLUMNS : AUTHORIZATION_COLUMNS + len(SERVER_COLUMNS)]
     )
-    _keep((token, session_id), ready)
-    return ready
+    _store((caller, session_id), authorization)
+    return authorization
 
 
-def _is_authorized(token: Token, key: ApiKey | None, session: AgentSession) -> bool:
-    if isinstance(token, str) and (key is None or key.agent_id != session.agent_id):
+def _is_authorized(caller: CallerId, key: ApiKey | None, session: AgentSession) -> bool:
+    if isinstance(caller, str) and (key is None or key.agent_id != session.agent_id):
         return False
-    if isinstance(token, int) and token != session.agent_id:
+    if isinstance(caller, int) and caller != session.agent_id:
         return False
     return bool(session.agent.enabled) and session.state == SessionState.OPEN
 
 
-def _read(
-    token: Token, key: ApiKey | None, session_id: str, found: Row, expires: datetime | None
+def _build(
+    caller: CallerId, key: ApiKey | None, session_id: str, row: Row, expires_at: datetime | None
 ) -> CachedAuthorization | None:
     session = lifecycle.session_by_id.first(session_id)
-    if session is None or not _is_authorized(token, key, session):
+    if session is None or not _is_authorized(caller, key, session):
         return None
-    seen = scope.scope_of_session(session)
-    if seen.revision != found[0]:
+    session_scope = scope.scope_of_session(session)
+    if session_scope.revision != row[0]:
         return None
-    loaded, older = _split_pins(seen, surface.shown_pins(session))
+    loaded_bits, older_definitions = _split_pins(session_scope, surface.shown_pins(session))
+    initial_pins = surface.surface_of(session.snapshot).pins
     return CachedAuthorization(
         key_id=key.pk if key else None,
         agent=session.agent,
         session_pk=session.pk,
         session_id=session_id,
-        seen=seen,
-        loaded=loaded,
-        older=older,
-        at_once=surface.replace_with_last_shown(session, surface.surface_of(session.snapshot).pins),
-        stamp=tuple(found[:AUTHORIZATION_COLUMNS]),
-        expires=expires,
-        until=time.monotonic() + TTL_SECONDS,
+        scope=session_scope,
+        loaded_bits=loaded_bits,
+        older_definitions=older_definitions,
+        initial_pins=surface.replace_with_last_shown(session, initial_pins),
+        authorization_row=tuple(row[:AUTHORIZATION_COLUMNS]),
+        key_expires_at=expires_at,
+        valid_until=time.monotonic() + TTL_SECONDS,
     )
 
 
-def _split_pins(seen: SessionScope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
-    """Tell what is as the catalog has it, which takes a bit to remember, from the rest.
+def _split_pins(session_scope: SessionScope, pins: dict[str, Pin]) -> tuple[int, dict[str, int]]:
+    """Split pins into a bit set of current definitions and a dict of older ones.
 
-    Thousands of sessions may have loaded hundreds of tools each, and each time one loads more, it
-    is all written anew.
+    Thousands of sessions may have loaded hundreds of tools each, and each load rebuilds the entry.
     """
-    same = bytearray(1 + len(seen.items) // 8)
+    current = bytearray(1 + len(session_scope.tools) // 8)
     older: dict[str, int] = {}
     for name, pin in pins.items():
-        item = seen.items.get(name)
-        if item is not None and item.approved and item.approved.pk == pin["definition"]:
-            at = seen.number_of(item)
-            same[at // 8] |= 1 << at % 8
+        tool = session_scope.tools.get(name)
+        if tool is not None and tool.approved and tool.approved.pk == pin["definition"]:
+            number = session_scope.tool_index(tool)
+            current[number // 8] |= 1 << number % 8
         elif pin["definition"] is not None:
             older[name] = pin["definition"]
-    return int.from_bytes(same, "little"), older
+    return int.from_bytes(current, "little"), older
 
 
-async def accept_call(entry: CallRow, ready: CachedAuthorization) -> Acceptance:
-    """Commit a call's row where all that is remembered still holds; say whether it did."""
-    server, agent = entry.server_id or 0, ready.agent.pk
+async def accept_call(entry: CallRow, authorization: CachedAuthorization) -> Acceptance:
+    """Revalidate the authorization and commit the call's row in one transaction."""
+    server, agent = entry.server_id or 0, authorization.agent.pk
 
     def work(cursor: LedgerCursor) -> Acceptance:
-        verdict = ready.compare(cursor, server, entry.accepted_at)
+        verdict = authorization.revalidate(cursor, server, entry.accepted_at)
         if verdict is Acceptance.ACCEPTED and not insert_call(cursor, entry):
             return Acceptance.REFUSED
         return verdict
 
-    def left(verdict: Acceptance) -> None:
+    def close_if_accepted(verdict: Acceptance) -> None:
         if verdict is Acceptance.ACCEPTED:
             close_abandoned(entry)
 
-    return await commit(WriteJob(work, order=entry.session_id or 0, agent=agent, left=left))
+    return await commit(
+        WriteJob(work, order=entry.session_id or 0, agent=agent, on_abandoned=close_if_accepted)
+    )

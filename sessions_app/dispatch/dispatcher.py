@@ -1,7 +1,7 @@
-"""Dispatch a call: decide (planning), commit it (ledger), send it (servers), record its end.
+"""Call dispatch: plan a call, commit it to the ledger, send it to its server, record the result.
 
-The real tool is known before anything else looks: validation, policy, ledger and timeline see
-it, never the dispatcher. What a model can mend comes back as a result that says how.
+Meta-tools are resolved first, so validation, policy, ledger and timeline see the actual tool.
+Errors that a model can correct are returned as results that explain the correction.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from servers.spec import OnProgress
 from servers.transports.jsonrpc import LARGE_BYTES
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch import authorization_cache, key_revocation, planner
-from sessions_app.dispatch.authorization_cache import Acceptance, Token
+from sessions_app.dispatch.authorization_cache import Acceptance, CallerId
 from sessions_app.dispatch.planner import CallFinishedLocally, CallPlan, CallRequest
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
@@ -42,60 +42,60 @@ logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Characters of a result that are counted exactly. A megabyte takes 30 ms, half of such a call:
-# larger ones are estimated from pieces of them.
+# Results up to this many characters are counted exactly; larger ones are estimated from samples,
+# since counting a megabyte takes 30 ms, half the time of such a call.
 EXACT_TOKEN_CHARACTERS, TOKEN_SAMPLES = 100_000, 10
-MARK_SENT_AFTER = 0.25  # seconds under way, after which the ledger says that a call was sent
-ON_LOOP_BYTES = 64 * 1024  # bytes of a request that are worked through on the event loop
+MARK_SENT_AFTER = 0.25  # seconds after which a running call is marked as sent in the ledger
+ON_LOOP_BYTES = 64 * 1024  # larger requests are planned off the event loop
 
 
 class CallNotSent(ToolcribError):
-    """Nothing reached the server, and trying again may work."""
+    """Nothing was sent to the server; a retry may succeed."""
 
     code = "busy"
     status = 503
 
 
 class OutcomeNotRecorded(ToolcribError):
-    """The call was sent, and how it ended could not be written down."""
+    """The call was sent, but its result could not be recorded."""
 
     code = "unknown_outcome"
     status = 502
 
 
 class _InFlightCall:
-    """A call under way, whether or not its caller is there. It ends with Toolcrib, or its key."""
+    """A running call. It is cancelled when Toolcrib stops or its key is revoked."""
 
     def __init__(self, plan: CallPlan, task: "asyncio.Task[CallResponse]") -> None:
         self.plan, self.task = plan, task
         self.key = plan.key
 
-    def end(self, why: ToolcribError) -> None:
+    def end(self, reason: ToolcribError) -> None:
         self.plan.revoked = True
         self.cancel()
 
-    def over(self, task: "asyncio.Task[CallResponse]") -> None:
+    def on_done(self, task: "asyncio.Task[CallResponse]") -> None:
         _in_flight.discard(self)
         call_ledger.active_call_ids.discard(self.plan.entry.call_id)
         key_revocation.unregister(self)
-        # Where the caller has left, nobody else looks at it.
-        problem = None if task.cancelled() else task.exception()
-        if problem is not None and not isinstance(problem, ToolcribError | DatabaseError):
-            logger.error("A call failed", exc_info=problem)
+        # If the caller has disconnected, nothing else retrieves the exception.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, ToolcribError | DatabaseError):
+            logger.error("Call failed", exc_info=error)
 
     def cancel(self) -> None:
-        """From any thread: a call that a person tries has a loop of its own."""
+        """Cancel the call, from any thread: a call made on a page has an event loop of its own."""
         self.task.get_loop().call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self.plan.asking:  # else its end is being recorded, which must not be cut short
+        if self.plan.awaiting_server:  # otherwise its result is being recorded
             self.task.cancel()
 
 
 _in_flight: set[_InFlightCall] = set()
 
 
-def _on_database(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
+def _in_database_thread(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
     return sync_to_async(function)  # type: ignore[return-value]
 
 
@@ -106,70 +106,72 @@ async def dispatch(
     on_progress: OnProgress | None = None,
     *,
     key: int | None = None,
-    token: Token | None = None,
-    counted: int = 0,
+    token: CallerId | None = None,
+    checked_limit: int = 0,
 ) -> str:
-    """Carry out one call of a session; return the answer as canonical JSON.
+    """Execute one call of a session, and return the response as canonical JSON.
 
-    `key` is the one it was asked for with: the call ends where that is revoked. `token` is its
-    digest where the ledger is to check that too; `counted` is the limit that the call was held to
-    already.
+    The call is cancelled if `key` is revoked. `token` is the key's digest, given if the fast path
+    has already been tried with it. `checked_limit` is the rate limit, in calls per minute, that
+    the call has already been counted against.
     """
     if token is None:
-        plan, counted = await try_fast_path(agent.pk, session_id, request, counted=counted)
-        if plan is not None:
-            plan.key = key
-            return (await _execute(plan, on_progress)).body
-    found = await _on_database(planner.plan_from_database)(
-        agent, session_id, request, counted=counted
+        fast_plan, checked_limit = await try_fast_path(
+            agent.pk, session_id, request, checked_limit=checked_limit
+        )
+        if fast_plan is not None:
+            fast_plan.key = key
+            return (await _execute(fast_plan, on_progress)).body
+    plan = await _in_database_thread(planner.plan_from_database)(
+        agent, session_id, request, checked_limit=checked_limit
     )
-    if isinstance(found, str):
-        return found
-    if isinstance(found, CallFinishedLocally):
-        return (await call_ledger.finish(found.entry, found.ending)).body
-    await call_ledger.accept(found.entry, agent)
-    found.key = key
-    return (await _execute(found, on_progress)).body
+    if isinstance(plan, str):
+        return plan
+    if isinstance(plan, CallFinishedLocally):
+        return (await call_ledger.finish(plan.entry, plan.result)).body
+    await call_ledger.accept(plan.entry, agent)
+    plan.key = key
+    return (await _execute(plan, on_progress)).body
 
 
 async def try_fast_path(
-    token: Token, session_id: str, request: CallRequest, size: int = 0, counted: int = 0
+    caller: CallerId, session_id: str, request: CallRequest, size: int = 0, checked_limit: int = 0
 ) -> tuple[CallPlan | None, int]:
-    """Accept a call by what is remembered of its session, in one round to the ledger.
+    """Plan and accept a call with its cached authorization, in one ledger transaction.
 
-    What is not known yet, or has changed, is found out first. Returns no plan where the long way
-    has to be gone, and the limit the call was held to so far.
+    A missing or outdated authorization is loaded first. Return the plan, or None if the call has
+    to take the ordinary path, and the rate limit that the call was counted against.
     """
     for _ in range(2 if batch_writer.is_running() else 0):
-        ready = authorization_cache.get(token, session_id)
-        if ready is None or not ready.knows(request.tool_name):
-            ready = await run_in_db_thread(
-                authorization_cache.load, token, session_id, request.tool_name
+        authorization = authorization_cache.get(caller, session_id)
+        if authorization is None or not authorization.can_plan(request.tool_name):
+            authorization = await run_in_db_thread(
+                authorization_cache.load, caller, session_id, request.tool_name
             )
-        if ready is None:
+        if authorization is None:
             break
-        if size > ON_LOOP_BYTES or not planner.is_cheap_to_plan(ready, request):
-            plan = await asyncio.to_thread(planner.plan_from_cache, ready, request)
+        if size > ON_LOOP_BYTES or not planner.is_cheap_to_plan(authorization, request):
+            plan = await asyncio.to_thread(planner.plan_from_cache, authorization, request)
         else:
-            plan = planner.plan_from_cache(ready, request)
+            plan = planner.plan_from_cache(authorization, request)
         if plan is None:
             break
-        if counted != ready.agent.calls_per_minute:
+        if checked_limit != authorization.agent.calls_per_minute:
             try:
-                await _count(ready.agent)
+                await _check_rate(authorization.agent)
             except rate_limits.RateLimited:
-                break  # it was not counted; who asks may not be who they were
-            counted = ready.agent.calls_per_minute
-        verdict = await authorization_cache.accept_call(plan.entry, ready)
+                break  # not counted; the cached authorization may be outdated
+            checked_limit = authorization.agent.calls_per_minute
+        verdict = await authorization_cache.accept_call(plan.entry, authorization)
         if verdict is Acceptance.ACCEPTED:
-            return plan, counted
-        authorization_cache.invalidate(token, session_id)
+            return plan, checked_limit
+        authorization_cache.invalidate(caller, session_id)
         if verdict is Acceptance.REFUSED:
             break
-    return None, counted
+    return None, checked_limit
 
 
-async def _count(agent: Agent) -> None:
+async def _check_rate(agent: Agent) -> None:
     if settings.REDIS_URL:
         await asyncio.to_thread(rate_limits.check_rate, agent, "calls", agent.calls_per_minute)
     else:
@@ -177,111 +179,111 @@ async def _count(agent: Agent) -> None:
 
 
 async def dispatch_fast(
-    token: Token, session_id: str, request: CallRequest, size: int
+    caller: CallerId, session_id: str, request: CallRequest, size: int
 ) -> CallResponse | int:
-    """Carry out a call the short way; or return the limit it was held to, for the long one."""
-    plan, counted = await try_fast_path(token, session_id, request, size)
-    return counted if plan is None else await _execute(plan, None)
+    """Execute a call on the fast path, or return the rate limit it was counted against."""
+    plan, checked_limit = await try_fast_path(caller, session_id, request, size)
+    return checked_limit if plan is None else await _execute(plan, None)
 
 
 async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> dict[str, Any]:
-    """Call a tool as a person, outside any session, by the same checks and ledger."""
-    found = await _on_database(planner.plan_try)(tool, arguments, actor)
-    if isinstance(found, CallFinishedLocally):
-        answer = await call_ledger.finish(found.entry, found.ending)
+    """Call a tool as a user, outside any session, with the same checks and ledger."""
+    plan = await _in_database_thread(planner.plan_try)(tool, arguments, actor)
+    if isinstance(plan, CallFinishedLocally):
+        response = await call_ledger.finish(plan.entry, plan.result)
     else:
-        await call_ledger.accept(found.entry, None)
-        found.key = actor.id if actor.kind == "token" else None
+        await call_ledger.accept(plan.entry, None)
+        plan.key = actor.id if actor.kind == "token" else None
         try:
-            answer = await _execute(found, None)
+            response = await _execute(plan, None)
         finally:
-            await upstream_calls.forget_session(found.target.session)
-    told: dict[str, Any] = json.loads(answer.body)
-    return told
+            await upstream_calls.forget_session(plan.target.session)
+    body: dict[str, Any] = json.loads(response.body)
+    return body
 
 
 # --- Send ---------------------------------------------------------------------------------------
 
 
 async def _execute(plan: CallPlan, on_progress: OnProgress | None) -> CallResponse:
-    """Send and record. Where the caller leaves, the call is cancelled and still recorded."""
+    """Send a call and record its result, also if the caller disconnects and it is cancelled."""
     task = asyncio.create_task(_run(plan, on_progress))
-    carried = _InFlightCall(plan, task)
-    _in_flight.add(carried)
+    call = _InFlightCall(plan, task)
+    _in_flight.add(call)
     call_ledger.active_call_ids.add(plan.entry.call_id)
-    key_revocation.register(carried)
-    task.add_done_callback(carried.over)
+    key_revocation.register(call)
+    task.add_done_callback(call.on_done)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        plan.left = True
-        if plan.asking:
+        plan.abandoned = True
+        if plan.awaiting_server:
             task.cancel()
         raise
 
 
 def cancel_all_calls() -> None:
-    """End all calls under way, since Toolcrib stops: their callers are told, and the ledger."""
-    for carried in list(_in_flight):
-        carried.plan.stopping = True
-        carried.cancel()
+    """Cancel all running calls because Toolcrib is stopping. Each is recorded and answered."""
+    for call in list(_in_flight):
+        call.plan.stopping = True
+        call.cancel()
 
 
 async def _run(plan: CallPlan, on_progress: OnProgress | None) -> CallResponse:
-    plan.asking = True
+    plan.awaiting_server = True
     try:
-        given_up = plan.left or plan.stopping or plan.revoked  # before it began
-        outcome = _cancelled(plan) if given_up else await _send(plan, on_progress)
+        cancelled = plan.abandoned or plan.stopping or plan.revoked  # before the task started
+        outcome = _cancelled(plan) if cancelled else await _send(plan, on_progress)
     except asyncio.CancelledError:
         outcome = _cancelled(plan)
     finally:
-        plan.asking = False
+        plan.awaiting_server = False
     return await _record(plan, outcome)
 
 
 async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
-    shown: asyncio.TimerHandle | None = None
+    mark_timer: asyncio.TimerHandle | None = None
 
-    async def sent() -> None:
-        nonlocal shown
+    async def on_sent() -> None:
+        nonlocal mark_timer
         plan.entry.sent_at, plan.sent = timezone.now(), True
-        shown = asyncio.get_running_loop().call_later(MARK_SENT_AFTER, _show_sent, plan)
+        mark_timer = asyncio.get_running_loop().call_later(MARK_SENT_AFTER, _mark_sent, plan)
 
-    def late(what: str) -> None:
-        noting = asyncio.ensure_future(
-            run_in_db_thread(call_ledger.record_late_answer, plan.entry.pk or 0, what)
+    def on_late(note: str) -> None:
+        task = asyncio.ensure_future(
+            run_in_db_thread(call_ledger.record_late_answer, plan.entry.pk or 0, note)
         )
-        noting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     try:
         return await upstream_calls.call(
             plan.target,
-            plan.item.original_name,
+            plan.tool.original_name,
             plan.arguments,
             timeout=plan.timeout,
             schema=plan.schema,
-            on_sent=sent,
-            on_late=late,
+            on_sent=on_sent,
+            on_late=on_late,
             on_progress=on_progress,
-            checked=True,  # by planning
+            checked=True,  # by the planner
         )
     finally:
-        if shown is not None:
-            shown.cancel()
+        if mark_timer is not None:
+            mark_timer.cancel()
 
 
-def _show_sent(plan: CallPlan) -> None:
-    noting = asyncio.ensure_future(call_ledger.mark_sent(plan.entry))
-    noting.add_done_callback(lambda done: done.cancelled() or done.exception())
+def _mark_sent(plan: CallPlan) -> None:
+    task = asyncio.ensure_future(call_ledger.mark_sent(plan.entry))
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 def _cancelled(plan: CallPlan) -> CallOutcome:
     if plan.revoked:
-        unsure = "Whether the tool ran is not known." if plan.sent else "It was not sent."
+        effect = "Whether the tool ran is not known." if plan.sent else "It was not sent."
         return CallOutcome(
             "unknown" if plan.sent else "cancelled",
             code="key_revoked",
-            message=f"The key of this call was revoked while it was under way. {unsure}",
+            message=f"The key of this call was revoked during the call. {effect}",
         )
     if plan.stopping and not plan.sent:
         return CallOutcome("not_sent", code="stopping", message="Toolcrib is stopping.")
@@ -289,18 +291,18 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
         return CallOutcome(
             "unknown",
             code="stopping",
-            message="Toolcrib stopped while the call was under way. Whether the tool ran is not "
-            "known.",
-            hint="Look what it did before calling it again.",
+            message="Toolcrib stopped during the call. Whether the tool ran is not known.",
+            hint="Check whether the tool ran before retrying.",
         )
     if plan.sent:
         return CallOutcome(
             "unknown",
             code="cancelled",
-            message="The caller left while the call was under way. Whether the tool ran is not "
-            "known.",
+            message="The caller disconnected during the call. Whether the tool ran is not known.",
         )
-    return CallOutcome("cancelled", code="cancelled", message="The caller left before it was sent.")
+    return CallOutcome(
+        "cancelled", code="cancelled", message="The caller disconnected before the call was sent."
+    )
 
 
 # --- Record -------------------------------------------------------------------------------------
@@ -308,23 +310,21 @@ def _cancelled(plan: CallPlan) -> CallOutcome:
 
 async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
     if outcome.state == "not_sent":
-        plan.entry.idempotency_key = None  # nothing happened under it
+        plan.entry.idempotency_key = None  # the key may be used for a retry
         plan.entry.sent_at = None
-    brief = outcome.size <= LARGE_BYTES and _is_compiled(plan.item)
-    ending = (
-        _call_result(plan, outcome)
-        if brief
-        else await asyncio.to_thread(_call_result, plan, outcome)
-    )
+    if outcome.size <= LARGE_BYTES and _is_compiled(plan.tool):
+        result = _call_result(plan, outcome)
+    else:
+        result = await asyncio.to_thread(_call_result, plan, outcome)
     try:
-        answer = await call_ledger.finish(plan.entry, ending)
+        response = await call_ledger.finish(plan.entry, result)
     except DatabaseError:
-        logger.exception("The end of call %s could not be recorded", plan.entry.call_id)
+        logger.exception("Recording the result of call %s failed", plan.entry.call_id)
         if not plan.sent:
             raise
         raise OutcomeNotRecorded(
-            "The call was sent, and how it ended could not be recorded.",
-            hint="Look what the tool did before calling it again.",
+            "The call was sent, but its result could not be recorded.",
+            hint="Check whether the tool ran before retrying.",
         ) from None
     if outcome.code == "key_revoked":
         raise key_revocation.KeyRevoked
@@ -335,25 +335,25 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
             code=outcome.code,
             details={"retry_after": 1},
         )
-    return answer
+    return response
 
 
 def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
     if outcome.state == "succeeded":
         content = outcome.content or []
-        problems = [] if outcome.is_error else _output_problems(plan.item, outcome)
+        problems = [] if outcome.is_error else _output_problems(plan.tool, outcome)
         if problems:
-            return _bad_output(plan.item, outcome, problems)
+            return _invalid_output(plan.tool, outcome, problems)
         structured = outcome.structured if outcome.has_structured else None
         return CallResult(
             CallState.FAILED if outcome.is_error else CallState.SUCCEEDED,
             outcome.is_error,
             content,
             structured,
-            tokens=_tokens(content, structured),
+            tokens=_count_tokens(content, structured),
             code="tool_error" if outcome.is_error else "",
-            message=f"{plan.item.name} answered with an error." if outcome.is_error else "",
-            written=outcome.written,
+            message=f"{plan.tool.name} returned an error." if outcome.is_error else "",
+            encoded=outcome.serialized,
             large=outcome.size > LARGE_BYTES,
         )
     state = outcome.state
@@ -372,30 +372,28 @@ def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
     )
 
 
-def _is_compiled(item: CachedTool) -> bool:
-    definition = item.approved
+def _is_compiled(tool: CachedTool) -> bool:
+    definition = tool.approved
     if definition is None or definition.output_schema is None:
         return True
     return validators.has(definition.sha256, "output")
 
 
-def _output_problems(item: CachedTool, outcome: CallOutcome) -> list[str]:
-    definition = item.approved
+def _output_problems(tool: CachedTool, outcome: CallOutcome) -> list[str]:
+    definition = tool.approved
     schema = definition.output_schema if definition else None
     if definition is None or schema is None:
         return []
     if not outcome.has_structured:
         return ["structured content is missing"]
-    validator = validators.of(definition.sha256, "output", schema)
-    # What would hold everybody up is passed on as the server sent it.
+    validator = validators.get_or_compile(definition.sha256, "output", schema)
+    # A result that is too expensive to validate is passed on unchecked.
     return validator.problems(outcome.structured) if validator.can_check(outcome.structured) else []
 
 
-def _bad_output(item: CachedTool, outcome: CallOutcome, problems: list[str]) -> CallResult:
-    listed = "\n".join(f"- {problem}" for problem in problems)
-    message = (
-        f"{item.name} ran, but its result does not fit the output schema it declares:\n{listed}"
-    )
+def _invalid_output(tool: CachedTool, outcome: CallOutcome, problems: list[str]) -> CallResult:
+    lines = "\n".join(f"- {problem}" for problem in problems)
+    message = f"{tool.name} ran, but its result does not match its output schema:\n{lines}"
     return CallResult(
         CallState.FAILED,
         True,
@@ -403,24 +401,25 @@ def _bad_output(item: CachedTool, outcome: CallOutcome, problems: list[str]) -> 
         tokens=count(message),
         code="output_invalid",
         message=message,
-        hint="Do not repeat the call to mend this: it is a fault of the server.",
+        hint="Do not retry: this is an error of the server.",
         raw={"content": outcome.content, "structuredContent": outcome.structured},
         large=outcome.size > LARGE_BYTES,
     )
 
 
-def _tokens(content: list[Any], structured: object) -> int:
-    """Count what a model reads of a result: its texts, or the structure where there are none."""
+def _count_tokens(content: list[Any], structured: object) -> int:
+    """Count the tokens of a result's text blocks, or of its structured content if it has none."""
     texts = [
-        item["text"]
-        for item in content
-        if isinstance(item, dict)
-        and item.get("type") == "text"
-        and isinstance(item.get("text"), str)
+        block["text"]
+        for block in content
+        if isinstance(block, dict)
+        and block.get("type") == "text"
+        and isinstance(block.get("text"), str)
     ]
     text = "\n".join(texts) if texts else canonical(structured) if structured is not None else ""
     if len(text) <= EXACT_TOKEN_CHARACTERS:
         return count(text)
     size, step = EXACT_TOKEN_CHARACTERS // TOKEN_SAMPLES, len(text) // TOKEN_SAMPLES
-    pieces = [text[at * step : at * step + size] for at in range(TOKEN_SAMPLES)]
-    return round(sum(map(count, pieces)) * len(text) / EXACT_TOKEN_CHARACTERS)
+    starts = [number * step for number in range(TOKEN_SAMPLES)]
+    samples = [text[start : start + size] for start in starts]
+    return round(sum(map(count, samples)) * len(text) / EXACT_TOKEN_CHARACTERS)

@@ -1,8 +1,7 @@
-"""What is under way for a key in this process, and its end when the key is no longer good.
+"""Key revocation: cancel running requests, streams, calls and connections of invalid keys.
 
-Requests, streams, calls and connections of MCP clients are entered here for as long as they last.
-The database is asked about their keys twice a second, by every process: so what is revoked, has
-expired or belongs to an agent that was disabled ends everywhere, whichever way it came in.
+Each registers here while it runs. Every process checks the keys in the database twice a second,
+so work of a revoked or expired key, or of a disabled agent, is cancelled in all processes.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY = 0.5  # seconds between looks at the keys of what is under way
+CHECK_INTERVAL = 0.5  # seconds
 
 
 class KeyRevoked(ToolcribError):
@@ -31,67 +30,66 @@ class KeyRevoked(ToolcribError):
 
     def __init__(self) -> None:
         super().__init__(
-            "This key was revoked, or has expired.", hint="Ask your operator for another."
+            "This key was revoked or has expired.", hint="Ask your operator for a new key."
         )
 
 
 class Cancellable(Protocol):
-    """Something that goes on for a key, or for none. `end` may be called more than once."""
+    """Running work that belongs to a key, or to none. `end` may be called more than once."""
 
     @property
     def key(self) -> int | None: ...
 
-    def end(self, why: ToolcribError) -> None: ...
+    def end(self, reason: ToolcribError) -> None: ...
 
 
-_under_way: set[Cancellable] = set()
+_registered: set[Cancellable] = set()
 
 
-def register(what: Cancellable) -> None:
-    _under_way.add(what)
+def register(work: Cancellable) -> None:
+    _registered.add(work)
 
 
-def unregister(what: Cancellable) -> None:
-    _under_way.discard(what)
+def unregister(work: Cancellable) -> None:
+    _registered.discard(work)
 
 
 @asynccontextmanager
 async def watch_revocations() -> AsyncIterator[None]:
-    """Look after keys in this block."""
-    watch = asyncio.create_task(_watch(), name="keys")
+    """Check the keys of registered work for the duration of the block."""
+    task = asyncio.create_task(_watch(), name="keys")
     try:
         yield
     finally:
-        watch.cancel()
+        task.cancel()
         with suppress(asyncio.CancelledError):
-            await watch
+            await task
 
 
 async def _watch() -> None:
     while True:
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(CHECK_INTERVAL)
         try:
-            await _look()
+            await _check_keys()
         except DatabaseError as error:
-            logger.warning("The keys of what is under way could not be read: %s", error)
+            logger.warning("Key revocation check failed: %s", error)
         except Exception:
-            logger.exception("The keys of what is under way could not be looked after")
+            logger.exception("Key revocation check failed")
 
 
-async def _look() -> None:
-    held = {what.key for what in list(_under_way) if what.key is not None}
-    if not held:
+async def _check_keys() -> None:
+    keys = {work.key for work in list(_registered) if work.key is not None}
+    if not keys:
         return
-    bad = held - await run_in_db_thread(_is_valid, held)
-    for what in list(_under_way):
-        if what.key in bad:
-            what.end(KeyRevoked())
+    invalid = keys - await run_in_db_thread(_valid_keys, keys)
+    for work in list(_registered):
+        if work.key in invalid:
+            work.end(KeyRevoked())
 
 
-def _is_valid(wanted: Collection[int]) -> set[int]:
-    """Say which of these keys may still be used."""
+def _valid_keys(keys: Collection[int]) -> set[int]:
+    """Return those of these keys that are still valid."""
     now = timezone.now()
-    owned = Q(agent=None) | Q(agent__enabled=True)
-    return {
-        key.pk for key in ApiKey.objects.filter(owned, pk__in=wanted) if api_keys.is_valid(key, now)
-    }
+    enabled = Q(agent=None) | Q(agent__enabled=True)
+    rows = ApiKey.objects.filter(enabled, pk__in=keys)
+    return {key.pk for key in rows if api_keys.is_valid(key, now)}

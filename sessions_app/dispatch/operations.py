@@ -1,6 +1,6 @@
-"""What agents ask of a session by id, with the body of a request: load and search.
+"""Session operations by id and request body: load and search.
 
-Every way in (REST, fast path) calls these functions.
+REST and the fast path both call these functions.
 """
 
 from typing import Any
@@ -18,20 +18,20 @@ MAX_HITS = 50
 
 
 def load(agent: Agent, session_id: str, body: LoadIn) -> dict[str, Any]:
-    """Load a group's tools, all or by name."""
+    """Load tools of a group, all or by name."""
     check_value({"group_id": body.group_id, "tool_names": body.tool_names}, "")
     session = lifecycle.find_session(agent, session_id)
     return loading.load(session, body.group_id, body.tool_names).as_json()
 
 
-def search(agent: Agent, session_id: str, body: SearchIn, wanted: FoundIn) -> dict[str, Any]:
-    """Find tools by words, by pattern, or one by its exact name."""
-    check_value(wanted.call_id, "/call_id")
+def search(agent: Agent, session_id: str, body: SearchIn, output: FoundIn) -> dict[str, Any]:
+    """Search tools by query, by pattern or by exact name."""
+    check_value(output.call_id, "/call_id")
     check_value(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     session = lifecycle.find_session(agent, session_id)
     rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
-    most = native_formats.MOST_REFERENCES if wanted.format == "anthropic" else MAX_HITS
-    asked = session_search.parse_body(body, most=most, full=wanted.format != "json")
-    if wanted.format == "json":
-        return session_search.search_session(session, asked)
-    return catalog.found(session, asked, wanted.format, wanted.call_id)
+    max_hits = native_formats.MAX_REFERENCES if output.format == "anthropic" else MAX_HITS
+    query = session_search.parse_body(body, max_limit=max_hits, full=output.format != "json")
+    if output.format == "json":
+        return session_search.search_session(session, query)
+    return catalog.search_response(session, query, output.format, output.call_id)

@@ -1,7 +1,7 @@
-"""Decide on a call: find the real tool, validate arguments, refuse what may not be.
+"""Call planning: find the tool, check policy, validate arguments, choose server and timeout.
 
-Nothing is written here. The long way asks the database for everything; the short way (`at_hand`)
-takes what is remembered of an earlier call, and leaves whatever is unusual to the long one.
+Writes nothing. `plan_from_database` reads everything from the database and reports every error;
+`plan_from_cache` uses a cached authorization and leaves all other cases to it.
 """
 
 from collections.abc import Callable
@@ -43,32 +43,32 @@ class CallRequest:
 
 @dataclass
 class CallPlan:
-    """A call that may be made: everything the network part needs to know."""
+    """A permitted call: everything that sending and recording it needs."""
 
     entry: CallRow
-    item: CachedTool
+    tool: CachedTool
     arguments: dict[str, Any]
     target: CallTarget
     timeout: float
     schema: JsonSchema
     sent: bool = False
-    asking: bool = False  # the server is being asked, so the call can be given up
-    key: int | None = None  # with which it was asked for
-    left: bool = False  # its caller has left before it was begun
-    stopping: bool = False  # it was given up since Toolcrib stops
-    revoked: bool = False  # or since its key is no longer good
+    awaiting_server: bool = False  # the call can still be cancelled
+    key: int | None = None  # id of the key that the caller used
+    abandoned: bool = False  # cancelled: the caller disconnected
+    stopping: bool = False  # cancelled: Toolcrib is stopping
+    revoked: bool = False  # cancelled: the key was revoked
 
 
 @dataclass(frozen=True)
 class CallFinishedLocally:
-    """A call that is answered without a server, and how."""
+    """A call that is answered without a server."""
 
     entry: CallRow
-    ending: CallResult
+    result: CallResult
 
 
 class CallRejected(Exception):
-    """The call is refused with words for the model."""
+    """The call is rejected, with a message for the model."""
 
     def __init__(
         self,
@@ -76,11 +76,11 @@ class CallRejected(Exception):
         message: str,
         hint: str = "",
         schema: str = "",
-        shows: tuple[int, str] | None = None,
+        quoted_definition: tuple[int, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code, self.message, self.hint, self.schema = code, message, hint, schema
-        self.shows = shows
+        self.quoted_definition = quoted_definition
 
 
 def plan_from_database(
@@ -88,28 +88,28 @@ def plan_from_database(
     session_id: str,
     request: CallRequest,
     *,
-    counted: int = 0,
+    checked_limit: int = 0,
 ) -> CallPlan | CallFinishedLocally | str:
-    """Check everything, the long way; or return an answer's JSON that was given before."""
+    """Plan a call from the database, or return the stored response of its idempotency key."""
     session = lifecycle.find_session(agent, session_id)
     loading.check_open(session)
     key = call_ledger.check_idempotency_key(request.idempotency_key)
     check_value(request.arguments, "/arguments")
     check_value(request.tool_name, "/tool_name")
-    asked = call_ledger.request_digest(
+    digest = call_ledger.request_digest(
         key, session.session_id, request.tool_name, request.arguments
     )
-    before = call_ledger.stored_answer(agent, key, asked)
-    if before is not None:
-        return before
-    if counted != agent.calls_per_minute:
+    stored = call_ledger.stored_answer(agent, key, digest)
+    if stored is not None:
+        return stored
+    if checked_limit != agent.calls_per_minute:
         rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
-    entry = _new_row(request, key, asked, session_id=session.pk, agent_id=agent.pk)
-    return _plan_or_reject(entry, request, lambda: _find(session, request.tool_name), session)
+    entry = _new_row(request, key, digest, session_id=session.pk, agent_id=agent.pk)
+    return _plan_or_reject(entry, request, lambda: _find_tool(session, request.tool_name), session)
 
 
 def plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | CallFinishedLocally:
-    """Plan a call that a person makes, outside any session."""
+    """Plan a call by a user, outside any session."""
     check_value(arguments, "/arguments")
     request = CallRequest(tool.public_name, arguments, path=CallPath.TRY)
     entry = _new_row(request, None, "", actor=actor.label[:200])
@@ -119,7 +119,7 @@ def plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | 
 def _new_row(
     request: CallRequest,
     key: str | None,
-    asked: str,
+    digest: str,
     *,
     session_id: int | None = None,
     agent_id: int | None = None,
@@ -134,7 +134,7 @@ def _new_row(
         tool_name=request.tool_name[:200],
         path=str(request.path),
         idempotency_key=key,
-        request_digest=asked,
+        request_digest=digest,
         arguments=stored_arguments(request.arguments),
         accepted_at=now,
         deadline=now,
@@ -142,52 +142,58 @@ def _new_row(
     )
 
 
-def plan_from_cache(ready: CachedAuthorization, request: CallRequest) -> CallPlan | None:
-    """Plan a call from what is remembered; None where the long way has to look at it."""
+def plan_from_cache(authorization: CachedAuthorization, request: CallRequest) -> CallPlan | None:
+    """Plan a call with a cached authorization; None if it must be planned from the database."""
     name = request.tool_name
-    item = ready.seen.lookup(name) if name not in META_TOOLS else None
-    facts = ready.servers.get(item.server_id or 0) if item is not None else None
-    if item is None or facts is None:
+    tool = authorization.scope.lookup(name) if name not in META_TOOLS else None
+    server_row = authorization.server_rows.get(tool.server_id or 0) if tool is not None else None
+    if tool is None or server_row is None:
         return None
     try:
         key = call_ledger.check_idempotency_key(request.idempotency_key)
         check_value(request.arguments, "/arguments")
         check_value(name, "/tool_name")
-        asked = call_ledger.request_digest(key, ready.session_id, name, request.arguments)
-        entry = _new_row(request, key, asked, session_id=ready.session_pk, agent_id=ready.agent.pk)
+        digest = call_ledger.request_digest(key, authorization.session_id, name, request.arguments)
+        entry = _new_row(
+            request,
+            key,
+            digest,
+            session_id=authorization.session_pk,
+            agent_id=authorization.agent.pk,
+        )
         arguments = parse_arguments(request.arguments)
-        _check_usable(item)
-        shown = ready.shown(item.name)
-        entry.definition_id = _validate_arguments(item, shown, arguments)
+        _check_usable(tool)
+        shown_definition = authorization.shown_definition(tool.name)
+        entry.definition_id = _validate_arguments(tool, shown_definition, arguments)
     except (CallRejected, Invalid):
         return None
-    _set_tool(entry, item)
-    entry.implicit_load = shown is None
-    _, generation, isolation, concurrency, call_timeout, slug = facts
+    _assign_tool(entry, tool)
+    entry.implicit_load = shown_definition is None
+    _, generation, isolation, concurrency, call_timeout, slug = server_row
     target = CallTarget(
-        item.server_id or 0, slug, generation, isolation, ready.session_id, concurrency
+        tool.server_id or 0, slug, generation, isolation, authorization.session_id, concurrency
     )
-    plan = _plan(entry, item, arguments, target, request.timeout or call_timeout)
-    plan.key = ready.key_id
+    plan = _build_plan(entry, tool, arguments, target, request.timeout or call_timeout)
+    plan.key = authorization.key_id
     return plan
 
 
-def is_cheap_to_plan(ready: CachedAuthorization, request: CallRequest) -> bool:
-    """Tell whether planning this takes no time to speak of: its schema is compiled."""
-    item = ready.seen.lookup(request.tool_name)
-    if item is None or item.approved is None:
+def is_cheap_to_plan(authorization: CachedAuthorization, request: CallRequest) -> bool:
+    """Return whether the tool's schema is compiled, so that planning does not block the loop."""
+    tool = authorization.scope.lookup(request.tool_name)
+    if tool is None or tool.approved is None:
         return True
-    return validators.has(item.approved.sha256, "input")
+    return validators.has(tool.approved.sha256, "input")
 
 
-def _find(session: AgentSession, name: str) -> CachedTool:
+def _find_tool(session: AgentSession, name: str) -> CachedTool:
     if name in META_TOOLS:
         raise CallRejected(
             "meta_tool",
-            f"{name} is not run through a call: it is a tool of Toolcrib's own.",
+            f"{name} is a meta-tool of Toolcrib and cannot be run through a call.",
             "Name the tool you want to run.",
         )
-    return scope.scope_of_session(session).find(name)
+    return scope.scope_of_session(session).find_tool(name)
 
 
 def _plan_or_reject(
@@ -197,89 +203,92 @@ def _plan_or_reject(
     session: AgentSession | None,
 ) -> CallPlan | CallFinishedLocally:
     try:
-        item = find()
-        _set_tool(entry, item)
+        tool = find()
+        _assign_tool(entry, tool)
         arguments = parse_arguments(request.arguments)
-        _check_usable(item)
-        pin = surface.last_shown(session, item.name) if session else None
-        shown = pin["definition"] if pin else None
-        entry.definition_id = _validate_arguments(item, shown, arguments)
+        _check_usable(tool)
+        pin = surface.last_shown(session, tool.name) if session else None
+        shown_definition = pin["definition"] if pin else None
+        entry.definition_id = _validate_arguments(tool, shown_definition, arguments)
         entry.implicit_load = session is not None and pin is None
-        if not item.server_id:
-            return CallFinishedLocally(entry, _for_client(item, arguments))
-        return _to_server(entry, item, arguments, request, session)
-    except CallRejected as refusal:
-        ending = _rejection(refusal.code, refusal.message, refusal.hint, refusal.schema)
-        return CallFinishedLocally(entry, replace(ending, shows=refusal.shows))
+        if not tool.server_id:
+            return CallFinishedLocally(entry, _client_result(tool, arguments))
+        return _plan_for_server(entry, tool, arguments, request, session)
+    except CallRejected as rejected:
+        result = _rejection(rejected.code, rejected.message, rejected.hint, rejected.schema)
+        result = replace(result, quoted_definition=rejected.quoted_definition)
+        return CallFinishedLocally(entry, result)
     except (scope.NotAvailable, scope.Ambiguous, Invalid) as error:
         return CallFinishedLocally(entry, _rejection(error.code, error.message, error.hint))
 
 
-def _set_tool(entry: CallRow, item: CachedTool) -> None:
-    entry.tool_id, entry.tool_name = item.tool_id, item.name
-    entry.server_id, entry.server_slug = item.server_id, item.server
+def _assign_tool(entry: CallRow, tool: CachedTool) -> None:
+    entry.tool_id, entry.tool_name = tool.tool_id, tool.name
+    entry.server_id, entry.server_slug = tool.server_id, tool.server
 
 
-def _check_usable(item: CachedTool) -> None:
-    """Refuse what an admin, the server or the lack of an approval stands against."""
-    strict_wait = item.trust == "strict" and item.state == ToolState.WAITING
-    if not item.offered or strict_wait:
-        code = loading.unavailable_code(item)
+def _check_usable(tool: CachedTool) -> None:
+    """Reject a tool that is unavailable, pending review on a strict server, or denied."""
+    strict_pending = tool.trust == "strict" and tool.state == ToolState.WAITING
+    if not tool.offered or strict_pending:
+        code = loading.unavailable_code(tool)
         raise CallRejected(
-            code, loading.unavailable_reason(item), "Use another tool, or tell your operator."
+            code, loading.unavailable_reason(tool), "Use another tool, or tell your operator."
         )
-    if item.call_policy == CallPolicy.DENY:
+    if tool.call_policy == CallPolicy.DENY:
         raise CallRejected(
             "denied",
-            f"{item.name} may not be called here: an admin denies it.",
+            f"{tool.name} may not be called: an admin has denied calls of it.",
             "Use another tool, or tell your operator.",
         )
 
 
-def _validate_arguments(item: CachedTool, shown: int | None, arguments: dict[str, Any]) -> int:
-    """Validate arguments by the approved definition, and return its key.
+def _validate_arguments(
+    tool: CachedTool, shown_definition: int | None, arguments: dict[str, Any]
+) -> int:
+    """Validate arguments against the approved definition, and return its primary key.
 
-    Nothing of a definition that is pending review is used or quoted. `shown` is the definition
-    that the session was last shown: where it is an older one, the refusal says that the tool
-    changed and quotes the approved schema, so that one correction suffices.
+    A definition that is pending review is neither used nor quoted. `shown_definition` is what the
+    session was last shown: if it is an older one, the error says that the tool changed and quotes
+    the approved schema, so that one correction is enough.
     """
-    approved = item.approved
-    assert approved is not None  # noqa: S101 - _check_usable saw to it
-    validator = validators.of(approved.sha256, "input", approved.input_schema)
+    approved = tool.approved
+    assert approved is not None  # noqa: S101 - ensured by _check_usable
+    validator = validators.get_or_compile(approved.sha256, "input", approved.input_schema)
     if not validator.can_check(arguments):
         raise CallRejected(
             "invalid_arguments",
-            f"The arguments for {item.name} have too many values to be validated by its schema.",
+            f"The arguments for {tool.name} have too many values to be validated by its schema.",
             "Send fewer values in one call.",
         )
     problems = validator.problems(arguments)
     if not problems:
         return approved.pk
-    changed = shown is not None and shown != approved.pk
-    what = (
-        f"The definition of {item.name} has changed since this session received it, and the "
+    changed = shown_definition is not None and shown_definition != approved.pk
+    problem = (
+        f"The definition of {tool.name} has changed since this session received it, and the "
         "arguments do not match the new schema"
         if changed
-        else f"The arguments for {item.name} do not match its schema"
+        else f"The arguments for {tool.name} do not match its schema"
     )
-    listed = "\n".join(f"- {problem}" for problem in problems)
+    lines = "\n".join(f"- {line}" for line in problems)
     raise CallRejected(
         "definition_changed" if changed else "invalid_arguments",
-        f"{what}:\n{listed}",
+        f"{problem}:\n{lines}",
         "Correct the arguments and call again.",
-        schema=f"Input schema of {item.name}:\n{canonical(approved.input_schema)}",
-        shows=(approved.pk, item.description_override) if changed else None,
+        schema=f"Input schema of {tool.name}:\n{canonical(approved.input_schema)}",
+        quoted_definition=(approved.pk, tool.description_override) if changed else None,
     )
 
 
-def _to_server(
+def _plan_for_server(
     entry: CallRow,
-    item: CachedTool,
+    tool: CachedTool,
     arguments: dict[str, Any],
     request: CallRequest,
     session: AgentSession | None,
 ) -> CallPlan:
-    server = Server.objects.get(pk=item.server_id or 0)
+    server = Server.objects.get(pk=tool.server_id or 0)
     target = CallTarget(
         server_id=server.pk,
         slug=server.slug,
@@ -288,15 +297,15 @@ def _to_server(
         session=session.session_id if session else entry.call_id,
         concurrency=server.concurrency,
     )
-    return _plan(entry, item, arguments, target, request.timeout or server.call_timeout)
+    return _build_plan(entry, tool, arguments, target, request.timeout or server.call_timeout)
 
 
-def _plan(
-    entry: CallRow, item: CachedTool, arguments: dict[str, Any], target: CallTarget, timeout: float
+def _build_plan(
+    entry: CallRow, tool: CachedTool, arguments: dict[str, Any], target: CallTarget, timeout: float
 ) -> CallPlan:
     entry.deadline = entry.accepted_at + timedelta(seconds=timeout)
-    assert item.approved is not None  # noqa: S101 - _check_usable saw to it
-    return CallPlan(entry, item, arguments, target, timeout, item.approved.input_schema)
+    assert tool.approved is not None  # noqa: S101 - ensured by _check_usable
+    return CallPlan(entry, tool, arguments, target, timeout, tool.approved.input_schema)
 
 
 def _rejection(code: str, message: str, hint: str, schema: str = "") -> CallResult:
@@ -312,13 +321,13 @@ def _rejection(code: str, message: str, hint: str, schema: str = "") -> CallResu
     )
 
 
-def _for_client(item: CachedTool, arguments: dict[str, Any]) -> CallResult:
-    text = f"Run {item.name} yourself with these arguments: {canonical(arguments)}"
+def _client_result(tool: CachedTool, arguments: dict[str, Any]) -> CallResult:
+    text = f"Run {tool.name} yourself with these arguments: {canonical(arguments)}"
     return CallResult(
         CallState.CLIENT,
         False,
         [{"type": "text", "text": text}],
         arguments,
         tokens=count(text),
-        raw={"structuredContent": arguments},  # in which secrets can be masked
+        raw={"structuredContent": arguments},  # as an object, in which secrets are redacted
     )

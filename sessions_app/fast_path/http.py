@@ -1,6 +1,6 @@
-"""Requests and answers without Django, for the short ways: plain requests, read and answered.
+"""HTTP requests and responses of the fast paths, without Django.
 
-A short way takes only what it knows to the last detail and hands all else to the ordinary one.
+A fast path handles only plain requests and passes all others to the ordinary route.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ T = TypeVar("T")
 More = TypeVarTuple("More")
 
 START = "/api/v1/sessions/"
-RATE_LIMIT_CHECKED = "toolcrib.counted"  # in the scope: the limit that a call was held to already
-ON_LOOP = 64 * 1024  # bytes that are read on the event loop: nobody knows yet who sends them
+RATE_LIMIT_CHECKED = "toolcrib.counted"  # scope key: the rate limit a call was counted against
+ON_LOOP = 64 * 1024  # larger bodies are parsed off the event loop: they are not authenticated yet
 
 
 class ClientDisconnected(Exception):
-    """The caller has left, and no answer can reach them."""
+    """The client disconnected before the response was ready."""
 
 
-# --- Reading --------------------------------------------------------------------------------------
+# --- Requests -------------------------------------------------------------------------------------
 
 
 def match_fast_path(scope: Scope) -> tuple[str, dict[bytes, bytes]] | None:
-    """Return the digest of the key that a plain request carries, and the headers."""
+    """Return the digest of a plain request's key, and its headers; None for other requests."""
     found = single_headers(scope)
     if found is None:
         return None
@@ -61,14 +61,14 @@ def is_allowed_host(host: bytes) -> bool:
 
 
 async def run_off_loop_if_large(read: Callable[[bytes, *More], T], body: bytes, *more: *More) -> T:
-    """Read a body, a large one where it holds nobody up."""
+    """Parse a body; a large one is parsed in a thread."""
     if len(body) <= ON_LOOP:
         return read(body, *more)
     return await asyncio.to_thread(read, body, *more)
 
 
 def replay_body(body: bytes, whole: bool, receive: Receive) -> Receive:
-    """Give what was read to somebody else."""
+    """Return a `receive` that replays a body that has been read."""
     given = False
 
     async def again() -> Message:
@@ -84,9 +84,9 @@ def replay_body(body: bytes, whole: bool, receive: Receive) -> Receive:
 
 
 async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive) -> T:
-    """Wait for an answer for as long as the caller does; give the call up when they leave."""
+    """Await a coroutine, and cancel it if the client disconnects."""
     task, watch = asyncio.current_task(), asyncio.ensure_future(receive())
-    assert task is not None  # noqa: S101 - a coroutine that runs has one
+    assert task is not None  # noqa: S101 - a running coroutine has a task
     waiting, left = True, False
 
     def leave(_: object) -> None:
@@ -107,7 +107,7 @@ async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive
         watch.cancel()
 
 
-# --- Answering ------------------------------------------------------------------------------------
+# --- Responses ------------------------------------------------------------------------------------
 
 
 async def send_json(send: Send, body: str) -> None:

@@ -1,8 +1,8 @@
-"""The short way for `tools/call` at `/mcp`, for clients of 2026-07-28: no SDK session, no ORM.
+"""Fast path for `tools/call` at `/mcp`, for protocol version 2026-07-28: no SDK session, no ORM.
 
-As call_path.py for REST: it takes only plain calls of a tool by its own name, on the rolling
-session of a key that was seen a moment ago. All else goes to the endpoint as it came, and what is
-remembered is compared with the database in the transaction that accepts the call.
+Handles only plain calls of a tool by its own name, on the rolling session of a key in the
+authorization cache. All other requests go to the endpoint unchanged. The cached authorization is
+revalidated against the database in the transaction that accepts the call.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from sessions_app.fast_path.http import (
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger.calls import CallResponse
 from sessions_app.mcp import meta_tools as mcp_tools
-from sessions_app.mcp.errors import refuse
+from sessions_app.mcp.errors import send_error
 from sessions_app.models import ApiKey, CallPath, SessionState
 from toolcrib.lib.asgi import (
     Application,
@@ -59,7 +59,7 @@ def is_call(scope_: Scope) -> bool:
 
 
 async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
-    """Answer a call the short way, or hand it to the endpoint."""
+    """Answer a call on the fast path, or pass it to the endpoint."""
     digest = _recognised(scope_)
     if digest is None:
         await ordinary(scope_, receive, send)
@@ -71,8 +71,8 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
             told = await _answered(digest, message, len(body), receive)
         except ClientDisconnected:
             return
-        except KeyRevoked as revoked:  # as the endpoint says it
-            await refuse(send, revoked)
+        except KeyRevoked as revoked:  # in the endpoint's format
+            await send_error(send, revoked)
             return
         if isinstance(told, CallResponse):
             await _answer(send, message["id"], told)
@@ -83,11 +83,11 @@ async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Applicatio
         try:
             await run_in_db_thread(_learn, digest, message["params"]["name"])
         except DatabaseError as error:
-            logger.warning("A session could not be remembered: %s", error)
+            logger.warning("Loading the authorization cache failed: %s", error)
 
 
 def _recognised(scope_: Scope) -> str | None:
-    """Return the digest of the key, where the headers are those of a plain call."""
+    """Return the digest of the key if the headers are those of a plain call."""
     found = single_headers(scope_)
     if found is None:
         return None
@@ -113,7 +113,7 @@ def _recognised(scope_: Scope) -> str | None:
 
 
 def _message(body: bytes, scope_: Scope) -> dict[str, Any] | None:
-    """Read a plain tools/call; None where the endpoint has to look at it."""
+    """Parse a plain tools/call; None if the endpoint has to handle it."""
     try:
         message = parse_strict(body)
     except (ValueError, RecursionError, ToolcribError):
@@ -154,7 +154,7 @@ def _is_client(claimed: object) -> bool:
 async def _answered(
     digest: str, message: dict[str, Any], size: int, receive: Receive
 ) -> CallResponse | int:
-    """Carry out a call, or return the limit it was held to, for the endpoint to do it."""
+    """Execute a call, or return the rate limit it was counted against, for the endpoint."""
     session_id, params = _rolling.get(digest, ""), message["params"]
     ready = authorization_cache.get(digest, session_id)
     if ready is None and session_id and batch_writer.is_running():
@@ -162,9 +162,9 @@ async def _answered(
             ready = await run_in_db_thread(
                 authorization_cache.load, digest, session_id, params["name"]
             )
-        except DatabaseError as error:  # the endpoint says so in its own words
+        except DatabaseError as error:  # the endpoint reports it to the client
             logger.warning("Database unavailable: %s", error)
-    item = ready.seen.lookup(params["name"]) if ready is not None else None
+    item = ready.scope.lookup(params["name"]) if ready is not None else None
     if item is None or item.approved is None or '"x-mcp-header"' in item.approved.body:
         return 0
     request = CallRequest(params["name"], params.get("arguments") or {}, path=CallPath.NATIVE)
@@ -186,7 +186,7 @@ def _said(text: str) -> CallResponse:
 
 
 def _learn(digest: str, name: str) -> None:
-    """Remember a key's rolling session and the tool that was called on it."""
+    """Cache a key's rolling session and its authorization for the called tool."""
     key = ApiKey.objects.select_related("rolling_session__agent").filter(sha256=digest).first()
     session = key.rolling_session if key else None
     if session is None or session.state != SessionState.OPEN:

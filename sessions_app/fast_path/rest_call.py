@@ -1,9 +1,8 @@
-"""The short way for `POST /api/v1/sessions/{id}/call`: no Django request, no ORM.
+"""Fast path for `POST /api/v1/sessions/{id}/call`: no Django request, no ORM.
 
-It takes only what it knows to the last detail: a good key, an open session, a tool that may be
-called, a plain JSON body. Everything else, and every refusal, goes to the ordinary route (api.py)
-with the body it has read, so there is one place that says no, and answers are the same bytes
-whichever way they went.
+Handles only a valid key, an open session, a callable tool and a plain JSON body. All other
+requests, and every rejection, go to the ordinary route (sessions/api.py) with the buffered body.
+So errors are reported in one place, and responses have the same bytes on both paths.
 """
 
 import logging
@@ -26,7 +25,7 @@ from sessions_app.fast_path.http import (
 )
 from sessions_app.ledger.calls import CallResponse
 from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
-from toolcrib.lib.errors import DatabaseUnavailable, Failed, ToolcribError
+from toolcrib.lib.errors import DatabaseUnavailable, InternalError, ToolcribError
 from toolcrib.lib.json_codec import parse_strict
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ def is_call(scope: Scope) -> bool:
 
 
 async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
-    """Answer a call the short way, or hand it to the ordinary route."""
+    """Answer a call on the fast path, or pass it to the ordinary route."""
     session_id = scope["path"][len(START) : -len(END)]
     found = match_fast_path(scope)
     if found is None:
@@ -68,7 +67,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         except Exception:
             mark = secrets.token_hex(6)
             logger.exception("Request %s failed", mark)
-            await send_error(send, Failed(mark))
+            await send_error(send, InternalError(mark))
             return
     if isinstance(answer, CallResponse):
         await send_json(send, answer.body)
@@ -78,7 +77,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
 
 
 def _request(body: bytes, key: bytes | None) -> CallRequest | None:
-    """Read a body of the plain form; None where api.py has to say what is wrong with it."""
+    """Parse a plain body; None if sessions/api.py has to report an error."""
     try:
         given = parse_strict(body)
     except (ValueError, RecursionError, ToolcribError):

@@ -1,7 +1,7 @@
-"""The short way for `POST /api/v1/sessions/{id}/load` and `/search`: no Django request.
+"""Fast path for `POST /api/v1/sessions/{id}/load` and `/search`: no Django request.
 
-As call_path.py for calls. A request that is not plain, a key that is not good and a body that is
-not of the form go to the ordinary route (api.py), which does the same acts and says why not.
+As rest_call.py for calls: requests that are not plain, invalid keys and invalid bodies go to the
+ordinary route (sessions/api.py), which runs the same operations and reports the errors.
 """
 
 import logging
@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 PLAIN = FoundIn(format="json", call_id="")
 
 
-# --- Over bare HTTP -------------------------------------------------------------------------------
-
-
 def is_load_or_search(scope: Scope) -> bool:
     path: str = scope["path"]
     ours = path.endswith(("/load", "/search")) and path.startswith(START)
@@ -41,7 +38,7 @@ def is_load_or_search(scope: Scope) -> bool:
 
 
 async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
-    """Load or search the short way, or hand the request to the ordinary route."""
+    """Load or search on the fast path, or pass the request to the ordinary route."""
     found = match_fast_path(scope)
     session_id, _, what = scope["path"][len(START) :].rpartition("/")
     if found is None or not session_id or "/" in session_id:
@@ -62,8 +59,8 @@ async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: A
             logger.error("Database unavailable: %s", error)  # noqa: TRY400 - no traceback needed
             await send_error(send, DatabaseUnavailable())
             return
-        except DatabaseError as error:  # of a value: the ordinary route says what is wrong with it
-            logger.warning("The database refused a value: %s", error)
+        except DatabaseError as error:  # the ordinary route reports the invalid value
+            logger.warning("Database rejected a value: %s", error)
     if answer is None:
         await ordinary(scope, replay_body(body, whole, receive), send)
     else:
@@ -71,7 +68,7 @@ async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: A
 
 
 def _run(digest: str, session_id: str, what: str, body: bytes) -> str | None:
-    """Do it, and return the answer's JSON; None where the ordinary route has to say why not."""
+    """Run the operation and return its JSON; None if the ordinary route has to report an error."""
     try:
         given = parse_strict(body)
         asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)

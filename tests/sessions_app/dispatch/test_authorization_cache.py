@@ -1,4 +1,4 @@
-"""What is remembered of sessions: enough for any tool of theirs, never more than is of use."""
+"""The authorization cache: contents, limits, eviction and keys that end during a load."""
 
 import pytest
 from django.utils import timezone
@@ -26,23 +26,26 @@ def agent():
     authorization_cache.clear()
 
 
-def learn(agent, session, tool="raw__say"):
+def load(agent, session, tool="raw__say"):
     return authorization_cache.load(ApiKey.objects.get(agent=agent.agent).sha256, session.id, tool)
 
 
-def test_a_session_that_is_known_knows_all_tools_of_a_server_it_called(agent):
+def test_an_entry_can_plan_all_tools_of_the_servers_it_was_loaded_for(agent):
     session = agent.open()
     session.load("mcp:raw")
-    ready = learn(agent, session)
-    assert ready.knows("raw__later")
-    assert not ready.knows("other__say")
-    assert learn(agent, session, "other__say") is ready
-    assert ready.knows("other__say")
-    approved = ready.seen.items["raw__say"].approved
-    assert (ready.shown("raw__say"), ready.shown("other__say")) == (approved.pk, None)
+    authorization = load(agent, session)
+    assert authorization.can_plan("raw__later")
+    assert not authorization.can_plan("other__say")
+    assert load(agent, session, "other__say") is authorization
+    assert authorization.can_plan("other__say")
+    approved = authorization.scope.tools["raw__say"].approved
+    assert (
+        authorization.shown_definition("raw__say"),
+        authorization.shown_definition("other__say"),
+    ) == (approved.pk, None)
 
 
-def test_an_older_definition_that_a_session_loaded_is_remembered(agent):
+def test_an_older_definition_that_a_session_loaded_is_cached(agent):
     server = make_program("raw_calls", slug="third")
     server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
     fold(server, tool_object("say", description="Old words"))
@@ -50,31 +53,31 @@ def test_an_older_definition_that_a_session_loaded_is_remembered(agent):
     session.load("mcp:third")
     fold(server, tool_object("say", description="New words"))
     cache.clear()
-    ready = learn(agent, session, "third__say")
-    shown = ready.shown("third__say")
-    assert shown == ready.older["third__say"]
+    authorization = load(agent, session, "third__say")
+    shown = authorization.shown_definition("third__say")
+    assert shown == authorization.older_definitions["third__say"]
     assert shown not in cache.current().definitions
-    assert ready.knows("third__say")
-    assert ready.held == authorization_cache.BYTES_PER_NAME
+    assert authorization.can_plan("third__say")
+    assert authorization.size_bytes == authorization_cache.BYTES_PER_NAME
 
 
-def test_learning_notes_that_the_key_was_used(agent):
+def test_loading_updates_the_last_use_of_the_key(agent):
     session = agent.open()
     ApiKey.objects.update(last_used_at=None)
-    learn(agent, session)
+    load(agent, session)
     used = ApiKey.objects.get(agent=agent.agent).last_used_at
     assert (timezone.now() - used).total_seconds() < 60
 
 
-@pytest.mark.parametrize("session_id", ["nobody's", "", "a\0b", "a/b", "é" * 50])
-def test_nothing_is_learned_of_what_is_not_there(agent, session_id):
+@pytest.mark.parametrize("session_id", ["unknown", "", "a\0b", "a/b", "é" * 50])
+def test_unknown_sessions_are_not_cached(agent, session_id):
     digest = ApiKey.objects.get(agent=agent.agent).sha256
     assert authorization_cache.load(digest, session_id, "raw__say") is None
-    assert not authorization_cache._known
+    assert not authorization_cache._entries
 
 
 @pytest.mark.parametrize("bound", ["sessions", "bytes"])
-def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, bound):
+def test_the_oldest_entries_are_evicted_above_the_limits(agent, monkeypatch, bound):
     sessions = [agent.open() for _ in range(4)]
     for session in sessions:
         session.load("mcp:raw")
@@ -89,44 +92,44 @@ def test_the_oldest_are_forgotten_where_it_becomes_too_much(agent, monkeypatch, 
             authorization_cache, "MAX_BYTES", 6 * authorization_cache.BYTES_PER_NAME
         )
     for session in sessions:
-        learn(agent, session)
-    assert [session_id for _, session_id in authorization_cache._known] == [
-        one.id for one in sessions[2:]
+        load(agent, session)
+    assert [session_id for _, session_id in authorization_cache._entries] == [
+        session.id for session in sessions[2:]
     ]
-    assert authorization_cache._held == 6 * authorization_cache.BYTES_PER_NAME
+    assert authorization_cache._total_bytes == 6 * authorization_cache.BYTES_PER_NAME
     authorization_cache.clear()
-    assert (authorization_cache._known, authorization_cache._held) == ({}, 0)
+    assert (authorization_cache._entries, authorization_cache._total_bytes) == ({}, 0)
 
 
-def test_hundreds_of_tools_take_bytes(agent):
-    """And each is told from the others, loaded or not."""
+def test_hundreds_of_loaded_tools_take_few_bytes(agent):
+    """Each tool is still known as loaded or not loaded."""
     names = [f"tool_{number}" for number in range(300)]
     fold(make_program("raw_calls", slug="wide"), *map(tool_object, names))
     cache.clear()
     session = agent.open()
     assert session.load("mcp:wide", *(f"wide__{name}" for name in names[::3]))
-    ready = learn(agent, session, "wide__tool_0")
-    shown = [name for name in names if ready.shown(f"wide__{name}") is not None]
+    authorization = load(agent, session, "wide__tool_0")
+    shown = [name for name in names if authorization.shown_definition(f"wide__{name}") is not None]
     assert shown == names[::3]
-    assert (ready.older, ready.held < 50) == ({}, True)
+    assert (authorization.older_definitions, authorization.size_bytes < 50) == ({}, True)
 
 
-def test_what_is_known_of_an_older_catalog_goes_with_it(agent):
+def test_entries_of_an_older_catalog_are_removed(agent):
     first, second = agent.open(), agent.open()
-    learn(agent, first)
+    load(agent, first)
     fold(make_program("raw_calls", slug="third"), tool_object("say"))
     cache.clear()
-    learn(agent, second)
-    assert [session_id for _, session_id in authorization_cache._known] == [second.id]
+    load(agent, second)
+    assert [session_id for _, session_id in authorization_cache._entries] == [second.id]
 
 
 @pytest.mark.parametrize("change", ["revoked", "deleted"])
-def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, monkeypatch, change):
-    """To note its use waits for whoever writes just then, and that may be its revocation."""
-    session, found = agent.open(), api_keys.find_key_by_digest
+def test_a_key_that_is_revoked_during_the_lookup_is_not_cached(agent, monkeypatch, change):
+    """Updating the last use may wait for another writer, which may be the revocation."""
+    session, find_key_by_digest = agent.open(), api_keys.find_key_by_digest
 
-    def then_it_ends(digest):
-        key = found(digest)
+    def find_then_end(digest):
+        key = find_key_by_digest(digest)
         if change == "revoked":
             api_keys.revoke(ApiKey.objects.get(pk=key.pk), actor=SYSTEM)
         else:
@@ -134,19 +137,19 @@ def test_a_key_that_ends_while_it_is_being_looked_up_is_not_remembered(agent, mo
         return key
 
     digest = ApiKey.objects.get(agent=agent.agent).sha256
-    monkeypatch.setattr(api_keys, "find_key_by_digest", then_it_ends)
+    monkeypatch.setattr(api_keys, "find_key_by_digest", find_then_end)
     assert authorization_cache.load(digest, session.id, "raw__say") is None
-    assert not authorization_cache._known
+    assert not authorization_cache._entries
 
 
-def test_a_session_is_not_learned_for_another_agent(agent):
+def test_a_session_is_not_cached_for_another_agent(agent):
     session, other = agent.open(), make_agent_client("other", mode="deferred")
     assert authorization_cache.load(other.agent.pk, session.id, "raw__say") is None
     assert authorization_cache.load(agent.agent.pk, session.id, "raw__say") is not None
 
 
-def test_what_is_too_old_to_be_used_is_not_kept_either(agent):
+def test_expired_entries_are_evicted(agent):
     old, new = agent.open(), agent.open()
-    learn(agent, old).until = 0.0
-    learn(agent, new)
-    assert [session_id for _, session_id in authorization_cache._known] == [new.id]
+    load(agent, old).valid_until = 0.0
+    load(agent, new)
+    assert [session_id for _, session_id in authorization_cache._entries] == [new.id]

@@ -1,4 +1,4 @@
-"""A key that is revoked while something goes on under it: it ends, whichever way it came in."""
+"""Key revocation cancels running calls, trials and connections, on every path."""
 
 import asyncio
 import gc
@@ -34,8 +34,8 @@ def disable() -> None:
     agent_actions.disable(Agent.objects.get(), actor=SYSTEM)
 
 
-def inside(scenario: Any, door: Door) -> Any:
-    """Run a scenario with all that the lifespan starts."""
+def run_with_lifespan(scenario: Any, door: Door) -> Any:
+    """Run a scenario with the parts that the lifespan starts."""
 
     async def run() -> Any:
         async with (
@@ -43,22 +43,22 @@ def inside(scenario: Any, door: Door) -> Any:
             batch_writer.run_writer(),
             key_revocation.watch_revocations(),
             upstream_calls.call_pool(),
-            door.endpoint.running(),
+            door.endpoint.run(),
         ):
             return await scenario()
 
     return asyncio.run(run())
 
 
-async def under_way(many: int = 1) -> None:
+async def wait_for_running_calls(many: int = 1) -> None:
     rows = Call.objects.filter(state="sent", tool_name="raw__later")
-    await in_database(wait_for, lambda: rows.count() == many, what="calls under way")
+    await in_database(wait_for, lambda: rows.count() == many, what="calls are running")
 
 
 @pytest.mark.parametrize(
     ("way", "act"), [*((way, revoke) for way in WAYS), ("rest short", disable)]
 )
-def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog, monkeypatch):
+def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, caplog, monkeypatch):
     protocol, _, how = way.partition(" ")
     if how != "short":
         monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
@@ -79,31 +79,31 @@ def test_a_call_ends_with_its_key_whichever_way_it_came(way, act, agent, caplog,
         return status, json.loads(body)["error"]["data"]
 
     async def scenario():
-        brief = {"seconds": 0}
+        short = {"seconds": 0}
         if protocol == "rest":
-            await web.call({**LATER, "arguments": brief})
+            await web.call({**LATER, "arguments": short})
         else:
-            await door.ask(request("raw__later", brief))
+            await door.ask(request("raw__later", short))
         call = asyncio.create_task(rest() if protocol == "rest" else mcp())
-        await under_way()
+        await wait_for_running_calls()
         await in_database(act)
-        said = await call
-        # The cut of a request does not wait for the ledger; the ledger is written all the same.
-        await in_database(wait_for, lambda: not dispatcher._in_flight, what="nothing is carried")
-        return said
+        response = await call
+        # A cancelled request does not wait for the ledger, which is written afterwards.
+        await in_database(wait_for, lambda: not dispatcher._in_flight, what="no call is in flight")
+        return response
 
-    status, error = inside(scenario, door)
+    status, error = run_with_lifespan(scenario, door)
     assert (status, error["code"]) == (401, "unauthorized")
-    assert error["message"] == "This key was revoked, or has expired."
+    assert error["message"] == "This key was revoked or has expired."
     row = Call.objects.latest("pk")
     assert (row.state, row.error_code) == ("unknown", "key_revoked")
     assert "Whether the tool ran is not known" in row.error_message
-    assert not key_revocation._under_way
+    assert not key_revocation._registered
     gc.collect()
     assert "never retrieved" not in caplog.text
 
 
-def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
+def test_a_tried_tool_is_cancelled_with_its_token_and_other_calls_continue(agent):
     admin, _ = api_keys.create_key("trier", "admin", actor=SYSTEM)
     tool = Tool.objects.get(name="later")
     web = Web(agent.key, agent.open().id)
@@ -113,69 +113,69 @@ def test_a_trial_ends_with_its_token_and_others_calls_go_on(agent):
         actor = Actor("token", admin.name, admin.pk)
         trial = asyncio.create_task(dispatcher.try_tool(tool, {"seconds": 50}, actor=actor))
         other = asyncio.create_task(web.call({**LATER, "arguments": {"seconds": 2}}))
-        await under_way(2)
+        await wait_for_running_calls(2)
         await in_database(api_keys.revoke, admin, actor=SYSTEM)
         with pytest.raises(key_revocation.KeyRevoked):
             await trial
         return await other
 
-    assert inside(scenario, door).status == 200
+    assert run_with_lifespan(scenario, door).status == 200
     assert set(Call.objects.values_list("state", flat=True)) == {"unknown", "succeeded"}
 
 
-class Silent:
-    """Something under a key that notes when it is ended."""
+class RegisteredWork:
+    """Work of a key that records when it is ended."""
 
     def __init__(self, key: int) -> None:
         self.key, self.ended = key, asyncio.Event()
 
-    def end(self, why: ToolcribError) -> None:
+    def end(self, reason: ToolcribError) -> None:
         self.ended.set()
 
 
-def test_a_database_that_is_away_ends_nothing_and_is_asked_again(agent, monkeypatch):
+def test_an_unavailable_database_cancels_nothing_and_is_checked_again(agent, monkeypatch):
     from django.db import OperationalError
 
-    away = asyncio.Event()
-    good = key_revocation._is_valid
+    failed = asyncio.Event()
+    valid_keys = key_revocation._valid_keys
 
-    def failing(wanted: Any) -> Any:
-        monkeypatch.setattr(key_revocation, "_is_valid", good)
-        loop.call_soon_threadsafe(away.set)
+    def failing(keys: Any) -> Any:
+        monkeypatch.setattr(key_revocation, "_valid_keys", valid_keys)
+        loop.call_soon_threadsafe(failed.set)
         raise OperationalError("no answer")
 
     async def scenario():
         nonlocal loop
         loop = asyncio.get_running_loop()
-        what = Silent((await in_database(ApiKey.objects.get)).pk)
-        key_revocation.register(what)
-        await away.wait()
-        assert not what.ended.is_set()
+        work = RegisteredWork((await in_database(ApiKey.objects.get)).pk)
+        key_revocation.register(work)
+        await failed.wait()
+        assert not work.ended.is_set()
         await in_database(revoke)
-        await what.ended.wait()
-        key_revocation.unregister(what)
+        await work.ended.wait()
+        key_revocation.unregister(work)
 
     loop: Any = None
-    monkeypatch.setattr(key_revocation, "_is_valid", failing)
-    inside(scenario, Door(agent.key, short=True))
+    monkeypatch.setattr(key_revocation, "_valid_keys", failing)
+    run_with_lifespan(scenario, Door(agent.key, short=True))
 
 
-def test_a_handshake_connection_ends_with_its_key(agent):
+def test_a_handshake_connection_is_closed_when_its_key_is_revoked(agent):
     door = Door(agent.key, short=True)
     server: mcp_server.ToolcribMcpServer = door.endpoint.server
     listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
 
     async def scenario():
-        known = await door.shake()
-        assert (await door.send(listing, mcp_session_id=known))[0] == 200
+        connection_id = await door.shake()
+        assert (await door.send(listing, mcp_session_id=connection_id))[0] == 200
         session = await in_database(AgentSession.objects.get)
         assert (session.state, len(server.connections)) == ("open", 1)
         await in_database(revoke)
-        gone = lambda: not server.connections and not door.endpoint.manager._server_instances  # noqa: E731
-        await in_database(wait_for, gone, what="the connection is gone")
+        closed = lambda: not server.connections and not door.endpoint.manager._server_instances  # noqa: E731
+        await in_database(wait_for, closed, what="the connection is closed")
         await in_database(session.refresh_from_db)
         assert session.state == "closed"
-        return (await door.send(listing, mcp_session_id=known))[0]
+        return (await door.send(listing, mcp_session_id=connection_id))[0]
 
-    assert inside(scenario, door) == 401
-    assert not key_revocation._under_way
+    assert run_with_lifespan(scenario, door) == 401
+    assert not key_revocation._registered

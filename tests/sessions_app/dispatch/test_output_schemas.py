@@ -1,4 +1,4 @@
-"""Schemas of a hostile server on the way of a call: none of them holds up the event loop."""
+"""Output schemas of a hostile server: none of them blocks the event loop."""
 
 import asyncio
 import socket
@@ -20,7 +20,8 @@ from tests.support.factories import fold, make_server, tool_object
 from tests.support.upstream_calls import through_the_sdk
 from tests.support.upstreams.scripted import Asked, Scripted, whole
 
-# Python's own engine takes some 2^60 steps for this; the SDK's client would use it, on the loop.
+# Catastrophic backtracking: Python's `re`, which the SDK's client uses on the event loop, would
+# need about 2^60 steps.
 PATTERN = "^(a+)+$"
 RESULT = '{"content": [], "structuredContent": {"word": "%s!"}, "resultType": "complete"}' % (
     "a" * 60
@@ -35,7 +36,7 @@ async def evil(asked: Asked) -> bool:
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 @pytest.mark.parametrize("client", ["lean", "sdk"])
 @pytest.mark.django_db(transaction=True)
-def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, era, monkeypatch):
+def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, era, monkeypatch):
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", slug="evil")
     word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
@@ -47,7 +48,7 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     web = Web(agent.key, agent.open().id)
     compiled: list[threading.Thread] = []
 
-    class Noted(validation.Validator):
+    class RecordingValidator(validation.Validator):
         def __init__(self, schema: Any) -> None:
             compiled.append(threading.current_thread())
             super().__init__(schema)
@@ -62,7 +63,7 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
             body = {"tool_name": "evil__ping", "arguments": {}}
             return [await web.call(body) for _ in range(3)]
 
-    monkeypatch.setattr(validation, "Validator", Noted)
+    monkeypatch.setattr(validation, "Validator", RecordingValidator)
     monkeypatch.setattr(validation.validators, "_compiled", {})
     with through_the_sdk() if client == "sdk" else nullcontext():
         answers = asyncio.run(scenario())
@@ -72,5 +73,5 @@ def test_a_pattern_that_backtracks_for_ever_elsewhere_is_judged_at_once(client, 
     assert set(Call.objects.values_list("state", flat=True)) == {"failed"}
     assert len(upstream.calls) == 3
     assert len(compiled) == 2  # input and output, once
-    assert threading.main_thread() not in compiled, "schemas are compiled off the loop"
+    assert threading.main_thread() not in compiled, "schemas must be compiled off the event loop"
     authorization_cache.clear()

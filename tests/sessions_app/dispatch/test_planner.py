@@ -1,7 +1,7 @@
-"""Deciding on a call: what the session was shown, what is newer, what stands against it.
+"""Call planning and the ledger: definitions, validation, policy, idempotency, recovery, limits.
 
-Custom tools answer without a server, so what is decided before one is touched shows here; what
-comes after is in tests/e2e/live.
+Custom tools answer without a server, so these tests cover everything before a call is sent; the
+rest is in tests/e2e/live.
 """
 
 import json
@@ -54,7 +54,7 @@ def session(scout):
     return scout.open()
 
 
-def test_bad_arguments_come_back_with_what_is_wrong_and_the_schema(session):
+def test_invalid_arguments_are_rejected_with_the_problems_and_the_schema(session):
     answer = session.call("count", {"n": "five"})
     text = answer["content"][0]["text"]
     assert answer["error"]["code"] == "invalid_arguments"
@@ -78,16 +78,16 @@ def test_a_custom_tool_answers_client_with_the_validated_arguments(session):
     assert session.get("/stats")["tokens"]["by"]["call"] == answer["tokens"] > 0
 
 
-def test_one_correction_suffices_after_an_approved_change(session, counting):
+def test_one_correction_is_enough_after_an_approved_change(session, counting):
     assert session.call("count", {"n": 5})["state"] == "client"  # preloaded: pinned when opened
     tools = session.get("/tools").bytes
     custom(TEXT, tool=counting)
-    old_way = session.call("count", {"n": 5})
-    assert old_way["error"]["code"] == "definition_changed"
-    assert '"type":"string"' in old_way["content"][0]["text"]
-    assert "changed since" in old_way["content"][0]["text"]
+    outdated = session.call("count", {"n": 5})
+    assert outdated["error"]["code"] == "definition_changed"
+    assert '"type":"string"' in outdated["content"][0]["text"]
+    assert "changed since" in outdated["content"][0]["text"]
     assert session.call("count", {"n": "5"})["state"] == "client"
-    # From now on the newer one counts: a mistake is no longer called a change.
+    # From now on the newer definition applies: an error is no longer reported as a change.
     assert session.call("count", {"n": 5})["error"]["code"] == "invalid_arguments"
     assert '"type":"string"' in session.call("count", {"n": 5})["content"][0]["text"]
     assert session.get("/tools/count")["parameters"]["properties"]["n"] == {"type": "string"}
@@ -104,7 +104,7 @@ def test_arguments_that_match_neither_definition_need_one_correction_too(session
     assert session.call("count", {"n": "5"})["state"] == "client"
 
 
-def test_a_load_gives_the_newer_definition_once_a_call_was_answered_with_it(counting):
+def test_a_load_returns_the_newer_definition_after_a_call_has_quoted_it(counting):
     group_actions.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
     group_id = Group.objects.get().group_id
     session = make_agent_client("late", mode="deferred").open()
@@ -122,14 +122,14 @@ def test_a_load_gives_the_newer_definition_once_a_call_was_answered_with_it(coun
     assert child.load(group_id, "count").bytes == newer.bytes
 
 
-def test_a_session_that_loaded_nothing_is_held_to_the_newest(counting):
+def test_a_session_that_loaded_nothing_is_validated_against_the_newest_definition(counting):
     group_actions.set_preload(Group.objects.get(), [counting], False, actor=SYSTEM)
     session = make_agent_client("late", mode="deferred").open()
     custom(TEXT, tool=counting)
     assert session.call("count", {"n": "5"})["state"] == "client"
 
 
-def test_held_and_denied_tools_are_refused_with_the_reason(session, counting):
+def test_hidden_and_denied_tools_are_rejected_with_the_reason(session, counting):
     set_call_policy(counting, "deny", actor=SYSTEM)
     assert session.call("count", {"n": 5})["error"]["code"] == "denied"
     hold(counting, "under review", actor=SYSTEM)
@@ -138,7 +138,7 @@ def test_held_and_denied_tools_are_refused_with_the_reason(session, counting):
     assert "under review" in answer["content"][0]["text"]
 
 
-def test_nothing_of_a_waiting_change_is_used_or_quoted_and_strict_stops_calls(github):
+def test_a_pending_change_is_neither_used_nor_quoted_and_strict_trust_blocks_calls(github):
     schema = {"type": "object", "properties": {"what": {"type": "string"}}, "required": ["what"]}
     newer = {"type": "object", "properties": {"who": {"type": "string"}}, "required": ["who"]}
     server = github.follows
@@ -146,10 +146,10 @@ def test_nothing_of_a_waiting_change_is_used_or_quoted_and_strict_stops_calls(gi
     names = ["create_issue", "list_issues", "search_code", "merge_pull"]
     fold(server, *(tool_object(name, inputSchema=schema) for name in names),
          tool_object("get_file", inputSchema=newer))  # fmt: skip
-    for one in (session, session.client.open()):
-        # Valid by the approved definition: sent, to a server that nobody runs in this test.
-        assert one.call("github__get_file", {"what": "x"}).status == 503
-        refused = one.call("github__get_file", {"who": 7})
+    for open_session in (session, session.client.open()):
+        # Valid for the approved definition, so it is sent; its server does not run in this test.
+        assert open_session.call("github__get_file", {"what": "x"}).status == 503
+        refused = open_session.call("github__get_file", {"who": 7})
         assert refused["error"]["code"] == "invalid_arguments"
         text = refused["content"][0]["text"].partition("(sent:")[0]
         assert '"what"' in refused["content"][0]["text"]
@@ -159,7 +159,7 @@ def test_nothing_of_a_waiting_change_is_used_or_quoted_and_strict_stops_calls(gi
     Revision.bump()
     assert session.call("github__get_file", {"what": "x", "who": "y"})["error"]["code"] == "waiting"
     approval_actions.keep_old(Tool.objects.get(public_name="github__get_file"), actor=SYSTEM)
-    # Sent now, to a server that nobody runs in this test.
+    # Sent; the server does not run in this test.
     assert session.call("github__get_file", {"what": "x"}).status == 503
 
 
@@ -185,7 +185,7 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
 # --- Idempotency --------------------------------------------------------------------------------
 
 
-def test_the_same_key_and_body_give_the_stored_answer_and_another_body_is_refused(session):
+def test_an_idempotency_key_returns_the_stored_response_and_rejects_another_body(session):
     first = session.call("count", {"n": 1}, Idempotency_Key="a")
     assert session.call("count", {"n": 1}, Idempotency_Key="a").bytes == first.bytes
     other = session.call("count", {"n": 2}, Idempotency_Key="a")
@@ -193,7 +193,7 @@ def test_the_same_key_and_body_give_the_stored_answer_and_another_body_is_refuse
     assert Call.objects.count() == 1
 
 
-def test_a_key_under_way_is_refused_for_now(session):
+def test_an_idempotency_key_in_progress_is_rejected_with_a_retry_time(session):
     session.call("count", {"n": 1}, Idempotency_Key="a")
     Call.objects.update(state="sent")
     answer = session.call("count", {"n": 1}, Idempotency_Key="a")
@@ -201,13 +201,13 @@ def test_a_key_under_way_is_refused_for_now(session):
     assert answer.headers["Retry-After"] == "1"
 
 
-def test_a_key_belongs_to_one_agent(session):
+def test_an_idempotency_key_belongs_to_one_agent(session):
     other = make_agent_client("other").open()
     session.call("count", {"n": 1}, Idempotency_Key="a")
     assert other.call("count", {"n": 2}, Idempotency_Key="a")["state"] == "client"
 
 
-def test_what_was_not_sent_may_be_tried_again_under_its_key(github):
+def test_a_call_that_was_not_sent_can_be_retried_with_its_idempotency_key(github):
     session = make_agent_client("scout").open()
     for _ in range(2):
         answer = session.call("github__get_file", {"what": "x"}, Idempotency_Key="a")
@@ -217,18 +217,18 @@ def test_what_was_not_sent_may_be_tried_again_under_its_key(github):
 
 
 @pytest.mark.parametrize("key", ["", " ", "x" * 256, "x" * 10_240, "ключ", "a\x7f"])
-def test_an_unusable_key_is_refused(session, key):
+def test_an_invalid_idempotency_key_is_rejected(session, key):
     answer = session.call("count", {"n": 1}, Idempotency_Key=key)
     assert answer.status == 422
     assert Call.objects.count() == 0
 
 
-def test_the_servers_own_timeout_is_a_calls_deadline_unless_the_caller_gives_one(github):
+def test_the_servers_timeout_sets_the_deadline_unless_the_caller_sets_one(github):
     github.follows.call_timeout = 300
     github.follows.save()
     session = make_agent_client("scout").open()
-    for given, expected in (({}, 300), ({"timeout": 7}, 7)):
-        session.call("github__get_file", {"what": "x"}, **given)
+    for options, expected in (({}, 300), ({"timeout": 7}, 7)):
+        session.call("github__get_file", {"what": "x"}, **options)
         row = Call.objects.first()
         assert (row.deadline - row.accepted_at).total_seconds() == expected
 
@@ -236,7 +236,7 @@ def test_the_servers_own_timeout_is_a_calls_deadline_unless_the_caller_gives_one
 # --- The ledger ---------------------------------------------------------------------------------
 
 
-def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
+def test_a_call_of_a_dead_process_becomes_unknown(session):
     session.call("count", {"n": 1}, Idempotency_Key="a")
     CallAnswer.objects.all().delete()
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -253,7 +253,7 @@ def test_a_call_of_a_dead_process_becomes_unknown_and_says_so(session):
 OLD = timedelta(minutes=5)
 
 
-def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session):
+def test_a_call_that_finishes_after_recovery_is_recorded_and_counted_once(session):
     session.call("count", {"n": 1}, Idempotency_Key="a")
     was = AgentSession.objects.get()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=timezone.now() - OLD)
@@ -263,31 +263,31 @@ def test_a_call_that_ends_after_it_was_given_up_is_told_and_counted_once(session
     events = Event.objects.count()
 
     entry = sql.CallRow.from_model(Call.objects.get())
-    ending = call_ledger.CallResult(
+    result = call_ledger.CallResult(
         "succeeded", False, [{"type": "text", "text": "late"}], tokens=5
     )
-    async_to_sync(call_ledger.finish)(entry, ending)
+    async_to_sync(call_ledger.finish)(entry, result)
 
     assert Call.objects.get().state == "succeeded"
     again = session.call("count", {"n": 1}, Idempotency_Key="a")
-    assert (again["state"], again["content"]) == ("succeeded", ending.content)
+    assert (again["state"], again["content"]) == ("succeeded", result.content)
     assert Event.objects.count() == events
     now = AgentSession.objects.get()
-    assert (now.calls, now.errors) == (was.calls + 1, was.errors + 1)  # of the giving up
+    assert (now.calls, now.errors) == (was.calls + 1, was.errors + 1)  # counted by the recovery
 
 
-@pytest.mark.parametrize(("past", "given_up"), [(30, 0), (90, 1)])
-def test_a_call_of_a_process_elsewhere_gets_a_minute_more_than_one_of_ours(session, past, given_up):
+@pytest.mark.parametrize(("past", "recovered"), [(30, 0), (90, 1)])
+def test_calls_of_other_processes_have_a_longer_grace_period(session, past, recovered):
     session.call("count", {"n": 1})
     deadline = timezone.now() - timedelta(seconds=past)
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=deadline)
-    assert call_ledger.recover_lost_calls() == given_up
+    assert call_ledger.recover_lost_calls() == recovered
     Call.objects.update(state="sent", holder=call_ledger.THIS_PROCESS, deadline=deadline)
     assert call_ledger.recover_lost_calls() == 1
 
 
-def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch):
-    """R25: the database's clock decides."""
+def test_a_local_clock_jump_does_not_recover_calls_of_other_processes(session, monkeypatch):
+    """The database's clock is used for calls of other processes."""
     session.call("count", {"n": 1})
     now = timezone.now()
     Call.objects.update(state="sent", holder="elsewhere 1 1", deadline=now + timedelta(seconds=60))
@@ -295,14 +295,14 @@ def test_a_clock_that_jumps_here_gives_up_no_call_of_others(session, monkeypatch
     assert call_ledger.recover_lost_calls() == 0
 
 
-def test_a_call_that_is_gone_meanwhile_holds_up_nothing(session):
+def test_recovery_ignores_a_call_that_was_deleted_meanwhile(session):
     session.call("count", {"n": 1})
     call = Call.objects.get()
     Call.objects.all().delete()
     assert call_ledger._mark_unknown(call) == 0
 
 
-def test_a_call_under_way_in_this_process_is_left_alone(session):
+def test_recovery_ignores_a_running_call_of_this_process(session):
     session.call("count", {"n": 1})
     Call.objects.update(
         state="sent",
@@ -312,7 +312,7 @@ def test_a_call_under_way_in_this_process_is_left_alone(session):
     assert call_ledger.recover_lost_calls() == 0
 
 
-def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
+def test_stored_arguments_are_redacted_and_truncated(session):
     session.post("/call", {"tool_name": "count", "arguments": {"n": 1, "api_key": "hush"}})
     assert "hush" not in Call.objects.get().arguments
     assert json.loads(Call.objects.get().arguments) == {"n": 1, "api_key": "***"}
@@ -326,7 +326,7 @@ def test_what_is_kept_of_arguments_has_no_secrets_and_an_end(session):
     assert long["bytes"] > 100_000
 
 
-def test_no_secret_is_kept_in_the_words_about_a_call(counting, scout):
+def test_no_secret_is_stored_in_arguments_results_or_messages(counting, scout):
     schema = {"type": "object", "properties": {"password": {"type": "integer"}, "n": {}}}
     login = custom(schema, "login")
     regroup("people", login)
@@ -338,12 +338,12 @@ def test_no_secret_is_kept_in_the_words_about_a_call(counting, scout):
     assert session.call("enter", {"password": 12345678})["is_error"] is True
     assert session.call("login", {"password": 12345678})["state"] == "client"
     for row in Call.objects.all():
-        kept_words = f"{row.arguments}{row.result_copy}{row.error_message}"
-        assert "hunter2" not in kept_words
-        assert "12345678" not in kept_words
+        stored = f"{row.arguments}{row.result_copy}{row.error_message}"
+        assert "hunter2" not in stored
+        assert "12345678" not in stored
 
 
-def test_limits_are_429_with_when_to_try_again(scout, session):
+def test_rate_limits_return_429_with_a_retry_time(scout, session):
     scout.agent.calls_per_minute = 2
     scout.agent.searches_per_minute = 1
     scout.agent.save()
@@ -367,14 +367,14 @@ def test_calls_in_flight_are_limited(github):
     assert session.call("github__get_file", {"what": "x"}).status == 503
 
 
-def test_the_tokens_of_a_large_result_are_estimated_from_all_over_it():
-    text = "tool " * 20_000 + "1" * 200_000  # of two parts that cost differently
-    exact, of_its_start = count(text), count(text[:100_000]) * len(text) / 100_000
-    assert abs(of_its_start - exact) > 0.25 * exact
+def test_the_tokens_of_a_large_result_are_estimated_from_samples_across_it():
+    text = "tool " * 20_000 + "1" * 200_000  # two parts with different token densities
+    exact, from_start = count(text), count(text[:100_000]) * len(text) / 100_000
+    assert abs(from_start - exact) > 0.25 * exact
 
-    found = dispatcher._tokens([{"type": "text", "text": text}], None)
+    estimate = dispatcher._count_tokens([{"type": "text", "text": text}], None)
 
-    assert abs(found - exact) < 0.05 * exact
-    assert dispatcher._tokens([{"type": "text", "text": text[:50_000]}], None) == count(
+    assert abs(estimate - exact) < 0.05 * exact
+    assert dispatcher._count_tokens([{"type": "text", "text": text[:50_000]}], None) == count(
         text[:50_000]
     )

@@ -1,4 +1,4 @@
-"""A call over MCP by the short way and by the SDK's: the same bytes, and the same refusals."""
+"""A call over MCP on the fast path and through the SDK: the same responses and the same errors."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def request(name: str = "raw__say", arguments: Any = None, **fields: Any) -> dic
 
 
 class Door:
-    """`/mcp` as it is served; `ways` says which way each request went."""
+    """`/mcp` as it is served; `ways` records which path each request took."""
 
     def __init__(self, key: str, *, short: bool) -> None:
         self.key, self.short = key, short
@@ -49,7 +49,7 @@ class Door:
         self.ways: list[str] = []
 
     async def ask(self, message: Any = None, **headers: str) -> tuple[int, bytes]:
-        """Send a call of the newer era."""
+        """Send a call with the modern protocol version."""
         if not self.short:
             authorization_cache.clear()
             mcp_call._rolling.clear()
@@ -64,7 +64,7 @@ class Door:
         return status, body
 
     async def shake(self) -> str:
-        """Do the handshake of the older era; return the id of the connection."""
+        """Do the handshake; return the id of the connection."""
         hello = {"protocolVersion": LEGACY, "capabilities": {}}
         hello["clientInfo"] = {"name": "tests", "version": "1"}
         message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
@@ -76,7 +76,7 @@ class Door:
         return known
 
     async def send(self, message: Any, **headers: str) -> tuple[int, bytes]:
-        """Send anything."""
+        """Send any message."""
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         status, _, body = await self._exchange(message, given)
         return status, body
@@ -106,7 +106,7 @@ class Door:
             "http_version": "1.1",
         }
         incoming = [{"type": "http.request", "body": raw, "more_body": False}]
-        told: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         way = "short"
 
         async def receive() -> Any:
@@ -115,7 +115,7 @@ class Door:
             await asyncio.Event().wait()
 
         async def send(message: Any) -> None:
-            told.append(message)
+            messages.append(message)
 
         async def ordinary(*args: Any) -> None:
             nonlocal way
@@ -124,8 +124,12 @@ class Door:
 
         await mcp_call.call(scope, receive, send, ordinary)
         self.ways.append(way)
-        names = {name.decode(): text.decode() for name, text in told[0]["headers"]}
-        return told[0]["status"], names, b"".join(part.get("body", b"") for part in told[1:])
+        names = {name.decode(): text.decode() for name, text in messages[0]["headers"]}
+        return (
+            messages[0]["status"],
+            names,
+            b"".join(part.get("body", b"") for part in messages[1:]),
+        )
 
 
 @pytest.fixture(params=["short", "ordinary"])
@@ -137,7 +141,7 @@ def run(agent, request):
                 asyncio.timeout(60),
                 batch_writer.run_writer(),
                 upstream_calls.call_pool(),
-                door.endpoint.running(),
+                door.endpoint.run(),
             ):
                 return door, await scenario(door)
 
@@ -146,7 +150,7 @@ def run(agent, request):
     return run
 
 
-def test_both_ways_give_the_same_answers_and_rows(run):
+def test_both_paths_give_the_same_responses_and_rows(run):
     async def scenario(door):
         return [await door.ask() for _ in range(3)]
 
@@ -176,7 +180,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("result", ODD)
-def test_whatever_a_server_answers_is_the_same_either_way(run, result):
+def test_every_server_result_is_the_same_on_both_paths(run, result):
     message = request(arguments={"result": json.dumps(ODD[result])})
 
     async def scenario(door):
@@ -185,16 +189,16 @@ def test_whatever_a_server_answers_is_the_same_either_way(run, result):
     door, answers = run(scenario)
     assert door.ways == ["ordinary", "short" if door.short else "ordinary"]
     assert [status for status, _ in answers] == [200, 200]
-    # The same value; the SDK escapes what is not ASCII and orders keys otherwise.
+    # The same value; the SDK escapes non-ASCII characters and orders keys differently.
     first, second = (json.loads(body) for _, body in answers)
     assert first == second
-    told = json.loads(answers[0][1])["result"]
-    assert told["isError"] is ODD[result].get("isError", False)
+    result_body = json.loads(answers[0][1])["result"]
+    assert result_body["isError"] is ODD[result].get("isError", False)
     for part in ("content", "structuredContent"):
-        assert told.get(part) == ODD[result].get(part)
+        assert result_body.get(part) == ODD[result].get(part)
 
 
-def test_what_the_short_way_does_not_know_goes_the_ordinary_one(run):
+def test_unusual_requests_take_the_ordinary_path(run):
     odd = {
         "a progress token": ({"message": request(meta={"progressToken": 1})}, 200),
         "another name in the header": ({"mcp_name": "raw__seen"}, 400),
@@ -227,7 +231,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_holds_from_the_very_next_call(run, change):
+def test_a_change_applies_to_the_next_call(run, change):
     act, expected, words = CHANGES[change]
 
     async def scenario(door):
@@ -242,7 +246,7 @@ def test_a_change_holds_from_the_very_next_call(run, change):
     assert Call.objects.filter(state="succeeded").count() == 2
 
 
-def test_a_session_that_was_closed_is_followed_by_another(run):
+def test_a_closed_session_is_replaced_by_a_new_one(run):
     async def scenario(door):
         await door.ask()
         await door.ask()
@@ -254,8 +258,8 @@ def test_a_session_that_was_closed_is_followed_by_another(run):
     assert list(AgentSession.objects.order_by("pk").values_list("calls", flat=True)) == [2, 2]
 
 
-def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
-    """As after a quiet minute: it is looked up anew, counted, and then not the short way's."""
+def test_a_call_that_the_fast_path_passes_on_is_counted_once(run, monkeypatch):
+    """As after an idle minute: the entry is loaded again, the call counted and then passed on."""
     counted = []
     count = rate_limits.check_rate
 
@@ -277,7 +281,7 @@ def test_a_call_that_the_short_way_hands_on_is_counted_once(run, monkeypatch):
     assert counted == ["calls"]
 
 
-def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run, monkeypatch):
+def test_the_endpoint_reports_a_database_error_of_the_cache_lookup(run, monkeypatch):
     def locked(*args):
         raise OperationalError("database is locked")
 
@@ -293,8 +297,8 @@ def test_a_database_that_fails_the_look_up_leaves_the_answer_to_the_endpoint(run
     assert "jsonrpc" in json.loads(body)
 
 
-def test_a_large_message_is_read_off_the_event_loop(run, monkeypatch):
-    """Before anybody knows who sends it, with a call of Python for each of its objects."""
+def test_a_large_message_is_parsed_off_the_event_loop(run, monkeypatch):
+    """The sender is not authenticated yet, and parsing calls Python for each object."""
     where = []
 
     def parsed(body):

@@ -1,7 +1,7 @@
-"""A call by the short way and by the ordinary one: same answers, and nothing remembered wrongly.
+"""A call on the fast path and on the ordinary path: same responses, and no stale authorization.
 
-Every test here runs three times over the ASGI application as it is served: with what is remembered
-of earlier calls, with all of it forgotten before each call, and with nothing learned at all.
+Every test runs three times over the ASGI application as it is served: with the authorization cache
+filled, with the cache cleared before each call, and without the cache.
 """
 
 import asyncio
@@ -63,16 +63,16 @@ class Answer:
 
 
 class Web:
-    """The API's application, asked as uvicorn would ask it."""
+    """The API's application, called as uvicorn would call it."""
 
     def __init__(self, key: str, session: str, *, way: str = "remembered") -> None:
         self.key, self.session, self.way = key, session, way
         self.short = way != "ordinary"
         self.api = ApiHandler()
-        self.left = asyncio.Event()  # the caller hangs up
+        self.left = asyncio.Event()  # the client disconnects
 
     async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
-        """Send a call; `Answer.short` says which way it went."""
+        """Send a call; `Answer.short` is whether it took the fast path."""
         if self.way != "remembered":
             authorization_cache.clear()
         return await self.post(rest_call.call, "call", BODY if body is None else body, key, headers)
@@ -105,7 +105,7 @@ class Web:
 
     async def _ask(self, to: Any, scope: dict[str, Any], raw: bytes) -> Answer:
         messages = [{"type": "http.request", "body": raw, "more_body": False}]
-        told: list[dict[str, Any]] = []
+        messages_sent: list[dict[str, Any]] = []
         long = False
 
         async def receive() -> Any:
@@ -115,7 +115,7 @@ class Web:
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
-            told.append(message)
+            messages_sent.append(message)
 
         async def ordinary(*args: Any) -> None:
             nonlocal long
@@ -123,16 +123,16 @@ class Web:
             await self.api(*args)
 
         await to(scope, receive, send, ordinary)
-        if not told:
+        if not messages_sent:
             return Answer(0, {}, b"", not long)
-        names = {name.decode().lower(): text.decode() for name, text in told[0]["headers"]}
-        body = b"".join(message.get("body", b"") for message in told[1:])
-        return Answer(told[0]["status"], names, body, not long)
+        names = {name.decode().lower(): text.decode() for name, text in messages_sent[0]["headers"]}
+        body = b"".join(message.get("body", b"") for message in messages_sent[1:])
+        return Answer(messages_sent[0]["status"], names, body, not long)
 
 
 @pytest.fixture(params=["remembered", "anew", "ordinary"])
 def run(agent, request, monkeypatch):
-    """Run a scenario with the writer and calls open, by one of the ways."""
+    """Run a scenario with the batch writer and the call pool, in one of the three modes."""
     if request.param == "ordinary":
         monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
 
@@ -162,13 +162,13 @@ def _closing(work: Any, *args: Any, **named: Any) -> Any:
         connection.close()
 
 
-def told(answer: Answer) -> dict[str, Any]:
-    """An answer without what differs from call to call."""
+def stable_fields(answer: Answer) -> dict[str, Any]:
+    """Return a response without the fields that differ from call to call."""
     mutable = ("call_id", "duration_ms")
     return {name: value for name, value in answer.json.items() if name not in mutable}
 
 
-def test_both_ways_give_the_same_answer_row_and_timeline(run, agent):
+def test_both_paths_give_the_same_response_row_and_timeline(run, agent):
     async def scenario(web):
         return web.short, [await web.call() for _ in range(3)]
 
@@ -182,7 +182,7 @@ def test_both_ways_give_the_same_answer_row_and_timeline(run, agent):
     assert second.body.decode() == json.dumps(
         second.json, sort_keys=True, separators=(",", ":"), ensure_ascii=False
     )
-    assert told(second) == {
+    assert stable_fields(second) == {
         "tool_name": "raw__say",
         "state": "succeeded",
         "is_error": False,
@@ -223,7 +223,7 @@ REFUSED = {
 }
 
 
-def test_what_is_refused_is_refused_in_the_same_words(run):
+def test_invalid_requests_get_the_same_error_on_both_paths(run):
     async def scenario(web):
         assert (await web.call()).status == 200
         return {what: await web.call(body) for what, (body, _, _) in REFUSED.items()}
@@ -234,7 +234,7 @@ def test_what_is_refused_is_refused_in_the_same_words(run):
     assert Call.objects.count() == 1
 
 
-def test_what_a_model_can_mend_is_a_result_whichever_way_it_came(run):
+def test_errors_that_a_model_can_correct_are_results_on_both_paths(run):
     bodies = [
         {"tool_name": "raw__say", "arguments": {}},
         {"tool_name": "raw__nothing", "arguments": {}},
@@ -256,7 +256,7 @@ def test_what_a_model_can_mend_is_a_result_whichever_way_it_came(run):
     assert all(answer.status == 200 and answer.json["state"] == "refused" for answer in answers)
 
 
-def test_hosts_and_content_types_are_the_ordinary_ways_to_judge(run, settings):
+def test_unusual_hosts_and_content_types_take_the_ordinary_path(run, settings):
     async def scenario(web):
         await web.call()
         strange = await web.call(host="evil.example")
@@ -321,7 +321,7 @@ CHANGES = {
 
 
 def _strict() -> None:
-    """Let a change wait, be seen, and only then be trusted less."""
+    """Make a change pending, cache it, and only then set the trust to strict."""
     server = Server.objects.get(tools__name="say")
     more = {**SAY, "description": "changed"}
     fold(server, tool_object("say", inputSchema=more), tool_object("later"), tool_object("seen"))
@@ -330,7 +330,7 @@ def _strict() -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_holds_from_the_very_next_call(run, change):
+def test_a_change_applies_to_the_next_call(run, change):
     act, (status, code) = CHANGES[change]
 
     async def scenario(web):
@@ -343,7 +343,7 @@ def test_a_change_holds_from_the_very_next_call(run, change):
     assert Call.objects.filter(state="succeeded").count() == 2
 
 
-def test_a_servers_new_timeout_and_an_agents_new_limit_hold_at_once(run):
+def test_a_servers_new_timeout_applies_at_once(run):
     def slower() -> None:
         server = Server.objects.get(tools__name="say")
         server.call_timeout = 300
@@ -359,7 +359,7 @@ def test_a_servers_new_timeout_and_an_agents_new_limit_hold_at_once(run):
     assert deadlines == [timedelta(seconds=60), timedelta(seconds=300)]
 
 
-def test_a_load_is_seen_by_the_next_call(run, agent):
+def test_a_load_applies_to_the_next_call(run, agent):
     from sessions_app.sessions import loading
 
     async def scenario(web):
@@ -373,7 +373,7 @@ def test_a_load_is_seen_by_the_next_call(run, agent):
     assert again.json["implicit_load"] is False
 
 
-def test_another_agents_session_and_a_key_nobody_has_stay_unknown(run, agent):
+def test_another_agents_session_and_an_unknown_key_are_rejected(run, agent):
     other = make_agent_client("other", mode="deferred")
 
     async def scenario(web):
@@ -386,26 +386,26 @@ def test_another_agents_session_and_a_key_nobody_has_stay_unknown(run, agent):
     assert nobody.headers["www-authenticate"] == "Bearer"
 
 
-# --- Keys of a call, limits, leaving --------------------------------------------------------------
+# --- Idempotency, limits, disconnects -------------------------------------------------------------
 
 
-def test_a_key_runs_once_and_gives_its_answer_again(run):
+def test_an_idempotency_key_runs_once_and_returns_its_response_again(run):
     async def scenario(web):
         await web.call()
         first = await web.call(idempotency_key="a")
         again = await web.call(idempotency_key="a")
         other = await web.call({"tool_name": "raw__seen"}, idempotency_key="a")
         bad = await web.call(idempotency_key=" ")
-        at_once = await asyncio.gather(*(web.call(idempotency_key="b") for _ in range(3)))
-        return first, again, other, bad, at_once
+        concurrent = await asyncio.gather(*(web.call(idempotency_key="b") for _ in range(3)))
+        return first, again, other, bad, concurrent
 
-    first, again, other, bad, at_once = run(scenario)
+    first, again, other, bad, concurrent = run(scenario)
     assert again.body == first.body
     assert (other.status, other.code) == (409, "idempotency_conflict")
     assert (bad.status, bad.code) == (422, "invalid")
-    assert {answer.status for answer in at_once} <= {200, 409}
+    assert {answer.status for answer in concurrent} <= {200, 409}
     assert Call.objects.filter(idempotency_key="b").count() == 1
-    assert len({answer.body for answer in at_once if answer.status == 200}) == 1
+    assert len({answer.body for answer in concurrent if answer.status == 200}) == 1
 
 
 def test_calls_in_flight_are_limited_and_a_call_is_counted_once(run, agent):
@@ -422,7 +422,7 @@ def test_calls_in_flight_are_limited_and_a_call_is_counted_once(run, agent):
     assert len(refused) == 2
 
 
-def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run):
+def test_a_disconnect_during_the_commit_leaves_no_call_open(run):
     async def scenario(web):
         await web.call()
         held, release = threading.Event(), threading.Event()
@@ -434,7 +434,7 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
         holding = asyncio.create_task(batch_writer.commit(batch_writer.WriteJob(hold)))
         await asyncio.to_thread(held.wait, 30)
         asked = asyncio.create_task(web.call())
-        await asyncio.to_thread(wait_for, lambda: batch_writer._writer._queue)  # for its row
+        await asyncio.to_thread(wait_for, lambda: batch_writer._writer._queue)
         web.left.set()
         if web.short:
             assert (await asked).status == 0
@@ -455,7 +455,7 @@ def test_a_caller_who_leaves_while_the_row_is_committed_leaves_no_call_open(run)
     )  # fmt: skip
 
 
-def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
+def test_a_disconnect_cancels_and_records_the_call(run):
     async def scenario(web):
         await web.call()
         await web.call({"tool_name": "raw__seen", "arguments": {}})
@@ -471,14 +471,14 @@ def test_a_caller_who_leaves_has_the_call_cancelled_and_recorded(run):
     assert (row.state, row.error_code) == ("unknown", "cancelled")
 
 
-def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
+def test_a_clock_jump_does_not_recover_a_running_call(run):
     async def scenario(web):
         await web.call()
         later = {"tool_name": "raw__later", "arguments": {"seconds": 2}}
         call = asyncio.create_task(web.call(later))
         rows = Call.objects.filter(state="sent")
         await in_database(wait_for, rows.exists)
-        # What an hour forward does, as the ledger sees it.
+        # The effect of a clock that jumps an hour forward.
         past = timezone.now() - timedelta(hours=1)
         await in_database(rows.update, deadline=past)
         assert await in_database(call_ledger.recover_lost_calls) == 0
@@ -492,7 +492,7 @@ def test_a_clock_that_jumps_gives_up_no_call_that_is_under_way(run):
     assert Event.objects.filter(kind="called").count() == 2
 
 
-def test_a_ledger_that_cannot_be_written_sends_nothing(run, agent, monkeypatch):
+def test_nothing_is_sent_if_the_ledger_cannot_be_written(run, agent, monkeypatch):
     from django.db import OperationalError
 
     async def scenario(web):
@@ -518,7 +518,7 @@ def test_a_ledger_that_cannot_be_written_sends_nothing(run, agent, monkeypatch):
     assert names == ["say", "say", "seen"]
 
 
-def test_large_arguments_are_worked_through_off_the_loop(run):
+def test_large_arguments_and_results_are_passed_on_and_stored_truncated(run):
     async def scenario(web):
         await web.call()
         text = json.dumps({"content": [{"type": "text", "text": "x" * 600_000}]})
@@ -532,8 +532,8 @@ def test_large_arguments_are_worked_through_off_the_loop(run):
     assert json.loads(row.result_copy)["cut"] is True
 
 
-def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
-    """Before anybody knows who sends it, with a call of Python for each of its objects."""
+def test_a_large_body_is_parsed_off_the_event_loop(run, monkeypatch):
+    """The sender is not authenticated yet, and parsing calls Python for each object."""
     where = []
 
     def parsed(body):
@@ -551,8 +551,8 @@ def test_a_large_body_is_read_off_the_event_loop(run, monkeypatch):
     assert where == [True, False]
 
 
-def test_an_end_that_is_being_recorded_is_not_cut_short(run):
-    """Toolcrib stops, or a key is revoked, in the moment in which the answer came."""
+def test_recording_a_result_is_not_cancelled(run):
+    """Toolcrib stops, or a key is revoked, just after the server has answered."""
 
     async def scenario(web):
         await web.call()

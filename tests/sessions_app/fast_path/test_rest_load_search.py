@@ -1,4 +1,4 @@
-"""Loads and searches by the short way and by the ordinary one: same answers, same traces."""
+"""Loads and searches on the fast path and on the ordinary route: same responses and records."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 ALL = {"group_id": "mcp:raw"}
 FIND = {"query": "say something"}
-# What is asked, the status of the answer, and whether the short way gives it.
+# Operation, body, expected status, and whether the fast path answers.
 ASKED: dict[str, tuple[str, Any, int, bool]] = {
     "a group": ("load", ALL, 200, True),
     "one tool": ("load", {**ALL, "tool_names": ["say"]}, 200, True),
@@ -76,7 +76,7 @@ def traces(session: str) -> Any:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_both_ways_give_the_same_bytes_and_leave_the_same_traces(agent, asked):
+def test_both_paths_give_the_same_bytes_events_and_rows(agent, asked):
     what, body, status, short = ASKED[asked]
     sessions = [agent.open().id for _ in range(2)]
     answers = [
@@ -105,7 +105,7 @@ def test_both_ways_give_the_same_bytes_and_leave_the_same_traces(agent, asked):
         {"transfer_encoding": "chunked"},
     ],
 )
-def test_what_is_not_plain_is_for_the_ordinary_route(agent, headers):
+def test_requests_that_are_not_plain_take_the_ordinary_route(agent, headers):
     assert not ask(agent, "load", ALL, **headers).short
 
 
@@ -130,7 +130,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", ["load", "search"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_holds_from_the_very_next_request(agent, change, what):
+def test_a_change_applies_to_the_next_request(agent, change, what):
     act, status, code = CHANGES[change]
     session, body = agent.open().id, ALL if what == "load" else FIND
     assert ask(agent, what, body, session=session).status == 200
@@ -140,7 +140,7 @@ def test_a_change_holds_from_the_very_next_request(agent, change, what):
     assert code in (None, answer.code)
 
 
-def test_others_sessions_odd_keys_and_odd_paths_are_unknown(agent):
+def test_other_agents_sessions_invalid_keys_and_invalid_paths_are_rejected(agent):
     other = make_agent_client("other", mode="deferred")
     session = agent.open().id
     assert ask(agent, "load", ALL, session=session, key=other.key).code == "unknown_session"
@@ -152,7 +152,7 @@ def test_others_sessions_odd_keys_and_odd_paths_are_unknown(agent):
         assert answer.status in (404, 405), (odd, answer.body)
 
 
-def test_searches_are_counted_once_and_held_to_their_limit(agent):
+def test_searches_are_counted_once_and_rate_limited(agent):
     agent.agent.searches_per_minute = 2
     agent.agent.save()
     session = agent.open().id
@@ -162,19 +162,19 @@ def test_searches_are_counted_once_and_held_to_their_limit(agent):
     assert answers[2].short
 
 
-def test_where_the_database_fails_nothing_is_done_and_it_says_so_at_once(agent, monkeypatch):
+def test_a_database_error_is_reported_at_once_and_nothing_is_loaded(agent, monkeypatch):
     def locked(*args: Any, **named: Any) -> None:
         raise OperationalError("database is locked")
 
     session = agent.open().id
-    monkeypatch.setattr(loading, "_count", locked)
+    monkeypatch.setattr(loading, "_record_load", locked)
     answer = ask(agent, "load", ALL, session=session)
     assert (answer.status, answer.code, answer.short) == (503, "busy", True)
     assert answer.headers["retry-after"]
     assert json.loads(json.dumps(traces(session)[1])) == []
 
 
-def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
+def test_a_search_that_fails_in_the_database_is_counted_once(agent, monkeypatch):
     def locked(*args: Any, **named: Any) -> None:
         raise OperationalError("database is locked")
 
@@ -186,7 +186,7 @@ def test_a_search_that_the_database_failed_is_counted_once(agent, monkeypatch):
     assert len(counted) == 1
 
 
-def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
+def test_a_client_that_disconnects_while_queued_searches_nothing(agent):
     web = Web(agent.key, agent.open().id)
 
     async def scenario() -> Answer:
@@ -199,6 +199,6 @@ def test_a_caller_who_left_before_their_turn_searches_nothing(agent):
             web.left.set()
             return await asyncio.wait_for(asking, 30)
 
-    assert asyncio.run(scenario()).status == 0  # and nothing is left to wait for a turn
+    assert asyncio.run(scenario()).status == 0  # the client has disconnected
     kinds = Event.objects.values_list("kind", flat=True)
     assert "searched" not in kinds
