@@ -1,7 +1,7 @@
-"""The door of `/mcp`: who asks, from where, how much, and for which session. Then the SDK.
+"""ASGI endpoint of `/mcp`: host, origin, authentication and limits in front of the MCP SDK.
 
-Host and Origin are checked before anything else is looked at, then the key, by the same function
-as the agent API's. Nothing of an agent's key is passed on.
+Host and Origin are checked first, then the key, with the same function as in the agent API. The
+agent's key is not passed on to the SDK.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp.errors import refuse
+from sessions_app.mcp.errors import send_error
 from sessions_app.mcp.sessions import AuthenticatedRequest
 from sessions_app.mcp.streams import Streams
 from toolcrib.lib.asgi import Message, Receive, Scope, Send, send_response
@@ -30,13 +30,13 @@ from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, NotFound, ToolcribError
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
-IDLE_CONNECTION = 30 * 60  # seconds after which a quiet handshake connection is dropped
-BLANK = b" \t"  # HTTP allows it around a value, and servers pass it on
-CLOSING = 1.0  # second for streams to say goodbye
-FOR_PEOPLE = (
-    "This is where MCP clients reach Toolcrib; there is nothing to see in a browser.\n"
-    "Give your client this address and the header `Authorization: Bearer tcb_…` with an agent's "
-    "key. The agent's page shows how, for each client.\n"
+IDLE_CONNECTION_SECONDS = 30 * 60  # an idle handshake connection is then closed
+OPTIONAL_WHITESPACE = b" \t"  # allowed around header values; ASGI servers do not strip it
+STREAM_CLOSE_SECONDS = 1.0  # time for streams to end before they are cancelled
+BROWSER_NOTICE = (
+    "This is the MCP endpoint of Toolcrib. It has no page for browsers.\n"
+    "Configure your MCP client with this URL and the header `Authorization: Bearer tcb_…` with an "
+    "agent's key. The agent's page has instructions for each client.\n"
 )
 
 
@@ -45,134 +45,135 @@ class TooManyConnections(ToolcribError):
     status = 429
 
 
-def handles(path: str) -> bool:
+def is_mcp_path(path: str) -> bool:
     return path == "/mcp" or path.startswith("/mcp/")
 
 
 class Endpoint:
-    """An ASGI application. `running` is entered once, by the lifespan."""
+    """ASGI application of `/mcp`. The lifespan enters `run` once."""
 
     def __init__(self) -> None:
-        self.server = mcp_server.make()
+        self.server = mcp_server.create_server()
         self.streams = Streams()
         self.manager: StreamableHTTPSessionManager | None = None
-        self._hanging_up: set[asyncio.Task[None]] = set()
+        self._disconnect_tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def run(self) -> AsyncIterator[None]:
         self.manager = StreamableHTTPSessionManager(
             app=self.server,
-            # Checked at the door, for what the manager answers by itself too.
+            # _serve checks the host, also for requests that the manager answers itself.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
             stateless=settings.MCP_STATELESS,
-            session_idle_timeout=IDLE_CONNECTION,
+            session_idle_timeout=IDLE_CONNECTION_SECONDS,
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        self.server.hang_up = self._hang_up
+        self.server.disconnect = self._disconnect
         async with self.manager.run():
             yield
             self.server.stopping = True
 
     async def close_streams(self) -> None:
-        """Say goodbye on every stream, before the process waits for its connections to end."""
+        """Close every stream, so that shutdown does not wait for them."""
         self.server.stopping = True
-        for listeners in list(self.server.listeners.values()):
-            listeners.handler.close()
-        await self.streams.close(CLOSING)
+        for subscriptions in list(self.server.subscriptions.values()):
+            subscriptions.handler.close()
+        await self.streams.close_all(STREAM_CLOSE_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self._serve(scope, receive, send)
         except ToolcribError as error:
-            await refuse(send, error)
+            await send_error(send, error)
         except DatabaseError:
-            await refuse(send, DatabaseUnavailable())
+            await send_error(send, DatabaseUnavailable())
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _texts(scope)
+        headers = _decode_headers(scope)
         check_host(headers.get("host", ""))
         check_origin(headers.get("origin"))
-        allowed = _allowed(scope, headers)
+        allowed = _allowed_methods(scope, headers)
         if allowed:
             if "text/html" in headers.get("accept", ""):
-                kind, headers = "text/plain; charset=utf-8", {"allow": allowed}
-                await send_response(send, 405, kind, FOR_PEOPLE.encode(), headers)
+                content_type, headers = "text/plain; charset=utf-8", {"allow": allowed}
+                await send_response(send, 405, content_type, BROWSER_NOTICE.encode(), headers)
             else:
-                await refuse(send, _not_allowed(allowed), {"allow": allowed})
+                await send_error(send, _method_not_allowed(allowed), {"allow": allowed})
             return
-        asking = await self._admitted(scope, headers)
-        self._check_connections(scope, headers, asking)
-        live = self.streams.enter(asking.key.pk, stream=_is_stream(scope, headers))
-        mark = mcp_server.asking_now.set(asking)
+        caller = await self._authenticate(scope, headers)
+        self._check_connections(scope, headers, caller)
+        live_request = self.streams.register(caller.key.pk, stream=_is_stream(scope, headers))
+        context_token = mcp_server.current_caller.set(caller)
         try:
-            assert self.manager is not None  # noqa: S101 - the lifespan set it
-            body = await _whole(receive)
-            await live.serve(self.manager.handle_request, _inner(scope, asking), body, send)
+            assert self.manager is not None  # noqa: S101 - set by run
+            body = await _buffer_body(receive)
+            sdk_scope = _sdk_scope(scope, caller)
+            await live_request.serve(self.manager.handle_request, sdk_scope, body, send)
         finally:
-            mcp_server.asking_now.reset(mark)
-            self.streams.leave(live)
+            mcp_server.current_caller.reset(context_token)
+            self.streams.unregister(live_request)
 
-    async def _admitted(self, scope: Scope, headers: Mapping[str, str]) -> AuthenticatedRequest:
-        found = PATH.fullmatch(scope["path"])
-        if found is None:
-            raise NotFound("There is no such address.", hint="Use /mcp, or /mcp/{session id}.")
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            raise mcp_sessions.no_key()
+    async def _authenticate(self, scope: Scope, headers: Mapping[str, str]) -> AuthenticatedRequest:
+        match = PATH.fullmatch(scope["path"])
+        if match is None:
+            raise NotFound("Not found.", hint="Use /mcp or /mcp/{session id}.")
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise mcp_sessions.missing_key()
         query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
         strategy = query.get("strategy", [""])[-1]
         return await run_in_db_thread(
-            mcp_sessions.authenticate, token.strip(), found["session"] or "", strategy
+            mcp_sessions.authenticate, token.strip(), match["session"] or "", strategy
         )
 
-    def _hang_up(self, connection: str, key: int) -> None:
-        """End a handshake connection as its client would, with DELETE."""
-        head = [(b"mcp-session-id", connection.encode())]
-        scope = {"type": "http", "method": "DELETE", "path": "/mcp", "headers": head,
+    def _disconnect(self, connection: str, key: int) -> None:
+        """Close a handshake connection with DELETE, as its client would."""
+        headers = [(b"mcp-session-id", connection.encode())]
+        scope = {"type": "http", "method": "DELETE", "path": "/mcp", "headers": headers,
                  "query_string": b"", "user": _user(key)}  # fmt: skip
 
         async def delete() -> None:
-            assert self.manager is not None  # noqa: S101 - there is a connection
-            await self.manager.handle_request(scope, _nothing, _unheard)
+            assert self.manager is not None  # noqa: S101 - the connection belongs to it
+            await self.manager.handle_request(scope, _empty_body, _discard)
 
-        task = asyncio.create_task(delete(), name="hang up")
-        self._hanging_up.add(task)
-        task.add_done_callback(self._hanging_up.discard)
+        task = asyncio.create_task(delete(), name="disconnect")
+        self._disconnect_tasks.add(task)
+        task.add_done_callback(self._disconnect_tasks.discard)
 
     def _check_connections(
-        self, scope: Scope, headers: Mapping[str, str], asking: AuthenticatedRequest
+        self, scope: Scope, headers: Mapping[str, str], caller: AuthenticatedRequest
     ) -> None:
-        """Hold a key to a number of handshake connections; the SDK caps only their total."""
+        """Limit the handshake connections of a key; the SDK limits only their total."""
         if scope["method"] != "POST" or "mcp-session-id" in headers:
             return
         if headers.get("mcp-protocol-version") in MODERN_PROTOCOL_VERSIONS:
             return
-        if self.server.connected(asking.key.pk) >= settings.MAX_CONNECTIONS:
+        if self.server.count_connections(caller.key.pk) >= settings.MAX_CONNECTIONS:
             raise TooManyConnections(
-                f"This key has {settings.MAX_CONNECTIONS} connections open, the cap.",
-                hint="End one with DELETE; quiet ones end after 30 minutes. "
-                "TOOLCRIB_MAX_CONNECTIONS sets the cap.",
+                f"This key has reached the limit of {settings.MAX_CONNECTIONS} open connections.",
+                hint="Close one with DELETE; idle ones are closed after 30 minutes. "
+                "TOOLCRIB_MAX_CONNECTIONS sets the limit.",
                 details={"retry_after": 60},
             )
 
 
-def _texts(scope: Scope) -> dict[str, str]:
-    """The headers by name; of one that is there twice, all values, as HTTP joins them."""
-    found: dict[str, str] = {}
+def _decode_headers(scope: Scope) -> dict[str, str]:
+    """Return the headers by name; repeated ones are joined with commas, as in HTTP."""
+    headers: dict[str, str] = {}
     for name, value in scope["headers"]:
-        key, text = name.decode("latin-1"), value.strip(BLANK).decode("latin-1")
-        found[key] = f"{found[key]}, {text}" if key in found else text
-    return found
+        key, text = name.decode("latin-1"), value.strip(OPTIONAL_WHITESPACE).decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
 
 
-def _inner(scope: Scope, asking: AuthenticatedRequest) -> Scope:
-    """What the SDK is given: the caller as it binds connections to, and no key."""
-    kept = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
+def _sdk_scope(scope: Scope, caller: AuthenticatedRequest) -> Scope:
+    """Return the scope for the SDK, without credentials; the SDK binds connections to `user`."""
+    headers = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
     return {
         **scope,
-        "headers": [(name, value.strip(BLANK)) for name, value in kept],
-        "user": _user(asking.key.pk),
-        mcp_server.ASKING: asking,
+        "headers": [(name, value.strip(OPTIONAL_WHITESPACE)) for name, value in headers],
+        "user": _user(caller.key.pk),
+        mcp_server.CALLER_KEY: caller,
     }
 
 
@@ -180,46 +181,49 @@ def _user(key: int) -> AuthenticatedUser:
     return AuthenticatedUser(AccessToken(token="", client_id=f"key {key}", scopes=[]))
 
 
-async def _nothing() -> Message:
+async def _empty_body() -> Message:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _unheard(message: Message) -> None:
-    """The answer to what we asked ourselves."""
+async def _discard(message: Message) -> None:
+    """Ignore the response to our own DELETE."""
 
 
 # --- Checks -------------------------------------------------------------------------------------
 
 
 def check_host(host: str) -> None:
-    """Refuse a name that is not ours, as one that was pointed here by an attacker would be."""
+    """Reject an unknown host name, to prevent DNS rebinding."""
     domain, _ = split_domain_port(host)
     if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
         raise ToolcribError(
-            "This is not a host Toolcrib answers for.",
-            hint="Use its own address; TOOLCRIB_HOSTS names the others.",
+            "Unknown host.",
+            hint="Use Toolcrib's own address; TOOLCRIB_HOSTS sets additional hosts.",
             code="wrong_host",
             status=421,
         )
 
 
 def check_origin(origin: str | None) -> None:
-    """Refuse what a page of another site sends. Programs send no Origin."""
+    """Reject requests from pages of other sites. Programs send no Origin."""
     if origin is None or origin in settings.CSRF_TRUSTED_ORIGINS:
         return
     parts = urlsplit(origin)
     domain, _ = split_domain_port(parts.netloc)
-    ours = domain and validate_host(domain, settings.ALLOWED_HOSTS)
-    if parts.scheme not in ("http", "https") or not ours:
+    is_own_host = domain and validate_host(domain, settings.ALLOWED_HOSTS)
+    if parts.scheme not in ("http", "https") or not is_own_host:
         raise Forbidden(
-            "Pages of another site may not speak to Toolcrib.",
-            hint="TOOLCRIB_ORIGINS names those that may.",
+            "Requests from this origin are not allowed.",
+            hint="TOOLCRIB_ORIGINS sets the allowed origins.",
             code="wrong_origin",
         )
 
 
-def _allowed(scope: Scope, headers: Mapping[str, str]) -> str:
-    """The methods that may be used here, where this one may not; the SDK has no words for it."""
+def _allowed_methods(scope: Scope, headers: Mapping[str, str]) -> str:
+    """Return the allowed methods if this one is not allowed, otherwise an empty string.
+
+    Checked here because the SDK's response has no explanation.
+    """
     version = headers.get("mcp-protocol-version")
     if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
         allowed = "POST"
@@ -230,10 +234,10 @@ def _allowed(scope: Scope, headers: Mapping[str, str]) -> str:
     return "" if scope["method"] in allowed.split(", ") else allowed
 
 
-def _not_allowed(allowed: str) -> ToolcribError:
+def _method_not_allowed(allowed: str) -> ToolcribError:
     return ToolcribError(
-        "This address does not take this method.",
-        hint=f"It takes {allowed}. A GET is for `Accept: text/event-stream`.",
+        "Method not allowed.",
+        hint=f"Use {allowed}. GET requires `Accept: text/event-stream`.",
         code="method_not_allowed",
         status=405,
     )
@@ -243,8 +247,8 @@ def _is_stream(scope: Scope, headers: Mapping[str, str]) -> bool:
     return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
 
 
-async def _whole(receive: Receive) -> Receive:
-    """Read the body, within its cap; return what gives it to the next."""
+async def _buffer_body(receive: Receive) -> Receive:
+    """Read the body, up to its size limit, and return a `receive` that replays it."""
     messages: deque[Message] = deque()
     size = 0
     while not messages or messages[-1].get("more_body"):
@@ -252,8 +256,8 @@ async def _whole(receive: Receive) -> Receive:
         size += len(messages[-1].get("body", b""))
         if size > settings.MAX_BODY_BYTES:
             raise ToolcribError(
-                f"The request is over {settings.MAX_BODY_BYTES // 1024} KB.",
-                hint="Send less at a time.",
+                f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB.",
+                hint="Send a smaller request.",
                 code="too_large",
                 status=413,
             )

@@ -1,4 +1,4 @@
-"""How the MCP endpoint says no outside the SDK: in JSON-RPC, with the one shape of errors in it."""
+"""JSON-RPC error responses of the MCP endpoint, for requests that do not reach the SDK."""
 
 import json
 from collections.abc import Mapping
@@ -6,22 +6,24 @@ from collections.abc import Mapping
 from toolcrib.lib.asgi import Send, send_response
 from toolcrib.lib.errors import ToolcribError
 
-REFUSED = -32000  # of the range that JSON-RPC leaves to servers
+SERVER_ERROR = -32000  # JSON-RPC reserves -32000 to -32099 for server errors
 
 
-def as_rpc(error: ToolcribError) -> dict[str, object]:
-    """The error of a message that has no id, since none was read."""
-    said = {"code": REFUSED, "message": error.sentence, "data": error.as_json()["error"]}
-    return {"jsonrpc": "2.0", "id": None, "error": said}
+def to_jsonrpc(error: ToolcribError) -> dict[str, object]:
+    """Return an error as a JSON-RPC response; without an id, since the request was not parsed."""
+    body = {"code": SERVER_ERROR, "message": error.sentence, "data": error.as_json()["error"]}
+    return {"jsonrpc": "2.0", "id": None, "error": body}
 
 
-async def refuse(send: Send, error: ToolcribError, more: Mapping[str, str] | None = None) -> None:
-    headers = dict(more or {})
+async def send_error(
+    send: Send, error: ToolcribError, extra_headers: Mapping[str, str] | None = None
+) -> None:
+    headers = dict(extra_headers or {})
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status in (408, 413):
         headers["connection"] = "close"
     if "retry_after" in error.details:
         headers["retry-after"] = str(error.details["retry_after"])
-    body = json.dumps(as_rpc(error), ensure_ascii=False)
+    body = json.dumps(to_jsonrpc(error), ensure_ascii=False)
     await send_response(send, error.status, "application/json", body.encode(), headers)

@@ -1,6 +1,6 @@
-"""What an MCP client's requests do, by the functions of the agent API. Database work.
+"""MCP tool list, and the meta-tools that search, load and describe tools.
 
-The list of tools, and the meta-tools that are not calls: search, load, details.
+Uses the same functions as the agent API. Database code, called off the event loop.
 """
 
 import json
@@ -33,13 +33,13 @@ INSTRUCTIONS = (
     "its own name. A call that cannot be made comes back with what is wrong and, where the "
     "arguments are, with the tool's schema."
 )
-LONGEST_DESCRIPTION = 2_000  # bytes; clients cut there
+MAX_DESCRIPTION_BYTES = 2_000  # clients truncate longer descriptions
 READING = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
 ANNOTATIONS: Mapping[str, Object] = {
     "search_tools": {"title": "Search tools", **READING},
     "load_tools": {"title": "Load tools", **READING},
     "get_tool_details": {"title": "Read a tool's definition", **READING},
-    # It runs whatever tool it is told to.
+    # It can run any tool, so the annotations assume the worst.
     "deferred_tool_call": {
         "title": "Run a tool",
         "readOnlyHint": False,
@@ -48,24 +48,24 @@ ANNOTATIONS: Mapping[str, Object] = {
         "openWorldHint": True,
     },
 }
-SHOWN = ("title", "outputSchema", "annotations")  # of a server's definition, besides the usual
+OPTIONAL_FIELDS = ("title", "outputSchema", "annotations")  # of a server's definition
 
 
 @dataclass(frozen=True)
 class MetaToolResult:
-    """The result for the model, and whether the list of tools grew by it."""
+    """The result for the model, and whether the tool list changed."""
 
     result: Object
-    grew: bool = False
+    list_changed: bool = False
 
 
 # --- The list -----------------------------------------------------------------------------------
 
 
 def list_tools(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object]:
-    """The tools of a session; `fixed`: those it opened with, whatever was loaded since.
+    """Return the tools of a session; with `fixed`, only those it was opened with.
 
-    `fits` says whether the client's protocol knows all that a server's definition says.
+    `fits` returns whether the client's protocol version can represent a tool.
     """
     surface = session_surface.surface_of(session.snapshot)
     tools = surface.tools if fixed else session_surface.tools_array(session)
@@ -75,30 +75,30 @@ def list_tools(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object
     return [
         meta_tool(tool, surface.groups)
         if tool["source"] == "builtin"
-        else _listed(tool, pins[tool["name"]], fits)
+        else _tool_entry(tool, pins[tool["name"]], fits)
         for tool in tools
     ]
 
 
-def _listed(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
-    whole = plain_tool(tool, cache.cached_definition(pin["definition"]).tool)
-    if fits(whole):
-        return whole
-    bare = bare_tool(tool)
-    return bare if fits(bare) else {**bare, "inputSchema": {"type": "object"}}
+def _tool_entry(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
+    full = full_tool(tool, cache.cached_definition(pin["definition"]).tool)
+    if fits(full):
+        return full
+    minimal = minimal_tool(tool)
+    return minimal if fits(minimal) else {**minimal, "inputSchema": {"type": "object"}}
 
 
 # --- The meta-tools -----------------------------------------------------------------------------
 
 
 def run(session: AgentSession, name: str, arguments: Arguments) -> MetaToolResult:
-    """Carry out a meta-tool. What the model can mend is raised as a ToolcribError."""
+    """Run a meta-tool. Raises ToolcribError for errors that the model can correct."""
     injects = session.strategy == Strategy.INJECT
     before = session_surface.pins_of(session).keys() if injects else ()
     try:
         result = _run(session, name, arguments)
     except ValidationError as error:
-        return MetaToolResult(_misfit(name, error))
+        return MetaToolResult(_validation_error_result(name, error))
     return MetaToolResult(result, injects and session_surface.pins_of(session).keys() != before)
 
 
@@ -106,9 +106,9 @@ def _run(session: AgentSession, name: str, arguments: Arguments) -> Object:
     if name in SEARCHES:
         return text_result(canonical(_search(session, name, arguments)))
     if name == "load_tools":
-        wanted = LoadIn.model_validate(arguments)
-        check_value({"group_id": wanted.group_id, "tool_names": wanted.tool_names}, "")
-        loaded = loading.load(session, wanted.group_id, wanted.tool_names).as_json()
+        body = LoadIn.model_validate(arguments)
+        check_value({"group_id": body.group_id, "tool_names": body.tool_names}, "")
+        loaded = loading.load(session, body.group_id, body.tool_names).as_json()
         return text_result(canonical(loaded), is_error=loaded["error"] is not None)
     tool = SearchIn.model_validate({"name": arguments.get("name", arguments.get("tool_name", ""))})
     check_value(tool.name, "/name")
@@ -116,29 +116,30 @@ def _run(session: AgentSession, name: str, arguments: Arguments) -> Object:
 
 
 def _search(session: AgentSession, name: str, arguments: Arguments) -> dict[str, Any]:
-    given = dict(arguments)
-    if name == "tool_search_regex":  # others' name for a search that loads what it finds
-        given = {"load": True, **given, "pattern": given.get("pattern") or given.pop("query", "")}
-    body = SearchIn.model_validate(given)
+    values = dict(arguments)
+    if name == "tool_search_regex":  # an alias that other products use; it loads its results
+        pattern = values.get("pattern") or values.get("query", "")
+        values = {"load": True, **values, "pattern": pattern}
+    body = SearchIn.model_validate(values)
     check_value(body.dict(include={"query", "pattern", "name", "server", "server_hint"}), "")
     rate_limits.check_rate(session.agent, "searches", session.agent.searches_per_minute)
     return session_search.search_session(session, session_search.parse_body(body))
 
 
 def unwrap_dispatcher(name: str, arguments: Arguments) -> tuple[str, object] | Object:
-    """Take a call out of the dispatcher: the tool's name and its arguments, or what is wrong."""
+    """Return the tool name and arguments of a dispatcher call, or an error result."""
     tool = arguments.get("tool_name", arguments.get("name"))
     if not isinstance(tool, str) or not 0 < len(tool) <= 500:
         return invalid_arguments_result(
-            name, ["tool_name: the name of a tool, a text"], _schema(name)
+            name, ["tool_name: must be the name of a tool, a string"], _schema(name)
         )
     return tool, arguments.get("arguments", arguments.get("args"))
 
 
-def _misfit(name: str, error: ValidationError) -> Object:
+def _validation_error_result(name: str, error: ValidationError) -> Object:
     problems = [
-        f"{'.'.join(str(part) for part in found['loc']) or 'arguments'}: {found['msg']}"[:300]
-        for found in error.errors(include_url=False, include_input=False)[:20]
+        f"{'.'.join(str(part) for part in item['loc']) or 'arguments'}: {item['msg']}"[:300]
+        for item in error.errors(include_url=False, include_input=False)[:20]
     ]
     return invalid_arguments_result(name, problems, _schema(name))
 
@@ -150,28 +151,30 @@ def _schema(name: str) -> object:
 
 
 def meta_tool(tool: Object, groups: Sequence[GroupLine]) -> Object:
-    """A meta-tool as it is listed; the search says what is behind it."""
-    said = tool["description"]
+    """Return the list entry of a meta-tool; that of the search also lists the groups."""
+    description = tool["description"]
     if tool["name"] == "search_tools" and groups:
-        head = f"{said} Behind it:\n"
-        said = head + rendering.group_lines_after(groups, LONGEST_DESCRIPTION - len(head.encode()))
+        head = f"{description} Behind it:\n"
+        description = head + rendering.group_lines(
+            groups, MAX_DESCRIPTION_BYTES - len(head.encode())
+        )
     return {
         "name": tool["name"],
         "title": ANNOTATIONS[tool["name"]]["title"],
-        "description": said,
+        "description": description,
         "inputSchema": tool["parameters"],
         "annotations": ANNOTATIONS[tool["name"]],
     }
 
 
-def plain_tool(tool: Object, definition: Mapping[str, Any]) -> Object:
-    """A tool of a server or of the agent's own, as the session was shown it."""
-    more = {key: definition[key] for key in SHOWN if definition.get(key) is not None}
-    return {**bare_tool(tool), **more}
+def full_tool(tool: Object, definition: Mapping[str, Any]) -> Object:
+    """Return the list entry of a server's tool or a custom tool, as the session was shown it."""
+    optional = {key: definition[key] for key in OPTIONAL_FIELDS if definition.get(key) is not None}
+    return {**minimal_tool(tool), **optional}
 
 
-def bare_tool(tool: Object) -> Object:
-    """A tool with nothing that a protocol version might not know."""
+def minimal_tool(tool: Object) -> Object:
+    """Return the list entry of a tool with only the fields that every protocol version has."""
     return {
         "name": tool["name"],
         "description": tool["description"],
@@ -180,24 +183,24 @@ def bare_tool(tool: Object) -> Object:
 
 
 def text_result(text: str, *, is_error: bool = False) -> Object:
-    """A result of one text."""
+    """Return a result with one text block."""
     return {"content": [{"type": "text", "text": text}], "isError": is_error}
 
 
-def call_result(answer: str) -> Object:
-    """A call's answer, as dispatch gives it: what the server sent, unchanged."""
-    told = json.loads(answer)
-    result = {"content": told["content"], "isError": told["is_error"]}
-    if told["structured_content"] is not None:
-        result["structuredContent"] = told["structured_content"]
+def call_result(body: str) -> Object:
+    """Convert the response of a call to an MCP result; the server's content is unchanged."""
+    response = json.loads(body)
+    result = {"content": response["content"], "isError": response["is_error"]}
+    if response["structured_content"] is not None:
+        result["structuredContent"] = response["structured_content"]
     return result
 
 
 def invalid_arguments_result(name: str, problems: Sequence[str], schema: object) -> Object:
-    """Arguments that a meta-tool does not take, with what it takes."""
-    listed = "\n".join(f"- {problem}" for problem in problems)
+    """Return an error result that lists the problems and quotes the meta-tool's schema."""
+    lines = "\n".join(f"- {problem}" for problem in problems)
     return text_result(
-        f"The arguments for {name} do not match its schema:\n{listed}\n\n"
+        f"The arguments for {name} do not match its schema:\n{lines}\n\n"
         f"Input schema of {name}:\n{json.dumps(schema, ensure_ascii=False, sort_keys=True)}\n\n"
         "Correct the arguments and call again.",
         is_error=True,

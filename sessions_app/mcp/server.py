@@ -1,8 +1,8 @@
-"""Toolcrib as an MCP server, in both protocol eras: what its requests are answered with.
+"""MCP server of Toolcrib: handlers for handshake and modern protocol versions.
 
-The SDK speaks the protocol; who asks, and for which session, was settled at the door
-(mcp_endpoint.py). Results of tools are put on the wire as the server behind sent them: the SDK
-would drop what its models do not know, so they join its envelope last.
+The SDK implements the protocol; endpoint.py has authenticated the request. Tool results are sent
+exactly as the upstream server returned them: the SDK's models would drop unknown fields, so a
+middleware merges the raw result into the SDK's response.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from sessions_app.dispatch import dispatcher, key_revocation
 from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
 from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp.errors import REFUSED
+from sessions_app.mcp.errors import SERVER_ERROR
 from sessions_app.mcp.meta_tools import Object
 from sessions_app.mcp.sessions import AuthenticatedRequest, Client
 from sessions_app.models import AgentSession, CallPath
@@ -50,16 +50,16 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
 Context = ServerRequestContext[Any, Any]
-ASKING = "toolcrib.asking"  # where the door leaves it in the request's scope
-FRESH_FOR = 300_000  # milliseconds; a session's list does not change
-MOST_CLAIMED = 200  # characters of what a client calls itself
+CALLER_KEY = "toolcrib.caller"  # key of the AuthenticatedRequest in the ASGI scope
+CACHE_TTL_MS = 300_000  # the tool list of a session does not change
+MAX_CLIENT_TEXT = 200  # characters of a client's name and version
 
-asking_now: ContextVar[AuthenticatedRequest | None] = ContextVar("asking_now", default=None)
-_carried: ContextVar[Object | None] = ContextVar("carried", default=None)
+current_caller: ContextVar[AuthenticatedRequest | None] = ContextVar("current_caller", default=None)
+_raw_result: ContextVar[Object | None] = ContextVar("raw_result", default=None)
 
 
 class ToolcribMcpServer(Server[Any]):
-    """The one server object; what differs between sessions is read from each request."""
+    """The SDK server, shared by all sessions; each request carries its own session."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -68,22 +68,22 @@ class ToolcribMcpServer(Server[Any]):
             version=settings.VERSION,
             instructions=meta_tools.INSTRUCTIONS,
             cache_hints={
-                "tools/list": CacheHint(FRESH_FOR, "private"),
-                "server/discover": CacheHint(FRESH_FOR, "private"),
+                "tools/list": CacheHint(CACHE_TTL_MS, "private"),
+                "server/discover": CacheHint(CACHE_TTL_MS, "private"),
             },
             get_tool_input_schema=_input_schema,
             on_list_tools=self.list_tools,
             on_call_tool=self.call_tool,
             on_subscriptions_listen=self.listen,
         )
-        self.middleware.append(_carry)
-        self.connections: WeakSet[Connection] = WeakSet()  # of the handshake era
-        self.listeners: WeakValueDictionary[int, _Listeners] = WeakValueDictionary()
+        self.middleware.append(_merge_raw_result)
+        self.connections: WeakSet[Connection] = WeakSet()  # of handshake protocol versions
+        self.subscriptions: WeakValueDictionary[int, _Subscriptions] = WeakValueDictionary()
         self.stopping = False
-        self.hang_up: Callable[[str, int], None] = lambda connection, key: None
+        self.disconnect: Callable[[str, int], None] = lambda connection, key: None
 
     def create_initialization_options(self, *args: Any, **named: Any) -> InitializationOptions:
-        """Announce that lists may change, as they do for sessions that inject."""
+        """Announce that tool lists may change, as they do in sessions with the inject strategy."""
         return super().create_initialization_options(NotificationOptions(tools_changed=True))
 
     # --- Requests -------------------------------------------------------------------------------
@@ -92,14 +92,16 @@ class ToolcribMcpServer(Server[Any]):
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
         if params is not None and params.cursor is not None:
-            raise MCPError(types.INVALID_PARAMS, "There is one page of tools, and no such cursor.")
+            raise MCPError(types.INVALID_PARAMS, "Invalid cursor: the tool list has one page.")
         version = ctx.protocol_version
-        async with _database(), _words_for_clients():
+        async with _database(), _translate_errors():
             session = await self._session(ctx)
             tools = await sync_to_async(meta_tools.list_tools)(
-                session, fixed=not _is_connected(ctx), fits=lambda tool: _fits(tool, version)
+                session,
+                fixed=not _has_connection(ctx),
+                fits=lambda tool: _is_representable(tool, version),
             )
-        _carry_out({"tools": tools})
+        _set_raw_result({"tools": tools})
         return types.ListToolsResult(tools=[])
 
     async def call_tool(
@@ -107,34 +109,34 @@ class ToolcribMcpServer(Server[Any]):
     ) -> types.CallToolResult:
         try:
             async with _database():
-                _carry_out(await self._called(ctx, params.name, params.arguments or {}))
+                _set_raw_result(await self._call_tool(ctx, params.name, params.arguments or {}))
         except ToolcribError as error:
-            _carry_out(
+            _set_raw_result(
                 meta_tools.text_result(f"{error.message}\n\n{error.hint}".strip(), is_error=True)
             )
         except DatabaseError:
             logger.exception("Database unavailable during a call over MCP")
-            _carry_out(meta_tools.text_result(DatabaseUnavailable().sentence, is_error=True))
+            _set_raw_result(meta_tools.text_result(DatabaseUnavailable().sentence, is_error=True))
         return types.CallToolResult(content=[])
 
-    async def _called(self, ctx: Context, name: str, arguments: Mapping[str, Any]) -> Object:
+    async def _call_tool(self, ctx: Context, name: str, arguments: Mapping[str, Any]) -> Object:
         session = await self._session(ctx)
         if name not in META_TOOLS:
-            return await self._dispatched(ctx, session, name, arguments, CallPath.NATIVE)
+            return await self._dispatch(ctx, session, name, arguments, CallPath.NATIVE)
         if name in meta_tools.CALLS:
-            wanted = meta_tools.unwrap_dispatcher(name, arguments)
-            if isinstance(wanted, dict):
-                return wanted
-            return await self._dispatched(ctx, session, *wanted, CallPath.DISPATCH)
+            call = meta_tools.unwrap_dispatcher(name, arguments)
+            if isinstance(call, dict):
+                return call
+            return await self._dispatch(ctx, session, *call, CallPath.DISPATCH)
         if name in meta_tools.SEARCHES:
-            done = await concurrency.run_with_limit(meta_tools.run, session, name, arguments)
+            outcome = await concurrency.run_with_limit(meta_tools.run, session, name, arguments)
         else:
-            done = await sync_to_async(meta_tools.run)(session, name, arguments)
-        if done.grew and _is_connected(ctx):
-            await self._tell_grown(ctx, session.session_id)
-        return done.result
+            outcome = await sync_to_async(meta_tools.run)(session, name, arguments)
+        if outcome.list_changed and _has_connection(ctx):
+            await self._notify_list_changed(ctx, session.session_id)
+        return outcome.result
 
-    async def _dispatched(
+    async def _dispatch(
         self, ctx: Context, session: AgentSession, name: str, arguments: object, path: CallPath
     ) -> Object:
         request = dispatcher.CallRequest(
@@ -143,67 +145,75 @@ class ToolcribMcpServer(Server[Any]):
             idempotency_key=_request(ctx).headers.get("idempotency-key"),
             path=path,
         )
-        agent, key = _asking(ctx).agent, _asking(ctx).key.pk
-        counted = _request(ctx).scope.get(RATE_LIMIT_CHECKED, 0)
+        agent, key = _caller(ctx).agent, _caller(ctx).key.pk
+        checked_limit = _request(ctx).scope.get(RATE_LIMIT_CHECKED, 0)
         run = partial(
-            dispatcher.dispatch, agent, session.session_id, request, key=key, counted=counted
+            dispatcher.dispatch,
+            agent,
+            session.session_id,
+            request,
+            key=key,
+            checked_limit=checked_limit,
         )
         if "progress_token" not in (ctx.meta or {}):
-            answer = await run()
+            body = await run()
         else:
             async with _Progress(ctx) as progress:
-                answer = await run(on_progress=progress.heard)
-        return meta_tools.call_result(answer)
+                body = await run(on_progress=progress.report)
+        return meta_tools.call_result(body)
 
     async def listen(
         self, ctx: Context, params: types.SubscriptionsListenRequestParams
     ) -> types.SubscriptionsListenResult:
-        """Serve a subscription: a key's rolling session may be followed by another."""
-        key = _asking(ctx).key.pk
-        listeners = self.listeners.setdefault(key, _Listeners())
-        return await listeners.handler(ctx, params)
+        """Serve a subscription, which reports when a new rolling session changes the tool list."""
+        key = _caller(ctx).key.pk
+        subscriptions = self.subscriptions.setdefault(key, _Subscriptions())
+        return await subscriptions.handler(ctx, params)
 
     # --- Sessions -------------------------------------------------------------------------------
 
     async def _session(self, ctx: Context) -> AgentSession:
-        """Return the session this request means."""
-        asking, client = _asking(ctx), _client(ctx)
-        if asking.session is not None:
-            session = asking.session
-            await sync_to_async(mcp_sessions.remember)(session, client)
-        elif not _is_connected(ctx):
-            session, fresh = await sync_to_async(mcp_sessions.rolling_session)(asking, client)
-            if fresh and (listeners := self.listeners.get(asking.key.pk)):
-                await listeners.bus.publish(ToolsListChanged())
+        """Return the session of this request."""
+        caller, client = _caller(ctx), _client(ctx)
+        if caller.session is not None:
+            session = caller.session
+            await sync_to_async(mcp_sessions.record_client)(session, client)
+        elif not _has_connection(ctx):
+            session, is_new = await sync_to_async(mcp_sessions.rolling_session)(caller, client)
+            if is_new and (subscriptions := self.subscriptions.get(caller.key.pk)):
+                await subscriptions.bus.publish(ToolsListChanged())
         else:
-            session = await self._own_session(ctx, asking, client)
-        if _is_connected(ctx):
+            session = await self._connection_session(ctx, caller, client)
+        if _has_connection(ctx):
             _connection(ctx).state.setdefault("sessions", set()).add(session.session_id)
         return session
 
-    async def _own_session(
-        self, ctx: Context, asking: AuthenticatedRequest, client: Client | None
+    async def _connection_session(
+        self, ctx: Context, caller: AuthenticatedRequest, client: Client | None
     ) -> AgentSession:
         connection = _connection(ctx)
         async with connection.state.setdefault("opening", asyncio.Lock()):
-            known = connection.state.get("own")
-            if known is not None:
-                return await sync_to_async(lifecycle.find_session)(asking.agent, known)
-            session = await sync_to_async(mcp_sessions.connection_session)(asking, client)
+            session_id = connection.state.get("own")
+            if session_id is not None:
+                return await sync_to_async(lifecycle.find_session)(caller.agent, session_id)
+            session = await sync_to_async(mcp_sessions.open_connection_session)(caller, client)
             connection.state["own"] = session.session_id
-            connection.exit_stack.push_async_callback(self._end, asking, session.session_id)
+            connection.exit_stack.push_async_callback(self._end, caller, session.session_id)
             return session
 
-    async def _end(self, asking: AuthenticatedRequest, session_id: str) -> None:
-        """Close the session of a connection that ended, unless it is us who end."""
+    async def _end(self, caller: AuthenticatedRequest, session_id: str) -> None:
+        """Close the session of a closed connection, unless Toolcrib is stopping."""
         if self.stopping:
             return
         async with _database():
-            await sync_to_async(mcp_sessions.close)(asking.agent, session_id)
+            await sync_to_async(mcp_sessions.close_session)(caller.agent, session_id)
         await upstream_calls.forget_session(session_id)
 
-    async def _tell_grown(self, ctx: Context, session_id: str) -> None:
-        """Say that the list grew: to whoever made it grow on this request, to others apart."""
+    async def _notify_list_changed(self, ctx: Context, session_id: str) -> None:
+        """Notify all connections of a session that the tool list changed.
+
+        This connection gets the notification on the stream of the request, others on their own.
+        """
         await ctx.session.send_notification(
             types.ToolListChangedNotification(), related_request_id=ctx.request_id
         )
@@ -211,38 +221,38 @@ class ToolcribMcpServer(Server[Any]):
             if other is not _connection(ctx) and session_id in other.state.get("sessions", ()):
                 await other.send_tool_list_changed()
 
-    def connected(self, key: int) -> int:
-        """How many connections of the handshake era a key has."""
+    def count_connections(self, key: int) -> int:
+        """Return the number of handshake connections of a key."""
         return sum(other.state.get("key") == key for other in self.connections)
 
-    async def note_connection(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Middleware: know each connection from its first word on."""
+    async def track_connection(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Middleware: register each handshake connection when it is initialized."""
         connection = _connection(ctx)
         if ctx.method == "initialize" and connection.session_id is not None:
-            key = connection.state["key"] = _asking(ctx).key.pk
+            key = connection.state["key"] = _caller(ctx).key.pk
             self.connections.add(connection)
             connection.exit_stack.callback(self.connections.discard, connection)
-            held = _Held(key, partial(self.hang_up, connection.session_id, key))
-            key_revocation.register(held)
-            connection.exit_stack.callback(key_revocation.unregister, held)
+            tracked = _TrackedConnection(key, partial(self.disconnect, connection.session_id, key))
+            key_revocation.register(tracked)
+            connection.exit_stack.callback(key_revocation.unregister, tracked)
         return await call_next(ctx)
 
 
-class _Held:
-    """A connection of the handshake era, which ends with its key."""
+class _TrackedConnection:
+    """A handshake connection, which is closed when its key is revoked."""
 
-    def __init__(self, key: int, hang_up: Callable[[], None]) -> None:
+    def __init__(self, key: int, disconnect: Callable[[], None]) -> None:
         self.key = key
-        self._hang_up: Callable[[], None] | None = hang_up
+        self._disconnect: Callable[[], None] | None = disconnect
 
-    def end(self, why: ToolcribError) -> None:
-        hang_up, self._hang_up = self._hang_up, None
-        if hang_up is not None:
-            hang_up()
+    def end(self, reason: ToolcribError) -> None:
+        disconnect, self._disconnect = self._disconnect, None
+        if disconnect is not None:
+            disconnect()
 
 
-class _Listeners:
-    """The subscriptions of one key; gone with the last of them."""
+class _Subscriptions:
+    """Subscriptions of one key; garbage-collected with the last of them."""
 
     def __init__(self) -> None:
         self.bus = InMemorySubscriptionBus()
@@ -250,39 +260,39 @@ class _Listeners:
 
 
 class _Progress:
-    """Passes a server's progress on, in order; the oldest is dropped where a client is slow."""
+    """Relays a server's progress in order; drops the oldest entries if the client is slow."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._news = asyncio.Event()
-        self._waiting: deque[tuple[float, float | None, str | None]] = deque(maxlen=100)
+        self._wakeup = asyncio.Event()
+        self._queue: deque[tuple[float, float | None, str | None]] = deque(maxlen=100)
 
-    def heard(self, progress: float, total: float | None, message: str | None) -> None:
-        self._waiting.append((progress, total, message))
-        self._news.set()
+    def report(self, progress: float, total: float | None, message: str | None) -> None:
+        self._queue.append((progress, total, message))
+        self._wakeup.set()
 
     async def _relay(self) -> None:
         while True:
-            await self._news.wait()
+            await self._wakeup.wait()
             await self._send()
 
     async def _send(self) -> None:
-        self._news.clear()
-        while self._waiting:
-            await self._ctx.session.report_progress(*self._waiting.popleft())
+        self._wakeup.clear()
+        while self._queue:
+            await self._ctx.session.report_progress(*self._queue.popleft())
 
     async def __aenter__(self) -> "_Progress":
-        self._relaying = asyncio.create_task(self._relay())
+        self._task = asyncio.create_task(self._relay())
         return self
 
-    async def __aexit__(self, *problem: object) -> None:
-        self._relaying.cancel()
-        await asyncio.wait({self._relaying})
-        if problem[0] is None:
-            await self._send()  # what came last belongs before the answer
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        if exc_info[0] is None:
+            await self._send()  # the last progress must precede the result
 
 
-# --- What a request carries ---------------------------------------------------------------------
+# --- Request context ----------------------------------------------------------------------------
 
 
 def _request(ctx: Context) -> Any:
@@ -290,76 +300,76 @@ def _request(ctx: Context) -> Any:
     return ctx.request
 
 
-def _asking(ctx: Context) -> AuthenticatedRequest:
-    found: AuthenticatedRequest = _request(ctx).scope[ASKING]
-    return found
+def _caller(ctx: Context) -> AuthenticatedRequest:
+    caller: AuthenticatedRequest = _request(ctx).scope[CALLER_KEY]
+    return caller
 
 
 def _connection(ctx: Context) -> Connection:
-    """The connection of the handshake era. Private to the SDK, hence mcp<2.4."""
+    """Return the handshake connection. A private attribute of the SDK, hence mcp<2.4."""
     return ctx.session._connection
 
 
-def _is_connected(ctx: Context) -> bool:
-    """Whether the request came over a connection that goes on: of the older era, and kept."""
+def _has_connection(ctx: Context) -> bool:
+    """Return whether the request belongs to a stateful handshake connection."""
     modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
     return not modern and _connection(ctx).session_id is not None
 
 
 def _client(ctx: Context) -> Client | None:
-    claimed = ctx.session.client_params
-    if claimed is None:
+    params = ctx.session.client_params
+    if params is None:
         return None
-    info = claimed.client_info
-    name, version = (_claim(text) for text in (info.name, info.version))
+    info = params.client_info
+    name, version = (_clean_client_text(text) for text in (info.name, info.version))
     return Client(name, version, ctx.protocol_version)
 
 
-def _claim(text: str) -> str:
-    return "".join(char for char in text if char.isprintable())[:MOST_CLAIMED]
+def _clean_client_text(text: str) -> str:
+    return "".join(char for char in text if char.isprintable())[:MAX_CLIENT_TEXT]
 
 
 def _input_schema(name: str) -> Mapping[str, Any] | None:
-    """The schema whose arguments a client repeats in headers, asked before handlers run."""
-    asking = asking_now.get()
-    item = asking.seen.items.get(name) if asking else None
-    return item.approved.input_schema if item and item.approved else None
+    """Return a tool's input schema; the SDK checks headers against it before handlers run."""
+    caller = current_caller.get()
+    tool = caller.scope.tools.get(name) if caller else None
+    return tool.approved.input_schema if tool and tool.approved else None
 
 
-def _fits(tool: Object, version: str) -> bool:
+def _is_representable(tool: Object, version: str) -> bool:
     try:
-        serialize_server_result("tools/list", version, {"tools": [tool], **_ENVELOPE})
+        serialize_server_result("tools/list", version, {"tools": [tool], **_RESULT_FIELDS})
     except ValidationError:
         return False
     return True
 
 
-_ENVELOPE = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
+_RESULT_FIELDS = {"ttlMs": 0, "cacheScope": "private", "resultType": "complete"}
 
 
-# --- How an answer gets onto the wire -----------------------------------------------------------
+# --- Responses ----------------------------------------------------------------------------------
 
 
-async def _carry(ctx: Context, call_next: CallNext) -> HandlerResult:
-    """Middleware: put what a handler carried out into the envelope that the SDK made."""
-    mark = _carried.set({})
+async def _merge_raw_result(ctx: Context, call_next: CallNext) -> HandlerResult:
+    """Middleware: merge the raw result of a handler into the SDK's response."""
+    context_token = _raw_result.set({})
     try:
-        envelope = await call_next(ctx)
-        carried = _carried.get()
-        return {**envelope, **carried} if isinstance(envelope, dict) and carried else envelope
+        response = await call_next(ctx)
+        raw = _raw_result.get()
+        return {**response, **raw} if isinstance(response, dict) and raw else response
     finally:
-        _carried.reset(mark)
+        _raw_result.reset(context_token)
 
 
-def _carry_out(result: Object) -> None:
-    carried = _carried.get()
-    assert carried is not None  # noqa: S101 - the middleware set it
-    carried.update(result)
+def _set_raw_result(result: Object) -> None:
+    raw = _raw_result.get()
+    assert raw is not None  # noqa: S101 - set by the middleware
+    raw.update(result)
 
 
 @asynccontextmanager
 async def _database() -> AsyncIterator[None]:
-    """Give a request a database thread of its own, as Django's handlers do."""
+    """Run a request's database code in a thread of its own, as Django's handlers do."""
     async with ThreadSensitiveContext():
         try:
             yield
@@ -369,18 +379,18 @@ async def _database() -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _words_for_clients() -> AsyncIterator[None]:
-    """Turn our errors into the protocol's, where there is no result to say them in."""
+async def _translate_errors() -> AsyncIterator[None]:
+    """Convert errors to JSON-RPC errors, for methods whose results cannot report them."""
     try:
         yield
     except ToolcribError as error:
-        raise MCPError(REFUSED, error.sentence, error.as_json()["error"]) from error
+        raise MCPError(SERVER_ERROR, error.sentence, error.as_json()["error"]) from error
     except DatabaseError as error:
         logger.exception("Database unavailable during an MCP request")
-        raise MCPError(REFUSED, DatabaseUnavailable().sentence) from error
+        raise MCPError(SERVER_ERROR, DatabaseUnavailable().sentence) from error
 
 
-def make() -> ToolcribMcpServer:
+def create_server() -> ToolcribMcpServer:
     server = ToolcribMcpServer()
-    server.middleware.append(server.note_connection)
+    server.middleware.append(server.track_connection)
     return server

@@ -1,7 +1,7 @@
-"""Requests to the MCP endpoint while they are answered: how many, and when they must end.
+"""Open requests and streams of the MCP endpoint: limit per key, cancellation.
 
-A stream may stay open for hours. It ends when its key is revoked (revoking.py), and when
-Toolcrib stops.
+A stream may stay open for hours. It ends when its key is revoked (dispatch/key_revocation.py) or
+when Toolcrib stops.
 """
 
 import asyncio
@@ -19,30 +19,30 @@ class TooManyStreams(ToolcribError):
 
 
 class LiveRequest:
-    """One request being answered, in a task that can be ended from outside."""
+    """One request that is being answered, in a task that can be cancelled."""
 
     def __init__(self, key: int, *, stream: bool) -> None:
         self.key = key
         self.stream = stream
         self.task: asyncio.Task[None] | None = None
-        self.cut: ToolcribError | None = None
-        self._began = self._ended = False
+        self.end_reason: ToolcribError | None = None
+        self._started = self._finished = False
 
     async def serve(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the SDK answer. A request that is cut is still ended as HTTP wants it."""
+        """Run the SDK's handler. A response that is cut off is completed as HTTP requires."""
 
-        async def watched(message: Message) -> None:
-            self._began = True
+        async def tracking_send(message: Message) -> None:
+            self._started = True
             if message["type"] == "http.response.body" and not message.get("more_body"):
-                self._ended = True
+                self._finished = True
             await send(message)
 
-        async def answer() -> None:
-            await app(scope, receive, watched)
+        async def handle() -> None:
+            await app(scope, receive, tracking_send)
 
-        if self.cut is not None:
-            raise self.cut
-        self.task = asyncio.create_task(answer())
+        if self.end_reason is not None:
+            raise self.end_reason
+        self.task = asyncio.create_task(handle())
         try:
             await asyncio.wait({self.task})
         except asyncio.CancelledError:
@@ -51,47 +51,47 @@ class LiveRequest:
             raise
         if not self.task.cancelled():
             self.task.result()
-        if self.cut is not None and not self._began:
-            raise self.cut
-        if self._began and not self._ended:
+        if self.end_reason is not None and not self._started:
+            raise self.end_reason
+        if self._started and not self._finished:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def end(self, why: ToolcribError) -> None:
-        self.cut = self.cut or why
+    def end(self, reason: ToolcribError) -> None:
+        self.end_reason = self.end_reason or reason
         if self.task is not None:
             self.task.cancel()
 
 
 class Streams:
-    """All that is open in this process."""
+    """All open requests of this process."""
 
     def __init__(self) -> None:
-        self.live: set[LiveRequest] = set()
+        self.requests: set[LiveRequest] = set()
 
-    def enter(self, key: int, *, stream: bool) -> LiveRequest:
-        """Count a request; refuse a stream beyond those that a key may have open."""
-        open_now = sum(live.stream and live.key == key for live in self.live)
-        if stream and open_now >= settings.MAX_STREAMS:
+    def register(self, key: int, *, stream: bool) -> LiveRequest:
+        """Register a request; raise if the key has too many open streams."""
+        open_streams = sum(request.stream and request.key == key for request in self.requests)
+        if stream and open_streams >= settings.MAX_STREAMS:
             raise TooManyStreams(
-                f"This key has {open_now} streams open, the cap.",
-                hint="Close one. TOOLCRIB_MAX_STREAMS sets the cap.",
+                f"This key has reached the limit of {open_streams} open streams.",
+                hint="Close a stream. TOOLCRIB_MAX_STREAMS sets the limit.",
                 details={"retry_after": 30},
             )
-        live = LiveRequest(key, stream=stream)
-        self.live.add(live)
-        key_revocation.register(live)
-        return live
+        request = LiveRequest(key, stream=stream)
+        self.requests.add(request)
+        key_revocation.register(request)
+        return request
 
-    def leave(self, live: LiveRequest) -> None:
-        self.live.discard(live)
-        key_revocation.unregister(live)
+    def unregister(self, request: LiveRequest) -> None:
+        self.requests.discard(request)
+        key_revocation.unregister(request)
 
-    async def close(self, within: float) -> None:
-        """End every stream, so that stopping need not wait for them."""
+    async def close_all(self, grace_seconds: float) -> None:
+        """Wait for streams to end, then cancel those that are still open."""
         stopping = ToolcribError("Toolcrib is stopping.", hint="Try again.", status=503)
-        tasks = {live.task for live in self.live if live.stream and live.task}
+        tasks = {request.task for request in self.requests if request.stream and request.task}
         if tasks:
-            await asyncio.wait(tasks, timeout=within)  # those that end by themselves
-        for live in list(self.live):
-            if live.stream:
-                live.end(stopping)
+            await asyncio.wait(tasks, timeout=grace_seconds)
+        for request in list(self.requests):
+            if request.stream:
+                request.end(stopping)

@@ -1,4 +1,4 @@
-"""Older MCP clients where no connection is kept, as with several web processes on one port."""
+"""MCP clients with handshake versions in stateless mode, as with several web processes."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -14,8 +14,8 @@ from tests.support.agent_client import add_tools, make_agent_client
 
 
 @pytest.mark.django_db(transaction=True)
-def test_an_older_client_may_meet_another_process_at_every_request(settings):
-    """Two endpoints take turns, and know nothing of each other."""
+def test_each_request_of_a_handshake_client_may_reach_another_process(settings):
+    """Two endpoints that share no state answer in turn."""
     settings.MCP_STATELESS = True
     add_tools("github", "create_issue", "list_issues")
     scout = make_agent_client("scout", mode="deferred", strategy="inject")
@@ -31,7 +31,7 @@ def test_an_older_client_may_meet_another_process_at_every_request(settings):
         headers = {"Authorization": f"Bearer {scout.key}"}
         async with AsyncExitStack() as stack:
             for process in processes:
-                await stack.enter_async_context(process.running())
+                await stack.enter_async_context(process.run())
             http = await stack.enter_async_context(
                 httpx2.AsyncClient(headers=headers, transport=httpx2.ASGITransport(app=balanced))
             )
