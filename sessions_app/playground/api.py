@@ -1,4 +1,4 @@
-"""The API of search for people: try a query as an agent, golden queries, what was not found."""
+"""Search API for people: test a query as an agent, golden queries, unmet searches."""
 
 from datetime import datetime
 from typing import Any
@@ -58,7 +58,7 @@ class RunOut(Schema):
 
 
 class StandingOut(Schema):
-    """How the golden queries stand: the newest runs, and the queries that broke."""
+    """Status of the golden queries: the newest runs and the regressions."""
 
     revision: int
     runs: list[RunOut]
@@ -74,7 +74,7 @@ class MissedOut(Schema):
     groups: list[dict[str, Any]]
 
 
-def shown(query: GoldenQuery) -> dict[str, Any]:
+def golden_json(query: GoldenQuery) -> dict[str, Any]:
     results = list(query.results.all())
     return {
         "id": query.pk,
@@ -98,11 +98,11 @@ def try_search(
     server: str = "",
     limit: int = 10,
 ) -> dict[str, Any]:
-    """What a new session of this agent would be answered; without an agent, one with every group.
+    """Return the search response for a new session of this agent, or of any agent (all groups).
 
-    Nothing is recorded. `why` says for each tool what it was found by.
+    Nothing is recorded. `why` lists the reasons for each result.
     """
-    asked = playground_search.PlaygroundQuery(
+    params = playground_search.PlaygroundQuery(
         query=pattern or query,
         mode="regex" if pattern else "words",
         agent=agent,
@@ -110,58 +110,60 @@ def try_search(
         server=server,
         limit=max(1, min(50, limit)),
     )
-    tried = playground_search.run_query(asked)
-    if tried.refused:
-        raise tried.refused
+    result = playground_search.run_query(params)
+    if result.error:
+        raise result.error
     return {
-        "answer": tried.answer,
-        "ms": tried.ms,
-        "why": [hit.as_json() for hit in tried.hits],
-        "hidden": [{"name": one.name, "why": one.why} for one in tried.hidden],
+        "answer": result.answer,
+        "ms": result.ms,
+        "why": [hit.as_json() for hit in result.hits],
+        "hidden": [{"name": tool.name, "why": tool.reason} for tool in result.hidden],
     }
 
 
 @router.get("/golden", response={200: GoldenPage, **ERRORS})
 def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[str, Any]:
     rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
-    items, following = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [shown(row) for row in items], "next_cursor": following}
+    items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": [golden_json(row) for row in items], "next_cursor": next_cursor}
 
 
 @router.post("/golden", response={201: GoldenOut, **ERRORS})
 def mark_golden(request: HttpRequest, body: GoldenIn) -> Status[dict[str, Any]]:
-    """Say which tools answer a query rightly, and measure it at once."""
-    marked = golden_queries.mark(body.query, body.tools, origin="api", actor=key_actor(request))
-    golden_runs.run_one(marked)
-    return Status(201, shown(golden_queries.find(marked.pk)))
+    """Set the expected tools of a query and run it."""
+    golden = golden_queries.set_expected_tools(
+        body.query, body.tools, origin="api", actor=key_actor(request)
+    )
+    golden_runs.run_one(golden)
+    return Status(201, golden_json(golden_queries.find_golden_query(golden.pk)))
 
 
 @router.get("/golden/standing", response={200: StandingOut, **ERRORS})
 def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
-    """The newest runs by strategy, and the queries that broke against their last good run."""
+    """List the newest runs, and the queries that regressed since their last good run."""
     return {
         "revision": Revision.current(),
         "runs": list(GoldenRun.objects.exclude(finished_at=None)[: check_limit(limit)]),
-        "broke": [shown(query) for query in golden_queries.broken()],
+        "broke": [golden_json(query) for query in golden_queries.list_regressions()],
     }
 
 
 @router.post("/golden/run", response={200: RunOut, **ERRORS})
 def run_golden(request: HttpRequest) -> GoldenRun:
-    """Run all golden queries now, although the catalog did not change."""
+    """Run all golden queries now, even if the catalog has not changed."""
     return golden_runs.run_now()
 
 
 @router.post("/golden/{golden_id}/accept", response={200: GoldenOut, **ERRORS})
 def accept_golden(request: HttpRequest, golden_id: int) -> dict[str, Any]:
-    """Take how a query stands now for good."""
-    golden_queries.accept(golden_queries.find(golden_id), actor=key_actor(request))
-    return shown(golden_queries.find(golden_id))
+    """Accept the current ranks of a query as its new baseline."""
+    golden_queries.accept(golden_queries.find_golden_query(golden_id), actor=key_actor(request))
+    return golden_json(golden_queries.find_golden_query(golden_id))
 
 
 @router.delete("/golden/{golden_id}", response={204: None, **ERRORS})
 def remove_golden(request: HttpRequest, golden_id: int) -> Status[None]:
-    golden_queries.remove(golden_queries.find(golden_id), actor=key_actor(request))
+    golden_queries.remove(golden_queries.find_golden_query(golden_id), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -169,10 +171,10 @@ def remove_golden(request: HttpRequest, golden_id: int) -> Status[None]:
 def not_found(
     request: HttpRequest, within: str = "30d", agent: str = "", group: str = ""
 ) -> dict[str, Any]:
-    """What agents could not find: no result, no load after a search, loads never called."""
+    """List unmet searches: no results, abandoned, and loads that were never called."""
     if within not in RANGES:
-        raise Invalid(f"within is one of {', '.join(RANGES)}.")
-    wanted = UsageFilter(
+        raise Invalid(f"within must be one of {', '.join(RANGES)}.")
+    filters = UsageFilter(
         within=within, agent=agent.replace("\0", ""), group=group.replace("\0", "")
     )
-    return searches.report(wanted).as_json() | {"since": wanted.since}
+    return searches.report(filters).as_json() | {"since": filters.since}

@@ -1,9 +1,9 @@
-"""When golden queries are run: for the newest revision, once, by one process at a time.
+"""Scheduling of golden query runs: once per catalog revision, one process at a time.
 
-The schedule asks every few seconds whether a newer revision is there, so a burst of changes is
-run once, for the last of them, and nothing is lost while a broker or a worker is away. Searched
-is what an agent with every group would search: a golden query tells of the ranking and the texts,
-and no agent's rights move it. While vectors are being computed, a run waits for them.
+The schedule checks for a new revision every few seconds, so a burst of changes causes one run, for
+the newest revision, and no run is lost while the broker or a worker is down. Runs use the scope of
+an agent with all groups: they measure ranking and texts, independent of permissions. A run waits
+until all embeddings are computed.
 """
 
 import logging
@@ -23,96 +23,102 @@ from toolcrib.lib.errors import Conflict
 
 logger = logging.getLogger(__name__)
 
-GIVEN_UP = timedelta(minutes=5)  # a run that takes longer died with its process
-KEPT = 200  # runs
+RUN_TIMEOUT = timedelta(minutes=5)  # older unfinished runs died with their process
+MAX_STORED_RUNS = 200
 
 
-def everyone() -> Agent:
-    """An agent that stands in for all: it has every group, and is in no table."""
+def any_agent() -> Agent:
+    """Return an unsaved agent with all groups, which stands in for any agent."""
     return Agent(all_groups=True)
 
 
 def is_due() -> bool:
+    """Return whether the newest revision has no finished run, or a query has no result."""
     if not GoldenQuery.objects.exists():
         return False
     newest = GoldenRun.objects.first()
     if newest is None or not newest.finished_at or newest.revision < Revision.current():
         return True
-    return _unmeasured()
+    return _has_pending_queries()
 
 
-def _unmeasured() -> bool:
-    """Whether a query was marked while vectors were still to come, and has nothing to hold yet."""
+def _has_pending_queries() -> bool:
+    """Return whether a query added during embedding still has no result."""
     return GoldenQuery.objects.filter(results=None).exists()
 
 
 def run_if_due() -> GoldenRun | None:
-    """Run all golden queries if the catalog changed since; None where there is nothing to do."""
-    if not is_due() or not _complete():
+    """Run all golden queries if the catalog has changed; return None if no run is due."""
+    if not is_due() or not _embeddings_ready():
         return None
-    claimed = _claim(Revision.current(), again=_unmeasured())
-    return _run(claimed) if claimed else None
+    run = _claim(Revision.current(), repeat=_has_pending_queries())
+    return _execute(run) if run else None
 
 
-def _complete(*, wait: bool = True) -> bool:
-    """Whether every tool has its vector, or none will: half an index would look like a drop.
+def _embeddings_ready(*, wait: bool = True) -> bool:
+    """Return whether all tools are embedded, or none will be.
 
-    Loading the model can take a while, which a request does not wait for.
+    A partial index would look like a regression. `wait=False` does not wait for the model to
+    load, which is too slow for a request.
     """
-    if not wait and settings.EMBEDDINGS and not vector_store.model.tried:
-        vector_store.model.load_soon()
+    if not wait and settings.EMBEDDINGS and not vector_store.model.load_attempted:
+        vector_store.model.load_in_background()
         return False
-    return vector_store.model.load() is None or not scope.scope_of_agent(everyone()).index.waiting
+    return (
+        vector_store.model.load() is None
+        or not scope.scope_of_agent(any_agent()).index.pending_vectors
+    )
 
 
 def run_now() -> GoldenRun:
-    """Run them again although nothing changed. For a request."""
-    if not _complete(wait=False):
+    """Run all golden queries even if the catalog has not changed. For requests."""
+    if not _embeddings_ready(wait=False):
         raise Conflict(
-            "The tools' vectors are being computed.",
-            hint="The queries are run when they are there.",
+            "Embeddings are being computed.",
+            hint="The queries run when all embeddings are ready.",
         )
-    claimed = _claim(Revision.current(), again=True)
-    if claimed is None:
-        raise Conflict("The golden queries are being run.", hint="Look again in a moment.")
-    return _run(claimed)
+    run = _claim(Revision.current(), repeat=True)
+    if run is None:
+        raise Conflict("A golden query run is in progress.", hint="Retry in a moment.")
+    return _execute(run)
 
 
 def run_one(query: GoldenQuery) -> None:
-    """Measure a query that was just marked, or leave it to the schedule until vectors are there."""
-    if not _complete(wait=False):
+    """Run a newly added query, or leave it to the schedule until embeddings are ready."""
+    if not _embeddings_ready(wait=False):
         return
-    seen = scope.scope_of_agent(everyone())
-    golden_queries.measure(seen.index, [query], seen.revision)
+    full_scope = scope.scope_of_agent(any_agent())
+    golden_queries.run_queries(full_scope.index, [query], full_scope.revision)
 
 
-def _run(run: GoldenRun) -> GoldenRun:
-    scores = golden_queries.measure(
-        scope.scope_of_agent(everyone()).index, list(GoldenQuery.objects.all()), run.revision
+def _execute(run: GoldenRun) -> GoldenRun:
+    scores = golden_queries.run_queries(
+        scope.scope_of_agent(any_agent()).index, list(GoldenQuery.objects.all()), run.revision
     )
     run.scores = {strategy: asdict(score) for strategy, score in scores.items()}
     run.finished_at = timezone.now()
     run.save(update_fields=["scores", "finished_at"])
-    old = GoldenRun.objects.values_list("revision", flat=True)[KEPT : KEPT + 1]
-    GoldenRun.objects.filter(revision__lte=max(old, default=-1)).delete()
-    broke = sum(score.broke for score in scores.values())
-    logger.info("Ran the golden queries at revision %d: %d broke", run.revision, broke)
+    newest = GoldenRun.objects.values_list("revision", flat=True)
+    expired = newest[MAX_STORED_RUNS : MAX_STORED_RUNS + 1]
+    GoldenRun.objects.filter(revision__lte=max(expired, default=-1)).delete()
+    regressions = sum(score.broke for score in scores.values())
+    logger.info("Golden query run at revision %d: %d regressions", run.revision, regressions)
     return run
 
 
-def _claim(revision: int, *, again: bool = False) -> GoldenRun | None:
-    """Take the run of a revision, unless somebody has it, or is busy with another one."""
+def _claim(revision: int, *, repeat: bool = False) -> GoldenRun | None:
+    """Create the run of a revision; return None if it exists or another run is in progress."""
     now = timezone.now()
     try:
         with transaction.atomic():
             newest = GoldenRun.objects.select_for_update().first()
             if newest is not None:
-                if not newest.finished_at and newest.started_at > now - GIVEN_UP:
+                if not newest.finished_at and newest.started_at > now - RUN_TIMEOUT:
                     return None
-                if newest.finished_at and newest.revision >= revision and not again:
+                if newest.finished_at and newest.revision >= revision and not repeat:
                     return None
                 GoldenRun.objects.filter(revision__gte=revision).delete()
                 GoldenRun.objects.filter(finished_at=None).delete()
             return GoldenRun.objects.create(revision=revision, started_at=now)
-    except IntegrityError:  # another process was faster
+    except IntegrityError:  # another process claimed it first
         return None

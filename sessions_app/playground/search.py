@@ -1,8 +1,8 @@
-"""The search playground: what an agent would find, why, and what is kept from it.
+"""Search playground: run a query as an agent, explain the results and the unavailable tools.
 
-The answer is the API's own, by the functions the API calls, as a new session of the agent would
-get it. Nothing is recorded. People see more than agents: what a query would find for somebody
-with every group, and why this agent does not have it.
+The response is produced by the functions the API calls, as for a new session of the agent, and
+nothing is recorded. People see more than agents: tools outside the agent's groups that match the
+query, and why the agent does not get them.
 """
 
 import re
@@ -24,47 +24,45 @@ from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import MAX_HITS, MAX_QUERY_LENGTH, RANKED_STRATEGIES, Hit, SearchResult
 from catalog.search.tokenizer import normalize_name, tokenize
 from catalog.tools import detail
-from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, AgentSession, Mode
-from sessions_app.playground.golden_runs import everyone
+from sessions_app.playground.golden_runs import any_agent
 from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.lifecycle import OpenSessionRequest
 from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.search import SessionQuery
-from sessions_app.usage.searches import TEST
+from sessions_app.usage.searches import TEST_SESSION_KEY
 from toolcrib.lib.errors import NotFound, ToolcribError
 
 MODES = ("words", "regex")
-NEAR = 5  # tools that are named because they are hidden
-EXAMPLES = 3
-SHORTEST_PART = 3  # letters of a name that is looked for by a part of it
-Parts = list[tuple[bool, str]]
-RUN = re.compile(r"[^\W_]+")
+MAX_HIDDEN_TOOLS = 5
+MAX_EXAMPLES = 3
+MIN_PART_LENGTH = 3  # characters of a query that is matched against parts of names
+Parts = list[tuple[bool, str]]  # (highlighted, text)
+WORD = re.compile(r"[^\W_]+")
 
 
 @dataclass(frozen=True)
 class PlaygroundQuery:
-    """What a person asked for in the address. Unknown words are the default."""
+    """Parameters of a playground search, from the query string. Unknown values are ignored."""
 
     query: str = ""
     mode: str = "words"
-    agent: str = ""  # empty: one with every group
-    strategy: str = ""  # empty: the default
+    agent: str = ""  # empty: any agent, with all groups
+    strategy: str = ""  # empty: the default strategy
     server: str = ""
     limit: int = 10
 
     @classmethod
-    def read(cls, given: QueryDict) -> "PlaygroundQuery":
-        def text(name: str, most: int = 200) -> str:
-            return given.get(name, "").replace("\0", "").strip()[:most]
+    def read(cls, params: QueryDict) -> "PlaygroundQuery":
+        def text(name: str, max_length: int = 200) -> str:
+            return params.get(name, "").replace("\0", "").strip()[:max_length]
 
         limit = text("limit")
         strategy = text("strategy")
         return cls(
-            query=text(
-                "q", 2 * MAX_QUERY_LENGTH
-            ),  # what is too long is refused, not cut in silence
+            query=text("q", 2 * MAX_QUERY_LENGTH),  # longer queries are rejected, not truncated
             mode="regex" if text("mode") == "regex" else "words",
             agent=text("agent"),
             strategy=strategy if strategy in RANKED_STRATEGIES else "",
@@ -83,7 +81,7 @@ class PlaygroundQuery:
 
 @dataclass(frozen=True)
 class PlaygroundHit:
-    """One tool that was found, with why."""
+    """One result, with its scores and reasons."""
 
     rank: int
     name: str
@@ -108,10 +106,10 @@ class PlaygroundHit:
 
 @dataclass(frozen=True)
 class HiddenTool:
-    """A tool that is there and that this agent does not get, with why."""
+    """An existing tool that this agent does not get, and why."""
 
     name: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -119,231 +117,249 @@ class PlaygroundResult:
     answer: dict[str, Any] = field(default_factory=dict)
     hits: list[PlaygroundHit] = field(default_factory=list)
     hidden: list[HiddenTool] = field(default_factory=list)
-    near: list[str] = field(default_factory=list)
+    similar_names: list[str] = field(default_factory=list)
     note: str = ""
     ms: float = 0.0
-    tools: int = 0  # that were searched
-    refused: ToolcribError | None = None
+    tool_count: int = 0  # tools searched
+    error: ToolcribError | None = None
 
     @property
     def total(self) -> int:
         return int(self.answer.get("total_matches", 0))
 
 
-def agent_of(asked: PlaygroundQuery) -> Agent:
-    return agent_actions.find_agent(asked.agent) if asked.agent else everyone()
+def find_agent(params: PlaygroundQuery) -> Agent:
+    return agent_queries.find_agent(params.agent) if params.agent else any_agent()
 
 
-def run_query(asked: PlaygroundQuery) -> PlaygroundResult:
-    """Search as the agent would, and find out why each tool is there or is not."""
+def run_query(params: PlaygroundQuery) -> PlaygroundResult:
+    """Search as the agent would, and explain each result and each unavailable match."""
     try:
-        agent = agent_of(asked)
-        seen, query = scope.scope_of_agent(agent), asked.as_query
-        index = seen.index  # made before the clock starts: an agent's session has it
+        agent = find_agent(params)
+        seen, query = scope.scope_of_agent(agent), params.as_query
+        index = seen.index  # built before the timer starts: sessions reuse a cached index
         start = time.perf_counter()
-        found, missing = session_search.search_scope(seen, query, explain=True)
-        at_once = _at_once(agent, seen)
-        answer = session_search.search_answer(seen, query, found, missing, pins={}, at_once=at_once)
-        took = time.perf_counter() - start
+        matches, missing = session_search.search_scope(seen, query, explain=True)
+        at_once = _preloaded_names(agent, seen)
+        answer = session_search.search_response(
+            seen, query, matches, missing, pins={}, preloaded=at_once
+        )
+        seconds = time.perf_counter() - start
     except ToolcribError as error:
-        return PlaygroundResult(refused=error)
+        return PlaygroundResult(error=error)
     return PlaygroundResult(
         answer=answer,
-        hits=_shown(seen, asked, found, answer["tools"]),
-        hidden=_hidden(seen, asked, found),
-        near=[name for name in answer.get("suggestions", []) if name in seen.items],
-        note=found.note,
-        ms=round(took * 1000, 1),
-        tools=len(index),
+        hits=_hits(seen, params, matches, answer["tools"]),
+        hidden=_hidden_tools(seen, params, matches),
+        similar_names=[name for name in answer.get("suggestions", []) if name in seen.tools],
+        note=matches.note,
+        ms=round(seconds * 1000, 1),
+        tool_count=len(index),
     )
 
 
-def _at_once(agent: Agent, seen: SessionScope) -> set[str]:
-    """What a new session has without loading: it is `loaded` in the answer."""
-    decided = lifecycle.choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
-    if decided.mode == Mode.FULL:
-        return {item.name for item in seen.offered}
+def _preloaded_names(agent: Agent, seen: SessionScope) -> set[str]:
+    """Return the tools a new session has without loading: the response marks them `loaded`."""
+    decision = lifecycle.choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    if decision.mode == Mode.FULL:
+        return {tool.name for tool in seen.offered}
     members = (member for group in seen.groups for member in group.members)
     return {member.tool.name for member in members if member.preload and member.tool.offered}
 
 
-def _shown(
-    seen: SessionScope, asked: PlaygroundQuery, found: SearchResult, tools: Sequence[dict[str, Any]]
+def _hits(
+    seen: SessionScope,
+    params: PlaygroundQuery,
+    matches: SearchResult,
+    entries: Sequence[dict[str, Any]],
 ) -> list[PlaygroundHit]:
     return [
         PlaygroundHit(
             rank=rank,
             name=hit.name,
-            name_parts=_marked(hit.name, asked, hit),
-            stub=_marked(rendering.summary(seen.items[hit.name].description), asked, hit),
-            tokens=told["tokens"],
-            loaded=told["loaded"],
-            score=told.get("score"),
+            name_parts=_highlight(hit.name, params, hit),
+            stub=_highlight(rendering.summary(seen.tools[hit.name].description), params, hit),
+            tokens=entry["tokens"],
+            loaded=entry["loaded"],
+            score=entry.get("score"),
             bm25=hit.bm25,
             embedding=hit.embedding,
             reasons=hit.reasons,
         )
-        for rank, (hit, told) in enumerate(zip(found.hits, tools, strict=True), 1)
+        for rank, (hit, entry) in enumerate(zip(matches.hits, entries, strict=True), 1)
     ]
 
 
-def _marked(text: str, asked: PlaygroundQuery, hit: Hit) -> Parts:
-    if asked.mode == "regex":
-        return highlight_pattern(text, asked.query)
+def _highlight(text: str, params: PlaygroundQuery, hit: Hit) -> Parts:
+    if params.mode == "regex":
+        return highlight_pattern(text, params.query)
     return highlight_words(text, hit.matched)
 
 
-# --- What is kept from the agent ----------------------------------------------------------------
+# --- Unavailable tools --------------------------------------------------------------------------
 
 
-def _hidden(seen: SessionScope, asked: PlaygroundQuery, found: SearchResult) -> list[HiddenTool]:
-    """Tools of that name that the agent does not get; where it finds nothing, also the likely."""
-    standing = cache.current()
-    key = normalize_name(asked.query)
-    by_key = _by_joined_name(standing)
-    names = {item.name: item for item in by_key.get(key, ())}
-    if not found.hits:
-        names |= dict(_likely(by_key, key))
-        names |= {hit.name: item for hit, item in _elsewhere(asked)}
-    kept = [item for item in names.values() if not _has(seen, item)]
-    told = {item.name: why(item, asked.agent) for item in kept[:NEAR]}
-    if not found.hits:
-        told |= _never_approved(asked.query)
-    return [HiddenTool(*one) for one in list(told.items())[:NEAR]]
+def _hidden_tools(
+    seen: SessionScope, params: PlaygroundQuery, matches: SearchResult
+) -> list[HiddenTool]:
+    """Return unavailable tools with the queried name; without results, also likely matches."""
+    key = normalize_name(params.query)
+    by_name = _tools_by_name(cache.current())
+    candidates = {tool.name: tool for tool in by_name.get(key, ())}
+    if not matches.hits:
+        candidates |= dict(_partial_matches(by_name, key))
+        candidates |= {tool.name: tool for tool in _matches_in_all_groups(params)}
+    hidden = [tool for tool in candidates.values() if not _is_available(seen, tool)]
+    reasons = {
+        tool.name: explain_unavailable(tool, params.agent) for tool in hidden[:MAX_HIDDEN_TOOLS]
+    }
+    if not matches.hits:
+        reasons |= _never_approved(params.query)
+    return [HiddenTool(*pair) for pair in list(reasons.items())[:MAX_HIDDEN_TOOLS]]
 
 
 def _never_approved(query: str) -> dict[str, str]:
-    """Tools that no agent has ever got, so that the catalog in memory may not know them."""
+    """Return matching tools that were never approved, which the catalog cache may not contain."""
     part = "_".join(query.split())
     rows = Tool.objects.filter(approved=None, public_name__icontains=part).with_definitions()
-    return {tool.public_name: detail.describe_availability(tool) for tool in rows[:NEAR]}
+    return {
+        tool.public_name: detail.describe_availability(tool) for tool in rows[:MAX_HIDDEN_TOOLS]
+    }
 
 
-def _has(seen: SessionScope, item: CachedTool) -> bool:
-    return item.offered and item.name in seen.items
+def _is_available(seen: SessionScope, tool: CachedTool) -> bool:
+    return tool.offered and tool.name in seen.tools
 
 
 @cache.memoize_per_revision
-def _by_joined_name(standing: CatalogCache) -> dict[str, list[CachedTool]]:
-    """All tools by their names as search compares them, public and the server's own."""
-    found: dict[str, list[CachedTool]] = {}
-    for item in standing.tools.values():
-        for name in {normalize_name(item.name), normalize_name(item.original_name)} - {""}:
-            found.setdefault(name, []).append(item)
-    return found
+def _tools_by_name(catalog: CatalogCache) -> dict[str, list[CachedTool]]:
+    """Return all tools by normalized name, both public and original."""
+    by_name: dict[str, list[CachedTool]] = {}
+    for tool in catalog.tools.values():
+        for name in {normalize_name(tool.name), normalize_name(tool.original_name)} - {""}:
+            by_name.setdefault(name, []).append(tool)
+    return by_name
 
 
-def _likely(by_key: Mapping[str, list[CachedTool]], key: str) -> Iterator[tuple[str, CachedTool]]:
-    if len(key) >= SHORTEST_PART:
-        for name, items in by_key.items():
+def _partial_matches(
+    by_name: Mapping[str, list[CachedTool]], key: str
+) -> Iterator[tuple[str, CachedTool]]:
+    if len(key) >= MIN_PART_LENGTH:
+        for name, tools in by_name.items():
             if key in name:
-                yield from ((item.name, item) for item in items)
+                yield from ((tool.name, tool) for tool in tools)
 
 
-def _elsewhere(asked: PlaygroundQuery) -> list[tuple[Hit, CachedTool]]:
-    """What somebody with every group would find."""
-    whole = scope.scope_of_agent(everyone())
-    found, _ = session_search.search_scope(whole, asked.as_query)
-    return [(hit, whole.items[hit.name]) for hit in found.hits]
+def _matches_in_all_groups(params: PlaygroundQuery) -> list[CachedTool]:
+    """Return the results for an agent with all groups."""
+    full_scope = scope.scope_of_agent(any_agent())
+    matches, _ = session_search.search_scope(full_scope, params.as_query)
+    return [full_scope.tools[hit.name] for hit in matches.hits]
 
 
-def why(item: CachedTool, agent: str) -> str:
-    """Say why an agent does not get a tool."""
-    if not item.offered:
-        return loading.unavailable_reason(item)
-    homes = [
+def explain_unavailable(tool: CachedTool, agent: str) -> str:
+    """Return why an agent does not get a tool."""
+    if not tool.offered:
+        return loading.unavailable_reason(tool)
+    group_ids = [
         group.group_id
         for group in cache.current().groups
-        if any(member.tool is item for member in group.members)
+        if any(member.tool is tool for member in group.members)
     ]
-    if not homes:
-        return "It is in no group, so no agent gets it."
-    return f"It is not in {agent or 'these'}’s groups. It is in {', '.join(homes[:5])}."
+    if not group_ids:
+        return "Not in any group, so not available to agents."
+    return f"Not in the groups of {agent or 'any agent'}. Member of {', '.join(group_ids[:5])}."
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the vectors are of what is in groups, while they are being computed."""
+    """Embedding progress of the tools in groups."""
 
     done: int
     total: int
 
 
-def progress() -> Progress | None:
-    """Say how far the vectors are; nothing where they are all there, or where there are none."""
+def embedding_progress() -> Progress | None:
+    """Return the embedding progress; None if complete, or if embeddings are off or unavailable."""
     if not settings.EMBEDDINGS or vector_store.unavailable_reason():
         return None
-    index = scope.scope_of_agent(everyone()).index
-    waiting = index.pending_vectors
-    return Progress(len(index) - waiting, len(index)) if waiting else None
+    index = scope.scope_of_agent(any_agent()).index
+    pending = index.pending_vectors
+    return Progress(len(index) - pending, len(index)) if pending else None
 
 
-# --- Before anything is asked -------------------------------------------------------------------
+# --- Examples and highlighting ------------------------------------------------------------------
 
 
-def examples() -> list[str]:
-    """Queries made of the tools there are: an admin's own examples first, then what tools do."""
-    told = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
-    firsts = (
+def example_queries() -> list[str]:
+    """Return example queries: those of admins first, then summaries of tools."""
+    hints = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
+    first_tools = (
         next((member.tool for member in group.members if member.tool.offered), None)
         for group in cache.current().groups
     )
-    said = (rendering.summary(item.description) for item in firsts if item is not None)
-    wanted = [*told.values_list("text", flat=True)[:EXAMPLES], *map(_as_query, filter(None, said))]
-    return list(dict.fromkeys(filter(None, wanted)))[:EXAMPLES]
+    summaries = (rendering.summary(tool.description) for tool in first_tools if tool is not None)
+    queries = [
+        *hints.values_list("text", flat=True)[:MAX_EXAMPLES],
+        *map(_summary_query, filter(None, summaries)),
+    ]
+    return list(dict.fromkeys(filter(None, queries)))[:MAX_EXAMPLES]
 
 
-def _as_query(summary: str) -> str:
+def _summary_query(summary: str) -> str:
     words = summary.rstrip(".…").split()[:8]
     return " ".join(words)[:80].lower() if words else ""
 
 
 def highlight_words(text: str, matched: Iterable[str]) -> Parts:
-    """Mark the words of a text that are the same, to search, as those matched."""
-    wanted = {term for word in matched for term in tokenize(word)}
-    found = [run.span() for run in RUN.finditer(text) if wanted.intersection(tokenize(run.group()))]
-    return list(_cut(text, found))
+    """Highlight the words of a text that search treats as equal to the matched ones."""
+    terms = {term for word in matched for term in tokenize(word)}
+    spans = [
+        word.span() for word in WORD.finditer(text) if terms.intersection(tokenize(word.group()))
+    ]
+    return list(_split(text, spans))
 
 
 def highlight_pattern(text: str, pattern: str) -> Parts:
-    """Mark what a pattern matched, which search has taken already."""
+    """Highlight the matches of a pattern that search has already validated."""
     options = re2.Options()
     options.case_sensitive, options.log_errors = False, False
     try:
-        found = [one.span() for one in re2.compile(pattern, options).finditer(text)]
+        spans = [match.span() for match in re2.compile(pattern, options).finditer(text)]
     except re2.error:
-        found = []
-    return list(_cut(text, found))
+        spans = []
+    return list(_split(text, spans))
 
 
-def _cut(text: str, found: Iterable[tuple[int, int]]) -> Iterator[tuple[bool, str]]:
-    at = 0
-    for start, end in found:
-        if end <= start or start < at:
+def _split(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[tuple[bool, str]]:
+    position = 0
+    for start, end in spans:
+        if end <= start or start < position:
             continue
-        if start > at:
-            yield False, text[at:start]
+        if start > position:
+            yield False, text[position:start]
         yield True, text[start:end]
-        at = end
-    if at < len(text):
-        yield False, text[at:]
+        position = end
+    if position < len(text):
+        yield False, text[position:]
 
 
 @transaction.atomic
-def open_trial_session(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
-    """Open a session of the agent, load one tool and close it: it is there to be looked at.
+def open_test_session(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
+    """Open a session of the agent, load one tool and close the session, for inspection.
 
-    Closed at once, it takes none of the agent's places and nobody can go on with it.
+    A closed session does not count against the agent's limits and cannot be continued.
     """
-    item = scope.scope_of_agent(agent).lookup(name)
-    if item is None or not item.offered:
+    tool = scope.scope_of_agent(agent).lookup(name)
+    if tool is None or not tool.offered:
         raise NotFound(
-            f"{agent.name} does not get {name[:80]!r}.", hint="Search as this agent to see why."
+            f"{name[:80]!r} is not available to {agent.name}.",
+            hint="Search as this agent to see why.",
         )
-    metadata = {TEST: actor.label}
+    metadata = {TEST_SESSION_KEY: actor.label}
     session = lifecycle.open_session(
         agent, OpenSessionRequest(mode="deferred", metadata=metadata)
     ).session
-    loading.preload(session, [item.name])
+    loading.preload(session, [tool.name])
     audit.record(actor, "agent.test", agent, after={"session": session.session_id, "tool": name})
     return lifecycle.close_session(session)

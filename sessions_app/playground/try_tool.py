@@ -1,14 +1,11 @@
-"""Prepare the trial of a tool: its arguments as a skeleton and as fields, and whether to ask twice.
-
-Pure.
-"""
+"""Form of a tool trial: argument skeleton, form fields and confirmation, from the schema. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-DEPTH = 4
-EMPTY = {
+MAX_DEPTH = 4
+EMPTY_VALUES = {
     "string": "",
     "integer": 0,
     "number": 0,
@@ -18,18 +15,20 @@ EMPTY = {
 
 
 def skeleton(schema: object, depth: int = 0) -> dict[str, object]:
-    """Return an object with the required arguments of a schema, each with the plainest value."""
-    if not isinstance(schema, Mapping) or depth >= DEPTH:
+    """Return an object with the required arguments of a schema, each with a default value."""
+    if not isinstance(schema, Mapping) or depth >= MAX_DEPTH:
         return {}
     properties, required = schema.get("properties"), schema.get("required")
     known = properties if isinstance(properties, Mapping) else {}
     names = required if isinstance(required, list) else []
     return {
-        name: _plainest(known.get(name), depth) for name in names[:100] if isinstance(name, str)
+        name: _default_value(known.get(name), depth)
+        for name in names[:100]
+        if isinstance(name, str)
     }
 
 
-def _plainest(schema: object, depth: int) -> object:
+def _default_value(schema: object, depth: int) -> object:
     if not isinstance(schema, Mapping):
         return ""
     for key in ("default", "const"):
@@ -39,36 +38,36 @@ def _plainest(schema: object, depth: int) -> object:
         if isinstance(choices := schema.get(key), list) and choices:
             return choices[0]
     for key in ("anyOf", "oneOf"):
-        if isinstance(choices := schema.get(key), list) and choices and depth < DEPTH:
-            return _plainest(choices[0], depth + 1)
+        if isinstance(choices := schema.get(key), list) and choices and depth < MAX_DEPTH:
+            return _default_value(choices[0], depth + 1)
     kind = schema.get("type")
     if isinstance(kind, list):
-        kind = next((one for one in kind if one != "null"), None)
+        kind = next((name for name in kind if name != "null"), None)
     if kind == "array":
         return []
     if kind == "object" or "properties" in schema:
         return skeleton(schema, depth + 1)
-    return EMPTY.get(str(kind), "")
+    return EMPTY_VALUES.get(str(kind), "")
 
 
-def why_ask_twice(annotations: Mapping[str, object]) -> str:
-    """Say why a call needs a second press; empty for a tool that claims to change nothing."""
+def confirmation_reason(annotations: Mapping[str, object]) -> str:
+    """Return why a call needs confirmation; empty for a tool annotated as read-only."""
     if annotations.get("destructiveHint") is True:
-        return "The server says that this tool may delete or overwrite."
+        return "The server reports that this tool may delete or overwrite data."
     if annotations.get("readOnlyHint") is not True:
-        return "The server does not say that this tool changes nothing."
+        return "The server does not report this tool as read-only."
     return ""
 
 
 # --- Fields -------------------------------------------------------------------------------------
 
-FIELDS = 40  # of a form; more are left to the JSON
+MAX_FIELDS = 40  # per form; further arguments are available as JSON only
 KINDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "choice"}
 
 
 @dataclass(frozen=True)
 class Field:
-    """One simple argument as a field of a form. `options` are JSON texts."""
+    """A form field for one scalar argument. `options` are JSON values."""
 
     name: str
     kind: str
@@ -77,26 +76,26 @@ class Field:
     options: Sequence[str] = ()
 
 
-def fields(schema: Mapping[str, object]) -> list[Field]:
-    """List the arguments that a form can ask for: texts, numbers, yes or no, and choices."""
+def form_fields(schema: Mapping[str, object]) -> list[Field]:
+    """Return fields for the scalar arguments: text, numbers, booleans and enums."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict):
         return []
-    needed = required if isinstance(required, list) else []
-    found = [_field(name, body, name in needed) for name, body in properties.items()]
-    return [one for one in found if one is not None][:FIELDS]
+    names = required if isinstance(required, list) else []
+    candidates = [_field(name, body, name in names) for name, body in properties.items()]
+    return [field for field in candidates if field is not None][:MAX_FIELDS]
 
 
 def _field(name: str, body: object, required: bool) -> Field | None:
-    # A name that cannot be shown as it is cannot be typed either; the JSON takes it.
+    # A name that is not printable cannot be a label; its argument is available as JSON only.
     if not isinstance(body, dict) or not name.isprintable():
         return None
     kind, choices = body.get("type"), body.get("enum")
-    said = body.get("description")
-    words = said if isinstance(said, str) else ""
-    if isinstance(choices, list) and 0 < len(choices) <= FIELDS:
-        return Field(name, "choice", words, required, tuple(map(json.dumps, choices)))
+    description = body.get("description")
+    help_text = description if isinstance(description, str) else ""
+    if isinstance(choices, list) and 0 < len(choices) <= MAX_FIELDS:
+        return Field(name, "choice", help_text, required, tuple(map(json.dumps, choices)))
     if not isinstance(kind, str) or kind not in KINDS:
         return None
     options = ("true", "false") if kind == "boolean" else ()
-    return Field(name, KINDS[kind], words, required, options)
+    return Field(name, KINDS[kind], help_text, required, options)

@@ -1,4 +1,4 @@
-"""Try a tool: call it as a person would, and see what comes back."""
+"""Trial page of a tool: call it with arguments from a form and show the result."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,21 +27,21 @@ class TryForm(forms.Form):
         widget=forms.Textarea(
             attrs={"rows": 12, "class": "mono", "spellcheck": "false", "autocapitalize": "off"}
         ),
-        help_text="A JSON object. The required arguments are filled in with empty values.",
+        help_text="A JSON object. Required arguments are prefilled with empty values.",
     )
 
     def clean_arguments(self) -> dict[str, Any]:
         try:
-            given = parse_tool_text(self.cleaned_data["arguments"])
+            arguments = parse_tool_text(self.cleaned_data["arguments"])
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
-        if not isinstance(given, dict):
-            raise forms.ValidationError("Arguments are a JSON object. Start with { and end with }.")
+        if not isinstance(arguments, dict):
+            raise forms.ValidationError("Arguments must be a JSON object: { … }.")
         try:
-            payloads.check_value(given, "")
+            payloads.check_value(arguments, "")
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
-        return given
+        return arguments
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -49,62 +49,61 @@ class TryForm(forms.Form):
 def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     tool = find_defined_tool(public_name)
     body = tool.definition.tool if tool.definition else {}
-    claimed = body.get("annotations")
-    claims = claimed if isinstance(claimed, dict) else {}
+    value = body.get("annotations")
+    annotations = value if isinstance(value, dict) else {}
     context: dict[str, Any] = {
         "tool": tool,
         "schema": body["inputSchema"],
-        "fields": trying.fields(body["inputSchema"]),
-        "annotations": claims,
-        "why_twice": trying.why_ask_twice(claims) if tool.server_id else "",
+        "fields": trying.form_fields(body["inputSchema"]),
+        "annotations": annotations,
+        "confirmation_reason": trying.confirmation_reason(annotations) if tool.server_id else "",
     }
     if request.method == "POST":
-        return _tried(request, tool, context)
-    start = content.pretty_json(trying.skeleton(body["inputSchema"]))
-    form = TryForm(initial={"arguments": start})
+        return _submit(request, tool, context)
+    skeleton = content.pretty_json(trying.skeleton(body["inputSchema"]))
+    form = TryForm(initial={"arguments": skeleton})
     return render(request, "sessions_app/playground/try_tool.html", context | {"form": form})
 
 
-def _tried(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpResponse:
+def _submit(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpResponse:
     form = TryForm(request.POST)
     context["form"] = form
     if not form.is_valid():
         return render(request, "sessions_app/playground/try_tool.html", context, status=422)
     arguments = form.cleaned_data["arguments"]
-    # What was seen is what is sent: other arguments ask again.
-    seen = _digest(tool, arguments)
-    if context["why_twice"] and request.POST.get("seen") != seen:
-        asked = {"seen": seen, "asked": content.pretty_json(arguments)}
-        return render(request, "sessions_app/playground/try_tool.html", context | asked)
+    # A confirmation applies to the confirmed arguments only.
+    confirmation = _confirmation_digest(tool, arguments)
+    if context["confirmation_reason"] and request.POST.get("seen") != confirmation:
+        context |= {"confirmation": confirmation, "to_confirm": content.pretty_json(arguments)}
+        return render(request, "sessions_app/playground/try_tool.html", context)
     try:
-        answer = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
+        response = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
     except ToolcribError as error:
         form.add_error(None, error.sentence)
         return render(
             request, "sessions_app/playground/try_tool.html", context, status=error.status
         )
-    return render(
-        request, "sessions_app/playground/try_tool.html", context | {"answer": shown(answer)}
-    )
+    context["result"] = describe_response(response)
+    return render(request, "sessions_app/playground/try_tool.html", context)
 
 
-def _digest(tool: Tool, arguments: Mapping[str, Any]) -> str:
+def _confirmation_digest(tool: Tool, arguments: Mapping[str, Any]) -> str:
     definition = tool.definition.sha256 if tool.definition else ""
     return digest(ascii(f"{tool.public_name} {definition} {canonical(arguments)}"))
 
 
-def shown(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Shape an answer for the page: its pill, its parts, its error."""
-    structured = answer["structured_content"]
-    facts = timeline.CallFacts(state=str(answer["state"]), is_error=bool(answer["is_error"]))
-    pill, word = facts.outcome
-    error = answer.get("error")
-    # Where the call did not come so far, the content repeats our error.
-    ours = error is not None and error["code"] != "tool_error"
+def describe_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's response with the status, content parts and error that the page shows."""
+    structured = response["structured_content"]
+    facts = timeline.CallFacts(state=str(response["state"]), is_error=bool(response["is_error"]))
+    status, label = facts.outcome
+    error = response.get("error")
+    # The content of a call that did not reach the tool repeats Toolcrib's error.
+    is_own_error = error is not None and error["code"] != "tool_error"
     return {
-        **answer,
-        "pill": pill,
-        "word": word,
-        "parts": [] if ours else content.parts_of(answer["content"]),
+        **response,
+        "status": status,
+        "label": label,
+        "parts": [] if is_own_error else content.describe_content(response["content"]),
         "structured": None if structured is None else content.pretty_json(structured),
     }

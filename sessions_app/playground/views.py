@@ -1,4 +1,4 @@
-"""The pages of search: try a query, the golden queries, what agents could not find."""
+"""Search pages: test a query, golden queries, unmet searches."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -12,9 +12,9 @@ from django.views.decorators.http import require_POST, require_safe
 
 from catalog.models import GoldenQuery, GoldenRun, Group
 from catalog.search import golden_queries as golden
-from catalog.search.engine import WORD_STRATEGIES
+from catalog.search.engine import RANKED_STRATEGIES
 from servers.models import Server
-from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent
 from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
@@ -22,18 +22,19 @@ from sessions_app.playground.search import PlaygroundQuery
 from sessions_app.usage import searches
 from sessions_app.usage.filters import RANGES, UsageFilter
 from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.request import clean_address, is_htmx_fragment
+from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.text import plural
 
-CHOICES = 500
+MAX_CHOICES = 500
 LIMITS = (5, 10, 20, 50)
 
 
-def _tabs(current: str, broke: int) -> list[dict[str, Any]]:
+def _tabs(current: str, regressions: int) -> list[dict[str, Any]]:
     names = (
-        ("playground", "Try a query", None),
-        ("golden", "Golden queries", f"{broke:,} broke" if broke else None),
-        ("missed", "What agents could not find", None),
+        ("playground", "Test a query", None),
+        ("golden", "Golden queries", plural(regressions, "regression") if regressions else None),
+        ("missed", "Unmet searches", None),
     )
     return [
         {"label": label, "url": reverse(name), "current": name == current, "count": count}
@@ -41,36 +42,38 @@ def _tabs(current: str, broke: int) -> list[dict[str, Any]]:
     ]
 
 
-# --- Try a query --------------------------------------------------------------------------------
+# --- Test a query -------------------------------------------------------------------------------
 
 
 @require_safe
 @operator_required
 def search(request: HttpRequest) -> HttpResponse:
-    asked = PlaygroundQuery.read(request.GET)
-    tried = playground_search.run_query(asked) if asked.query else None
+    params = PlaygroundQuery.read(request.GET)
+    result = playground_search.run_query(params) if params.query else None
     context: dict[str, Any] = {
-        "asked": asked,
-        "tried": tried,
+        "params": params,
+        "result": result,
         "address": request.GET.urlencode(),
-        "golden": _golden_of(asked),
+        "golden": _find_golden(params),
     }
     if is_htmx_fragment(request):
-        response = render(request, "sessions_app/playground/_found.html", context | _idle(asked))
-        response["HX-Replace-Url"] = clean_address(request)
-        response["HX-Trigger"] = json.dumps({"announce": _announced(tried)})
+        response = render(
+            request, "sessions_app/playground/_found.html", context | _examples(params)
+        )
+        response["HX-Replace-Url"] = clean_url(request)
+        response["HX-Trigger"] = json.dumps({"announce": _announcement(result)})
         return response
-    broken = golden.broken()
+    regressions = golden.list_regressions()
     context |= {
-        **_idle(asked),
-        "tabs": _tabs("playground", len(broken)),
-        "broken": broken,
-        "agents": _choices(Agent.objects.values_list("name", flat=True), asked.agent),
-        "servers": _choices(Server.objects.values_list("slug", flat=True), asked.server),
-        "strategies": WORD_STRATEGIES,
-        "limits": sorted({*LIMITS, asked.limit}),
-        "lately": searches.recent_queries(),
-        "progress": playground_search.progress(),
+        **_examples(params),
+        "tabs": _tabs("playground", len(regressions)),
+        "regressions": regressions,
+        "agents": _choices(Agent.objects.values_list("name", flat=True), params.agent),
+        "servers": _choices(Server.objects.values_list("slug", flat=True), params.server),
+        "strategies": RANKED_STRATEGIES,
+        "limits": sorted({*LIMITS, params.limit}),
+        "recent_queries": searches.recent_queries(),
+        "progress": playground_search.embedding_progress(),
     }
     return render(request, "sessions_app/playground/search.html", context)
 
@@ -78,47 +81,47 @@ def search(request: HttpRequest) -> HttpResponse:
 @require_safe
 @operator_required
 def progress(request: HttpRequest) -> HttpResponse:
-    """The line that says how far the vectors are, which the page asks for again."""
+    """Render the embedding progress, which the page polls."""
     return render(
         request,
         "sessions_app/playground/_progress.html",
-        {"progress": playground_search.progress()},
+        {"progress": playground_search.embedding_progress()},
     )
 
 
-def _idle(asked: PlaygroundQuery) -> dict[str, Any]:
-    """What to begin with, where nothing is asked yet."""
-    return {} if asked.query else {"examples": playground_search.examples()}
+def _examples(params: PlaygroundQuery) -> dict[str, Any]:
+    """Return example queries for a page without a query."""
+    return {} if params.query else {"examples": playground_search.example_queries()}
 
 
-def _golden_of(asked: PlaygroundQuery) -> GoldenQuery | None:
-    line = " ".join(asked.query.split())
+def _find_golden(params: PlaygroundQuery) -> GoldenQuery | None:
+    line = " ".join(params.query.split())
     return golden.queries().filter(query=line).first() if line else None
 
 
-def _announced(tried: playground_search.PlaygroundResult | None) -> str:
-    if tried is None:
+def _announcement(result: playground_search.PlaygroundResult | None) -> str:
+    if result is None:
         return ""
-    if tried.refused:
-        return tried.refused.sentence
-    return f"{tried.total:,} tool{'' if tried.total == 1 else 's'} found"
+    if result.error:
+        return result.error.sentence
+    return f"{plural(result.total, 'tool')} found"
 
 
 def _choices(names: Iterable[str], chosen: str) -> list[str]:
-    listed = list(names)[:CHOICES]
-    return [*listed, chosen] if chosen and chosen not in listed else listed
+    choices = list(names)[:MAX_CHOICES]
+    return [*choices, chosen] if chosen and chosen not in choices else choices
 
 
-def _back(request: HttpRequest) -> str:
-    # Only the query is taken from the form: the address stays ours.
+def _return_url(request: HttpRequest) -> str:
+    # Only the query string comes from the form, so the redirect stays on this page.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return f"{reverse('playground')}{'?' if query else ''}{query}"
 
 
-def _told(request: HttpRequest, act: Callable[[], str]) -> bool:
-    """Do it and say what was done, or why not."""
+def _apply(request: HttpRequest, write: Callable[[], str]) -> bool:
+    """Apply a change and show its message, or its error."""
     try:
-        messages.success(request, act())
+        messages.success(request, write())
     except ToolcribError as error:
         messages.error(request, error.sentence)
         return False
@@ -128,41 +131,41 @@ def _told(request: HttpRequest, act: Callable[[], str]) -> bool:
 @require_POST
 @admin_required
 def mark(request: HttpRequest) -> HttpResponse:
-    """Add a tool to the right answers of a query, or take it out."""
+    """Add a tool to the expected tools of a query, or remove it."""
     query, name = request.POST.get("q", ""), request.POST.get("tool", "").strip()
-    held = golden.queries().filter(query=" ".join(query.replace("\0", "").split())).first()
-    right = set(held.right if held else ())
-    wanted = right - {name} if request.POST.get("right") == "0" else right | {name}
+    existing = golden.queries().filter(query=" ".join(query.replace("\0", "").split())).first()
+    current = set(existing.right if existing else ())
+    expected = current - {name} if request.POST.get("right") == "0" else current | {name}
     actor = actor_of(request)
 
-    def act() -> str:
-        if held and not wanted:
-            golden.remove(held, actor=actor)
-            return f"“{held.query}” is no golden query any more."
+    def write() -> str:
+        if existing and not expected:
+            golden.remove(existing, actor=actor)
+            return f"Removed golden query “{existing.query}”."
         origin = "agents" if request.POST.get("origin") == "agents" else "playground"
-        marked = golden.mark(query, wanted, origin=origin, actor=actor)
-        golden_runs.run_one(marked)
+        row = golden.set_expected_tools(query, expected, origin=origin, actor=actor)
+        golden_runs.run_one(row)
         return (
-            f"{', '.join(marked.right)} is the right answer to “{marked.query}”. It is checked "
-            "whenever the catalog changes."
+            f"Expected tool for “{row.query}”: {', '.join(row.right)}. Checked on every catalog "
+            "change."
         )
 
-    _told(request, act)
-    return redirect(_back(request))
+    _apply(request, write)
+    return redirect(_return_url(request))
 
 
 @require_POST
 @admin_required
 def load(request: HttpRequest) -> HttpResponse:
-    """Load a tool into a test session of the agent, and show what its model is given."""
+    """Load a tool into a test session of the agent and show that session."""
     try:
-        agent = agent_actions.find_agent(request.POST.get("agent", ""))
-        session = playground_search.open_trial_session(
+        agent = agent_queries.find_agent(request.POST.get("agent", ""))
+        session = playground_search.open_test_session(
             agent, request.POST.get("tool", ""), actor=actor_of(request)
         )
     except ToolcribError as error:
         messages.error(request, error.sentence)
-        return redirect(_back(request))
+        return redirect(_return_url(request))
     return redirect("session", session.session_id)
 
 
@@ -173,17 +176,17 @@ def load(request: HttpRequest) -> HttpResponse:
 @operator_required
 def golden_queries(request: HttpRequest) -> HttpResponse:
     rows = list(golden.queries())
-    broken = [row for row in rows if any(result.broke for result in row.results.all())]
+    regressions = [row for row in rows if any(result.broke for result in row.results.all())]
     runs = list(GoldenRun.objects.exclude(finished_at=None)[:20])
     context = {
-        "tabs": _tabs("golden", len(broken)),
-        "broken": broken,
+        "tabs": _tabs("golden", len(regressions)),
+        "regressions": regressions,
         "total": len(rows),
-        "rows": [_ranks(row) for row in rows if row not in broken],
+        "rows": [_ranks(row) for row in rows if row not in regressions],
         "strategies": golden.STRATEGIES,
         "run": runs[0] if runs else None,
         "scores": _scores(runs),
-        "behind": bool(rows) and golden_runs.is_due(),
+        "run_due": bool(rows) and golden_runs.is_due(),
     }
     return render(request, "sessions_app/playground/golden.html", context)
 
@@ -194,14 +197,14 @@ def _ranks(row: GoldenQuery) -> dict[str, Any]:
 
 
 def _scores(runs: list[GoldenRun]) -> list[dict[str, Any]]:
-    """The newest score of each strategy, with how it came there."""
+    """Return the newest scores of each strategy, with the trend of its MRR."""
     if not runs:
         return []
     return [
         {
             "strategy": strategy,
             **score,
-            "spark": [
+            "mrr_trend": [
                 run.scores[strategy]["mrr"] for run in reversed(runs) if strategy in run.scores
             ],
         }
@@ -212,54 +215,55 @@ def _scores(runs: list[GoldenRun]) -> list[dict[str, Any]]:
 @require_POST
 @admin_required
 def golden_accept(request: HttpRequest, golden_id: int) -> HttpResponse:
-    def act() -> str:
-        held = golden.accept(golden.find(golden_id), actor=actor_of(request))
-        return f"“{held.query}” counts from where it stands now."
+    def write() -> str:
+        row = golden.accept(golden.find_golden_query(golden_id), actor=actor_of(request))
+        return f"Accepted the current rank of “{row.query}”."
 
-    _told(request, act)
+    _apply(request, write)
     return redirect("golden")
 
 
 @require_POST
 @admin_required
 def golden_remove(request: HttpRequest, golden_id: int) -> HttpResponse:
-    def act() -> str:
-        held = golden.find(golden_id)
-        golden.remove(held, actor=actor_of(request))
-        return f"“{held.query}” is no golden query any more."
+    def write() -> str:
+        row = golden.find_golden_query(golden_id)
+        golden.remove(row, actor=actor_of(request))
+        return f"Removed golden query “{row.query}”."
 
-    _told(request, act)
+    _apply(request, write)
     return redirect("golden")
 
 
 @require_POST
 @admin_required
 def golden_run(request: HttpRequest) -> HttpResponse:
-    def act() -> str:
+    def write() -> str:
         golden_runs.run_now()
-        return "The golden queries were run."
+        return "Golden query run finished."
 
-    _told(request, act)
+    _apply(request, write)
     return redirect("golden")
 
 
-# --- What agents could not find -----------------------------------------------------------------
+# --- Unmet searches -----------------------------------------------------------------------------
 
 
 @require_safe
 @operator_required
 def not_found(request: HttpRequest) -> HttpResponse:
-    wanted = UsageFilter.read(request.GET)
+    filters = UsageFilter.read(request.GET)
     context = {
-        "tabs": _tabs("missed", golden.broken_count()),
-        "wanted": wanted,
-        "ranges": [(key, one.label, key == wanted.within) for key, one in RANGES.items()],
-        "agents": _choices(Agent.objects.values_list("name", flat=True), wanted.agent),
-        "groups": _choices(Group.objects.values_list("group_id", flat=True), wanted.group),
-        "report": searches.report(wanted),
-        "limits": searches,
+        "tabs": _tabs("missed", golden.count_regressions()),
+        "filters": filters,
+        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
+        "agents": _choices(Agent.objects.values_list("name", flat=True), filters.agent),
+        "groups": _choices(Group.objects.values_list("group_id", flat=True), filters.group),
+        "report": searches.report(filters),
+        "searches_read": searches.MAX_SEARCHES,
+        "loads_read": searches.MAX_LOADS,
     }
     response = render(request, "sessions_app/playground/not_found.html", context)
     if is_htmx_fragment(request):
-        response["HX-Push-Url"] = clean_address(request)
+        response["HX-Push-Url"] = clean_url(request)
     return response

@@ -1,4 +1,4 @@
-"""What people do with sessions and calls beside reading lists: export one, try a tool."""
+"""Operator API: export a session, call a tool outside a session."""
 
 from typing import Any
 
@@ -28,13 +28,13 @@ class TryIn(Strict):
     tags=["sessions"],
 )
 def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
-    """One session whole: its facts, timeline and calls."""
-    return review_queries.session_export(lifecycle.find_session(None, session_id))
+    """Export one session: its metadata, timeline and calls."""
+    return review_queries.export_session(lifecycle.find_session(None, session_id))
 
 
 @router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, tags=["tools"])
 async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, Any]:
-    """Call a tool outside any session, as an admin. It is recorded as a trial."""
+    """Call a tool outside any session, as an admin. The call is recorded as a trial."""
     check_value(body.arguments, "/arguments")
     tool = await sync_to_async(find_defined_tool)(name)
     return await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))

@@ -1,6 +1,6 @@
-"""Read what sessions did: the list, one session's timeline, its export.
+"""Session queries: the filtered list, one session's timeline, its JSON export.
 
-Reads only, each in a fixed number of queries. How a timeline reads is decided in `timeline`.
+Reads only, each in a fixed number of queries. The wording of steps belongs to `timeline`.
 """
 
 from collections import Counter
@@ -25,11 +25,12 @@ from sessions_app.review import content, timeline
 from sessions_app.review.content import ContentPart
 from sessions_app.review.timeline import CallFacts, Gap, Step, TimelineEvent
 from toolcrib.lib import charts
-from toolcrib.lib.pagination import PAGE, Page, page_by_id
+from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id
 from toolcrib.lib.request import number, text
 
-STEPS = 100
-SERVERS_WORDS = ("tool_error", "output_invalid")  # errors beside which the server's answer is kept
+STEPS_PER_PAGE = 100
+# Errors for which the stored result is the server's response rather than Toolcrib's.
+SERVER_RESPONSE_ERRORS = ("tool_error", "output_invalid")
 
 
 # --- The list -----------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ SERVERS_WORDS = ("tool_error", "output_invalid")  # errors beside which the serv
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """What a person asked for in the address. Unknown words ask for nothing that exists."""
+    """Filters of the session list, from the query string. Unknown states are ignored."""
 
     agent: str = ""
     states: tuple[str, ...] = ()
@@ -50,7 +51,7 @@ class SessionFilter:
     def read(cls, query: QueryDict) -> "SessionFilter":
         return cls(
             agent=text(query, "agent"),
-            states=tuple(one for one in query.getlist("state") if one in SessionState.values),
+            states=tuple(name for name in query.getlist("state") if name in SessionState.values),
             errors=bool(query.get("errors")),
             tool=text(query, "tool"),
             before=number(query, "before"),
@@ -58,7 +59,7 @@ class SessionFilter:
         )
 
     @property
-    def narrows(self) -> bool:
+    def is_active(self) -> bool:
         return bool(self.agent or self.states or self.errors or self.tool)
 
     def apply(self, rows: QuerySet[AgentSession]) -> QuerySet[AgentSession]:
@@ -69,45 +70,45 @@ class SessionFilter:
         if self.errors:
             rows = rows.filter(errors__gt=0)
         if self.tool:
-            # By the tool, which has an index; by the name where no tool has it any more.
-            called = Call.objects.filter(tool__public_name=self.tool).order_by()
-            nameless = Call.objects.filter(tool=None, tool_name=self.tool).order_by()
-            of_it = Q(pk__in=called.values("session")) | Q(pk__in=nameless.values("session"))
-            rows = rows.filter(of_it)
+            # By the indexed foreign key; by name for calls whose tool has been deleted.
+            by_tool = Call.objects.filter(tool__public_name=self.tool).order_by()
+            by_name = Call.objects.filter(tool=None, tool_name=self.tool).order_by()
+            called_in = Q(pk__in=by_tool.values("session")) | Q(pk__in=by_name.values("session"))
+            rows = rows.filter(called_in)
         return rows
 
 
 @dataclass(frozen=True)
 class SessionRow:
-    """A session in a list, with what is counted beside it."""
+    """A session in a list, with its derived figures."""
 
     session: AgentSession
-    loaded: int  # tools
+    loaded: int  # number of tools
 
     @property
     def seconds(self) -> float:
-        return run_of(self.session).total_seconds()
+        return session_duration(self.session).total_seconds()
 
     @property
-    def spent(self) -> int:
-        return spent_on_tools(self.session)
+    def discovery_tokens(self) -> int:
+        return discovery_tokens(self.session)
 
     @property
     def bar(self) -> charts.Bar:
-        rest = max(self.session.tokens_all - self.spent, 0)
-        return charts.token_bar(self.spent, 0, rest, 0, width=80)
+        rest = max(self.session.tokens_all - self.discovery_tokens, 0)
+        return charts.token_bar(self.discovery_tokens, 0, rest, 0, width=80)
 
 
-def count_newer(wanted: SessionFilter, newest: int, most: int = 100) -> int:
-    """Count the sessions that came after this id, up to a number nobody needs to know better."""
-    rows = wanted.apply(AgentSession.objects.filter(pk__gt=newest)).order_by("-pk")
-    return len(rows.values_list("pk", flat=True)[:most])
+def count_newer(filters: SessionFilter, newest: int, limit: int = 100) -> int:
+    """Count the sessions opened after this id, up to `limit`."""
+    rows = filters.apply(AgentSession.objects.filter(pk__gt=newest)).order_by("-pk")
+    return len(rows.values_list("pk", flat=True)[:limit])
 
 
-def list_sessions(wanted: SessionFilter, size: int = PAGE) -> Page[SessionRow]:
-    """Return a page of sessions, newest first. Its cursors are ids: new sessions shift nothing."""
-    rows = wanted.apply(AgentSession.objects.select_related("agent"))
-    page = page_by_id(rows, before=wanted.before, after=wanted.after, size=size)
+def list_sessions(filters: SessionFilter, size: int = PAGE_SIZE) -> Page[SessionRow]:
+    """Return a page of sessions, newest first. Cursors are ids, so new sessions shift nothing."""
+    rows = filters.apply(AgentSession.objects.select_related("agent"))
+    page = page_by_id(rows, before=filters.before, after=filters.after, size=size)
     loaded = _loaded_counts(page.rows)
     return page.with_rows([SessionRow(session, loaded[session.pk]) for session in page.rows])
 
@@ -120,21 +121,24 @@ def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:
     return counts
 
 
-def run_of(session: AgentSession) -> timedelta:
-    """How long a session ran, to its last act."""
+def session_duration(session: AgentSession) -> timedelta:
+    """Return the time from a session's start to its end or last use."""
     return max((session.ended_at or session.last_used_at) - session.created_at, timedelta(0))
 
 
-def spent_on_tools(session: AgentSession) -> int:
-    """Tokens a session paid to know its tools. Results of calls cost the same without us."""
+def discovery_tokens(session: AgentSession) -> int:
+    """Return the tokens spent on tool discovery: catalog, searches and loaded definitions.
+
+    Results of calls are left out: they cost the same without Toolcrib.
+    """
     return session.tokens_catalog + session.tokens_search + session.tokens_load
 
 
 def saved_percent(session: AgentSession) -> int | None:
-    """The share of what all schemas would have cost; negative where it paid more."""
+    """Return the percentage saved against sending all schemas; negative if more was spent."""
     if not session.tokens_all:
         return None
-    return round(100 * (1 - spent_on_tools(session) / session.tokens_all))
+    return round(100 * (1 - discovery_tokens(session) / session.tokens_all))
 
 
 # --- One session --------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def saved_percent(session: AgentSession) -> int | None:
 
 @dataclass(frozen=True)
 class TimelineRow:
-    """A step with its call, or a gap. `offset` counts seconds from the session's start."""
+    """A step with its call, or an idle gap. `offset` is in seconds from the session's start."""
 
     gap: Gap | None = None
     step: Step | None = None
@@ -150,50 +154,51 @@ class TimelineRow:
     offset: float = 0
     lane: charts.Lane | None = None
 
-    def placed(self, lane: charts.Lane) -> "TimelineRow":
+    def with_lane(self, lane: charts.Lane) -> "TimelineRow":
         return replace(self, lane=lane)
 
     @property
-    def pill(self) -> str:
-        return timeline.pill(self.step.happening) if self.step else ""
+    def status(self) -> str:
+        return timeline.problem_status(self.step.event) if self.step else ""
 
     @property
     def arguments(self) -> ContentPart | None:
-        kept = self.call.arguments if self.call else ""
-        return content.payload(kept) if kept else None
+        text = self.call.arguments if self.call else ""
+        return content.describe_stored_arguments(text) if text else None
 
     @property
     def result(self) -> list[ContentPart]:
-        copy = self.call.result_copy if self.call else ""
-        return content.kept_parts(copy) if copy else []
+        text = self.call.result_copy if self.call else ""
+        return content.describe_stored_result(text) if text else []
 
     @property
-    def said_by(self) -> str:
-        """Whose words the result is in: the server's, or ours about what became of the call."""
-        return "From the server" if self.call and is_servers(self.call) else "Told to the agent"
+    def result_source(self) -> str:
+        """Return who wrote the stored result: the server, or Toolcrib in its response."""
+        from_server = self.call is not None and is_server_response(self.call)
+        return "Server response" if from_server else "Response to agent"
 
 
-def is_servers(call: Call) -> bool:
-    return call.state == CallState.SUCCEEDED or call.error_code in SERVERS_WORDS
+def is_server_response(call: Call) -> bool:
+    return call.state == CallState.SUCCEEDED or call.error_code in SERVER_RESPONSE_ERRORS
 
 
 def session_timeline(
-    session: AgentSession, *, offset: int = 0, size: int = STEPS
+    session: AgentSession, *, offset: int = 0, size: int = STEPS_PER_PAGE
 ) -> tuple[Page[Event], list[TimelineRow]]:
-    """Return a page of a session's events, and the same laid out as rows."""
+    """Return a page of a session's events, and the rows of its timeline."""
     events = session.events.select_related("call", "call__definition").order_by("pk")
     total = session.events.count()
     offset = max(0, min(offset, (total - 1) // size * size if total else 0))
-    # One before the page tells whether the page starts after a break.
-    found = list(events[max(offset - 1, 0) : offset + size])
-    before, shown = (found[:1], found[1:]) if offset else ([], found)
-    spent = session.events.order_by("pk")[:offset].aggregate(sum=Sum("tokens"))["sum"] or 0
-    laid = timeline.lay_out(
-        [_happening(event) for event in shown],
-        run=run_of(session),
+    # The event before the page tells whether the page starts after an idle gap.
+    fetched = list(events[max(offset - 1, 0) : offset + size])
+    previous, shown = (fetched[:1], fetched[1:]) if offset else ([], fetched)
+    context = session.events.order_by("pk")[:offset].aggregate(sum=Sum("tokens"))["sum"] or 0
+    laid_out = timeline.lay_out(
+        [_timeline_event(event) for event in shown],
+        run=session_duration(session),
         first=offset + 1,
-        context=spent,
-        last_end=max((_happening(event).until for event in before), default=None),
+        context=context,
+        last_end=max((_timeline_event(event).until for event in previous), default=None),
     )
     calls = {event.pk: event.call for event in shown}
     page = Page(
@@ -204,18 +209,18 @@ def session_timeline(
         next_cursor=str(offset + size) if offset + size < total else "",
     )
     return page, [
-        TimelineRow(gap=one)
-        if isinstance(one, Gap)
+        TimelineRow(gap=entry)
+        if isinstance(entry, Gap)
         else TimelineRow(
-            step=one,
-            call=calls[one.happening.id],
-            offset=max((one.happening.at - session.created_at).total_seconds(), 0),
+            step=entry,
+            call=calls[entry.event.id],
+            offset=max((entry.event.at - session.created_at).total_seconds(), 0),
         )
-        for one in laid
+        for entry in laid_out
     ]
 
 
-def _happening(event: Event) -> TimelineEvent:
+def _timeline_event(event: Event) -> TimelineEvent:
     call, start, end = event.call, event.at, event.at
     facts = None
     if call is not None:
@@ -240,11 +245,11 @@ def _happening(event: Event) -> TimelineEvent:
     )
 
 
-def session_export(session: AgentSession) -> dict[str, Any]:
-    """Return everything that is kept of a session, in plain values."""
+def export_session(session: AgentSession) -> dict[str, Any]:
+    """Return everything stored about a session, as plain values."""
     events = session.events.select_related("call", "call__definition").order_by("pk")
-    laid = timeline.lay_out(map(_happening, events), run=run_of(session))
-    steps = [one for one in laid if isinstance(one, Step)]
+    laid_out = timeline.lay_out(map(_timeline_event, events), run=session_duration(session))
+    steps = [entry for entry in laid_out if isinstance(entry, Step)]
     return {
         **session_facts(session),
         "metadata": read_value(session.metadata),
@@ -253,14 +258,16 @@ def session_export(session: AgentSession) -> dict[str, Any]:
             "tokens": session.snapshot.tokens,
             "sha256": session.snapshot.sha256,
         },
-        "expanded_groups": {one.group_id: one.names for one in session.expansions.all()},
+        "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},
         "forks": list(session.forks.order_by("pk").values_list("session_id", flat=True)),
-        "events": [_exported(step, event.call) for step, event in zip(steps, events, strict=True)],
+        "events": [
+            _export_step(step, event.call) for step, event in zip(steps, events, strict=True)
+        ],
     }
 
 
 def session_facts(session: AgentSession) -> dict[str, Any]:
-    """Return a session's facts without its story."""
+    """Return a session's fields without its timeline."""
     return {
         "id": session.session_id,
         "agent": session.agent.name,
@@ -290,23 +297,23 @@ def session_facts(session: AgentSession) -> dict[str, Any]:
     }
 
 
-def _exported(step: Step, call: Call | None) -> dict[str, Any]:
-    one = step.happening
+def _export_step(step: Step, call: Call | None) -> dict[str, Any]:
+    event = step.event
     return {
         "step": step.number,
-        "at": one.at,
-        "kind": one.kind,
+        "at": event.at,
+        "kind": event.kind,
         "sentence": step.sentence,
-        "tool_name": one.tool_name,
-        "group_id": one.group_id,
-        "tokens": one.tokens,
+        "tool_name": event.tool_name,
+        "group_id": event.group_id,
+        "tokens": event.tokens,
         "tokens_in_context": step.context,
-        "details": dict(one.details),
-        "call": _exported_call(call) if call else None,
+        "details": dict(event.details),
+        "call": _export_call(call) if call else None,
     }
 
 
-def _exported_call(call: Call) -> dict[str, Any]:
+def _export_call(call: Call) -> dict[str, Any]:
     return {
         "call_id": call.call_id,
         "tool_name": call.tool_name,

@@ -1,6 +1,6 @@
-"""Read around a session's timeline: its context over the run, its forks, what stands beside it.
+"""Detail queries of one session: context meter, fork tree, adjacent sessions, selected step.
 
-Reads only, each in a bounded number of queries however long a session ran.
+Reads only, each in a bounded number of queries regardless of the session's length.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from sessions_app.review.queries import TimelineRow
 from sessions_app.usage.filters import FAILED_STATES
 from toolcrib.lib import charts
 
-METER_STEPS = 5_000  # steps that the meter reads
-METER_POINTS = 320  # steps that it draws
-LEVELS = 6  # generations of forks, up and down
-FORKS = 100
-WRONG = ("error", "rejected", "changed")  # pills of steps that did not go well
+METER_STEPS = 5_000  # steps read for the meter
+METER_POINTS = 320  # steps drawn
+MAX_FORK_DEPTH = 6  # generations, up and down
+MAX_FORKS = 100
+FAILED_STATUSES = ("error", "rejected", "changed")  # pills of steps that did not succeed
 
 
 # --- The context meter --------------------------------------------------------------------------
@@ -27,130 +27,135 @@ WRONG = ("error", "rejected", "changed")  # pills of steps that did not go well
 
 @dataclass(frozen=True)
 class Meter:
-    """Tokens in context after each step, drawn, and what they show."""
+    """Tokens in context after each step: the chart and its summary."""
 
     chart: charts.StepLine
     steps: int
-    finding: str
+    summary: str
     budget: int | None
 
 
-def meter(session: AgentSession) -> Meter | None:
-    """Draw how the context grew; nothing where no step gave the model anything."""
-    given = list(session.events.order_by("pk").values_list("tokens", flat=True)[:METER_STEPS])
-    if not any(given):
+def context_meter(session: AgentSession) -> Meter | None:
+    """Return the chart of the context's growth; None if no step added tokens."""
+    added = list(session.events.order_by("pk").values_list("tokens", flat=True)[:METER_STEPS])
+    if not any(added):
         return None
-    context = list(accumulate(given))
-    every = -(-len(context) // METER_POINTS)
-    drawn = [context[min(at + every, len(context)) - 1] for at in range(0, len(context), every)]
+    context = list(accumulate(added))
+    stride = -(-len(context) // METER_POINTS)
+    points = [
+        context[min(start + stride, len(context)) - 1] for start in range(0, len(context), stride)
+    ]
     budget = session.agent.budget
     return Meter(
-        chart=charts.step_line(drawn, limit=budget),
+        chart=charts.step_line(points, limit=budget),
         steps=len(context),
-        finding=_finding(session, given, budget),
+        summary=_summarize(session, added, budget),
         budget=budget,
     )
 
 
-def _finding(session: AgentSession, given: Sequence[int], budget: int | None) -> str:
-    most = max(given)
-    step = given.index(most) + 1
-    said = f"≈{sum(given):,} tokens in context at the end; step {step} added the most, ≈{most:,}."
+def _summarize(session: AgentSession, added: Sequence[int], budget: int | None) -> str:
+    largest = max(added)
+    step = added.index(largest) + 1
+    summary = (
+        f"≈{sum(added):,} tokens in context at the end; step {step} added the most (≈{largest:,})."
+    )
     if budget is None:
-        return said
-    held = session.tokens_loaded
-    if held > budget:
-        return f"{said} Loaded definitions take ≈{held:,}, over the budget of ≈{budget:,}."
-    return f"{said} Loaded definitions take ≈{held:,} of a budget of ≈{budget:,}."
+        return summary
+    loaded = session.tokens_loaded
+    if loaded > budget:
+        return f"{summary} Loaded definitions use ≈{loaded:,}, over the budget of ≈{budget:,}."
+    return f"{summary} Loaded definitions use ≈{loaded:,} of the ≈{budget:,} budget."
 
 
-# --- Beside it ----------------------------------------------------------------------------------
+# --- Forks and adjacent sessions ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A session in the tree of forks."""
+    """A session in the fork tree."""
 
     session: AgentSession
-    here: bool
+    is_current: bool
     forks: list["Branch"] = field(default_factory=list)
 
 
-# The ancestors of a session, then all that was forked from the oldest, level by level.
-FAMILY = """
+# The ancestors of a session, then the descendants of the oldest, level by level.
+FORK_TREE_SQL = """
     WITH RECURSIVE up(id, parent_id, level) AS (
         SELECT id, parent_id, 0 FROM sessions_app_agentsession WHERE id = %s
         UNION ALL
-        SELECT one.id, one.parent_id, up.level + 1
-        FROM sessions_app_agentsession one JOIN up ON one.id = up.parent_id WHERE up.level < %s
+        SELECT parent.id, parent.parent_id, up.level + 1
+        FROM sessions_app_agentsession parent JOIN up ON parent.id = up.parent_id
+        WHERE up.level < %s
     ),
     down(id, level) AS (
         SELECT id, 0 FROM up WHERE level = (SELECT MAX(level) FROM up)
         UNION ALL
-        SELECT one.id, down.level + 1
-        FROM sessions_app_agentsession one JOIN down ON one.parent_id = down.id
+        SELECT fork.id, down.level + 1
+        FROM sessions_app_agentsession fork JOIN down ON fork.parent_id = down.id
         WHERE down.level < %s
     )
     SELECT id FROM down ORDER BY level, id LIMIT %s
 """
 
 
-def tree(session: AgentSession) -> Branch | None:
-    """Return the forks around a session from their oldest ancestor; None where there are none."""
+def fork_tree(session: AgentSession) -> Branch | None:
+    """Return the fork tree from a session's oldest ancestor; None if it has no forks."""
     with connection.cursor() as cursor:
-        cursor.execute(FAMILY, [session.pk, LEVELS, 2 * LEVELS, FORKS])
+        cursor.execute(FORK_TREE_SQL, [session.pk, MAX_FORK_DEPTH, 2 * MAX_FORK_DEPTH, MAX_FORKS])
         keys = [pk for (pk,) in cursor.fetchall()]
     rows = AgentSession.objects.filter(pk__in=keys).select_related("agent").order_by("pk")
-    branches = {one.pk: Branch(one, here=one.pk == session.pk) for one in rows}
+    branches = {row.pk: Branch(row, is_current=row.pk == session.pk) for row in rows}
     for pk, branch in branches.items():
         if pk != keys[0] and branch.session.parent_id in branches:
             branches[branch.session.parent_id].forks.append(branch)
     return branches[keys[0]] if len(branches) > 1 else None
 
 
-def neighbours(session: AgentSession) -> tuple[AgentSession | None, AgentSession | None]:
+def adjacent_sessions(session: AgentSession) -> tuple[AgentSession | None, AgentSession | None]:
     """Return the sessions opened before and after this one."""
     rows = AgentSession.objects.only("session_id")
-    before = rows.filter(pk__lt=session.pk).order_by("-pk").first()
-    return before, rows.filter(pk__gt=session.pk).order_by("pk").first()
+    previous = rows.filter(pk__lt=session.pk).order_by("-pk").first()
+    return previous, rows.filter(pk__gt=session.pk).order_by("pk").first()
 
 
 # --- Steps --------------------------------------------------------------------------------------
 
 
-def chosen(rows: Sequence[TimelineRow], number: int) -> TimelineRow | None:
-    """Return the step asked for, else the first that went wrong, else the first."""
+def select_step(rows: Sequence[TimelineRow], number: int) -> TimelineRow | None:
+    """Return the step with this number, else the first failed step, else the first step."""
     steps = [row for row in rows if row.step]
-    asked = (row for row in steps if row.step and row.step.number == number)
-    wrong = (row for row in steps if row.pill in WRONG)
-    return next(asked, None) or next(wrong, None) or next(iter(steps), None)
+    requested = (row for row in steps if row.step and row.step.number == number)
+    failed = (row for row in steps if row.status in FAILED_STATUSES)
+    return next(requested, None) or next(failed, None) or next(iter(steps), None)
 
 
-def next_wrong(
+def next_failed_step(
     session: AgentSession, rows: Sequence[TimelineRow], after: TimelineRow | None
 ) -> int | None:
-    """Return the number of the next step that went wrong, on this page or a later one."""
+    """Return the number of the next failed step, on this page or a later one."""
     number = after.step.number if after and after.step else 0
-    steps = [row.step for row in rows if row.step and row.pill in WRONG]
-    here = next((step.number for step in steps if step.number > number), None)
+    steps = [row.step for row in rows if row.step and row.status in FAILED_STATUSES]
+    on_page = next((step.number for step in steps if step.number > number), None)
     last = next((row.step for row in reversed(rows) if row.step), None)
-    if here is not None or last is None:
-        return here
+    if on_page is not None or last is None:
+        return on_page
     failed = Q(call__is_error=True) | Q(call__state__in=FAILED_STATES)
-    acts = session.events.filter(kind__in=[EventKind.CALLED, EventKind.REFUSED])
-    later = acts.filter(failed, pk__gt=last.happening.id).order_by("pk").first()
+    calls = session.events.filter(kind__in=[EventKind.CALLED, EventKind.REFUSED])
+    later = calls.filter(failed, pk__gt=last.event.id).order_by("pk").first()
     return session.events.filter(pk__lte=later.pk).count() if later else None
 
 
-def lanes(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
-    """Place each step on the page's time, without its idle gaps."""
+def add_lanes(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
+    """Return the rows with each step's bar on the page's time axis, which skips idle gaps."""
     spans: list[tuple[float, float]] = []
     idle = 0.0
     for row in rows:
         if row.gap:
             idle += row.gap.seconds
         elif row.step:
-            took = (row.step.happening.until - row.step.happening.at).total_seconds()
-            spans.append((row.offset - idle, row.offset - idle + max(took, 0.0)))
-    placed = iter(charts.lanes(spans))
-    return [row if row.gap else row.placed(next(placed)) for row in rows]
+            duration = (row.step.event.until - row.step.event.at).total_seconds()
+            spans.append((row.offset - idle, row.offset - idle + max(duration, 0.0)))
+    lanes = iter(charts.lanes(spans))
+    return [row if row.gap else row.with_lane(next(lanes)) for row in rows]

@@ -1,6 +1,6 @@
-"""Tell a session as a list of steps: sentences, idle gaps, tokens in context. Pure.
+"""Session timeline: numbered steps with a sentence each, idle gaps, tokens in context. Pure.
 
-Takes what was recorded and decides how it reads; knows no table and no page.
+Owns the wording of recorded events; imports neither models nor views.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,44 +8,45 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sessions_app.ledger.event_details import describe_query, read_count, read_names
+from toolcrib.lib.text import plural
 
-IDLE = timedelta(minutes=5)
+ALWAYS_IDLE = timedelta(minutes=5)
 IDLE_SHARE = 0.05  # of the run
-IDLE_LEAST = timedelta(seconds=10)  # below it nobody waited, however short the run
-NAMED = 3  # names a sentence spells out
+MIN_IDLE = timedelta(seconds=10)  # shorter pauses are never idle, however short the run
+NAMES_IN_SENTENCE = 3
 
-Spans = list[tuple[str, str]]  # ("text" or "name", words)
+Spans = list[tuple[str, str]]  # (kind, text); kind is "text" or "name"
 
-# state: (pill, word)
+# state: (status of the pill, label)
 CALL_STATES = {
     "accepted": ("waiting", "accepted"),
     "sent": ("running", "sent"),
     "succeeded": ("ok", "ok"),
     "failed": ("error", "failed"),
-    "refused": ("rejected", "refused"),
+    "refused": ("rejected", "rejected"),
     "timed_out": ("error", "timed out"),
     "cancelled": ("missing", "cancelled"),
     "unknown": ("changed", "outcome unknown"),
-    "client": ("ok", "left to the agent"),
+    "client": ("ok", "run by the agent"),
 }
 DECIDED_BY = {
-    "count": "because of how many tools are in scope",
-    "tokens": "because of what their definitions would cost",
-    "percent": "because of their share of the context window",
-    "forced": "as it was asked for",
-    "below": "because everything stays below the thresholds",
+    "count": "tool count reaches the threshold",
+    "tokens": "definition tokens exceed the threshold",
+    "percent": "definitions exceed the share of the context window",
+    "forced": "as requested",
+    "below": "below all thresholds",
 }
 LOADED_BY = {
     "load": "loaded",
-    "search": "loaded by searching",
+    "search": "loaded by search",
     "preload": "preloaded",
-    "resume": "took over",
+    "resume": "carried over",
 }
 
 
 @dataclass(frozen=True)
 class CallFacts:
-    """What a sentence needs to know of a call."""
+    """The fields of a call that a sentence uses."""
 
     state: str
     is_error: bool = False
@@ -55,15 +56,15 @@ class CallFacts:
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """The pill and the word of how it ended."""
+        """Return the pill's status and the label of the outcome."""
         if self.state == "succeeded" and self.is_error:
-            return "error", "the tool answered with an error"
+            return "error", "tool returned an error"
         return CALL_STATES.get(self.state, ("missing", self.state))
 
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """One recorded event. `until` is later than `at` for a call that took its time."""
+    """One recorded event. `until` is later than `at` for a call with a duration."""
 
     id: int
     kind: str
@@ -81,18 +82,18 @@ class Step:
     """One row of the timeline."""
 
     number: int
-    happening: TimelineEvent
+    event: TimelineEvent
     spans: Spans
     context: int  # tokens in context after it
 
     @property
     def sentence(self) -> str:
-        return "".join(words for _, words in self.spans)
+        return "".join(text for _, text in self.spans)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A break in which nothing happened, with its true times."""
+    """An idle period between two steps."""
 
     since: datetime
     until: datetime
@@ -103,120 +104,118 @@ class Gap:
 
 
 def lay_out(
-    happenings: Iterable[TimelineEvent],
+    events: Iterable[TimelineEvent],
     *,
     run: timedelta,
     first: int = 1,
     context: int = 0,
     last_end: datetime | None = None,
 ) -> list[Step | Gap]:
-    """Number the steps, add up their tokens and mark the breaks between them.
+    """Number the steps, add up their tokens and insert the idle gaps between them.
 
-    A later page of a long session says where it starts: `first`, `context` and `last_end`.
+    A later page of a long session passes the state at its start: `first`, `context`, `last_end`.
     """
     rows: list[Step | Gap] = []
-    for number, happening in enumerate(happenings, first):
-        if last_end is not None and is_idle(happening.at - last_end, run):
-            rows.append(Gap(last_end, happening.at))
-        context += happening.tokens
-        rows.append(Step(number, happening, spans(happening), context))
-        ends = (last_end, happening.until, happening.at)
+    for number, event in enumerate(events, first):
+        if last_end is not None and is_idle(event.at - last_end, run):
+            rows.append(Gap(last_end, event.at))
+        context += event.tokens
+        rows.append(Step(number, event, describe_event(event), context))
+        ends = (last_end, event.until, event.at)
         last_end = max(end for end in ends if end is not None)
     return rows
 
 
 def is_idle(pause: timedelta, run: timedelta) -> bool:
-    """Whether a pause is long: over five minutes, or over 5 % of the run and ten seconds."""
-    return pause > IDLE or (pause > run * IDLE_SHARE and pause > IDLE_LEAST)
+    """Return whether a pause exceeds five minutes, or both ten seconds and 5% of the run."""
+    return pause > ALWAYS_IDLE or (pause > run * IDLE_SHARE and pause > MIN_IDLE)
 
 
 # --- Sentences ----------------------------------------------------------------------------------
 
 
-def spans(happening: TimelineEvent) -> Spans:
-    """Say what happened; names are marked, so that a page can set them apart."""
-    say = _SENTENCES.get(happening.kind)
-    return say(happening) if say else [("text", happening.kind)]
+def describe_event(event: TimelineEvent) -> Spans:
+    """Describe an event as spans; names are marked so that a page can set them in monospace."""
+    describe = _SENTENCES.get(event.kind)
+    return describe(event) if describe else [("text", event.kind)]
 
 
-def _opened(one: TimelineEvent) -> Spans:
-    tools, groups = read_count(one.details, "tools"), read_names(one.details, "groups")
-    mode = str(one.details.get("mode") or "")
-    said = f"opened in {mode} mode" if mode else "opened"
-    said += f" with {_many(tools, 'tool')} of {_many(len(groups), 'group')}"
-    parent = str(one.details.get("forked_from") or "")
-    return [("text", f"{said}, forked from "), ("name", parent)] if parent else [("text", said)]
+def _opened(event: TimelineEvent) -> Spans:
+    tools, groups = read_count(event.details, "tools"), read_names(event.details, "groups")
+    mode = str(event.details.get("mode") or "")
+    text = f"opened in {mode} mode" if mode else "opened"
+    text += f" with {plural(tools, 'tool')} from {plural(len(groups), 'group')}"
+    parent = str(event.details.get("forked_from") or "")
+    return [("text", f"{text}, forked from "), ("name", parent)] if parent else [("text", text)]
 
 
-def _catalog(one: TimelineEvent) -> Spans:
-    shape = str(one.details.get("format") or "")
-    return [("text", f"fetched the catalog as {shape}" if shape else "fetched the catalog")]
+def _catalog(event: TimelineEvent) -> Spans:
+    name = str(event.details.get("format") or "")
+    return [("text", f"fetched the catalog in {name} format" if name else "fetched the catalog")]
 
 
-def _searched(one: TimelineEvent) -> Spans:
-    hits, total = len(read_names(one.details, "hits")), read_count(one.details, "total")
-    found = "nothing found" if not total else f"{total:,} found"
+def _searched(event: TimelineEvent) -> Spans:
+    hits, total = len(read_names(event.details, "hits")), read_count(event.details, "total")
+    results = plural(total, "result") if total else "no results"
     if total > hits:
-        found = f"{hits:,} of {total:,} found"
-    loaded = read_count(one.details, "newly_loaded")
-    return [
-        (
-            "text",
-            f"searched {describe_query(one.details)}: {found}{f', {loaded} loaded' * bool(loaded)}",
-        )
-    ]
+        results = f"{hits:,} of {plural(total, 'result')}"
+    if loaded := read_count(event.details, "newly_loaded"):
+        results += f", {loaded:,} loaded"
+    return [("text", f"searched {describe_query(event.details)}: {results}")]
 
 
-def _details(one: TimelineEvent) -> Spans:
-    end = "" if one.details.get("found", True) else ": not found"
-    return [("text", "asked for the details of "), ("name", one.tool_name), ("text", end)]
+def _details(event: TimelineEvent) -> Spans:
+    end = "" if event.details.get("found", True) else ": not found"
+    return [("text", "requested details of "), ("name", event.tool_name), ("text", end)]
 
 
-def _loaded(one: TimelineEvent) -> Spans:
-    names, verb = read_names(one.details, "names"), str(one.details.get("how") or "load")
-    said: Spans = [("text", f"{LOADED_BY.get(verb, 'loaded')} ")]
-    if one.details.get("all") and one.group_id:
-        said += [("text", "all tools of "), ("name", one.group_id)]
+def _loaded(event: TimelineEvent) -> Spans:
+    names, verb = read_names(event.details, "names"), str(event.details.get("how") or "load")
+    sentence: Spans = [("text", f"{LOADED_BY.get(verb, 'loaded')} ")]
+    if event.details.get("all") and event.group_id:
+        sentence += [("text", "all tools of "), ("name", event.group_id)]
     elif not names:
-        said += [("text", "nothing")]
+        sentence += [("text", "no tools")]
     else:
-        said += _listed(names)
-    unknown = len(read_names(one.details, "unknown"))
-    end = f" (≈{one.tokens:,})" if one.tokens else ""
-    return [*said, ("text", f"{end}; {_many(unknown, 'name')} unknown" if unknown else end)]
+        sentence += _list_names(names)
+    unknown = len(read_names(event.details, "unknown"))
+    end = f" (≈{event.tokens:,})" if event.tokens else ""
+    if unknown:
+        end += f"; {plural(unknown, 'unknown name')}"
+    return [*sentence, ("text", end)]
 
 
-def _implicit_load(one: TimelineEvent) -> Spans:
-    return [("text", "used "), ("name", one.tool_name), ("text", " without loading it first")]
+def _implicit_load(event: TimelineEvent) -> Spans:
+    return [("text", "called "), ("name", event.tool_name), ("text", " directly")]
 
 
-def _called(one: TimelineEvent) -> Spans:
-    said: Spans = [("text", "called "), ("name", one.tool_name)]
-    if one.call is None:
-        return said
-    if one.call.duration_ms is not None:
-        said.append(("text", f" · {milliseconds(one.call.duration_ms)}"))
-    return [*said, ("text", f" · {one.call.outcome[1]}")]
+def _called(event: TimelineEvent) -> Spans:
+    sentence: Spans = [("text", "called "), ("name", event.tool_name)]
+    if event.call is None:
+        return sentence
+    if event.call.duration_ms is not None:
+        sentence.append(("text", f" · {format_milliseconds(event.call.duration_ms)}"))
+    return [*sentence, ("text", f" · {event.call.outcome[1]}")]
 
 
-def _refused(one: TimelineEvent) -> Spans:
-    code = str(one.details.get("code") or "")
-    reason = (one.call.error_message.strip() if one.call else "") or code.replace("_", " ")
-    said: Spans = [("text", "refused")]
-    if one.tool_name:
-        said += [("text", " "), ("name", one.tool_name)]
-    return [*said, ("text", f": {shorten(reason)}" if reason else "")]
+def _refused(event: TimelineEvent) -> Spans:
+    code = str(event.details.get("code") or "")
+    reason = (event.call.error_message.strip() if event.call else "") or code.replace("_", " ")
+    sentence: Spans = [("text", "request rejected")]
+    if event.tool_name:
+        sentence = [("text", "call to "), ("name", event.tool_name), ("text", " rejected")]
+    return [*sentence, ("text", f": {shorten(reason)}" if reason else "")]
 
 
-def _forked(one: TimelineEvent) -> Spans:
-    return [("text", "forked to "), ("name", str(one.details.get("to") or "another session"))]
+def _forked(event: TimelineEvent) -> Spans:
+    return [("text", "forked to "), ("name", str(event.details.get("to") or "another session"))]
 
 
-def _resumed(one: TimelineEvent) -> Spans:
-    groups = read_names(one.details, "groups")
+def _resumed(event: TimelineEvent) -> Spans:
+    groups = read_names(event.details, "groups")
     return [
         ("text", "resumed with "),
-        *(_listed(groups) if groups else [("text", "nothing loaded")]),
+        *(_list_names(groups) if groups else [("text", "no groups loaded")]),
     ]
 
 
@@ -231,39 +230,35 @@ _SENTENCES: dict[str, Callable[[TimelineEvent], Spans]] = {
     "refused": _refused,
     "forked": _forked,
     "resumed": _resumed,
-    "closed": lambda one: [("text", "closed")],
-    "expired": lambda one: [("text", "expired after a long silence")],
+    "closed": lambda event: [("text", "closed")],
+    "expired": lambda event: [("text", "expired after inactivity")],
 }
 
 
-def pill(happening: TimelineEvent) -> str:
-    """Name the status of a step that did not go well; empty for all others."""
-    if happening.kind == "refused":
+def problem_status(event: TimelineEvent) -> str:
+    """Return the pill's status of a step that did not succeed; empty for all others."""
+    if event.kind == "refused":
         return "rejected"
-    if happening.kind != "called" or happening.call is None:
+    if event.kind != "called" or event.call is None:
         return ""
-    status = happening.call.outcome[0]
+    status = event.call.outcome[0]
     return "" if status == "ok" else status
 
 
-def milliseconds(amount: int) -> str:
+def format_milliseconds(amount: int) -> str:
     return f"{amount:,} ms" if amount < 10_000 else f"{amount / 1000:,.1f} s"
 
 
 def shorten(text: str, limit: int = 160) -> str:
-    """Return the first paragraph of a text in one line, cut to a row's length."""
+    """Return the first paragraph of a text as one line, truncated to `limit` characters."""
     lines = text.strip().partition("\n\n")[0].splitlines()
     line = " ".join(line.strip().removeprefix("- ") for line in lines)
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
-def _listed(names: Sequence[str]) -> Spans:
-    said: Spans = []
-    for at, name in enumerate(names[:NAMED]):
-        said += [("text", ", ")] * bool(at) + [("name", name)]
-    more = len(names) - NAMED
-    return [*said, ("text", f" and {more:,} more")] if more > 0 else said
-
-
-def _many(amount: int, noun: str) -> str:
-    return f"{amount:,} {noun}{'' if amount == 1 else 's'}"
+def _list_names(names: Sequence[str]) -> Spans:
+    spans: Spans = []
+    for index, name in enumerate(names[:NAMES_IN_SENTENCE]):
+        spans += [("text", ", ")] * bool(index) + [("name", name)]
+    more = len(names) - NAMES_IN_SENTENCE
+    return [*spans, ("text", f" and {more:,} more")] if more > 0 else spans

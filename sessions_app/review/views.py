@@ -1,4 +1,4 @@
-"""Pages of sessions: the list, one session's story, its export, use of a tool. Reads only."""
+"""Session pages: the list, one session's timeline, its JSON export, usage of a tool. Reads only."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,11 @@ from sessions_app.usage.tool_usage import ToolUsage, tool_usage
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, offset_of
-from toolcrib.lib.request import clean_address, is_htmx_fragment
+from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import operator_required
 
-USE_DAYS = 30
-FIRST = """curl -X POST {address}/api/v1/sessions \\
+USAGE_DAYS = 30
+OPEN_SESSION_SNIPPET = """curl -X POST {address}/api/v1/sessions \\
   -H "Authorization: Bearer $TOOLCRIB_KEY" \\
   -H "Content-Type: application/json" -d '{{}}'"""
 
@@ -38,30 +38,30 @@ FIRST = """curl -X POST {address}/api/v1/sessions \\
 @require_safe
 @operator_required
 def sessions(request: HttpRequest) -> HttpResponse:
-    wanted = SessionFilter.read(request.GET)
-    page = review_queries.list_sessions(wanted)
-    context: dict[str, Any] = {"page": page, "wanted": wanted, "shown": page.says("session")}
-    if not (wanted.before or wanted.after):
+    filters = SessionFilter.read(request.GET)
+    page = review_queries.list_sessions(filters)
+    context: dict[str, Any] = {"page": page, "filters": filters, "shown": page.describe("session")}
+    if not (filters.before or filters.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
     if is_htmx_fragment(request):
         response = render(request, "sessions_app/review/_list_rows.html", context)
-        response["HX-Push-Url"] = clean_address(request)
-        response["HX-Trigger"] = json.dumps({"announce": page.says("session")})
+        response["HX-Push-Url"] = clean_url(request)
+        response["HX-Trigger"] = json.dumps({"announce": page.describe("session")})
         return response
-    context |= {"facets": _facets(wanted), "counts": _counts()}
-    if not page.total and not wanted.narrows:
-        context["snippet"] = FIRST.format(address=settings.PUBLIC_URL)
+    context |= {"facets": _facets(filters), "counts": _counts()}
+    if not page.total and not filters.is_active:
+        context["snippet"] = OPEN_SESSION_SNIPPET.format(address=settings.PUBLIC_URL)
     return render(request, "sessions_app/review/list.html", context)
 
 
 @require_safe
 @operator_required
 def newer(request: HttpRequest) -> HttpResponse:
-    """The fragment that the list asks for: how many sessions came since it was drawn."""
-    wanted = SessionFilter.read(request.GET)
+    """Render the fragment the list polls: how many sessions were opened since it was rendered."""
+    filters = SessionFilter.read(request.GET)
     newest = query_params.number(request.GET, "since")
-    count = review_queries.count_newer(wanted, newest)
-    context = {"newest": newest, "count": count, "first": not newest and not wanted.narrows}
+    count = review_queries.count_newer(filters, newest)
+    context = {"newest": newest, "count": count, "first": not newest and not filters.is_active}
     return render(request, "sessions_app/review/_new.html", context)
 
 
@@ -73,98 +73,107 @@ def _counts() -> dict[str, int]:
     )
 
 
-def _facets(wanted: SessionFilter) -> list[dict[str, object]]:
+def _facets(filters: SessionFilter) -> list[dict[str, object]]:
     agents = AgentSession.objects.order_by("agent__name").values_list("agent__name", flat=True)
     called = Tool.objects.filter(Exists(Call.objects.filter(tool=OuterRef("pk"))))
     tools = called.values_list("public_name", flat=True)
     return [
-        _pick("agent", "Agent", agents.distinct()[:200], wanted.agent),
-        _pick("tool", "Tool called", tools[:500], wanted.tool),
-        _chips("state", "State", SessionState.values, wanted.states),
-        _chips("errors", "Calls", ["has errors"], ["has errors"] if wanted.errors else []),
+        _pick("agent", "Agent", agents.distinct()[:200], filters.agent),
+        _pick("tool", "Tool called", tools[:500], filters.tool),
+        _chips("state", "State", SessionState.values, filters.states),
+        _chips("errors", "Calls", ["has errors"], ["has errors"] if filters.errors else []),
     ]
 
 
 def _pick(name: str, label: str, options: Iterable[str], chosen: str) -> dict[str, object]:
-    listed = list(options)
-    if chosen and chosen not in listed:
-        listed.append(chosen)  # keep what the address asks for visible
-    return {**_chips(name, label, listed, [chosen]), "pick": True}
+    values = list(options)
+    if chosen and chosen not in values:
+        values.append(chosen)  # the current filter stays visible
+    choices = [{"value": value, "label": value, "selected": value == chosen} for value in values]
+    return {"name": name, "label": label, "options": choices, "pick": True}
 
 
 def _chips(
     name: str, label: str, options: Iterable[str], chosen: Sequence[str]
 ) -> dict[str, object]:
-    shown = [{"value": one, "label": one, "selected": one in chosen} for one in options]
-    return {"name": name, "label": label, "options": shown}
+    choices = [
+        {"value": value, "label": value.capitalize(), "selected": value in chosen}
+        for value in options
+    ]
+    return {"name": name, "label": label, "options": choices}
 
 
 # --- One session --------------------------------------------------------------------------------
 
 
-def _find(session_id: str) -> AgentSession:
+def _find_session(session_id: str) -> AgentSession:
     rows = AgentSession.objects.with_catalog().select_related("parent")
     session = rows.filter(session_id=session_id.replace("\0", "")).first()
     if session is None:
-        raise NotFound("There is no session of this id.", hint="It may have been pruned.")
+        raise NotFound("Session not found or expired.", hint="Check the id in the URL.")
     return session
 
 
 @require_safe
 @operator_required
 def session(request: HttpRequest, session_id: str) -> HttpResponse:
-    found = _find(session_id)
+    agent_session = _find_session(session_id)
     number = query_params.number(request.GET, "step", digits=9)
-    start = (number - 1) // review_queries.STEPS * review_queries.STEPS if number else None
-    offset = offset_of(request.GET, review_queries.STEPS) if start is None else start
-    page, rows = review_queries.session_timeline(found, offset=offset)
-    row = session_detail.chosen(rows, number)
-    wrong = session_detail.next_wrong(found, rows, row)
+    size = review_queries.STEPS_PER_PAGE
+    offset = (number - 1) // size * size if number else offset_of(request.GET, size)
+    page, rows = review_queries.session_timeline(agent_session, offset=offset)
+    row = session_detail.select_step(rows, number)
+    failed_step = session_detail.next_failed_step(agent_session, rows, row)
     context = {
-        "session": found,
+        "session": agent_session,
         "page": page,
         "row": row,
-        "next_wrong": wrong,
-        "wrong_is_here": wrong is not None and wrong <= page.first + len(page.rows),
+        "next_failed_step": failed_step,
+        "failed_step_on_page": failed_step is not None
+        and failed_step <= page.first + len(page.rows),
     }
     if request.headers.get("HX-Target") == "step":
         response = render(request, "sessions_app/review/_chosen.html", context)
-        said = f"Step {row.step.number}: {row.step.sentence}" if row and row.step else ""
-        response["HX-Trigger"] = json.dumps({"announce": said})
+        announcement = f"Step {row.step.number}: {row.step.sentence}" if row and row.step else ""
+        response["HX-Trigger"] = json.dumps({"announce": announcement})
         return response
-    return render(request, "sessions_app/review/session.html", context | _about(found, page, rows))
+    context |= _session_context(agent_session, page, rows)
+    return render(request, "sessions_app/review/session.html", context)
 
 
-def _about(found: AgentSession, page: Page[Event], rows: list[TimelineRow]) -> dict[str, Any]:
-    metadata = event_details.read_value(found.metadata)
-    before, after = session_detail.neighbours(found)
+def _session_context(
+    session: AgentSession, page: Page[Event], rows: list[TimelineRow]
+) -> dict[str, Any]:
+    metadata = event_details.read_value(session.metadata)
+    previous_session, next_session = session_detail.adjacent_sessions(session)
+    size = review_queries.STEPS_PER_PAGE
     return {
-        "rows": session_detail.lanes(rows),
-        "shown": page.says("step"),
-        "earlier": max(page.first - review_queries.STEPS + 1, 1) if page.first else None,
-        "later": page.first + review_queries.STEPS + 1 if page.next_cursor else None,
-        "numbers": _numbers(found),
-        "seconds": review_queries.run_of(found).total_seconds(),
-        "policy": _policy(),
-        "spent": review_queries.spent_on_tools(found),
-        "saved": review_queries.saved_percent(found),
-        "decided": timeline.DECIDED_BY.get(found.decided_by, ""),
-        "expansions": found.expansions.all(),
-        "meter": session_detail.meter(found),
-        "tree": session_detail.tree(found),
-        "before": before,
-        "after": after,
+        "rows": session_detail.add_lanes(rows),
+        "shown": page.describe("step"),
+        "previous_page": max(page.first - size + 1, 1) if page.first else None,
+        "next_page": page.first + size + 1 if page.next_cursor else None,
+        "numbers": _numbers(session),
+        "seconds": review_queries.session_duration(session).total_seconds(),
+        "retention": _describe_retention(),
+        "discovery_tokens": review_queries.discovery_tokens(session),
+        "saved": review_queries.saved_percent(session),
+        "mode_reason": timeline.DECIDED_BY.get(session.decided_by, ""),
+        "expansions": session.expansions.all(),
+        "meter": session_detail.context_meter(session),
+        "tree": session_detail.fork_tree(session),
+        "previous_session": previous_session,
+        "next_session": next_session,
         "metadata": metadata if metadata != {} else None,
     }
 
 
-def _policy() -> str:
-    """Say how long what is kept."""
-    kept = preferences.values("retention")
+def _describe_retention() -> str:
+    """Describe how long payloads and sessions are stored."""
+    days = preferences.values("retention")
     return (
-        f"Arguments and results are kept for {kept['keep_payloads_days']} days, each cut at "
-        f"{content.size(payloads.KEPT_BYTES)}; values under names like password or token are "
-        f"masked. Sessions are kept for {kept['keep_sessions_days']} days after their end."
+        f"Arguments and results are kept for {days['keep_payloads_days']} days, each truncated to "
+        f"{content.format_bytes(payloads.MAX_STORED_BYTES)}; values under names like password or "
+        f"token are masked. Sessions are kept for {days['keep_sessions_days']} days after they end."
     )
 
 
@@ -173,14 +182,14 @@ def _numbers(session: AgentSession) -> list[dict[str, object]]:
         {"label": "Calls", "value": session.calls},
         {"label": "Errors", "value": session.errors},
         {
-            "label": "Given to the model",
+            "label": "Tokens sent",
             "value": session.tokens_delivered,
             "approximate": True,
             "unit": "tokens",
-            "title": "Catalog, searches, loaded definitions and results of calls.",
+            "title": "Catalog, searches, loaded definitions and call results.",
         },
         {
-            "label": "All schemas would have cost",
+            "label": "Baseline (all schemas)",
             "value": session.tokens_all,
             "approximate": True,
             "unit": "tokens",
@@ -191,26 +200,26 @@ def _numbers(session: AgentSession) -> list[dict[str, object]]:
 @require_safe
 @operator_required
 def session_json(request: HttpRequest, session_id: str) -> HttpResponse:
-    found = _find(session_id)
+    session = _find_session(session_id)
     response = JsonResponse(
-        review_queries.session_export(found),
+        review_queries.export_session(session),
         encoder=DjangoJSONEncoder,
         json_dumps_params={"ensure_ascii": False, "indent": 2},
     )
-    response["Content-Disposition"] = f'attachment; filename="{found.session_id}.json"'
+    response["Content-Disposition"] = f'attachment; filename="{session.session_id}.json"'
     return response
 
 
-# --- A tool in use ------------------------------------------------------------------------------
+# --- Usage of a tool ----------------------------------------------------------------------------
 
 
 @require_safe
 @operator_required
 def tool_use(request: HttpRequest, public_name: str) -> HttpResponse:
-    """The fragment that a tool's page loads: figures of its last thirty days."""
+    """Render the fragment a tool's page loads: usage in the last thirty days."""
     find_tool(public_name)
-    since = timezone.now() - timedelta(days=USE_DAYS)
-    found = tool_usage(UsageFilter(start=since), public_name)
-    use = found[0] if found else ToolUsage(public_name)
-    context = {"use": use, "days": USE_DAYS, "name": public_name}
+    since = timezone.now() - timedelta(days=USAGE_DAYS)
+    rows = tool_usage(UsageFilter(start=since), public_name)
+    usage = rows[0] if rows else ToolUsage(public_name)
+    context = {"usage": usage, "days": USAGE_DAYS, "name": public_name}
     return render(request, "sessions_app/review/_tool_use.html", context)

@@ -1,4 +1,4 @@
-"""The operators' API of use: what each tool did, and what agents looked for in vain."""
+"""Usage API for operators: calls and errors per tool, searches without results."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from toolcrib.lib.api_schemas import ERRORS
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import check_limit, cut_page
 
-MOST_DAYS = 366
+MAX_DAYS = 366
 
 router = Router(tags=["usage"])
 
@@ -50,8 +50,8 @@ class FailedSearchPage(Schema):
 
 
 def _since(days: int) -> datetime:
-    if not 1 <= days <= MOST_DAYS:
-        raise Invalid(f"days is a whole number from 1 to {MOST_DAYS}.")
+    if not 1 <= days <= MAX_DAYS:
+        raise Invalid(f"days must be an integer from 1 to {MAX_DAYS}.")
     return timezone.now() - timedelta(days=days)
 
 
@@ -64,29 +64,30 @@ def tools(
     limit: int = 50,
     cursor: str = "",
 ) -> dict[str, Any]:
-    """How each tool was used, by name. Calls that people tried are not counted."""
-    since, most = _since(days), check_limit(limit)
-    wanted = UsageFilter(agent=agent.replace("\0", ""), start=since)
-    used = tool_usage(wanted, tool.replace("\0", ""))
-    left = [one for one in used if one.tool_name > cursor]
-    items, following = cut_page(left, most, lambda one: one.tool_name)
-    return {"since": since, "items": [one.as_json() for one in items], "next_cursor": following}
+    """List the usage of each tool by name. Trial calls are not counted."""
+    since, limit = _since(days), check_limit(limit)
+    filters = UsageFilter(agent=agent.replace("\0", ""), start=since)
+    rows = [row for row in tool_usage(filters, tool.replace("\0", "")) if row.tool_name > cursor]
+    items, next_cursor = cut_page(rows, limit, lambda row: row.tool_name)
+    return {"since": since, "items": [row.as_json() for row in items], "next_cursor": next_cursor}
 
 
 @router.get("/searches", response={200: FailedSearchPage, **ERRORS})
 def searches(
     request: HttpRequest, days: int = 30, agent: str = "", limit: int = 50, cursor: str = ""
 ) -> dict[str, Any]:
-    """What agents searched for without a result, the most often asked first."""
-    since, most = _since(days), check_limit(limit)
+    """List searches without results, most frequent first."""
+    since, limit = _since(days), check_limit(limit)
     if cursor and not (cursor.isdecimal() and len(cursor) < 10):
-        raise Invalid("cursor is not one that this list gave.", hint="Start without one.")
-    wanted = UsageFilter(agent=agent.replace("\0", ""), start=since)
-    lost = failed_searches(wanted, most=None).without_results
+        raise Invalid(
+            "Invalid cursor.", hint="Use next_cursor of the previous page, or omit cursor."
+        )
+    filters = UsageFilter(agent=agent.replace("\0", ""), start=since)
+    rows = failed_searches(filters, limit=None).without_results
     start = int(cursor or 0)
-    more = start + most < len(lost)
+    end = start + limit
     return {
         "since": since,
-        "items": lost[start : start + most],
-        "next_cursor": str(start + most) if more else None,
+        "items": rows[start:end],
+        "next_cursor": str(end) if end < len(rows) else None,
     }

@@ -1,6 +1,6 @@
-"""Recent calls of tools and servers, for the lists of both and for the group board.
+"""Recent call counts and latency of tools and servers, for their lists and the group board.
 
-Reads only, in a fixed number of queries. Calls that people tried are not counted.
+Reads only, in a fixed number of queries. Trial calls are not counted.
 """
 
 from collections import defaultdict
@@ -18,12 +18,12 @@ from toolcrib.lib.percentile import percentile
 
 DAYS = 30
 HOURS = 24
-SAMPLE = 10_000  # newest answered calls that p95 is read from
+SAMPLE = 10_000  # newest answered calls, from which p95 is computed
 
 
 @dataclass(frozen=True)
 class ToolCalls:
-    """How a tool was called in the last 30 days."""
+    """Calls and errors of a tool in the last 30 days."""
 
     calls: int = 0
     errors: int = 0
@@ -35,7 +35,7 @@ class ToolCalls:
 
 @dataclass
 class ServerCalls:
-    """How a server was called in the last 24 hours, by the hour, oldest first."""
+    """Calls of a server in the last 24 hours, per hour, oldest first."""
 
     hours: list[int] = field(default_factory=lambda: [0] * HOURS)
     p95_ms: int | None = None
@@ -49,48 +49,48 @@ def _calls() -> QuerySet[Call]:
     return Call.objects.exclude(path=CallPath.TRY).order_by()
 
 
-def never() -> Q:
-    """Match tools that no agent ever called."""
+def never_called() -> Q:
+    """Return a condition for tools that no agent has ever called."""
     return Q(~Exists(_calls().filter(tool=OuterRef("pk"))))
 
 
-def of_tools(tools: Collection[int]) -> dict[int, ToolCalls]:
-    """Count the calls of these tools, by primary key; those without any are left out."""
+def count_tool_calls(tools: Collection[int]) -> dict[int, ToolCalls]:
+    """Return the calls of these tools by primary key; tools without calls are omitted."""
     if not tools:
         return {}
     since = timezone.now() - timedelta(days=DAYS)
     rows = _calls().filter(tool__in=tools, accepted_at__gte=since).values_list("tool")
-    counted = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
-    return {pk: ToolCalls(calls, errors) for pk, calls, errors in counted}
+    rows = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
+    return {pk: ToolCalls(calls, errors) for pk, calls, errors in rows}
 
 
-def of_servers(servers: Collection[int]) -> dict[int, ServerCalls]:
-    """Count the calls of these servers by the hour, and read how long they took."""
-    found: defaultdict[int, ServerCalls] = defaultdict(ServerCalls)
-    wanted = set(servers)
-    if not wanted:
-        return found
+def count_server_calls(servers: Collection[int]) -> dict[int, ServerCalls]:
+    """Return the hourly calls and p95 latency of these servers by primary key."""
+    stats: defaultdict[int, ServerCalls] = defaultdict(ServerCalls)
+    pks = set(servers)
+    if not pks:
+        return stats
     now = timezone.now().replace(minute=0, second=0, microsecond=0)
     since = now - timedelta(hours=HOURS - 1)
-    # Of all servers, by the time alone: asked for some, SQLite reads all that these ever did.
+    # Filter by time alone: with a filter on servers, SQLite reads every call they ever had.
     calls = _calls().filter(accepted_at__gte=since)
-    # Cutting the database's own text of a time costs less than any function on times.
+    # Truncating the timestamp's text is cheaper than any database function on timestamps.
     hour = Substr(Cast("accepted_at", CharField()), 1, 13)
-    count = Count("pk")
-    for pk, text, made in calls.annotate(hour=hour).values_list("server", "hour", count):
-        if pk not in wanted:
+    rows = calls.annotate(hour=hour).values_list("server", "hour", Count("pk"))
+    for pk, text, count in rows:
+        if pk not in pks:
             continue
-        began = datetime.fromisoformat(f"{text}:00").replace(tzinfo=now.tzinfo)
-        at = int((began - since).total_seconds() // 3600)
-        found[pk].hours[max(0, min(at, HOURS - 1))] += made
+        start_of_hour = datetime.fromisoformat(f"{text}:00").replace(tzinfo=now.tzinfo)
+        index = int((start_of_hour - since).total_seconds() // 3600)
+        stats[pk].hours[max(0, min(index, HOURS - 1))] += count
     answered = calls.filter(sent_at__isnull=False, finished_at__isnull=False)
-    times: defaultdict[int, list[int]] = defaultdict(list)
-    # As text: Django takes ten times as long to read times from SQLite.
+    durations: defaultdict[int, list[int]] = defaultdict(list)
+    # As text: Django parses timestamps from SQLite ten times more slowly.
     texts = [Cast(name, CharField()) for name in ("accepted_at", "finished_at")]
-    rows = answered.order_by("-accepted_at").values_list("server", *texts)
-    for pk, start, end in rows[:SAMPLE]:
-        took = datetime.fromisoformat(end) - datetime.fromisoformat(start)
-        times[pk].append(round(took.total_seconds() * 1000))
-    for pk in wanted & times.keys():
-        found[pk].p95_ms = percentile(times[pk], 0.95)
-    return found
+    timed = answered.order_by("-accepted_at").values_list("server", *texts)
+    for pk, start, end in timed[:SAMPLE]:
+        duration = datetime.fromisoformat(end) - datetime.fromisoformat(start)
+        durations[pk].append(round(duration.total_seconds() * 1000))
+    for pk in pks & durations.keys():
+        stats[pk].p95_ms = percentile(durations[pk], 0.95)
+    return stats

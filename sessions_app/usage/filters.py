@@ -1,4 +1,4 @@
-"""Which part of what was recorded a person looks at: how far back, of which agent and group."""
+"""Filters of usage reports: time range, agent and group."""
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -11,17 +11,17 @@ from catalog.models import Membership
 from sessions_app.models import AgentSession, Call, CallPath, CallState, Event, EventKind
 from toolcrib.lib.request import text
 
-# A call counts as failed by its own error or by how it ended.
+# A call counts as failed by its error flag or by its final state.
 FAILED_STATES = (CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallState.UNKNOWN)
 FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
-# A call of a name that no tool ever had is a refusal, not usage of a tool.
-OF_A_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
+# A rejected call to an unknown name is not usage of a tool.
+KNOWN_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
 
 
 @dataclass(frozen=True)
 class Range:
-    """How far back to look, and in which steps."""
+    """A time range and its bucket size."""
 
     label: str
     buckets: int
@@ -33,7 +33,7 @@ class Range:
 
     @property
     def digits(self) -> int:
-        """How much of a moment, written out, names its bucket."""
+        """Return how many characters of an ISO timestamp identify its bucket."""
         return 13 if self.bucket == "hour" else 10
 
 
@@ -47,14 +47,14 @@ RANGES = {
 
 @dataclass(frozen=True)
 class UsageFilter:
-    """What a person asked for in the address. Unknown words ask for nothing that exists."""
+    """Filters of a usage report, from the query string. Unknown ranges and sorts are ignored."""
 
     within: str = "30d"
     agent: str = ""
     group: str = ""
     sort: str = "-calls"
     now: datetime = field(default_factory=timezone.now)
-    start: datetime | None = None  # instead of the start of the range
+    start: datetime | None = None  # overrides the start of the range
 
     @classmethod
     def read(cls, query: QueryDict) -> "UsageFilter":
@@ -71,12 +71,12 @@ class UsageFilter:
         return RANGES[self.within]
 
     @property
-    def narrows(self) -> bool:
+    def is_active(self) -> bool:
         return bool(self.agent or self.group)
 
     @property
     def buckets(self) -> list[datetime]:
-        """The start of each bucket, the last of which is still running."""
+        """Return the start of each bucket; the last one is still running."""
         last = self.now.replace(minute=0, second=0, microsecond=0)
         if self.range.bucket == "day":
             last = last.replace(hour=0)
@@ -87,24 +87,24 @@ class UsageFilter:
         return self.start or self.buckets[0]
 
     def calls(self) -> QuerySet[Call]:
-        """What agents called. Trying out a tool is no use of it."""
+        """Return the calls of agents. Trial calls are not usage."""
         rows = Call.objects.filter(accepted_at__gte=self.since).exclude(path=CallPath.TRY)
         if self.agent:
             rows = rows.filter(agent__name=self.agent)
         if self.group:
             members = Membership.objects.filter(group__group_id=self.group)
-            # Added to nothing, so that the index of times is read through, in place of the table
-            # a tool at a time.
+            # `+ 0` keeps the planner off the index on tools: scanning the index on time once is
+            # cheaper than reading the table tool by tool.
             tool = ExpressionWrapper(F("tool_id") + 0, output_field=BigIntegerField())
-            rows = rows.alias(of_tool=tool).filter(of_tool__in=members.values("tool_id"))
+            rows = rows.alias(member_tool=tool).filter(member_tool__in=members.values("tool_id"))
         return rows.order_by()
 
     def events(self, kind: EventKind) -> QuerySet[Event]:
-        """What happened in sessions. Of any group: a search is bound to none."""
+        """Return session events. The group does not apply: a search belongs to no group."""
         rows = Event.objects.filter(kind=kind, at__gte=self.since)
         return rows.filter(session__agent__name=self.agent) if self.agent else rows
 
     def sessions(self) -> QuerySet[AgentSession]:
-        """Sessions that began in this time. Of any group: most have several."""
+        """Return sessions opened in this range. The group does not apply: most have several."""
         rows = AgentSession.objects.filter(created_at__gte=self.since)
         return rows.filter(agent__name=self.agent) if self.agent else rows

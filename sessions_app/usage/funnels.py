@@ -1,6 +1,6 @@
-"""How far sessions get from search to call, and open sessions on outdated definitions.
+"""Search-to-call funnel per agent, and open sessions on outdated definitions.
 
-Reads only, from the newest rows up to a limit that the page names.
+Reads only, from the newest rows up to a limit that the page states.
 """
 
 from dataclasses import dataclass
@@ -13,25 +13,26 @@ from sessions_app.models import AgentSession
 from sessions_app.usage.filters import UsageFilter
 
 PAGE = 25
-OPEN_SESSIONS = 500  # open sessions, the last used first, whose definitions are compared
+MAX_OPEN_SESSIONS = 500  # most recently used open sessions whose definitions are compared
 
 
 @dataclass(frozen=True)
 class Funnel:
-    """How far an agent's sessions came: searched, then loaded, then called."""
+    """An agent's sessions that searched, then loaded, then called."""
 
     agent: str
     sessions: int
     searched: int
     loaded: int
     called: int
-    unsearched: int  # called without searching
+    unsearched: int  # called without a search
 
 
-def funnels(wanted: UsageFilter, most: int | None = PAGE) -> list[Funnel]:
+def funnels(filters: UsageFilter, limit: int | None = PAGE) -> list[Funnel]:
+    """Return the funnel of each agent, those with the most sessions first."""
     searched, loaded, called = Q(tokens_search__gt=0), Q(tokens_load__gt=0), Q(calls__gt=0)
     rows = (
-        wanted.sessions()
+        filters.sessions()
         .order_by()
         .values_list("agent__name")
         .annotate(
@@ -43,53 +44,55 @@ def funnels(wanted: UsageFilter, most: int | None = PAGE) -> list[Funnel]:
         )
         .order_by("-sessions", "agent__name")
     )
-    return [Funnel(*row) for row in rows[:most]]
+    return [Funnel(*row) for row in rows[:limit]]
 
 
-# --- Sessions with old definitions --------------------------------------------------------------
+# --- Outdated definitions -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class OutdatedSession:
-    """An open session that goes on seeing definitions which new sessions no longer get."""
+    """An open session that keeps definitions which new sessions no longer get."""
 
     session: AgentSession
     names: list[str]
 
 
-def outdated_sessions(wanted: UsageFilter, most: int | None = PAGE) -> list[OutdatedSession]:
-    """Compare what the last used open sessions were shown with what is approved now."""
+def outdated_sessions(filters: UsageFilter, limit: int | None = PAGE) -> list[OutdatedSession]:
+    """Return open sessions whose definitions differ from those approved now."""
     rows = AgentSession.objects.open().select_related("agent").defer("metadata")
-    if wanted.agent:
-        rows = rows.filter(agent__name=wanted.agent)
+    if filters.agent:
+        rows = rows.filter(agent__name=filters.agent)
     rows = rows.order_by("-last_used_at")
-    live = list(rows.prefetch_related("expansions", "shown_definitions__tool")[:OPEN_SESSIONS])
-    snapshots = CatalogSnapshot.objects.filter(pk__in={one.snapshot_id for one in live})
-    given = {
+    sessions = list(
+        rows.prefetch_related("expansions", "shown_definitions__tool")[:MAX_OPEN_SESSIONS]
+    )
+    snapshots = CatalogSnapshot.objects.filter(pk__in={session.snapshot_id for session in sessions})
+    in_catalog = {
         pk: _definitions(read_object(body).get("pins"))
         for pk, body in snapshots.values_list("pk", "body")
     }
-    shown = {}
-    for session in live:
-        shown[session] = dict(given[session.snapshot_id])
+    sent = {}
+    for session in sessions:
+        sent[session] = dict(in_catalog[session.snapshot_id])
         for expansion in session.expansions.all():
-            shown[session] |= _definitions(read_object(expansion.pins))
+            sent[session] |= _definitions(read_object(expansion.pins))
         for row in session.shown_definitions.all():
-            shown[session][row.tool.public_name] = row.definition_id
-    names = {name for pins in shown.values() for name in pins}
+            sent[session][row.tool.public_name] = row.definition_id
+    names = {name for pins in sent.values() for name in pins}
     tools = Tool.objects.servable().filter(public_name__in=names)
-    if wanted.group:
-        tools = tools.filter(memberships__group__group_id=wanted.group)
+    if filters.group:
+        tools = tools.filter(memberships__group__group_id=filters.group)
     approved = dict(tools.values_list("public_name", "approved_id"))
-    holding = [
+    outdated = [
         OutdatedSession(
             session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk)
         )
-        for session, pins in shown.items()
+        for session, pins in sent.items()
     ]
-    return [one for one in holding if one.names][:most]
+    return [row for row in outdated if row.names][:limit]
 
 
 def _definitions(pins: object) -> dict[str, int | None]:
-    found = pins if isinstance(pins, dict) else {}
-    return {name: pin.get("definition") for name, pin in found.items() if isinstance(pin, dict)}
+    pairs = pins.items() if isinstance(pins, dict) else ()
+    return {name: pin.get("definition") for name, pin in pairs if isinstance(pin, dict)}

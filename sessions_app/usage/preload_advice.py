@@ -1,6 +1,6 @@
 """Preload advice: preloaded tools that are never called, and tools that sessions often load.
 
-Reads only. What is preloaded comes from the catalog cache that agents are served from.
+Reads only. Preloads come from the catalog cache that also serves agents.
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from sessions_app.models import Agent, AgentGroup, Event, EventKind
 from sessions_app.usage.filters import UsageFilter
 
 PAGE = 25
-LOADS = 2_000  # newest loads that are read
-OFTEN = 3  # sessions
+MAX_LOADS = 2_000  # newest loads read
+MIN_SESSIONS = 3  # that load a tool before preloading is advised
 
 
 @dataclass(frozen=True)
 class PreloadCandidate:
-    """A tool in a group, with what its definition costs each session that is given it."""
+    """A tool in a group, with the cost of its definition per session."""
 
     group: Group
     tool: Tool
@@ -32,14 +32,14 @@ class PreloadCandidate:
     share: int = 0  # of all sessions, in percent
 
     @property
-    def movable(self) -> bool:
-        """Whether the member's own setting decides: a group given whole asks nobody."""
+    def is_changeable(self) -> bool:
+        """Return whether the member's own preload setting applies: it does in deferred groups."""
         return self.group.deferred
 
 
 @dataclass(frozen=True)
 class UnusedPreloads:
-    places: list[PreloadCandidate]
+    candidates: list[PreloadCandidate]
     total: int
     tokens: int
 
@@ -47,15 +47,15 @@ class UnusedPreloads:
 Pair = tuple[CachedGroup, cache.CachedMember]
 
 
-def _groups(wanted: UsageFilter) -> list[CachedGroup]:
-    """List the groups that the filter asks for."""
+def _groups(filters: UsageFilter) -> list[CachedGroup]:
+    """Return the groups that match the filters."""
     groups: Iterable[CachedGroup] = cache.current().groups
-    if wanted.group:
-        groups = [group for group in groups if group.group_id == wanted.group]
-    if wanted.agent and not Agent.objects.filter(name=wanted.agent, all_groups=True).exists():
-        links = AgentGroup.objects.filter(agent__name=wanted.agent)
-        its = set(links.values_list("group_id", flat=True))
-        groups = [group for group in groups if group.pk in its]
+    if filters.group:
+        groups = [group for group in groups if group.group_id == filters.group]
+    if filters.agent and not Agent.objects.filter(name=filters.agent, all_groups=True).exists():
+        links = AgentGroup.objects.filter(agent__name=filters.agent)
+        pks = set(links.values_list("group_id", flat=True))
+        groups = [group for group in groups if group.pk in pks]
     return list(groups)
 
 
@@ -64,16 +64,16 @@ def _preloads(group: CachedGroup) -> list[Pair]:
     return [(group, member) for member in group.offered if member.preload]
 
 
-def _candidates(pairs: Sequence[Pair], most: int | None) -> list[PreloadCandidate]:
-    """Fetch what a page shows of the first of these."""
+def _candidates(pairs: Sequence[Pair], limit: int | None) -> list[PreloadCandidate]:
+    """Fetch the groups and tools of the first `limit` pairs."""
     groups = {group.pk: group for group in Group.objects.all()}
     rows = Tool.objects.only("public_name", "created_at", "server_id")
-    if most is not None:
-        rows = rows.filter(pk__in=[member.tool.tool_id for _, member in pairs[:most]])
+    if limit is not None:
+        rows = rows.filter(pk__in=[member.tool.tool_id for _, member in pairs[:limit]])
     tools = {tool.pk: tool for tool in rows}
     return [
         PreloadCandidate(groups[group.pk], tools[member.tool.tool_id], _tokens(member))
-        for group, member in pairs[:most]
+        for group, member in pairs[:limit]
         if group.pk in groups and member.tool.tool_id in tools
     ]
 
@@ -83,47 +83,47 @@ def _tokens(member: cache.CachedMember) -> int:
 
 
 def unused_preloads(
-    wanted: UsageFilter, called: Collection[str] | None = None, most: int | None = PAGE
+    filters: UsageFilter, called: Collection[str] | None = None, limit: int | None = PAGE
 ) -> UnusedPreloads:
-    """Return what is preloaded and was not called, the costliest first.
+    """Return preloaded tools that were not called, most expensive first.
 
-    `called` are the names that were, where they have been counted already.
+    Pass `called`, the names of called tools, if they are already known.
     """
     if called is None:
-        called = set(wanted.calls().values_list("tool_name", flat=True).distinct())
+        called = set(filters.calls().values_list("tool_name", flat=True).distinct())
     pairs = [
         pair
-        for group in _groups(wanted)
+        for group in _groups(filters)
         for pair in _preloads(group)
         if pair[1].tool.name not in called
     ]
     pairs.sort(key=lambda pair: (-_tokens(pair[1]), pair[1].tool.name, pair[0].group_id))
     tokens = sum(_tokens(member) for _, member in pairs)
-    return UnusedPreloads(_candidates(pairs, most), len(pairs), tokens)
+    return UnusedPreloads(_candidates(pairs, limit), len(pairs), tokens)
 
 
-def often_loaded(wanted: UsageFilter, most: int | None = PAGE) -> list[PreloadCandidate]:
-    """Return what many sessions loaded and no setting preloads, the most often loaded first."""
-    seen: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
-    rows = wanted.events(EventKind.LOADED).order_by("-at")
-    for session, group, text in rows.values_list("session_id", "group_id", "details")[:LOADS]:
+def frequently_loaded(filters: UsageFilter, limit: int | None = PAGE) -> list[PreloadCandidate]:
+    """Return tools that many sessions loaded and that are not preloaded, most loaded first."""
+    sessions: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+    rows = filters.events(EventKind.LOADED).order_by("-at")
+    for session, group, text in rows.values_list("session_id", "group_id", "details")[:MAX_LOADS]:
         for name in read_names(read_object(text), "names"):
-            seen[group, name].add(session)
-    often = {pair: len(found) for pair, found in seen.items() if len(found) >= OFTEN}
-    named = {group for group, _ in often}
+            sessions[group, name].add(session)
+    counts = {key: len(pks) for key, pks in sessions.items() if len(pks) >= MIN_SESSIONS}
+    group_ids = {group for group, _ in counts}
     pairs = [
         (group, member)
-        for group in _groups(wanted)
-        if group.group_id in named
+        for group in _groups(filters)
+        if group.group_id in group_ids
         for member in group.offered
-        if not member.preload and (group.group_id, member.tool.name) in often
+        if not member.preload and (group.group_id, member.tool.name) in counts
     ]
-    pairs.sort(key=lambda pair: (-often[_key(pair)], _key(pair)))
-    all_sessions = max(_sessions_of(wanted, rows), 1)
+    pairs.sort(key=lambda pair: (-counts[_key(pair)], _key(pair)))
+    total = max(_count_sessions(filters, rows), 1)
     return [
-        replace(place, sessions=times, share=min(round(100 * times / all_sessions), 100))
-        for place in _candidates(pairs, most)
-        for times in [often[place.group.group_id, place.tool.public_name]]
+        replace(candidate, sessions=count, share=min(round(100 * count / total), 100))
+        for candidate in _candidates(pairs, limit)
+        for count in [counts[candidate.group.group_id, candidate.tool.public_name]]
     ]
 
 
@@ -131,8 +131,8 @@ def _key(pair: Pair) -> tuple[str, str]:
     return pair[0].group_id, pair[1].tool.name
 
 
-def _sessions_of(wanted: UsageFilter, loads: QuerySet[Event]) -> int:
-    """Count the sessions of the time that the loads which were read come from."""
-    oldest = loads.values_list("at", flat=True)[LOADS - 1 : LOADS].first()
-    rows = wanted.sessions()
+def _count_sessions(filters: UsageFilter, loads: QuerySet[Event]) -> int:
+    """Count the sessions opened since the oldest load that was read."""
+    oldest = loads.values_list("at", flat=True)[MAX_LOADS - 1 : MAX_LOADS].first()
+    rows = filters.sessions()
     return (rows.filter(created_at__gte=oldest) if oldest else rows).count()

@@ -1,8 +1,9 @@
-"""Searches that failed agents: without results, abandoned, and loads that were never called.
+"""Unmet searches: searches without results, abandoned searches, loads that were never called.
 
-Reads only, from the newest events up to a limit that the page names. A session that is still open
-may yet use what it found, so only ended ones count as abandoned or never called. Test sessions,
-which people open from the playground, are left out.
+Reads only, from the newest events up to a limit that the page states. An open session may still
+use its results, so a search counts as abandoned once another follows it or its session has ended,
+and a load as never called once its session has ended. Test sessions are left out. The fields of
+`Report` and its rows are API fields.
 """
 
 from collections import Counter, defaultdict
@@ -23,13 +24,13 @@ from sessions_app.ledger.event_details import (
 from sessions_app.models import Call, Event, EventKind, SessionState
 from sessions_app.usage.filters import UsageFilter
 
-SEARCHES = 5_000  # newest searches that are read
-LOADS = 2_000
-CHUNK = 500
+MAX_SEARCHES = 5_000  # newest searches read
+MAX_LOADS = 2_000  # newest loads read
+SESSIONS_PER_QUERY = 500
 PAGE = 25
-TEST = "tried_by"  # the metadata key of test sessions
+TEST_SESSION_KEY = "tried_by"  # in the metadata of test sessions, which the playground opens
 NO_GROUP = "(no group)"
-USES = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
+USE_KINDS = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
 
 
 # --- Searches -----------------------------------------------------------------------------------
@@ -37,7 +38,7 @@ USES = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
 
 @dataclass(frozen=True)
 class RecordedSearch:
-    """One search from the timeline, with the event that followed it in its session."""
+    """One recorded search, with the kind of the event that followed it in its session."""
 
     at: datetime
     details: dict[str, object]
@@ -63,15 +64,15 @@ class RecordedSearch:
 
     @property
     def abandoned(self) -> bool:
-        """Whether something was found, and nothing of it was loaded or called."""
-        used = self.following in USES or read_count(self.details, "newly_loaded")
+        """Return whether the search had results and none was loaded or called."""
+        used = self.following in USE_KINDS or read_count(self.details, "newly_loaded")
         undecided = self.session_open and self.following is None
         return not self.without_results and not used and not undecided
 
 
 @dataclass
 class FailedSearch:
-    """A query that failed: how often, when last, whose, and which tool ranked first, if any."""
+    """A failed query: count, time of the last, agents, and the tool that ranked first, if any."""
 
     asked: str
     query: str
@@ -83,8 +84,8 @@ class FailedSearch:
     first: str = ""
 
     @classmethod
-    def of(cls, search: RecordedSearch) -> "FailedSearch":
-        """Start counting. Searches are read newest first, so the first one is the last."""
+    def from_search(cls, search: RecordedSearch) -> "FailedSearch":
+        """Return a row with count 0. Searches are read newest first, so this one is the latest."""
         details = search.details
         query = details.get("pattern") or details.get("query") or details.get("name") or ""
         return cls(
@@ -114,66 +115,68 @@ class FailedSearches:
     abandoned: list[FailedSearch]
 
 
-def failed_searches(wanted: UsageFilter, most: int | None = PAGE) -> FailedSearches:
-    """Return failed queries by text and strategy, the most frequent first."""
+def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSearches:
+    """Return failed queries by text and strategy, most frequent first."""
     failed: dict[bool, dict[tuple[str, str], FailedSearch]] = {True: {}, False: {}}
     read = 0
-    for search in recorded_searches(wanted):
+    for search in recorded_searches(filters):
         read += 1
         if search.without_results or search.abandoned:
-            found = failed[search.without_results]
+            rows = failed[search.without_results]
             key = (search.asked, search.strategy)
-            found.setdefault(key, FailedSearch.of(search)).count(search)
+            rows.setdefault(key, FailedSearch.from_search(search)).count(search)
     return FailedSearches(
         read,
-        _most_frequent(failed[True].values(), most),
-        _most_frequent(failed[False].values(), most),
+        _most_frequent(failed[True].values(), limit),
+        _most_frequent(failed[False].values(), limit),
     )
 
 
-def recorded_searches(wanted: UsageFilter) -> Iterator[RecordedSearch]:
-    """Yield the newest searches of a time, newest first."""
-    rows = _without_tests(wanted.events(EventKind.SEARCHED))
-    yield from _read(rows.order_by("-at"), SEARCHES)
+def recorded_searches(filters: UsageFilter) -> Iterator[RecordedSearch]:
+    """Yield the searches that match the filters, newest first."""
+    rows = _without_test_sessions(filters.events(EventKind.SEARCHED))
+    yield from _read_searches(rows.order_by("-at"), MAX_SEARCHES)
 
 
-def recent_queries(most: int = 12, read: int = 500) -> list[FailedSearch]:
-    """Return the latest queries, each once: those without results first, then the newest."""
-    seen: dict[tuple[str, bool], FailedSearch] = {}
-    rows = _without_tests(Event.objects.filter(kind=EventKind.SEARCHED))
-    for search in _read(rows.order_by("-at"), read):
+def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearch]:
+    """Return the latest distinct queries: those without results first, then the newest."""
+    queries: dict[tuple[str, bool], FailedSearch] = {}
+    rows = _without_test_sessions(Event.objects.filter(kind=EventKind.SEARCHED))
+    for search in _read_searches(rows.order_by("-at"), max_searches):
         if not search.details.get("name"):
             key = (search.asked, not search.without_results)
-            seen.setdefault(key, FailedSearch.of(search)).count(search)
-    ranked = sorted(seen.items(), key=lambda one: (one[0][1], -one[1].last_at.timestamp()))
-    return [found for _, found in ranked[:most]]
+            queries.setdefault(key, FailedSearch.from_search(search)).count(search)
+    ranked = sorted(queries.items(), key=lambda pair: (pair[0][1], -pair[1].last_at.timestamp()))
+    return [query for _, query in ranked[:limit]]
 
 
-def _read(rows: QuerySet[Event], most: int) -> Iterator[RecordedSearch]:
+def _read_searches(rows: QuerySet[Event], limit: int) -> Iterator[RecordedSearch]:
     following = Event.objects.filter(
-        session=OuterRef("session"), pk__gt=OuterRef("pk"), kind__in=[EventKind.SEARCHED, *USES]
+        session=OuterRef("session"),
+        pk__gt=OuterRef("pk"),
+        kind__in=[EventKind.SEARCHED, *USE_KINDS],
     ).order_by("pk")
     rows = rows.annotate(following=Subquery(following.values("kind")[:1]))
     fields = ("at", "details", "session__agent__name", "session__state", "following")
-    for at, text, agent, state, after in rows.values_list(*fields)[:most]:
+    for at, text, agent, state, next_kind in rows.values_list(*fields)[:limit]:
         details = read_object(text)
         if "total" in details:
-            yield RecordedSearch(at, details, agent, after, state == SessionState.OPEN)
+            yield RecordedSearch(at, details, agent, next_kind, state == SessionState.OPEN)
 
 
-def _without_tests(events: QuerySet[Event]) -> QuerySet[Event]:
-    return events.exclude(session__metadata__contains=f'"{TEST}":')
+def _without_test_sessions(events: QuerySet[Event]) -> QuerySet[Event]:
+    return events.exclude(session__metadata__contains=f'"{TEST_SESSION_KEY}":')
 
 
-def _most_frequent(found: Iterable[FailedSearch], most: int | None) -> list[FailedSearch]:
-    return sorted(found, key=lambda one: (-one.times, one.asked, one.strategy))[:most]
+def _most_frequent(rows: Iterable[FailedSearch], limit: int | None) -> list[FailedSearch]:
+    return sorted(rows, key=lambda row: (-row.times, row.asked, row.strategy))[:limit]
 
 
 # --- The report ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Uncalled:
+class UncalledTool:
     """A tool that sessions loaded and never called."""
 
     name: str
@@ -185,7 +188,7 @@ class Uncalled:
 
 @dataclass
 class Totals:
-    """What one agent, or the tools of one group, had of it."""
+    """Totals of one agent, or of the tools of one group."""
 
     name: str
     searches: int = 0
@@ -200,30 +203,32 @@ class Report:
     read: int
     lost: list[FailedSearch]
     astray: list[FailedSearch]
-    uncalled: list[Uncalled]
+    uncalled: list[UncalledTool]
     agents: list[Totals]
     groups: list[Totals]
 
     def as_json(self) -> dict[str, Any]:
         failed = {
-            name: [one.as_json() for one in getattr(self, name)] for name in ("lost", "astray")
+            name: [row.as_json() for row in getattr(self, name)] for name in ("lost", "astray")
         }
         return asdict(self) | failed
 
 
-def report(wanted: UsageFilter, most: int = PAGE) -> Report:
-    work = _Work(wanted.group)
-    for search in recorded_searches(wanted):
-        work.searched(search)
-    _loads(wanted, work)
-    return work.report(most)
+def report(filters: UsageFilter, limit: int = PAGE) -> Report:
+    """Return the report of unmet searches and uncalled loads."""
+    builder = _ReportBuilder(filters.group)
+    for search in recorded_searches(filters):
+        builder.add_search(search)
+    _add_loads(filters, builder)
+    return builder.build(limit)
 
 
-def _loads(wanted: UsageFilter, work: "_Work") -> None:
-    rows = _without_tests(wanted.events(EventKind.LOADED)).exclude(session__state=SessionState.OPEN)
+def _add_loads(filters: UsageFilter, builder: "_ReportBuilder") -> None:
+    rows = _without_test_sessions(filters.events(EventKind.LOADED))
+    rows = rows.exclude(session__state=SessionState.OPEN)
     fields = ("session_id", "session__agent__name", "group_id", "details")
-    loads = list(rows.order_by("-at").values_list(*fields)[:LOADS])
-    called = _called({row[0] for row in loads})
+    loads = list(rows.order_by("-at").values_list(*fields)[:MAX_LOADS])
+    called = _called_tools({row[0] for row in loads})
     counted: set[tuple[int, str]] = set()
     for session, agent, group, text in loads:
         details = read_object(text)
@@ -232,21 +237,23 @@ def _loads(wanted: UsageFilter, work: "_Work") -> None:
         for name in read_names(details, "names"):
             if (session, name) not in counted:
                 counted.add((session, name))
-                work.loaded(name, group, agent, called=name in called[session])
+                builder.add_load(name, group, agent, called=name in called[session])
 
 
-def _called(sessions: Iterable[int]) -> dict[int, set[str]]:
-    found: defaultdict[int, set[str]] = defaultdict(set)
+def _called_tools(sessions: Iterable[int]) -> dict[int, set[str]]:
+    """Return the names of the tools that each session called."""
+    called: defaultdict[int, set[str]] = defaultdict(set)
     keys = sorted(sessions)
-    for start in range(0, len(keys), CHUNK):
-        rows = Call.objects.filter(session__in=keys[start : start + CHUNK]).order_by()
+    for start in range(0, len(keys), SESSIONS_PER_QUERY):
+        chunk = keys[start : start + SESSIONS_PER_QUERY]
+        rows = Call.objects.filter(session__in=chunk).order_by()
         for session, name in rows.values_list("session_id", "tool_name").distinct():
-            found[session or 0].add(name)
-    return found
+            called[session or 0].add(name)
+    return called
 
 
-class _Work:
-    """A report while it is counted; with a group, only what concerns its tools."""
+class _ReportBuilder:
+    """Accumulates a report; with a group, counts only its tools."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -254,55 +261,60 @@ class _Work:
         self.lost: dict[str, FailedSearch] = {}
         self.astray: dict[str, FailedSearch] = {}
         self.loads: Counter[tuple[str, str]] = Counter()
-        self.unused: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        self.uncalled: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         self.agents: dict[str, Totals] = {}
         self.groups: dict[str, Totals] = {}
-        self.homes = {
-            member.tool.name: home.group_id
-            for home in reversed(cache.current().groups)
-            for member in home.members
+        self.group_of_tool = {
+            member.tool.name: cached.group_id
+            for cached in reversed(cache.current().groups)
+            for member in cached.members
         }
 
-    def searched(self, search: RecordedSearch) -> None:
-        home = self.homes.get(search.hits[0], NO_GROUP) if search.hits else ""
-        if self.group and home != self.group:
+    def add_search(self, search: RecordedSearch) -> None:
+        """Count a search under its agent and under the group of its first result."""
+        group = self.group_of_tool.get(search.hits[0], NO_GROUP) if search.hits else ""
+        if self.group and group != self.group:
             return
         self.read += 1
-        totals = [_of(self.agents, search.agent), *([_of(self.groups, home)] if home else [])]
+        totals = [_totals(self.agents, search.agent)]
+        if group:
+            totals.append(_totals(self.groups, group))
         for total in totals:
             total.searches += 1
             total.lost += search.without_results
             total.astray += search.abandoned
         if search.without_results or search.abandoned:
-            found = self.lost if search.without_results else self.astray
-            found.setdefault(search.asked, FailedSearch.of(search)).count(search)
+            rows = self.lost if search.without_results else self.astray
+            rows.setdefault(search.asked, FailedSearch.from_search(search)).count(search)
 
-    def loaded(self, name: str, group: str, agent: str, *, called: bool) -> None:
+    def add_load(self, name: str, group: str, agent: str, *, called: bool) -> None:
         if self.group and group != self.group:
             return
         self.loads[name, group] += 1
         if not called:
-            self.unused[name, group][agent] += 1
-        for total in (_of(self.agents, agent), _of(self.groups, group or NO_GROUP)):
+            self.uncalled[name, group][agent] += 1
+        for total in (_totals(self.agents, agent), _totals(self.groups, group or NO_GROUP)):
             total.loads += 1
             total.uncalled += not called
 
-    def report(self, most: int) -> Report:
-        unused = sorted(self.unused.items(), key=lambda one: (-one[1].total(), one[0]))
+    def build(self, limit: int) -> Report:
+        uncalled = sorted(self.uncalled.items(), key=lambda pair: (-pair[1].total(), pair[0]))
+        agents = sorted(self.agents.values(), key=lambda row: (-row.lost - row.astray, row.name))
+        groups = sorted(
+            self.groups.values(), key=lambda row: (-row.astray - row.uncalled, row.name)
+        )
         return Report(
             self.read,
-            _most_frequent(self.lost.values(), most),
-            _most_frequent(self.astray.values(), most),
+            _most_frequent(self.lost.values(), limit),
+            _most_frequent(self.astray.values(), limit),
             [
-                Uncalled(name, group, agents.total(), self.loads[name, group], sorted(agents)[:5])
-                for (name, group), agents in unused[:most]
+                UncalledTool(name, group, names.total(), self.loads[name, group], sorted(names)[:5])
+                for (name, group), names in uncalled[:limit]
             ],
-            sorted(self.agents.values(), key=lambda one: (-one.lost - one.astray, one.name))[:most],
-            sorted(self.groups.values(), key=lambda one: (-one.astray - one.uncalled, one.name))[
-                :most
-            ],
+            agents[:limit],
+            groups[:limit],
         )
 
 
-def _of(sums: dict[str, Totals], name: str) -> Totals:
-    return sums.setdefault(name, Totals(name))
+def _totals(rows: dict[str, Totals], name: str) -> Totals:
+    return rows.setdefault(name, Totals(name))

@@ -1,8 +1,7 @@
 """Tool usage: calls, errors, latency, tokens and loads by tool, and calls over time.
 
-Reads only. Counting is done by the database, in one pass over an index for each way of counting.
-Latencies and loads are parsed from the newest rows up to a limit, so that a long ledger costs no
-more than a short one.
+Reads only. The database counts, with one index scan per grouping. Latencies and loads are parsed
+from the newest rows up to a limit, so the cost does not grow with the ledger.
 """
 
 from collections import Counter, defaultdict
@@ -16,18 +15,18 @@ from django.db.models.functions import Cast, Substr
 
 from sessions_app.ledger.event_details import read_names, read_object
 from sessions_app.models import Call, Event, EventKind
-from sessions_app.usage.filters import FAILED, OF_A_TOOL, UsageFilter
+from sessions_app.usage.filters import FAILED, KNOWN_TOOL, UsageFilter
 from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.percentile import percentile
 
 PAGE = 25
-DURATIONS = 5_000  # newest answered calls that percentiles are computed from
-SAMPLE = 50_000  # the same for the API, and the newest loads that are read
+DURATIONS = 5_000  # newest answered calls, from which percentiles are computed
+SAMPLE = 50_000  # the same for the API; also the newest loads read
 
 
 @dataclass
 class ToolUsage:
-    """How one tool was used in a time; `trend` is filled in by `add_trends`."""
+    """Usage of one tool in a time range; `add_trends` sets `trend`."""
 
     tool_name: str
     calls: int = 0
@@ -48,14 +47,14 @@ class ToolUsage:
         return round(self.tokens / self.calls) if self.calls else 0
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        del found["trend"]
-        return found
+        fields = asdict(self)
+        del fields["trend"]
+        return fields
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """The calls of one hour or day; `calls` is None where nothing was recorded yet."""
+    """The calls of one hour or day; `calls` is None before the first recorded call."""
 
     at: datetime
     calls: int | None
@@ -64,13 +63,13 @@ class Bucket:
 
 @dataclass(frozen=True)
 class UsageReport:
-    """All calls of a time, by bucket and by tool."""
+    """All calls in a time range, by bucket and by tool."""
 
     buckets: list[Bucket]
     tools: list[ToolUsage]
     calls: int
     errors: int
-    unknown_tools: int  # calls of names that no tool had
+    unknown_tools: int  # calls to unknown tools
 
     def page(self, offset: int, size: int = PAGE) -> Page[ToolUsage]:
         return page_by_offset(self.tools, offset, size)
@@ -79,55 +78,55 @@ class UsageReport:
 # --- By tool ------------------------------------------------------------------------------------
 
 
-def by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]:
+def count_by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]:
     """Count the calls of each tool, with percentiles from the newest `durations` answered calls."""
-    counted = (
-        calls.filter(OF_A_TOOL)
+    rows = (
+        calls.filter(KNOWN_TOOL)
         .order_by()
         .values_list("tool_name")
         .annotate(
             count=Count("pk"),
             failed=Count("pk", filter=FAILED),
-            paid=Sum("tokens"),
+            result_tokens=Sum("tokens"),
             last_called=Max("accepted_at"),
         )
     )
-    found = {
+    usage = {
         name: ToolUsage(name, count, errors, tokens or 0, last_called)
-        for name, count, errors, tokens, last_called in counted
+        for name, count, errors, tokens, last_called in rows
     }
-    times: defaultdict[str, list[int]] = defaultdict(list)
-    for name, _, took in answered(calls, durations):
-        times[name].append(took)
-    for name in times.keys() & found.keys():
-        found[name].p50_ms = percentile(times[name], 0.5)
-        found[name].p95_ms = percentile(times[name], 0.95)
-    return found
+    milliseconds: defaultdict[str, list[int]] = defaultdict(list)
+    for name, _, duration in answered_calls(calls, durations):
+        milliseconds[name].append(duration)
+    for name in milliseconds.keys() & usage.keys():
+        usage[name].p50_ms = percentile(milliseconds[name], 0.5)
+        usage[name].p95_ms = percentile(milliseconds[name], 0.95)
+    return usage
 
 
-def tool_usage(wanted: UsageFilter, tool: str = "") -> list[ToolUsage]:
-    """Return the usage of each tool by name, with how often it was loaded."""
-    calls, loads = wanted.calls(), wanted.events(EventKind.LOADED)
+def tool_usage(filters: UsageFilter, tool: str = "") -> list[ToolUsage]:
+    """Return the usage of each tool, including loads, sorted by name."""
+    calls, loads = filters.calls(), filters.events(EventKind.LOADED)
     if tool:
         calls, loads = calls.filter(tool_name=tool), loads.filter(details__contains=tool)
-    found = by_tool(calls, DURATIONS if tool else SAMPLE)
-    for name, count in _load_counts(loads).items():
+    usage = count_by_tool(calls, DURATIONS if tool else SAMPLE)
+    for name, count in _count_loads(loads).items():
         if not tool or name == tool:
-            found.setdefault(name, ToolUsage(name)).loads = count
-    return [found[name] for name in sorted(found)]
+            usage.setdefault(name, ToolUsage(name)).loads = count
+    return [usage[name] for name in sorted(usage)]
 
 
-def answered(calls: QuerySet[Call], most: int) -> Iterator[tuple[str, datetime, int]]:
-    """Yield name, start and milliseconds of calls that a server answered, newest first."""
+def answered_calls(calls: QuerySet[Call], limit: int) -> Iterator[tuple[str, datetime, int]]:
+    """Yield tool name, start and milliseconds of calls that a server answered, newest first."""
     rows = calls.filter(sent_at__isnull=False, finished_at__isnull=False).order_by("-accepted_at")
-    # As text, which PostgreSQL ends with +00: Django takes ten times as long to read SQLite's.
+    # As text, to which PostgreSQL appends +00: Django parses SQLite timestamps ten times slower.
     times = [Cast(name, CharField()) for name in ("accepted_at", "finished_at")]
-    for name, *texts in rows.values_list("tool_name", *times)[:most]:
+    for name, *texts in rows.values_list("tool_name", *times)[:limit]:
         start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts)
         yield name, start, round((end - start).total_seconds() * 1000)
 
 
-def _load_counts(events: QuerySet[Event]) -> Counter[str]:
+def _count_loads(events: QuerySet[Event]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for details in events.order_by("-pk").values_list("details", flat=True)[:SAMPLE]:
         counts.update(read_names(read_object(details), "names"))
@@ -137,72 +136,72 @@ def _load_counts(events: QuerySet[Event]) -> Counter[str]:
 # --- Over time ----------------------------------------------------------------------------------
 
 
-def usage_report(wanted: UsageFilter) -> UsageReport:
+def usage_report(filters: UsageFilter) -> UsageReport:
     """Count calls and errors by bucket and by tool."""
     calls: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     for bucket, count, failed in (
-        _by_bucket(wanted)
+        _by_bucket(filters)
         .values_list("bucket")
         .annotate(n=Count("pk"), failed=Count("pk", filter=FAILED))
     ):
         calls[bucket], errors[bucket] = count, failed
-    tools = by_tool(wanted.calls(), DURATIONS)
+    tools = count_by_tool(filters.calls(), DURATIONS)
     return UsageReport(
-        buckets=_buckets(wanted, calls, errors),
-        tools=_sorted(tools.values(), wanted.sort),
+        buckets=_buckets(filters, calls, errors),
+        tools=_sort_tools(tools.values(), filters.sort),
         calls=calls.total(),
         errors=errors.total(),
-        unknown_tools=calls.total() - sum(one.calls for one in tools.values()),
+        unknown_tools=calls.total() - sum(tool.calls for tool in tools.values()),
     )
 
 
-def add_trends(wanted: UsageFilter, tools: Sequence[ToolUsage]) -> None:
-    """Fill in how often each of these tools was called in each bucket."""
-    rows = _by_bucket(wanted).filter(tool_name__in=[one.tool_name for one in tools])
+def add_trends(filters: UsageFilter, tools: Sequence[ToolUsage]) -> None:
+    """Set `trend` of each tool: its calls in each bucket."""
+    rows = _by_bucket(filters).filter(tool_name__in=[tool.tool_name for tool in tools])
     counts = {
         (name, bucket): count
         for name, bucket, count in rows.values_list("tool_name", "bucket").annotate(Count("pk"))
     }
-    names = _bucket_names(wanted)
-    for one in tools:
-        one.trend = [counts.get((one.tool_name, name), 0) for name in names]
+    names = _bucket_names(filters)
+    for tool in tools:
+        tool.trend = [counts.get((tool.tool_name, name), 0) for name in names]
 
 
-def _by_bucket(wanted: UsageFilter) -> QuerySet[Any]:
-    # Cutting the database's own text of a time costs less than any function on times.
+def _by_bucket(filters: UsageFilter) -> QuerySet[Any]:
+    # Truncating the timestamp's text is cheaper than any database function on timestamps.
     text = Cast("accepted_at", CharField())
-    return wanted.calls().annotate(bucket=Substr(text, 1, wanted.range.digits))
+    return filters.calls().annotate(bucket=Substr(text, 1, filters.range.digits))
 
 
-def _bucket_names(wanted: UsageFilter) -> list[str]:
-    return [at.strftime("%Y-%m-%d %H")[: wanted.range.digits] for at in wanted.buckets]
+def _bucket_names(filters: UsageFilter) -> list[str]:
+    return [at.strftime("%Y-%m-%d %H")[: filters.range.digits] for at in filters.buckets]
 
 
-def _buckets(wanted: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Bucket]:
-    first, names = recorded_since(), _bucket_names(wanted)
+def _buckets(filters: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Bucket]:
+    first, names = recorded_since(), _bucket_names(filters)
     return [
         Bucket(at, calls[name], errors[name])
-        if first and at + wanted.range.step > first
+        if first and at + filters.range.step > first
         else Bucket(at, None)
-        for at, name in zip(wanted.buckets, names, strict=True)
+        for at, name in zip(filters.buckets, names, strict=True)
     ]
 
 
 def recorded_since() -> datetime | None:
-    """Return when the oldest call in the ledger was made."""
+    """Return the time of the oldest call in the ledger."""
     return Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
 
 
-def _sorted(tools: Iterable[ToolUsage], sort: str) -> list[ToolUsage]:
+def _sort_tools(tools: Iterable[ToolUsage], sort: str) -> list[ToolUsage]:
     keys = {
-        "calls": lambda one: one.calls,
-        "errors": lambda one: (one.error_rate, one.calls),
-        "p50": lambda one: one.p50_ms or 0,
-        "p95": lambda one: one.p95_ms or 0,
-        "tokens": lambda one: one.tokens,
-        "each": lambda one: one.tokens_per_call,
+        "calls": lambda tool: tool.calls,
+        "errors": lambda tool: (tool.error_rate, tool.calls),
+        "p50": lambda tool: tool.p50_ms or 0,
+        "p95": lambda tool: tool.p95_ms or 0,
+        "tokens": lambda tool: tool.tokens,
+        "each": lambda tool: tool.tokens_per_call,
     }
-    by_name = sorted(tools, key=lambda one: one.tool_name, reverse=sort == "-name")
+    by_name = sorted(tools, key=lambda tool: tool.tool_name, reverse=sort == "-name")
     key = keys.get(sort.removeprefix("-"))
     return sorted(by_name, key=key, reverse=sort.startswith("-")) if key else by_name

@@ -1,4 +1,4 @@
-"""The page of use: what earns its place, each table as CSV too, and one click to change it."""
+"""Usage page: calls, preload advice, unmet searches, CSV export, preload changes with undo."""
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
@@ -23,102 +23,105 @@ from sessions_app.usage.tool_usage import Bucket, ToolUsage, UsageReport
 from toolcrib.lib import charts
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
-from toolcrib.lib.request import clean_address, is_htmx_fragment
+from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.text import plural
 
-OFFERED = "usage_undo"  # the act this session may undo next
-CHOICES = 500
+UNDO_SESSION_KEY = "usage_undo"  # the change that the next page offers to undo
+MAX_CHOICES = 500
 Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 
 
 @require_safe
 @operator_required
 def usage(request: HttpRequest) -> HttpResponse:
-    wanted = UsageFilter.read(request.GET)
-    used = tool_usage.usage_report(wanted)
-    page = used.page(offset_of(request.GET, tool_usage.PAGE))
-    tool_usage.add_trends(wanted, page.rows)
+    filters = UsageFilter.read(request.GET)
+    report = tool_usage.usage_report(filters)
+    page = report.page(offset_of(request.GET, tool_usage.PAGE))
+    tool_usage.add_trends(filters, page.rows)
     context: dict[str, Any] = {
-        "wanted": wanted,
-        "ranges": [(key, one.label, key == wanted.within) for key, one in RANGES.items()],
-        "agents": _choices(Agent.objects.values_list("name", flat=True), wanted.agent),
-        "groups": _choices(Group.objects.values_list("group_id", flat=True), wanted.group),
-        "use": used,
+        "filters": filters,
+        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
+        "agents": _choices(Agent.objects.values_list("name", flat=True), filters.agent),
+        "groups": _choices(Group.objects.values_list("group_id", flat=True), filters.group),
+        "report": report,
         "page": page,
-        "shown": page.says("tool"),
+        "shown": page.describe("tool"),
         "durations_read": tool_usage.DURATIONS,
-        "loads_read": preload_advice.LOADS,
-        "often_sessions": preload_advice.OFTEN,
-        "address": clean_address(request).partition("?")[2],
-        "offer": request.session.pop(OFFERED, None),
-        "ever": bool(used.calls) or AgentSession.objects.exists(),
-        "kept_days": preferences.value("keep_sessions_days"),
-        "live": funnels.OPEN_SESSIONS,
-        "searches_read": searches.SEARCHES,
-        **_days(wanted, used),
+        "loads_read": preload_advice.MAX_LOADS,
+        "min_sessions": preload_advice.MIN_SESSIONS,
+        "address": clean_url(request).partition("?")[2],
+        "undo_offer": request.session.pop(UNDO_SESSION_KEY, None),
+        "has_sessions": bool(report.calls) or AgentSession.objects.exists(),
+        "retention_days": preferences.value("keep_sessions_days"),
+        "max_open_sessions": funnels.MAX_OPEN_SESSIONS,
+        "searches_read": searches.MAX_SEARCHES,
+        **_chart_context(filters, report),
     }
-    if context["ever"]:
+    if context["has_sessions"]:
+        called = {tool.tool_name for tool in report.tools}
         context |= {
-            "unused": preload_advice.unused_preloads(wanted, {one.tool_name for one in used.tools}),
-            "often": preload_advice.often_loaded(wanted),
-            "searches": searches.failed_searches(wanted),
-            "funnels": funnels.funnels(wanted),
-            "holding": funnels.outdated_sessions(wanted),
+            "unused": preload_advice.unused_preloads(filters, called),
+            "frequent": preload_advice.frequently_loaded(filters),
+            "searches": searches.failed_searches(filters),
+            "funnels": funnels.funnels(filters),
+            "outdated": funnels.outdated_sessions(filters),
         }
     response = render(request, "sessions_app/usage/usage.html", context)
     if is_htmx_fragment(request):
-        response["HX-Push-Url"] = clean_address(request)
+        response["HX-Push-Url"] = clean_url(request)
     return response
 
 
 def _choices(names: Iterable[str], chosen: str) -> list[str]:
-    listed = list(names)[:CHOICES]
-    return [*listed, chosen] if chosen and chosen not in listed else listed
+    choices = list(names)[:MAX_CHOICES]
+    return [*choices, chosen] if chosen and chosen not in choices else choices
 
 
-def _days(wanted: UsageFilter, used: UsageReport) -> dict[str, Any]:
-    drawn = [None if day.calls is None else (day.calls, day.errors) for day in used.buckets]
+def _chart_context(filters: UsageFilter, report: UsageReport) -> dict[str, Any]:
+    buckets = report.buckets
+    bars = [None if bucket.calls is None else (bucket.calls, bucket.errors) for bucket in buckets]
     return {
-        "chart": charts.day_bars(drawn),
-        "finding": finding(used.buckets, wanted.range.bucket),
-        "first_label": _moment(used.buckets[0], wanted),
-        "last_label": _moment(used.buckets[-1], wanted),
+        "chart": charts.day_bars(bars),
+        "chart_summary": summarize_calls(buckets, filters.range.bucket),
+        "first_label": _axis_label(buckets[0], filters),
+        "last_label": _axis_label(buckets[-1], filters),
     }
 
 
-def _moment(day: Bucket, wanted: UsageFilter) -> str:
-    if wanted.range.bucket == "hour":
-        return f"{day.at:%H:%M} UTC"
-    return f"{day.at.day} {day.at:%b}"
+def _axis_label(bucket: Bucket, filters: UsageFilter) -> str:
+    if filters.range.bucket == "hour":
+        return f"{bucket.at:%H:%M} UTC"
+    return f"{bucket.at.day} {bucket.at:%b}"
 
 
-def finding(days: Sequence[Bucket], bucket: str) -> str:
-    """Say in a sentence what the bars show: how much went wrong, and when most of it."""
-    calls = sum(day.calls or 0 for day in days)
-    errors = sum(day.errors for day in days)
+def summarize_calls(buckets: Sequence[Bucket], unit: str) -> str:
+    """Return one sentence on the chart: total and failed calls, and when most occurred."""
+    calls = sum(bucket.calls or 0 for bucket in buckets)
+    errors = sum(bucket.errors for bucket in buckets)
     if not calls:
-        return "No agent called a tool in this time."
-    busy = [day for day in days if day.calls]
-    busiest = max(busy, key=lambda day: day.calls or 0)
-    most = "all of them" if len(busy) == 1 else "most of them"
-    said = f"{calls:,} call{'' if calls == 1 else 's'}, {most} {_when(busiest, bucket)}"
+        return "No calls in this time range."
+    busy = [bucket for bucket in buckets if bucket.calls]
+    busiest = max(busy, key=lambda bucket: bucket.calls or 0)
+    share_of_calls = "all" if len(busy) == 1 else "most"
+    summary = f"{plural(calls, 'call')}, {share_of_calls} {_describe_time(busiest, unit)}"
     if not errors:
-        return f"{said}; none went wrong."
-    share = 100 * errors / calls
-    rate = f"{share:.1f} %" if share < 10 else f"{share:.0f} %"
-    worst = max(days, key=lambda day: day.errors)
+        return f"{summary}; none failed."
+    percent = 100 * errors / calls
+    rate = f"{percent:.1f}%" if percent < 10 else f"{percent:.0f}%"
+    worst = max(buckets, key=lambda bucket: bucket.errors)
     if worst is busiest:
-        return f"{said}; {errors:,} went wrong ({rate})."
+        return f"{summary}; {errors:,} failed ({rate})."
     return (
-        f"{said}; {errors:,} went wrong ({rate}), most of these {_when(worst, bucket)} "
+        f"{summary}; {errors:,} failed ({rate}), most {_describe_time(worst, unit)} "
         f"({worst.errors:,} of {worst.calls or 0:,})."
     )
 
 
-def _when(day: Bucket, bucket: str) -> str:
-    if bucket == "hour":
-        return f"in the hour from {day.at:%H:%M} UTC"
-    return f"on {day.at:%A} {day.at.day} {day.at:%B}"
+def _describe_time(bucket: Bucket, unit: str) -> str:
+    if unit == "hour":
+        return f"in the hour from {bucket.at:%H:%M} UTC"
+    return f"on {bucket.at:%A} {bucket.at.day} {bucket.at:%B}"
 
 
 # --- CSV ----------------------------------------------------------------------------------------
@@ -128,77 +131,77 @@ def _when(day: Bucket, bucket: str) -> str:
 @operator_required
 def usage_csv(request: HttpRequest, table: str) -> HttpResponse:
     if table not in TABLES:
-        raise NotFound("There is no table of this name.", hint="The page of use links them all.")
-    wanted = UsageFilter.read(request.GET)
-    head, rows = TABLES[table](wanted)
+        raise NotFound("Table not found.", hint="Use a CSV link on the usage page.")
+    filters = UsageFilter.read(request.GET)
+    header, rows = TABLES[table](filters)
     response = HttpResponse(content_type="text/csv; charset=utf-8")
-    name = f"toolcrib-{table}-{wanted.within}.csv"
+    name = f"toolcrib-{table}-{filters.within}.csv"
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     writer = csv.writer(response)
-    writer.writerow(head)
-    writer.writerows([harmless(cell) for cell in row] for row in rows)
+    writer.writerow(header)
+    writer.writerows([escape_formula(cell) for cell in row] for row in rows)
     return response
 
 
-def harmless(cell: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula."""
+def escape_formula(cell: object) -> object:
+    """Return a CSV cell that no spreadsheet evaluates as a formula."""
     if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{cell}"
     return "" if cell is None else cell
 
 
-def _days_table(wanted: UsageFilter) -> Table:
+def _days_table(filters: UsageFilter) -> Table:
     rows = (
-        (day.at.isoformat(), day.calls, day.errors)
-        for day in tool_usage.usage_report(wanted).buckets
+        (bucket.at.isoformat(), bucket.calls, bucket.errors)
+        for bucket in tool_usage.usage_report(filters).buckets
     )
-    return (wanted.range.bucket, "calls", "errors"), rows
+    return (filters.range.bucket, "calls", "errors"), rows
 
 
-def _tools_table(wanted: UsageFilter) -> Table:
-    head = ("tool", "calls", "errors", "error_percent", "p50_ms", "p95_ms", "tokens", "each")
-    return head, map(_tool_cells, tool_usage.usage_report(wanted).tools)
+def _tools_table(filters: UsageFilter) -> Table:
+    header = ("tool", "calls", "errors", "error_percent", "p50_ms", "p95_ms", "tokens", "each")
+    return header, map(_tool_cells, tool_usage.usage_report(filters).tools)
 
 
-def _tool_cells(one: ToolUsage) -> Sequence[object]:
-    counted = (one.tool_name, one.calls, one.errors, round(one.error_rate, 2))
-    return (*counted, one.p50_ms, one.p95_ms, one.tokens, one.tokens_per_call)
+def _tool_cells(tool: ToolUsage) -> Sequence[object]:
+    counts = (tool.tool_name, tool.calls, tool.errors, round(tool.error_rate, 2))
+    return (*counts, tool.p50_ms, tool.p95_ms, tool.tokens, tool.tokens_per_call)
 
 
-def _unused_table(wanted: UsageFilter) -> Table:
-    rows = preload_advice.unused_preloads(wanted, most=None).places
+def _unused_table(filters: UsageFilter) -> Table:
+    rows = preload_advice.unused_preloads(filters, limit=None).candidates
     return ("tool", "group", "tokens"), (
-        (one.tool.public_name, one.group.group_id, one.tokens) for one in rows
+        (row.tool.public_name, row.group.group_id, row.tokens) for row in rows
     )
 
 
-def _often_table(wanted: UsageFilter) -> Table:
-    rows = preload_advice.often_loaded(wanted, most=None)
+def _frequent_table(filters: UsageFilter) -> Table:
+    rows = preload_advice.frequently_loaded(filters, limit=None)
     return ("tool", "group", "sessions", "share_percent", "tokens"), (
-        (one.tool.public_name, one.group.group_id, one.sessions, one.share, one.tokens)
-        for one in rows
+        (row.tool.public_name, row.group.group_id, row.sessions, row.share, row.tokens)
+        for row in rows
     )
 
 
-def _asked_table(rows: Iterable[FailedSearch]) -> Table:
+def _search_table(rows: Iterable[FailedSearch]) -> Table:
     return ("asked", "strategy", "times", "last_at"), (
-        (one.asked, one.strategy, one.times, one.last_at.isoformat()) for one in rows
+        (row.asked, row.strategy, row.times, row.last_at.isoformat()) for row in rows
     )
 
 
-def _funnel_table(wanted: UsageFilter) -> Table:
-    rows = funnels.funnels(wanted, most=None)
+def _funnel_table(filters: UsageFilter) -> Table:
+    rows = funnels.funnels(filters, limit=None)
     return ("agent", "sessions", "searched", "then_loaded", "then_called", "called_unsearched"), (
-        (one.agent, one.sessions, one.searched, one.loaded, one.called, one.unsearched)
-        for one in rows
+        (row.agent, row.sessions, row.searched, row.loaded, row.called, row.unsearched)
+        for row in rows
     )
 
 
-def _old_table(wanted: UsageFilter) -> Table:
+def _outdated_table(filters: UsageFilter) -> Table:
     return ("session", "agent", "last_used", "tool"), (
-        (one.session.session_id, one.session.agent.name, one.session.last_used_at.isoformat(), name)
-        for one in funnels.outdated_sessions(wanted, most=None)
-        for name in one.names
+        (row.session.session_id, row.session.agent.name, row.session.last_used_at.isoformat(), name)
+        for row in funnels.outdated_sessions(filters, limit=None)
+        for name in row.names
     )
 
 
@@ -206,37 +209,43 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "days": _days_table,
     "tools": _tools_table,
     "unused": _unused_table,
-    "often": _often_table,
-    "lost": lambda wanted: _asked_table(
-        searches.failed_searches(wanted, most=None).without_results
+    "often": _frequent_table,
+    "lost": lambda filters: _search_table(
+        searches.failed_searches(filters, limit=None).without_results
     ),
-    "astray": lambda wanted: _asked_table(searches.failed_searches(wanted, most=None).abandoned),
+    "astray": lambda filters: _search_table(
+        searches.failed_searches(filters, limit=None).abandoned
+    ),
     "funnel": _funnel_table,
-    "old": _old_table,
+    "old": _outdated_table,
 }
 
 
-# --- Changing what does not earn its place ------------------------------------------------------
+# --- Preload changes ----------------------------------------------------------------------------
 
 
-def _back(request: HttpRequest, anchor: str) -> str:
-    # Only the query is taken from the form: the address stays ours.
+def _return_url(request: HttpRequest, anchor: str) -> str:
+    # Only the query string comes from the form, so the redirect stays on this page.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return f"{reverse('usage')}{'?' if query else ''}{query}#{anchor}"
 
 
-def _act(request: HttpRequest, act: Callable[[], GroupWrite], words: str) -> None:
+def _apply(
+    request: HttpRequest, write: Callable[[], GroupWrite], sentence: str, *, action: str = "Undo"
+) -> None:
+    """Apply a change and offer to reverse it; `action` labels the button, Undo or Redo."""
     try:
-        done = act()
+        result = write()
     except ToolcribError as error:
         messages.error(request, error.sentence)
         return
-    if done.entry is None:
-        messages.info(request, "Nothing changed: it stood so already.")
+    if result.entry is None:
+        messages.info(request, "No changes: already set.")
         return
-    request.session[OFFERED] = {
-        "entry": done.entry.pk,
-        "sentence": words,
+    request.session[UNDO_SESSION_KEY] = {
+        "entry": result.entry.pk,
+        "sentence": sentence,
+        "action": action,
         "address": request.POST.get("address", "")[:2000],
     }
 
@@ -244,27 +253,31 @@ def _act(request: HttpRequest, act: Callable[[], GroupWrite], words: str) -> Non
 @require_POST
 @admin_required
 def set_preload(request: HttpRequest) -> HttpResponse:
-    """Give a tool of a group on demand, or from the start."""
+    """Set whether a group preloads a tool."""
     on = request.POST.get("on") == "1"
     group_id, name = request.POST.get("group", ""), request.POST.get("tool", "")
 
-    def act() -> GroupWrite:
+    def write() -> GroupWrite:
         group, tools = group_writes.find_group(group_id), group_writes.find_tools([name])
         return group_writes.set_preload(group, tools, on, actor=actor_of(request))
 
-    given = "preloaded" if on else "given on demand"
-    _act(request, act, f"{name} in {group_id} is {given} in new sessions.")
-    return redirect(_back(request, "often" if on else "unused"))
+    mode = "preloaded" if on else "on demand"
+    _apply(request, write, f"{name} in {group_id} is {mode} in new sessions.")
+    return redirect(_return_url(request, "often" if on else "unused"))
 
 
 @require_POST
 @admin_required
 def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
-    def act() -> GroupWrite:
+    def write() -> GroupWrite:
         entry = AuditEntry.objects.filter(pk=entry_id).first()
         if entry is None:
-            raise NotFound("There is no such act to undo.", hint="The audit log has them all.")
+            raise NotFound("Change not found.", hint="See the audit log for recorded changes.")
         return group_undo.undo(entry, actor=actor_of(request))
 
-    _act(request, act, "Undone.")
-    return redirect(_back(request, "unused"))
+    # Undoing an undo is a redo.
+    if request.POST.get("redo") == "1":
+        _apply(request, write, "Redone.")
+    else:
+        _apply(request, write, "Undone.", action="Redo")
+    return redirect(_return_url(request, "unused"))

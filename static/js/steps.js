@@ -1,38 +1,38 @@
-// [data-steps]: a session's timeline beside #step, the chosen one. j and k choose the step they
-// move to; [data-blocks] moves between its arguments and its result.
+// Keyboard navigation of a session's timeline: j and k select the step in [data-steps] they move
+// to, which #step then shows; [data-blocks] moves the focus between its arguments and result.
 function steps() {
   return document.querySelector("[data-steps]");
 }
 
-function chosenLink() {
+function selectedLink() {
   const number = document.getElementById("step")?.dataset.shown;
   return number && steps()?.querySelector(`[data-step="${CSS.escape(number)}"]`);
 }
 
-function movesByKey(event) {
-  const busy = event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]");
+function isMoveKey(event) {
+  const blocked = event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]");
   const typing = event.target.matches("input, textarea, select");
-  return (event.key === "j" || event.key === "k") && !busy && !typing
+  return (event.key === "j" || event.key === "k") && !blocked && !typing
     && document.documentElement.dataset.keys !== "off";
 }
 
-// Before the global keys: they start from the row that has the focus.
+// Runs before the global shortcuts, which move from the focused row.
 document.addEventListener("keydown", (event) => {
-  if (!movesByKey(event) || steps()?.contains(document.activeElement)) return;
-  chosenLink()?.focus();
+  if (!isMoveKey(event) || steps()?.contains(document.activeElement)) return;
+  selectedLink()?.focus();
 }, true);
 
-// After them: the row they went to is chosen.
+// Runs after them: select the row they moved to.
 document.addEventListener("keydown", (event) => {
-  if (!movesByKey(event)) return;
+  if (!isMoveKey(event)) return;
   const link = document.activeElement?.closest("[data-step]");
-  if (link && link !== chosenLink()) link.click();
+  if (link && link !== selectedLink()) link.click();
 });
 
 document.addEventListener("htmx:afterSettle", (event) => {
   if (event.detail.target.id !== "step" && event.target.id !== "step") return;
   for (const link of steps().querySelectorAll("[aria-current]")) link.removeAttribute("aria-current");
-  const link = chosenLink();
+  const link = selectedLink();
   link?.setAttribute("aria-current", "true");
   if (document.activeElement === document.body) link?.focus({ preventScroll: true });
   const narrow = matchMedia("(max-width: 1099px)").matches;
@@ -41,9 +41,9 @@ document.addEventListener("htmx:afterSettle", (event) => {
 });
 
 document.addEventListener("click", (event) => {
-  const part = event.target.closest("[data-blocks]")?.closest("#step");
-  if (!part) return;
-  const blocks = [...part.querySelectorAll("pre")];
+  const step = event.target.closest("[data-blocks]")?.closest("#step");
+  if (!step) return;
+  const blocks = [...step.querySelectorAll("pre")];
   const next = blocks[(blocks.indexOf(document.activeElement) + 1) % blocks.length];
   next?.focus();
   next?.scrollIntoView({ block: "nearest" });

@@ -1,4 +1,4 @@
-"""The search playground: the agent's own answer, why each tool is there, and what is hidden."""
+"""Search playground: the agent's own response, explanations and unavailable tools."""
 
 import html
 import json
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
-def settled():
-    """Embeddings are off here; who asks first is told that the model is being loaded."""
+def loaded_model():
+    """Load the model: embeddings are off here, but the first search reports that it is loading."""
     vector_store.model.load()
 
 
 def text_of(response):
-    """A page as people read it."""
+    """Return the visible text of a page."""
     body = response.content.decode().replace("<wbr>", "")
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
@@ -37,11 +37,11 @@ def tool(name):
     return Tool.objects.get(public_name=name)
 
 
-# --- The agent's own answer ---------------------------------------------------------------------
+# --- The agent's own response -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("asked", "sent"),
+    ("params", "arguments"),
     [
         (PlaygroundQuery(query="create issue"), {"query": "create issue"}),
         (PlaygroundQuery(query="code", limit=1), {"query": "code", "limit": 1}),
@@ -51,20 +51,20 @@ def tool(name):
         (PlaygroundQuery(query="zzzqqq"), {"query": "zzzqqq"}),
     ],
 )
-def test_the_answer_is_what_a_new_session_of_the_agent_is_given(scout, asked, sent):
-    tried = playground_search.run_query(PlaygroundQuery(**{**vars(asked), "agent": "scout"}))
+def test_the_response_is_that_of_a_new_session_of_the_agent(scout, params, arguments):
+    result = playground_search.run_query(PlaygroundQuery(**{**vars(params), "agent": "scout"}))
 
-    assert tried.answer == scout.open().search(**sent).json
+    assert result.answer == scout.open().search(**arguments).json
 
 
-def test_what_an_agent_has_at_once_is_loaded_in_its_answer(github, slack):
+def test_preloaded_tools_are_marked_as_loaded_in_the_response(github, slack):
     group_writes.set_preload(github, [tool("github__create_issue")], True, actor=SYSTEM)
     agent = make_agent_client("sorter", mode="deferred")
 
-    told = playground_search.run_query(PlaygroundQuery(query="create issue", agent="sorter")).answer
+    result = playground_search.run_query(PlaygroundQuery(query="create issue", agent="sorter"))
 
-    assert told == agent.open().search("create issue").json
-    assert told["tools"][0]["loaded"]
+    assert result.answer == agent.open().search("create issue").json
+    assert result.answer["tools"][0]["loaded"]
 
 
 def test_nothing_is_recorded(scout, admin, page_of):
@@ -74,70 +74,70 @@ def test_nothing_is_recorded(scout, admin, page_of):
     assert not AgentSession.objects.exists()
 
 
-def test_without_an_agent_it_is_one_with_every_group(github, slack):
-    found = playground_search.run_query(PlaygroundQuery(query="search_code"))
+def test_without_an_agent_all_groups_are_searched(github, slack):
+    result = playground_search.run_query(PlaygroundQuery(query="search_code"))
 
-    assert {hit.name for hit in found.hits} >= {"github__search_code", "slack__search_code"}
-    assert found.tools == 7
+    assert {hit.name for hit in result.hits} >= {"github__search_code", "slack__search_code"}
+    assert result.tool_count == 7
 
 
-def test_an_agent_finds_what_is_in_its_groups_and_nothing_else(github, slack):
+def test_an_agent_finds_only_tools_in_its_groups(github, slack):
     make_agent_client("poster", "mcp:slack")
 
-    found = playground_search.run_query(PlaygroundQuery(query="search code", agent="poster"))
+    result = playground_search.run_query(PlaygroundQuery(query="search code", agent="poster"))
 
-    assert [hit.name for hit in found.hits] == ["slack__search_code"]
-    assert found.tools == 2
+    assert [hit.name for hit in result.hits] == ["slack__search_code"]
+    assert result.tool_count == 2
 
 
 @pytest.mark.parametrize(
-    ("query", "mode", "words"),
+    ("query", "mode", "message"),
     [
         ("x" * 501, "words", "at most 500"),
         ("(?=a)", "regex", "Look-ahead"),
         ("x" * 201, "regex", "at most 200"),
-        ("(", "regex", "not a regular expression"),
+        ("(", "regex", "not a valid regular expression"),
     ],
 )
-def test_what_an_agent_would_be_refused_is_refused_with_the_same_reason(
-    github, admin, page_of, query, mode, words
+def test_a_query_rejected_for_agents_is_rejected_with_the_same_message(
+    github, admin, page_of, query, mode, message
 ):
-    shown = page_of(admin, "/search", data={"q": query, "mode": mode})
+    page = page_of(admin, "/search", data={"q": query, "mode": mode})
 
-    assert shown.status_code == 200
-    assert words in text_of(shown)
-    assert "An agent is answered with status" in text_of(shown)
+    assert page.status_code == 200
+    assert message in text_of(page)
+    assert "Agents receive HTTP" in text_of(page)
 
 
 @pytest.mark.parametrize(
     "query", ["¿?¡!…", "Erstelle ein Ticket", "créer un ticket", "创建问题", "\u202e", "a" * 500]
 )
 @pytest.mark.parametrize("mode", ["words", "regex"])
-def test_any_text_is_answered(github, admin, page_of, query, mode):
+def test_any_text_is_accepted(github, admin, page_of, query, mode):
     assert page_of(admin, "/search", data={"q": query, "mode": mode}).status_code == 200
 
 
-def test_odd_addresses_are_read_as_the_default(github, admin, page_of):
-    odd = {"q": "issue", "limit": "many", "strategy": "magic", "mode": "x", "agent": ""}
+def test_invalid_parameters_are_ignored(github, admin, page_of):
+    invalid = {"q": "issue", "limit": "many", "strategy": "magic", "mode": "x", "agent": ""}
 
-    shown = page_of(admin, "/search", data=odd)
+    page = page_of(admin, "/search", data=invalid)
 
-    assert shown.context["asked"] == PlaygroundQuery(query="issue")
-    assert page_of(admin, "/search?q=issue&limit=900").context["asked"].limit == 50
-    assert "There is no agent of this name" in text_of(page_of(admin, "/search?q=a&agent=nobody"))
-
-
-# --- Why ----------------------------------------------------------------------------------------
+    assert page.context["params"] == PlaygroundQuery(query="issue")
+    assert page_of(admin, "/search?q=issue&limit=900").context["params"].limit == 50
+    assert "Agent not found." in text_of(page_of(admin, "/search?q=a&agent=nobody"))
 
 
-def test_the_words_that_matched_are_marked_in_the_name_and_in_the_text(github, admin, page_of):
+# --- Explanations -------------------------------------------------------------------------------
+
+
+def test_matched_words_are_highlighted_in_the_name_and_the_description(github, admin, page_of):
     shown = page_of(admin, "/search?q=create+issues").content.decode()
 
     assert "github__<mark>create</mark>_<mark>issue</mark></a>" in shown
     assert "<mark>Create</mark> an <mark>issue</mark> in a repository." in shown
 
 
-def test_what_a_pattern_matched_is_marked():
+def test_matches_of_a_pattern_are_highlighted():
     assert playground_search.highlight_pattern("create_issue", "ISS..") == [
         (False, "create_"),
         (True, "issue"),
@@ -151,7 +151,7 @@ def test_what_a_pattern_matched_is_marked():
     assert playground_search.highlight_pattern("ab", "x*") == [(False, "ab")]
 
 
-def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_of):
+def test_markup_in_a_description_and_in_a_query_is_escaped(github, admin, page_of):
     fold(
         github.follows,
         tool_object("danger", description="Search <script>alert(1)</script> & <b>issues</b>."),
@@ -164,85 +164,88 @@ def test_markup_in_a_description_and_in_a_query_stays_text(github, admin, page_o
     assert "<img" not in shown
 
 
-def test_each_result_has_its_rank_its_cost_and_its_reasons(github, admin, page_of):
+def test_each_result_has_its_rank_cost_and_reasons(github, admin, page_of):
     first = playground_search.run_query(PlaygroundQuery(query="create issue")).hits[0]
     shown = text_of(page_of(admin, "/search?q=create+issue"))
 
     assert (first.rank, first.name) == (1, "github__create_issue")
     assert first.tokens == tool("github__create_issue").approved.tokens
     assert f"≈{first.tokens} tokens" in shown
-    assert "ms to search" in shown
+    assert "Search time:" in shown
     assert '"status": "success"' in shown
 
 
-# --- What is hidden -----------------------------------------------------------------------------
+# --- Unavailable tools --------------------------------------------------------------------------
 
 
-def why(query, agent=""):
-    return {
-        one.name: one.why
-        for one in playground_search.run_query(PlaygroundQuery(query=query, agent=agent)).hidden
-    }
+def reasons(query, agent=""):
+    result = playground_search.run_query(PlaygroundQuery(query=query, agent=agent))
+    return {tool.name: tool.reason for tool in result.hidden}
 
 
-def test_a_tool_of_other_groups_is_named_with_where_it_is(github, slack):
+def test_a_tool_of_other_groups_is_listed_with_its_groups(github, slack):
     make_agent_client("poster", "mcp:slack")
 
-    assert why("create an issue", "poster")["github__create_issue"] == (
-        "It is not in poster’s groups. It is in mcp:github."
+    assert reasons("create an issue", "poster")["github__create_issue"] == (
+        "Not in the groups of poster. Member of mcp:github."
     )
-    assert why("create_issue", "poster")["github__create_issue"].startswith("It is not in poster’s")
+    assert reasons("create_issue", "poster")["github__create_issue"].startswith(
+        "Not in the groups of poster."
+    )
 
 
-def test_a_tool_in_no_group_is_named_as_nobodys(github, slack):
+def test_a_tool_in_no_group_is_listed_as_unavailable(github, slack):
     group_writes.delete(github, actor=SYSTEM)
 
-    assert why("create_issue") == {
-        "github__create_issue": "It is in no group, so no agent gets it."
+    assert reasons("create_issue") == {
+        "github__create_issue": "Not in any group, so not available to agents."
     }
 
 
-def test_held_missing_waiting_and_disabled_are_told_apart(github, slack):
+def test_hidden_missing_pending_and_disabled_tools_have_different_reasons(github, slack):
     tool_writes.hold(tool("github__get_file"), "Too slow", actor=SYSTEM)
-    assert why("get_file") == {
-        "github__get_file": "github__get_file is held by an admin: Too slow."
+    assert reasons("get_file") == {
+        "github__get_file": "github__get_file is hidden by an admin: Too slow."
     }
 
     server = github.follows
     fold(server, tool_object("list_issues"), allow_removals=True)
-    assert "no longer offered by github" in why("merge_pull")["github__merge_pull"]
+    assert "no longer offered by github" in reasons("merge_pull")["github__merge_pull"]
 
     server.trust = "strict"
     server.save()
     fold(server, tool_object("list_issues"), tool_object("brand_new"), allow_removals=True)
-    assert "before someone approves it" in why("brand_new")["github__brand_new"]
+    assert "until approved" in reasons("brand_new")["github__brand_new"]
 
     slack.follows.enabled = False
     slack.follows.save()
     Revision.bump()
-    assert "is disabled" in why("post_message")["slack__post_message"]
+    assert "is disabled" in reasons("post_message")["slack__post_message"]
 
 
-def test_what_the_agent_has_is_never_called_hidden(scout):
-    assert why("create_issue", "scout") == {}
-    assert why("zzzqqq", "scout") == {}
+def test_available_tools_are_never_listed_as_unavailable(scout):
+    assert reasons("create_issue", "scout") == {}
+    assert reasons("zzzqqq", "scout") == {}
 
 
-def test_no_hit_shows_near_names_and_ways_out(github, slack, admin, page_of):
+def test_no_results_shows_similar_names(github, slack, admin, page_of):
     make_agent_client("poster", "mcp:slack")
 
     shown = page_of(admin, "/search?q=pst_mesage&mode=&agent=poster&server=slack")
 
-    tried = shown.context["tried"]
-    assert "slack__post_message" in [*tried.near, *(hit.name for hit in tried.hits)]
+    result = shown.context["result"]
+    names = [*result.similar_names, *(hit.name for hit in result.hits)]
+    assert "slack__post_message" in names
     assert "pst_mesage" in text_of(shown)
 
 
 # --- The page -----------------------------------------------------------------------------------
 
 
-def test_the_page_begins_with_examples_of_the_persons_own_tools(github, slack, admin, page_of):
-    assert playground_search.examples() == [
+def test_the_page_starts_with_example_queries_from_the_installed_tools(
+    github, slack, admin, page_of
+):
+    assert playground_search.example_queries() == [
         "create an issue in a repository",
         "do post_message for slack",
     ]
@@ -250,21 +253,21 @@ def test_the_page_begins_with_examples_of_the_persons_own_tools(github, slack, a
 
     shown = page_of(admin, "/search")
 
-    assert playground_search.examples()[0] == "read a file"
+    assert playground_search.example_queries()[0] == "read a file"
     assert 'href="?q=read+a+file"' in shown.content.decode()
 
 
-def test_an_installation_without_tools_says_what_to_do(admin, page_of):
-    assert "There is nothing to find yet" in text_of(page_of(admin, "/search"))
+def test_without_tools_the_page_explains_how_to_start(admin, page_of):
+    assert "No tools to search yet" in text_of(page_of(admin, "/search"))
 
 
-def test_every_choice_is_in_the_address_and_comes_back_chosen(scout, admin, page_of):
+def test_every_option_is_in_the_url_and_stays_selected(scout, admin, page_of):
     shown = page_of(
         admin, "/search?q=issue&mode=regex&agent=scout&strategy=bm25&server=github&limit=5"
     )
     body = shown.content.decode()
 
-    for chosen in (
+    for attribute in (
         'value="issue"',
         'value="regex" checked',
         'value="scout" selected',
@@ -272,48 +275,47 @@ def test_every_choice_is_in_the_address_and_comes_back_chosen(scout, admin, page
         'value="github" selected',
         'value="5" selected',
     ):
-        assert chosen in body
+        assert attribute in body
     assert '<form class="ask" id="ask" method="get"' in body
 
 
-def test_while_typing_only_the_results_are_sent_and_the_count_is_announced(github, admin, page_of):
-    part = page_of(admin, "/search?q=issue&agent=&limit=", headers={"HX-Request": "true"})
+def test_htmx_gets_only_the_results_and_the_count_is_announced(github, admin, page_of):
+    fragment = page_of(admin, "/search?q=issue&agent=&limit=", headers={"HX-Request": "true"})
 
-    assert "<html" not in part.content.decode()
-    assert part["HX-Replace-Url"] == "/search?q=issue"
-    found = part.context["tried"].total
-    assert json.loads(part["HX-Trigger"]) == {"announce": f"{found} tools found"}
+    assert "<html" not in fragment.content.decode()
+    assert fragment["HX-Replace-Url"] == "/search?q=issue"
+    total = fragment.context["result"].total
+    assert json.loads(fragment["HX-Trigger"]) == {"announce": f"{total} tools found"}
 
 
-def test_an_operator_searches_and_marks_nothing(github, operator, page_of, client):
+def test_an_operator_searches_but_cannot_set_expected_tools(github, operator, page_of, client):
     shown = page_of(operator, "/search?q=issue&agent=").content.decode()
 
     assert "github__" in shown
-    assert "Mark as right" not in shown
+    assert "Set as expected" not in shown
     for path in ("/search/mark", "/search/load", "/search/golden/run"):
         assert client.post(path).status_code == 403
 
 
-def test_the_api_answers_as_the_page_does(scout, client, operator_token):
-    def ask(path):
-        answer = client.get(f"/api/v1{path}", headers={"Authorization": f"Bearer {operator_token}"})
-        return answer.status_code, json.loads(answer.content)
+def test_the_api_returns_the_same_result_as_the_page(scout, client, operator_token):
+    def get(path):
+        headers = {"Authorization": f"Bearer {operator_token}"}
+        response = client.get(f"/api/v1{path}", headers=headers)
+        return response.status_code, json.loads(response.content)
 
-    status, told = ask("/search?query=create+issue&agent=scout")
+    status, body = get("/search?query=create+issue&agent=scout")
     assert status == 200
-    assert told["answer"] == scout.open().search("create issue").json
-    assert told["why"][0]["name"] == "github__create_issue"
-    assert ask("/search?pattern=(")[1]["error"]["code"] == "invalid_pattern"
-    assert ask("/search?query=a&agent=nobody")[0] == 404
-    assert ask("/search")[0] == 422
+    assert body["answer"] == scout.open().search("create issue").json
+    assert body["why"][0]["name"] == "github__create_issue"
+    assert get("/search?pattern=(")[1]["error"]["code"] == "invalid_pattern"
+    assert get("/search?query=a&agent=nobody")[0] == 404
+    assert get("/search")[0] == 422
 
 
 # --- Test sessions ------------------------------------------------------------------------------
 
 
-def test_a_tool_is_loaded_into_a_session_that_is_there_to_be_looked_at(
-    github, admin, page_of, client
-):
+def test_a_tool_is_loaded_into_a_test_session(github, admin, page_of, client):
     agent = make_agent_client("sorter", mode="deferred").agent
     page_of(admin, "/search")
 
@@ -330,24 +332,24 @@ def test_a_tool_is_loaded_into_a_session_that_is_there_to_be_looked_at(
     assert entry.actor_label == "ada@example.org"
 
 
-def test_a_test_session_holds_what_the_agent_may_have_and_nothing_else(
+def test_a_test_session_rejects_tools_that_are_not_available_to_the_agent(
     github, slack, admin, page_of, client
 ):
     make_agent_client("poster", "mcp:slack")
     page_of(admin, "/search")
 
-    told = client.post(
+    page = client.post(
         "/search/load",
         {"agent": "poster", "tool": "github__create_issue", "address": "q=issue&agent=poster"},
         follow=True,
     )
 
-    assert told.redirect_chain[0][0] == "/search?q=issue&agent=poster"
-    assert "poster does not get" in text_of(told)
+    assert page.redirect_chain[0][0] == "/search?q=issue&agent=poster"
+    assert "is not available to poster." in text_of(page)
     assert not AgentSession.objects.exists()
 
 
-def test_the_page_costs_no_more_with_more_tools(
+def test_the_page_takes_a_fixed_number_of_queries(
     github, admin, page_of, client, django_assert_max_num_queries
 ):
     page_of(admin, "/search?q=issue")
@@ -359,10 +361,10 @@ def test_the_page_costs_no_more_with_more_tools(
         client.get("/search?q=issue&limit=50")
 
 
-def test_a_hint_finds_a_tool_that_its_own_words_do_not(github):
+def test_a_search_alias_finds_a_tool_that_its_description_does_not(github):
     assert not playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25")).hits
 
     hints.add(tool("github__get_file"), "alias", "wombat", actor=SYSTEM)
 
-    found = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
-    assert found.hits[0].name == "github__get_file"
+    result = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
+    assert result.hits[0].name == "github__get_file"

@@ -1,10 +1,10 @@
-"""The fields of a trial: what a form can ask for, and what is left to the JSON."""
+"""Form fields of a tool trial: scalar arguments; others are available as JSON only."""
 
 from sessions_app.playground import try_tool
 from sessions_app.playground.try_tool import Field
 
 
-def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
+def test_scalar_arguments_have_fields_and_others_do_not():
     schema = {
         "properties": {
             "city": {"type": "string", "description": "Where"},
@@ -19,7 +19,7 @@ def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
         },
         "required": ["city", "tags"],
     }
-    assert try_tool.fields(schema) == [
+    assert try_tool.form_fields(schema) == [
         Field("city", "text", "Where", True),
         Field("days", "integer", "", False),
         Field("height", "number", "", False),
@@ -28,10 +28,10 @@ def test_simple_arguments_are_fields_and_others_are_left_to_the_json():
     ]
 
 
-def test_hostile_schemas_have_no_fields_rather_than_an_error():
-    assert try_tool.fields({}) == []
-    assert try_tool.fields({"properties": [], "required": 3}) == []
+def test_malformed_schemas_have_no_fields_instead_of_an_error():
+    assert try_tool.form_fields({}) == []
+    assert try_tool.form_fields({"properties": [], "required": 3}) == []
     names = {"\ud800": {"type": "string"}, "a\nb": {"type": "string"}}
-    assert try_tool.fields({"properties": names}) == []
+    assert try_tool.form_fields({"properties": names}) == []
     many = {f"p{number}": {"type": "string"} for number in range(500)}
-    assert len(try_tool.fields({"properties": many})) == try_tool.FIELDS
+    assert len(try_tool.form_fields({"properties": many})) == try_tool.MAX_FIELDS

@@ -1,4 +1,4 @@
-"""What is read of sessions: the list, the timeline's pages, the export, figures of tools."""
+"""Session queries: the list, the pages of a timeline, the export; usage of tools."""
 
 import json
 from datetime import timedelta
@@ -43,7 +43,7 @@ def scout(db):
     return make_agent("scout")
 
 
-def found(address):
+def list_sessions(address):
     page = review_queries.list_sessions(SessionFilter.read(QueryDict(address)))
     return [row.session for row in page.rows]
 
@@ -51,45 +51,48 @@ def found(address):
 # --- The list -----------------------------------------------------------------------------------
 
 
-def test_sessions_are_found_by_agent_state_errors_and_tool(scout, forecast, purge):
-    calm = make_session(scout)
-    wrong = make_session(scout, state="closed", errors=2)
+def test_sessions_are_filtered_by_agent_state_errors_and_tool(scout, forecast, purge):
+    healthy = make_session(scout)
+    failing = make_session(scout, state="closed", errors=2)
     other = make_session(state="expired")
-    make_call(calm, forecast)
-    make_call(wrong, forecast)
-    make_call(wrong, purge)
+    make_call(healthy, forecast)
+    make_call(failing, forecast)
+    make_call(failing, purge)
 
-    assert found("") == [other, wrong, calm]
-    assert found("agent=scout") == [wrong, calm]
-    assert found("state=open") == [calm]
-    assert found("state=closed&state=expired") == [other, wrong]
-    assert found("errors=1") == [wrong]
-    assert found("tool=weather__get_forecast") == [wrong, calm]
-    assert found("tool=files__purge&agent=scout&state=open") == []
-    assert found("agent=nobody") == []
-    assert found("state=nonsense") == [other, wrong, calm]
-    assert found("agent=%00scout&after=abc&before=99999999999999999999") == [wrong, calm]
+    assert list_sessions("") == [other, failing, healthy]
+    assert list_sessions("agent=scout") == [failing, healthy]
+    assert list_sessions("state=open") == [healthy]
+    assert list_sessions("state=closed&state=expired") == [other, failing]
+    assert list_sessions("errors=1") == [failing]
+    assert list_sessions("tool=weather__get_forecast") == [failing, healthy]
+    assert list_sessions("tool=files__purge&agent=scout&state=open") == []
+    assert list_sessions("agent=nobody") == []
+    assert list_sessions("state=nonsense") == [other, failing, healthy]
+    assert list_sessions("agent=%00scout&after=abc&before=99999999999999999999") == [
+        failing,
+        healthy,
+    ]
 
 
-def test_pages_of_the_list_hold_every_session_once_and_lead_back(scout):
-    made = [make_session(scout) for _ in range(7)][::-1]
+def test_pages_of_the_list_contain_every_session_once_and_link_back(scout):
+    sessions = [make_session(scout) for _ in range(7)][::-1]
 
-    def turn(**cursor):
+    def fetch(**cursor):
         page = review_queries.list_sessions(SessionFilter(**cursor), size=3)
         return [row.session for row in page.rows], page
 
-    first, page = turn()
-    make_session(scout)  # a new one shifts nothing
-    second, page = turn(after=int(page.next_cursor))
-    third, last = turn(after=int(page.next_cursor))
+    first, page = fetch()
+    make_session(scout)  # a new session does not shift the pages
+    second, page = fetch(after=int(page.next_cursor))
+    third, last = fetch(after=int(page.next_cursor))
 
-    assert [first, second, third] == [made[:3], made[3:6], made[6:]]
+    assert [first, second, third] == [sessions[:3], sessions[3:6], sessions[6:]]
     assert (last.next_cursor, bool(last.previous_cursor)) == ("", True)
-    back, _ = turn(before=int(page.previous_cursor))
+    back, _ = fetch(before=int(page.previous_cursor))
     assert back == first
 
 
-def test_a_session_says_what_it_loaded_and_what_that_saved(scout):
+def test_a_session_row_has_its_loads_and_its_savings(scout):
     session = make_session(
         scout,
         tokens_all=10_000,
@@ -106,7 +109,7 @@ def test_a_session_says_what_it_loaded_and_what_that_saved(scout):
     row = review_queries.list_sessions(SessionFilter()).rows[0]
 
     assert row.loaded == 5
-    assert row.spent == 1_000
+    assert row.discovery_tokens == 1_000
     assert review_queries.saved_percent(session) == 90
     assert [part.kind for part in row.bar.segments] == ["preload", "rest"]
     assert review_queries.saved_percent(make_session(tokens_all=0)) is None
@@ -116,7 +119,7 @@ def test_a_session_says_what_it_loaded_and_what_that_saved(scout):
 # --- The timeline -------------------------------------------------------------------------------
 
 
-def test_a_timeline_tells_calls_breaks_and_tokens(scout, forecast):
+def test_a_timeline_has_calls_idle_gaps_and_tokens(scout, forecast):
     start = timezone.now() - timedelta(hours=1)
     session = make_session(scout, started=start, last_used_at=start + timedelta(minutes=41))
     make_event(session, "opened", at=start, tokens=400, mode="deferred", tools=1, groups=["a"])
@@ -128,7 +131,7 @@ def test_a_timeline_tells_calls_breaks_and_tokens(scout, forecast):
 
     assert page.total == 3
     assert [row.step.sentence if row.step else "gap" for row in rows] == [
-        "opened in deferred mode with 1 tool of 1 group",
+        "opened in deferred mode with 1 tool from 1 group",
         "called weather__get_forecast · 900.0 s · ok",
         "gap",
         "closed",
@@ -138,7 +141,7 @@ def test_a_timeline_tells_calls_breaks_and_tokens(scout, forecast):
     assert [round(row.offset) for row in rows if row.step] == [0, 1, 2400]
 
 
-def test_a_later_page_of_a_timeline_keeps_numbers_tokens_and_the_break_before_it(scout):
+def test_a_later_page_of_a_timeline_continues_numbers_tokens_and_the_gap_before_it(scout):
     session = make_session(scout)
     start = session.created_at
     for at in range(5):
@@ -148,7 +151,7 @@ def test_a_later_page_of_a_timeline_keeps_numbers_tokens_and_the_break_before_it
 
     page, rows = review_queries.session_timeline(session, offset=3, size=3)
 
-    assert page.says("step") == "4 to 5 of 5 steps"
+    assert page.describe("step") == "4 to 5 of 5 steps"
     assert rows[0].gap.seconds == 3601
     assert [(row.step.number, row.step.context) for row in rows[1:]] == [(4, 40), (5, 50)]
     assert review_queries.session_timeline(session, offset=900, size=3)[0].first == 3
@@ -170,7 +173,7 @@ def test_a_timeline_costs_the_same_for_few_steps_and_for_many(
     cost(make_session(scout), 230)
 
 
-def test_an_export_holds_all_that_is_kept(scout, forecast, django_assert_max_num_queries):
+def test_an_export_contains_everything_stored(scout, forecast, django_assert_max_num_queries):
     session = make_session(scout, metadata='{"run": 7}', tokens_call=25, catalog="Exact text.")
     child = make_session(scout, parent=session)
     Expansion.objects.create(session=session, group_id="all", names=None, sequence=1)
@@ -190,7 +193,7 @@ def test_an_export_holds_all_that_is_kept(scout, forecast, django_assert_max_num
     make_event(session, "refused", call=make_call(session, state="refused", sent_at=None))
 
     with django_assert_max_num_queries(8):
-        text = json.dumps(review_queries.session_export(session), cls=DjangoJSONEncoder)
+        text = json.dumps(review_queries.export_session(session), cls=DjangoJSONEncoder)
     export = json.loads(text)
 
     assert export["id"] == session.session_id
@@ -208,28 +211,28 @@ def test_an_export_holds_all_that_is_kept(scout, forecast, django_assert_max_num
     assert export["events"][-1]["call"]["definition_sha256"] is None
 
 
-def test_rows_that_nobody_can_parse_are_still_read(scout):
+def test_malformed_rows_are_still_exported(scout):
     session = make_session(scout, metadata="not json")
     make_event(session, "searched", details="[1, 2")
     make_event(session, "loaded", details='"text"')
 
-    export = review_queries.session_export(session)
+    export = review_queries.export_session(session)
 
     assert export["metadata"] == "not json"
     assert [event["sentence"] for event in export["events"]] == [
-        "searched “”: nothing found",
-        "loaded nothing",
+        "searched “”: no results",
+        "loaded no tools",
     ]
 
 
-# --- Figures ------------------------------------------------------------------------------------
+# --- Usage --------------------------------------------------------------------------------------
 
 
 def since():
     return timezone.now() - AGO
 
 
-def test_use_of_tools_counts_calls_errors_durations_tokens_and_loads(scout, forecast, purge):
+def test_tool_usage_counts_calls_errors_durations_tokens_and_loads(scout, forecast, purge):
     session = make_session(scout)
     for ms in range(1, 101):
         make_call(session, forecast, ms=ms, tokens=2)
@@ -240,16 +243,16 @@ def test_use_of_tools_counts_calls_errors_durations_tokens_and_loads(scout, fore
 
     rows = {row.tool_name: row for row in tool_usage(UsageFilter(start=since()))}
 
-    use = rows["weather__get_forecast"]
-    assert (use.calls, use.errors, use.tokens, use.loads) == (102, 2, 200, 2)
-    assert (use.p50_ms, use.p95_ms) == (51, 96)
-    assert use.last_called == last.accepted_at
+    usage = rows["weather__get_forecast"]
+    assert (usage.calls, usage.errors, usage.tokens, usage.loads) == (102, 2, 200, 2)
+    assert (usage.p50_ms, usage.p95_ms) == (51, 96)
+    assert usage.last_called == last.accepted_at
     assert rows["files__purge"] == ToolUsage("files__purge", loads=1)
     assert tool_usage(UsageFilter(start=since()), "files__purge") == [rows["files__purge"]]
     assert tool_usage(UsageFilter(start=since()), "files__pur") == []
 
 
-def test_use_leaves_out_trials_old_calls_other_agents_and_names_no_tool_has(scout, forecast):
+def test_tool_usage_excludes_trials_old_calls_other_agents_and_unknown_tools(scout, forecast):
     session = make_session(scout)
     make_call(None, forecast, path="try", actor="ada")
     make_call(session, forecast, at=timezone.now() - timedelta(days=31))
@@ -260,7 +263,7 @@ def test_use_leaves_out_trials_old_calls_other_agents_and_names_no_tool_has(scou
     assert [row.calls for row in tool_usage(UsageFilter(start=since()))] == [1]
 
 
-def test_searches_in_vain_are_counted_the_most_often_asked_first(scout):
+def test_searches_without_results_are_counted_most_frequent_first(scout):
     session = make_session(scout)
     for _ in range(2):
         make_event(session, "searched", query="send fax", strategy="bm25", total=0, hits=[])
@@ -270,11 +273,11 @@ def test_searches_in_vain_are_counted_the_most_often_asked_first(scout):
     old = timezone.now() - timedelta(days=40)
     make_event(session, "searched", at=old, query="old", total=0)
 
-    lost = failed_searches(UsageFilter(start=since())).without_results
+    rows = failed_searches(UsageFilter(start=since())).without_results
 
-    assert [(one.asked, one.strategy, one.times) for one in lost] == [
+    assert [(row.asked, row.strategy, row.times) for row in rows] == [
         ("“send fax”", "bm25", 2),
-        ("by the pattern “^x”", "regex", 1),
+        ("by pattern “^x”", "regex", 1),
     ]
     assert failed_searches(UsageFilter(start=since(), agent="nobody")).without_results == []
 
@@ -282,19 +285,19 @@ def test_searches_in_vain_are_counted_the_most_often_asked_first(scout):
 # --- The API ------------------------------------------------------------------------------------
 
 
-def ask(path, token):
+def get_usage(path, token):
     headers = {"Authorization": f"Bearer {token}"}
-    answer = Client().get(f"/api/v1/usage{path}", headers=headers)
-    return answer.status_code, json.loads(answer.content)
+    response = Client().get(f"/api/v1/usage{path}", headers=headers)
+    return response.status_code, json.loads(response.content)
 
 
-def test_operators_read_the_use_of_tools_page_by_page(scout, forecast, purge, operator_token):
+def test_operators_read_tool_usage_page_by_page(scout, forecast, purge, operator_token):
     session = make_session(scout)
     make_call(session, forecast)
     make_call(session, purge)
 
-    status, first = ask("/tools?limit=1", operator_token)
-    _, second = ask(f"/tools?limit=1&cursor={first['next_cursor']}", operator_token)
+    status, first = get_usage("/tools?limit=1", operator_token)
+    _, second = get_usage(f"/tools?limit=1&cursor={first['next_cursor']}", operator_token)
 
     assert status == 200
     assert [first["items"][0]["tool_name"], second["items"][0]["tool_name"]] == [
@@ -307,13 +310,13 @@ def test_operators_read_the_use_of_tools_page_by_page(scout, forecast, purge, op
     }  # fmt: skip
 
 
-def test_operators_read_searches_without_result_page_by_page(scout, operator_token):
+def test_operators_read_searches_without_results_page_by_page(scout, operator_token):
     session = make_session(scout)
     for query in ("a", "b"):
         make_event(session, "searched", query=query, total=0)
 
-    _, first = ask("/searches?limit=1", operator_token)
-    _, second = ask(f"/searches?limit=1&cursor={first['next_cursor']}", operator_token)
+    _, first = get_usage("/searches?limit=1", operator_token)
+    _, second = get_usage(f"/searches?limit=1&cursor={first['next_cursor']}", operator_token)
 
     assert [first["items"][0]["asked"], second["items"][0]["asked"]] == ["“a”", "“b”"]
     assert second["next_cursor"] is None
@@ -329,8 +332,8 @@ def test_operators_read_searches_without_result_page_by_page(scout, operator_tok
         "/searches?cursor=x",
     ],
 )
-def test_a_wish_out_of_range_gets_a_sentence(path, operator_token):
-    status, body = ask(path, operator_token)
+def test_a_parameter_out_of_range_gets_an_error_message(path, operator_token):
+    status, body = get_usage(path, operator_token)
 
     assert status == 422
     assert body["error"]["message"].endswith(".")

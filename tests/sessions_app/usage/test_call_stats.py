@@ -1,4 +1,4 @@
-"""How often tools and servers were called, on the lists of both and on a group's board."""
+"""Call counts and latency of tools and servers, on their lists and on the group board."""
 
 from datetime import timedelta
 
@@ -32,35 +32,35 @@ def call_often(tool, times, **fields):
         make_call(session, tool, **fields)
 
 
-def test_calls_of_thirty_days_are_counted_without_trials(weather):
+def test_calls_of_the_last_thirty_days_are_counted_without_trials(weather):
     tool, other = make_tool(weather, "a"), make_tool(weather, "b")
     call_often(tool, 3)
     call_often(tool, 1, state="failed")
     call_often(tool, 1, at=timezone.now() - timedelta(days=31))
     make_call(None, tool, path="try")
 
-    found = call_stats.of_tools([tool.pk, other.pk])
+    stats = call_stats.count_tool_calls([tool.pk, other.pk])
 
-    assert set(found) == {tool.pk}
-    assert (found[tool.pk].calls, found[tool.pk].errors) == (4, 1)
-    assert found[tool.pk].error_rate == 25
+    assert set(stats) == {tool.pk}
+    assert (stats[tool.pk].calls, stats[tool.pk].errors) == (4, 1)
+    assert stats[tool.pk].error_rate == 25
 
 
-def test_a_servers_calls_are_counted_by_the_hour_with_their_p95(weather):
+def test_calls_of_a_server_are_counted_per_hour_with_p95(weather):
     tool = make_tool(weather, "a")
     session, hour = make_session(), timezone.now().replace(minute=0, second=0, microsecond=0)
     for hours, ms in ((0, 10), (0, 20), (3, 500), (25, 9_000)):
         make_call(session, tool, at=hour - timedelta(hours=hours), ms=ms)
 
-    found = call_stats.of_servers([weather.pk])[weather.pk]
+    stats = call_stats.count_server_calls([weather.pk])[weather.pk]
 
-    assert found.hours == [0] * 20 + [1, 0, 0, 2]
-    assert (found.calls, found.p95_ms) == (3, 500)
+    assert stats.hours == [0] * 20 + [1, 0, 0, 2]
+    assert (stats.calls, stats.p95_ms) == (3, 500)
 
 
-def test_a_server_without_calls_has_no_latency_rather_than_none(weather):
-    found = call_stats.of_servers([weather.pk])
-    assert weather.pk not in found
+def test_a_server_without_calls_is_omitted(weather):
+    stats = call_stats.count_server_calls([weather.pk])
+    assert weather.pk not in stats
 
 
 def test_the_lists_show_calls_errors_and_latency(weather, signed_in):
@@ -75,7 +75,7 @@ def test_the_lists_show_calls_errors_and_latency(weather, signed_in):
     assert "50.0 % errors" in tools
 
 
-def test_never_used_is_a_filter_in_the_address(weather, signed_in):
+def test_never_called_is_a_filter_in_the_url(weather, signed_in):
     tool, tried = make_tool(weather, "used"), make_tool(weather, "tried")
     call_often(tool, 1)
     make_call(None, tried, path="try")
@@ -83,8 +83,8 @@ def test_never_used_is_a_filter_in_the_address(weather, signed_in):
     page = signed_in.get("/tools?unused=1")
 
     assert [row.tool.public_name for row in page.context["rows"]] == ["weather__tried"]
-    chosen = page.content.decode()
-    assert '<input type="checkbox" name="unused" value="1" checked>' in chosen
+    html = page.content.decode()
+    assert '<input type="checkbox" name="unused" value="1" checked>' in html
 
 
 # --- The board ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def test_never_used_is_a_filter_in_the_address(weather, signed_in):
 
 def suggested(signed_in):
     board = signed_in.get("/groups/research").context["board"]
-    return [(row.name, row.calls) for row in board.suggested]
+    return [(row.name, row.calls) for row in board.suggestions]
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def research(weather):
     return group
 
 
-def test_over_budget_the_costliest_of_the_rarely_called_are_suggested(signed_in, research):
+def test_over_budget_the_most_expensive_rarely_called_tools_are_suggested(signed_in, research):
     call_often(Tool.objects.get(name="d"), 5)
     call_often(Tool.objects.get(name="c"), 4)
 
@@ -115,7 +115,7 @@ def test_over_budget_the_costliest_of_the_rarely_called_are_suggested(signed_in,
     assert "never called in 30 days" in page
 
 
-def test_where_all_preloads_are_called_often_none_is_suggested(signed_in, research):
+def test_frequently_called_preloads_are_not_suggested(signed_in, research):
     for tool in Tool.objects.all():
         call_often(tool, 5)
 

@@ -1,4 +1,4 @@
-"""The page of use: what it counts, what it advises, who may act on it, what it costs."""
+"""Usage page: counts, preload advice, permissions, CSV files, query counts."""
 
 import csv
 import io
@@ -68,7 +68,7 @@ def as_operator(client, operator):
     return client
 
 
-def wanted(address=""):
+def filters(address=""):
     return UsageFilter.read(QueryDict(address))
 
 
@@ -94,11 +94,11 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
     make_call(None, forecast, path="try")
     make_call(session, forecast, at=timezone.now() - timedelta(days=31))
 
-    used = tool_usage.usage_report(wanted())
+    report = tool_usage.usage_report(filters())
 
-    assert (used.calls, used.errors, used.unknown_tools) == (6, 3, 1)
-    assert [(one.calls, one.errors) for one in used.buckets[-2:]] == [(1, 1), (5, 2)]
-    first = used.tools[0]
+    assert (report.calls, report.errors, report.unknown_tools) == (6, 3, 1)
+    assert [(bucket.calls, bucket.errors) for bucket in report.buckets[-2:]] == [(1, 1), (5, 2)]
+    first = report.tools[0]
     assert (first.tool_name, first.calls, first.errors, first.tokens) == (
         "weather__get_forecast", 4, 1, 60
     )  # fmt: skip
@@ -108,32 +108,31 @@ def test_calls_errors_and_tokens_are_counted_by_day_and_by_tool(scout, forecast,
         200,
         900,
     )
-    tool_usage.add_trends(wanted(), used.tools)
+    tool_usage.add_trends(filters(), report.tools)
     assert first.trend[-3:] == [0, 1, 3]
-    assert [one.tool_name for one in used.tools] == [
+    assert [tool.tool_name for tool in report.tools] == [
         "weather__get_forecast",
         "weather__sound_alarm",
     ]
 
 
-def test_time_before_anything_was_recorded_is_a_gap_and_not_zero(scout, forecast):
+def test_buckets_before_the_first_recorded_call_have_no_count(scout, forecast):
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=2))
 
-    days = tool_usage.usage_report(wanted("range=7d")).buckets
+    buckets = tool_usage.usage_report(filters("range=7d")).buckets
 
-    assert [day.calls for day in days] == [None, None, None, None, 1, 0, 0]
+    assert [bucket.calls for bucket in buckets] == [None, None, None, None, 1, 0, 0]
 
 
-def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecast):
+def test_the_report_is_filtered_by_range_agent_and_group(scout, forecast):
     ticket = make_tool(make_server(slug="desk"), "open_ticket")
     make_call(make_session(scout), forecast)
     make_call(make_session(make_agent("drifter")), ticket)
     make_call(make_session(scout), forecast, at=timezone.now() - timedelta(days=5))
 
     def names(address):
-        return [
-            (one.tool_name, one.calls) for one in tool_usage.usage_report(wanted(address)).tools
-        ]
+        report = tool_usage.usage_report(filters(address))
+        return [(tool.tool_name, tool.calls) for tool in report.tools]
 
     both = [("desk__open_ticket", 1), ("weather__get_forecast", 2)]
     assert sorted(names("")) == both
@@ -141,7 +140,7 @@ def test_the_range_the_agent_and_the_group_narrow_what_is_counted(scout, forecas
     assert names("group=mcp:desk") == [("desk__open_ticket", 1)]
     assert names("group=nowhere") == names("agent=nobody") == []
     assert names("range=nonsense&sort=name") == both
-    assert len(tool_usage.usage_report(wanted("range=24h")).buckets) == 24
+    assert len(tool_usage.usage_report(filters("range=24h")).buckets) == 24
 
 
 @pytest.mark.parametrize(
@@ -163,121 +162,127 @@ def test_the_tools_are_sorted_by_any_column(sort, first, scout, weather):
     for _ in range(2):
         make_call(session, tools["b"], ms=10, tokens=1)
 
-    assert tool_usage.usage_report(wanted(f"sort={sort}")).tools[0].tool_name == f"weather__{first}"
-
-
-def test_the_caption_says_when_most_happened_and_when_most_went_wrong():
-    start = timezone.now().replace(year=2026, month=11, day=2, hour=0)
-
-    def said(*counts):
-        days = [Bucket(start + timedelta(days=at), *one) for at, one in enumerate(counts)]
-        return usage_views.finding(days, "day")
-
-    assert said((0, 0), (None, 0)) == "No agent called a tool in this time."
-    assert said((5, 0), (0, 0)) == "5 calls, all of them on Monday 2 November; none went wrong."
-    assert said((9, 1), (1, 0)).endswith("on Monday 2 November; 1 went wrong (10 %).")
-    assert said((90, 1), (10, 4)) == (
-        "100 calls, most of them on Monday 2 November; 5 went wrong (5.0 %), "
-        "most of these on Tuesday 3 November (4 of 10)."
+    assert (
+        tool_usage.usage_report(filters(f"sort={sort}")).tools[0].tool_name == f"weather__{first}"
     )
 
 
-# --- Places -------------------------------------------------------------------------------------
+def test_the_summary_says_when_most_calls_were_made_and_when_most_failed():
+    start = timezone.now().replace(year=2026, month=11, day=2, hour=0)
+
+    def summarize(*counts):
+        buckets = [Bucket(start + timedelta(days=day), *row) for day, row in enumerate(counts)]
+        return usage_views.summarize_calls(buckets, "day")
+
+    assert summarize((0, 0), (None, 0)) == "No calls in this time range."
+    assert summarize((5, 0), (0, 0)) == "5 calls, all on Monday 2 November; none failed."
+    assert summarize((9, 1), (1, 0)).endswith("on Monday 2 November; 1 failed (10%).")
+    assert summarize((90, 1), (10, 4)) == (
+        "100 calls, most on Monday 2 November; 5 failed (5.0%), "
+        "most on Tuesday 3 November (4 of 10)."
+    )
 
 
-def test_what_is_preloaded_and_never_called_is_listed_with_its_cost(scout, forecast, alarm):
+# --- Preload advice -----------------------------------------------------------------------------
+
+
+def test_unused_preloads_are_listed_with_their_cost(scout, forecast, alarm):
     preload("mcp:weather", forecast, alarm)
     make_call(make_session(scout), forecast)
     make_call(None, alarm, path="try")
 
-    found = preload_advice.unused_preloads(wanted())
+    unused = preload_advice.unused_preloads(filters())
 
-    assert [one.tool for one in found.places] == [alarm]
-    assert (found.total, found.tokens) == (1, alarm.approved.tokens)
-    assert preload_advice.unused_preloads(wanted("group=elsewhere")).places == []
-    assert len(preload_advice.unused_preloads(wanted("agent=nobody")).places) == 0
+    assert [row.tool for row in unused.candidates] == [alarm]
+    assert (unused.total, unused.tokens) == (1, alarm.approved.tokens)
+    assert preload_advice.unused_preloads(filters("group=elsewhere")).candidates == []
+    assert len(preload_advice.unused_preloads(filters("agent=nobody")).candidates) == 0
     make_call(make_session(make_agent("drifter")), alarm)
-    assert preload_advice.unused_preloads(wanted()).total == 0
-    assert [one.tool for one in preload_advice.unused_preloads(wanted("agent=scout")).places] == [
-        alarm
-    ]
+    assert preload_advice.unused_preloads(filters()).total == 0
+    assert [
+        row.tool for row in preload_advice.unused_preloads(filters("agent=scout")).candidates
+    ] == [alarm]
 
 
-def test_what_many_sessions_load_is_a_candidate_until_it_is_preloaded(scout, forecast, alarm):
+def test_a_frequently_loaded_tool_is_a_candidate_until_it_is_preloaded(scout, forecast, alarm):
     for at in range(4):
         names = [forecast.public_name, *([alarm.public_name] * (at < 2))]
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=names)
 
-    [place] = preload_advice.often_loaded(wanted())
+    [candidate] = preload_advice.frequently_loaded(filters())
 
-    assert (place.tool, place.sessions, place.share) == (forecast, 4, 100)
+    assert (candidate.tool, candidate.sessions, candidate.share) == (forecast, 4, 100)
     preload("mcp:weather", forecast)
-    assert preload_advice.often_loaded(wanted()) == []
+    assert preload_advice.frequently_loaded(filters()) == []
 
 
-def test_a_custom_tool_is_preloaded_where_nobody_said_otherwise(scout, forecast):
-    mine = tool_actions.save_custom_tool(tool_object("mine"), actor=ACTOR)
+def test_a_custom_tool_is_preloaded_by_default(scout, forecast):
+    custom = tool_actions.save_custom_tool(tool_object("mine"), actor=ACTOR)
     group = Group.objects.get(group_id="mcp:weather")
-    group_actions.assign(group, [mine], actor=ACTOR)
+    group_actions.assign(group, [custom], actor=ACTOR)
     for _ in range(3):
         make_event(make_session(scout), "loaded", group_id="mcp:weather", names=["mine"])
 
-    assert [one.tool for one in preload_advice.unused_preloads(wanted()).places] == [mine]
-    assert preload_advice.often_loaded(wanted()) == []
-    preload("mcp:weather", mine, on=False)
-    assert preload_advice.unused_preloads(wanted()).places == []
-    assert [one.tool for one in preload_advice.often_loaded(wanted())] == [mine]
+    assert [row.tool for row in preload_advice.unused_preloads(filters()).candidates] == [custom]
+    assert preload_advice.frequently_loaded(filters()) == []
+    preload("mcp:weather", custom, on=False)
+    assert preload_advice.unused_preloads(filters()).candidates == []
+    assert [row.tool for row in preload_advice.frequently_loaded(filters())] == [custom]
 
 
-def test_where_only_the_newest_loads_are_read_shares_are_of_sessions_since_then(
-    scout, forecast, monkeypatch
-):
-    monkeypatch.setattr(preload_advice, "LOADS", 3)
+def test_shares_are_of_the_sessions_since_the_oldest_load_read(scout, forecast, monkeypatch):
+    monkeypatch.setattr(preload_advice, "MAX_LOADS", 3)
     for days in (9, 8, 2, 1, 0):
         at = timezone.now() - timedelta(days=days)
         session = make_session(scout)
         AgentSession.objects.filter(pk=session.pk).update(created_at=at)
         make_event(session, "loaded", at=at, group_id="mcp:weather", names=[forecast.public_name])
 
-    [place] = preload_advice.often_loaded(wanted())
+    [candidate] = preload_advice.frequently_loaded(filters())
 
-    assert (place.sessions, place.share) == (3, 100)
+    assert (candidate.sessions, candidate.share) == (3, 100)
 
 
-def test_what_a_group_does_not_narrow_says_so(as_operator, scout, forecast):
+def test_the_page_says_what_the_group_filter_does_not_apply_to(as_operator, scout, forecast):
     make_session(scout)
-    narrowed = text_of(as_operator.get("/usage?group=mcp:weather"))
-    assert "Searches are shown of every group" in narrowed
-    assert "came, whatever groups they have." in narrowed
-    assert "of every group" not in text_of(as_operator.get("/usage"))
+    page = text_of(as_operator.get("/usage?group=mcp:weather"))
+    assert "The group filter does not apply to searches." in page
+    assert "Sessions per agent, in all groups." in page
+    assert "does not apply" not in text_of(as_operator.get("/usage"))
 
 
-def test_one_click_makes_a_tool_on_demand_and_undo_takes_it_back(as_admin, scout, alarm):
+def test_a_tool_is_made_on_demand_and_undo_and_redo_reverse_it(as_admin, scout, alarm):
     preload("mcp:weather", alarm)
     make_session(scout)
     query = "range=7d&agent=scout"
     assert "Make on demand" in text_of(as_admin.get(f"/usage?{query}"))
 
     form = {"group": "mcp:weather", "tool": alarm.public_name, "on": "0", "address": query}
-    answer = as_admin.post("/usage/preload", form)
+    response = as_admin.post("/usage/preload", form)
 
-    assert answer["Location"] == f"/usage?{query}#unused"
+    assert response["Location"] == f"/usage?{query}#unused"
     member = Membership.objects.get(tool=alarm)
     assert member.preload is False
     entry = AuditEntry.objects.latest("pk")
     assert (entry.verb, entry.actor_kind) == ("group.preload", "user")
     page = as_admin.get(f"/usage?{query}")
-    assert "weather__sound_alarm in mcp:weather is given on demand in new sessions." in text_of(
-        page
-    )
+    assert "weather__sound_alarm in mcp:weather is on demand in new sessions." in text_of(page)
     undo = re.search(r'action="(/usage/undo/\d+)"', page.content.decode())[1]
 
     assert as_admin.post(undo, {"address": query})["Location"] == f"/usage?{query}#unused"
     member.refresh_from_db()
     assert member.preload is True
+    page = as_admin.get(f"/usage?{query}")
+    assert "Undone. Redo" in text_of(page)
+    redo = re.search(r'action="(/usage/undo/\d+)"', page.content.decode())[1]
+
+    as_admin.post(redo, {"address": query, "redo": "1"})
+    member.refresh_from_db()
+    assert member.preload is False
+    assert "Redone. Undo" in text_of(as_admin.get(f"/usage?{query}"))
 
 
-def test_operators_read_everything_and_change_nothing(as_operator, scout, alarm):
+def test_operators_read_the_page_but_cannot_change_preloads(as_operator, scout, alarm):
     preload("mcp:weather", alarm)
     make_session(scout)
 
@@ -285,7 +290,7 @@ def test_operators_read_everything_and_change_nothing(as_operator, scout, alarm)
     form = {"group": "mcp:weather", "tool": alarm.public_name, "on": "0"}
 
     assert page.status_code == 200
-    assert "An admin can make it on demand." in text_of(page)
+    assert "Requires an admin." in text_of(page)
     assert '<button class="button small">Make on demand' not in page.content.decode()
     assert as_operator.post("/usage/preload", form).status_code == 403
     assert as_operator.post("/usage/undo/1").status_code == 403
@@ -295,19 +300,19 @@ def test_operators_read_everything_and_change_nothing(as_operator, scout, alarm)
 @pytest.mark.parametrize(
     "form", [{}, {"group": "no\0", "tool": "x"}, {"group": "mcp:weather", "tool": "no"}]
 )
-def test_an_act_on_what_is_not_there_says_so_and_leads_back(form, as_admin, scout, alarm):
+def test_a_change_of_an_unknown_group_or_tool_shows_an_error(form, as_admin, scout, alarm):
     make_session(scout)
 
-    answer = as_admin.post("/usage/preload", form | {"address": "range=7d"}, follow=True)
+    response = as_admin.post("/usage/preload", form | {"address": "range=7d"}, follow=True)
 
-    assert answer.redirect_chain == [("/usage?range=7d#unused", 302)]
-    assert re.search("There is no (group|tool)", text_of(answer))
+    assert response.redirect_chain == [("/usage?range=7d#unused", 302)]
+    assert re.search("(Group|Tool)s? not found", text_of(response))
 
 
 # --- Searches, sessions -------------------------------------------------------------------------
 
 
-def test_searches_are_told_apart_by_what_came_of_them(scout, forecast):
+def test_searches_are_classified_by_what_followed(scout, forecast):
     session = make_session(scout)
     name = forecast.public_name
     make_event(session, "searched", query="send fax", strategy="bm25", total=0, hits=[])
@@ -318,40 +323,40 @@ def test_searches_are_told_apart_by_what_came_of_them(scout, forecast):
     make_event(session, "searched", query="fog", strategy="bm25", total=1, hits=[name])
     make_event(make_session(scout), "called", call=make_call(session, forecast))
 
-    found = searches.failed_searches(wanted())
+    failed = searches.failed_searches(filters())
 
-    assert [one.asked for one in found.without_results] == ["“send fax”"]
+    assert [row.asked for row in failed.without_results] == ["“send fax”"]
     # The open session may still use what it found for "fog".
-    assert [one.asked for one in found.abandoned] == ["“storm”"]
-    assert found.read == 5
+    assert [row.asked for row in failed.abandoned] == ["“storm”"]
+    assert failed.read == 5
     AgentSession.objects.update(state="closed")
-    found = searches.failed_searches(wanted())
-    assert [one.asked for one in found.abandoned] == ["“fog”", "“storm”"]
+    failed = searches.failed_searches(filters())
+    assert [row.asked for row in failed.abandoned] == ["“fog”", "“storm”"]
 
 
-def test_the_funnel_counts_how_far_sessions_came(scout):
+def test_the_funnel_counts_sessions_that_searched_loaded_and_called(scout):
     make_session(scout, tokens_search=9)
     make_session(scout, tokens_search=9, tokens_load=9)
     make_session(scout, tokens_search=9, tokens_load=9, calls=1)
     make_session(scout, calls=4)
     make_session(make_agent("drifter"))
 
-    [first, second] = funnels.funnels(wanted())
+    [first, second] = funnels.funnels(filters())
 
     assert first == funnels.Funnel("scout", 4, 3, 2, 1, 1)
     assert (second.agent, second.sessions, second.searched) == ("drifter", 1, 0)
 
 
-def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, forecast):
-    def holding(**fields):
+def test_open_sessions_on_outdated_definitions_are_listed(scout, weather, forecast):
+    def open_with_definition(**fields):
         session = make_session(scout, **fields)
         pins = json.dumps({forecast.public_name: {"definition": forecast.approved_id}})
         Expansion.objects.create(session=session, group_id="mcp:weather", pins=pins, sequence=1)
         return session
 
-    live = holding()
-    holding(state="closed")
-    assert funnels.outdated_sessions(wanted()) == []
+    session = open_with_definition()
+    open_with_definition(state="closed")
+    assert funnels.outdated_sessions(filters()) == []
 
     fold(weather, tool_object("get_forecast", description="Say tomorrow's weather."))
     forecast.refresh_from_db()
@@ -359,67 +364,67 @@ def test_open_sessions_that_hold_an_old_definition_are_named(scout, weather, for
         forecast.approved = forecast.latest
         forecast.save()
 
-    [found] = funnels.outdated_sessions(wanted())
-    assert (found.session, found.names) == (live, ["weather__get_forecast"])
-    assert funnels.outdated_sessions(wanted("agent=nobody")) == []
+    [outdated] = funnels.outdated_sessions(filters())
+    assert (outdated.session, outdated.names) == (session, ["weather__get_forecast"])
+    assert funnels.outdated_sessions(filters("agent=nobody")) == []
 
 
 # --- The page and its tables --------------------------------------------------------------------
 
 
-def test_before_the_first_session_the_page_says_what_it_will_say(as_operator):
+def test_before_the_first_session_the_page_explains_how_to_start(as_operator):
     page = text_of(as_operator.get("/usage"))
 
-    assert "No agent has worked here yet" in page
-    assert "days after a session ends" in page
+    assert "No sessions yet" in page
+    assert "days after they end" in page
 
 
-def test_an_empty_range_is_said_to_be_empty(as_operator, scout):
+def test_an_empty_range_offers_to_clear_the_filters(as_operator, scout):
     make_session(scout)
     page = text_of(as_operator.get("/usage?range=24h&agent=<i>x"))
 
-    assert "No agent called a tool in this time with these filters. Clear filters" in page
-    assert "in steps of one hour (UTC)" in page
+    assert "No calls match these filters. Clear filters" in page
+    assert "Last 24 hours, by hour (UTC)." in page
     assert "&lt;i&gt;x" in page
 
 
 @pytest.mark.parametrize("table", usage_views.TABLES)
-def test_every_table_is_a_file_too(table, as_operator, scout, forecast):
+def test_every_table_has_a_csv_file(table, as_operator, scout, forecast):
     preload("mcp:weather", forecast)
     session = make_session(scout)
     make_event(session, "searched", query="fax", total=0)
 
-    answer = as_operator.get(reverse("usage-csv", args=[table]) + "?range=7d")
+    response = as_operator.get(reverse("usage-csv", args=[table]) + "?range=7d")
 
-    assert answer["Content-Disposition"] == f'attachment; filename="toolcrib-{table}-7d.csv"'
-    rows = list(csv.reader(io.StringIO(answer.content.decode())))
+    assert response["Content-Disposition"] == f'attachment; filename="toolcrib-{table}-7d.csv"'
+    rows = list(csv.reader(io.StringIO(response.content.decode())))
     assert len(set(map(len, rows))) == 1
     assert len(rows) >= (1 if table in ("tools", "often", "astray", "old") else 2)
 
 
-def test_there_is_no_other_table(as_operator):
+def test_an_unknown_table_is_not_found(as_operator):
     assert as_operator.get("/usage/passwords.csv").status_code == 404
 
 
-def test_no_cell_of_a_file_is_a_formula(as_operator, scout):
+def test_csv_cells_are_never_formulas(as_operator, scout):
     session = make_session(make_agent("=HYPERLINK(1)"))
     make_event(session, "searched", query="x", total=0)
 
     assert b"'=HYPERLINK(1),1" in as_operator.get("/usage/funnel.csv").content
     cells = ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "fine", -1, None]
-    assert [usage_views.harmless(cell) for cell in cells] == [
+    assert [usage_views.escape_formula(cell) for cell in cells] == [
         "'=1", "'+1", "'-1", "'@x", "'\t=1", "'\r=1", "fine", -1, ""
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["/usage", "/usage/tools.csv"])
-def test_only_people_with_a_role_get_in(path, client, outsider):
+def test_the_page_requires_a_role(path, client, outsider):
     assert client.get(path)["Location"].startswith("/sign-in")
     client.force_login(outsider, backend=BACKEND)
     assert client.get(path).status_code == 403
 
 
-def test_the_page_costs_the_same_for_little_use_and_for_much(
+def test_the_page_takes_a_fixed_number_of_queries(
     as_admin, weather, scout, django_assert_max_num_queries
 ):
     def cost(number):
