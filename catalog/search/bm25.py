@@ -1,14 +1,14 @@
-"""BM25 from posting lists: a query costs what its words cost, not what the catalog costs. Pure.
+"""BM25 scoring over an inverted index. Pure.
 
-rank-bm25 defines the score: its own code computes idf, and the scores are those of its
-`get_scores` to the last bit. It must not serve, since it visits every document for every word.
-Two things it leaves open are defined here. A corpus without a word has no scores. And where its
-idf would make a shared word worth nothing or less than nothing on average (one tool, two tools, a
-word in each of few), the idf is log(1 + (N - n + .5) / (n + .5)), which is always above zero.
-Whether a document matches is decided by a shared word, never by a score.
+rank-bm25 defines the score: its own code computes the idf, and scores equal those of its
+`get_scores` to the last bit. It is not used for serving because it visits every document for
+every term; with posting lists, a query costs what its terms cost. Two cases rank-bm25 leaves open
+are defined here: a corpus without terms has no scores, and where its average idf is zero or
+negative (one tool, two tools, a term in each of few), the idf is log(1 + (N - n + .5) / (n + .5)),
+which is always positive. A document matches if it shares a term with the query, whatever its score.
 
-Words are numbers here, the same in every index of this process, so that a tool is counted once
-however many indexes hold it.
+Terms are integers shared by all indexes of the process, so that a tool is tokenized once however
+many indexes contain it.
 """
 
 import threading
@@ -23,32 +23,33 @@ from rank_bm25 import BM25Okapi
 
 from catalog.search.weights import BM25_B, BM25_K1
 
-LITTLE = 0.2
-COMMON = 8  # a word in more than one of so many documents is a common one
-NOWHERE: NDArray[np.intp] = np.empty(0, np.intp)
+MIN_TERM_WEIGHT = 0.2
+COMMON_TERM_RATIO = 8  # a term in more than one of this many documents is common
+NO_DOCUMENTS: NDArray[np.intp] = np.empty(0, np.intp)
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float64]
 
 
 class Vocabulary:
-    """Every word met so far and its number. Grows; a number never changes."""
+    """Every term of this process and its number. Append-only: a number never changes."""
 
     def __init__(self) -> None:
         self.number: dict[str, int] = {}
-        self.words: list[str] = []
+        self.terms: list[str] = []
         self._lock = threading.Lock()
 
-    def numbers(self, words: Iterable[str]) -> Ints:
-        known, words = self.number, list(words)
-        found = [known.get(word, -1) for word in words]
-        if -1 in found:
+    def numbers(self, terms: Iterable[str]) -> Ints:
+        """Return the numbers of the terms, and add those that are new."""
+        known, terms = self.number, list(terms)
+        numbers = [known.get(term, -1) for term in terms]
+        if -1 in numbers:
             with self._lock:
-                for word in words:
-                    if word not in known:
-                        self.words.append(word)
-                        known[word] = len(self.words) - 1
-            found = [known[word] for word in words]
-        return np.array(found, np.int32)
+                for term in terms:
+                    if term not in known:
+                        self.terms.append(term)
+                        known[term] = len(self.terms) - 1
+            numbers = [known[term] for term in terms]
+        return np.array(numbers, np.int32)
 
 
 VOCABULARY = Vocabulary()
@@ -56,136 +57,148 @@ VOCABULARY = Vocabulary()
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Document:
-    """The different words of one tool, in order of first use, and how often each stands there."""
+    """Term frequencies of one tool: its distinct terms in order of first use, and their counts."""
 
-    words: Ints
-    times: Ints
+    terms: Ints
+    counts: Ints
     length: int
 
 
-def document(weighted: Iterable[tuple[Sequence[str], int]]) -> Document:
-    """Count the words of some texts; a text's weight is how many times it is counted."""
-    times: Counter[str] = Counter()
-    for words, weight in weighted:
-        for word in words:
-            times[word] += weight
+def make_document(weighted: Iterable[tuple[Sequence[str], int]]) -> Document:
+    """Count the terms of several texts; the weight of a text multiplies its counts."""
+    counts: Counter[str] = Counter()
+    for terms, weight in weighted:
+        for term in terms:
+            counts[term] += weight
     return Document(
-        VOCABULARY.numbers(times), np.array(list(times.values()), np.int32), times.total()
+        VOCABULARY.numbers(counts), np.array(list(counts.values()), np.int32), counts.total()
     )
 
 
 class CorpusStatistics(BM25Okapi):  # type: ignore[misc]
-    """rank-bm25's idf and average length, from document frequencies that are known already.
+    """idf and average length as rank-bm25 computes them, from known document frequencies.
 
-    The only place that touches the library: it fills in what `_initialize` would count.
+    The only class that depends on the library: it replaces the counting done by `_initialize`.
     """
 
-    def __init__(self, document_frequencies: Mapping[str, int], documents: int, words: int) -> None:
-        self._documents, self._words = documents, words
+    def __init__(self, document_frequencies: Mapping[str, int], documents: int, terms: int) -> None:
+        self._documents, self._terms = documents, terms
         super().__init__(document_frequencies, k1=BM25_K1, b=BM25_B)
         if self.average_idf <= 0:
             self.idf = {
-                word: log1p((documents - n + 0.5) / (n + 0.5))
-                for word, n in document_frequencies.items()
+                term: log1p((documents - n + 0.5) / (n + 0.5))
+                for term, n in document_frequencies.items()
             }
 
     def _initialize(self, corpus: Mapping[str, int]) -> dict[str, int]:
-        self.corpus_size, self.avgdl = self._documents, self._words / self._documents
+        self.corpus_size, self.avgdl = self._documents, self._terms / self._documents
         return dict(corpus)
 
 
 class Postings:
-    """Which documents hold a word, and what it adds to their score. Immutable."""
+    """Inverted index: the documents that contain each term, with precomputed weights. Immutable."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.size = len(documents)
-        self._where = NOWHERE
+        self._documents = NO_DOCUMENTS
         self._weights: Floats = np.empty(0)
-        # Asked for one by one, which Python's own do three times as fast as numpy's.
+        # Python lists: single lookups are three times as fast as in numpy arrays.
         self._starts: list[int] = []
-        self._places: dict[str, int] = {}
-        self._rows: dict[int, Floats] = {}  # of common words that were asked for
-        self.worthless = False  # some word is in just half of the documents, and scores nothing
-        self._worth: list[float] = []  # of each word here: its idf, or a little where that is less
+        self._positions: dict[str, int] = {}
+        self._dense_rows: dict[int, Floats] = {}  # of common terms that were queried
+        self.has_zero_idf = False  # a term in exactly half of the documents scores 0
+        self._term_weights: list[float] = []  # idf of each term, at least MIN_TERM_WEIGHT
         if any(document.length for document in documents):
             self._fill(documents)
 
     def _fill(self, documents: Sequence[Document]) -> None:
-        words = np.concatenate([document.words for document in documents])
-        times = np.concatenate([document.times for document in documents])
-        each = np.array([len(document.words) for document in documents])
-        # In order of first use, as rank-bm25 meets them: it sums their idf in that order.
-        numbers, first, place, holding = np.unique(
-            words, return_index=True, return_inverse=True, return_counts=True
+        terms = np.concatenate([document.terms for document in documents])
+        counts = np.concatenate([document.counts for document in documents])
+        terms_per_document = np.array([len(document.terms) for document in documents])
+        # In order of first use: rank-bm25 sums the idf in that order, and rounding depends on it.
+        numbers, first, position, frequency = np.unique(
+            terms, return_index=True, return_inverse=True, return_counts=True
         )
-        met = np.argsort(first)
+        by_first_use = np.argsort(first)
         lengths = np.array([document.length for document in documents])
-        known = VOCABULARY.words
-        counted = CorpusStatistics(
-            dict(zip([known[n] for n in numbers[met]], holding[met].tolist(), strict=True)),
+        vocabulary = VOCABULARY.terms
+        statistics = CorpusStatistics(
+            dict(
+                zip(
+                    [vocabulary[n] for n in numbers[by_first_use]],
+                    frequency[by_first_use].tolist(),
+                    strict=True,
+                )
+            ),
             self.size,
             int(lengths.sum()),
         )
-        weight = np.empty(len(numbers))
-        weight[met] = list(counted.idf.values())
-        self.worthless = bool((weight == 0).any())
-        self._worth = weight.clip(min=LITTLE).tolist()
-        order = np.argsort(place, kind="stable")
-        self._where = np.repeat(np.arange(self.size), each)[order]  # as numpy indexes
-        self._starts = [0, *np.cumsum(holding).tolist()]
-        floor = counted.k1 * (1 - counted.b + counted.b * lengths / counted.avgdl)
-        often = times[order].astype(np.int64)
-        share = often * (counted.k1 + 1) / (often + floor[self._where])
-        self._weights = np.repeat(weight, holding) * share
-        self._places = {known[number]: at for at, number in enumerate(numbers.tolist())}
+        idf = np.empty(len(numbers))
+        idf[by_first_use] = list(statistics.idf.values())
+        self.has_zero_idf = bool((idf == 0).any())
+        self._term_weights = idf.clip(min=MIN_TERM_WEIGHT).tolist()
+        order = np.argsort(position, kind="stable")
+        self._documents = np.repeat(np.arange(self.size), terms_per_document)[order]
+        self._starts = [0, *np.cumsum(frequency).tolist()]
+        k1, b = statistics.k1, statistics.b
+        length_penalty = k1 * (1 - b + b * lengths / statistics.avgdl)
+        ordered_counts = counts[order].astype(np.int64)
+        saturation = ordered_counts * (k1 + 1) / (ordered_counts + length_penalty[self._documents])
+        self._weights = np.repeat(idf, frequency) * saturation
+        self._positions = {vocabulary[number]: at for at, number in enumerate(numbers.tolist())}
 
     def unknown(self, terms: Iterable[str]) -> list[str]:
-        """Those of the terms that no document holds."""
-        at = self._places
-        return [term for term in terms if term not in at]
+        """Return the terms that no document contains."""
+        positions = self._positions
+        return [term for term in terms if term not in positions]
 
-    def holders(self, term: str) -> NDArray[np.intp]:
-        """The documents that hold a word, ascending."""
-        place = self._places.get(term)
-        return (
-            NOWHERE if place is None else self._where[self._starts[place] : self._starts[place + 1]]
-        )
+    def documents_with(self, term: str) -> NDArray[np.intp]:
+        """Return the documents that contain a term, ascending."""
+        position = self._positions.get(term)
+        if position is None:
+            return NO_DOCUMENTS
+        return self._documents[self._starts[position] : self._starts[position + 1]]
 
     def scores(self, terms: Iterable[str]) -> Floats:
-        """What rank-bm25 scores each document for these terms, added up in the same order."""
-        at, starts, total = self._places, self._starts, np.zeros(self.size)
+        """Return the BM25 score of every document, summed in the order of rank-bm25."""
+        positions, starts, total = self._positions, self._starts, np.zeros(self.size)
         for term in terms:
-            place = at.get(term)
-            if place is None:
+            position = positions.get(term)
+            if position is None:
                 continue
-            start, end = starts[place], starts[place + 1]
-            if COMMON * (end - start) > self.size:
-                total += self._row(place)
+            start, end = starts[position], starts[position + 1]
+            if COMMON_TERM_RATIO * (end - start) > self.size:
+                total += self._dense_row(position)
             else:
-                np.add.at(total, self._where[start:end], self._weights[start:end])
+                np.add.at(total, self._documents[start:end], self._weights[start:end])
         return total
 
-    def _row(self, place: int) -> Floats:
-        """What a common word adds to every document: to add all takes less than to pick some."""
-        row = self._rows.get(place)
+    def _dense_row(self, position: int) -> Floats:
+        """Return the weights of a common term for all documents.
+
+        Adding a dense row is faster than scattering into many documents.
+        """
+        row = self._dense_rows.get(position)
         if row is None:
-            start, end = self._starts[place], self._starts[place + 1]
+            start, end = self._starts[position], self._starts[position + 1]
             row = np.zeros(self.size)
-            row[self._where[start:end]] = self._weights[start:end]
-            self._rows[place] = row
+            row[self._documents[start:end]] = self._weights[start:end]
+            self._dense_rows[position] = row
         return row
 
-    def holding(self, term: str, documents: NDArray[np.intp]) -> list[bool]:
-        """Which of the documents hold a term."""
-        holders = self.holders(term)
-        if not len(holders):
+    def contain(self, term: str, documents: NDArray[np.intp]) -> list[bool]:
+        """Return for each of the documents whether it contains a term."""
+        matches = self.documents_with(term)
+        if not len(matches):
             return [False] * len(documents)
-        near = holders.take(holders.searchsorted(documents), mode="clip")
-        held: list[bool] = (near == documents).tolist()
-        return held
+        nearest = matches.take(matches.searchsorted(documents), mode="clip")
+        contained: list[bool] = (nearest == documents).tolist()
+        return contained
 
-    def most(self, terms: Iterable[str]) -> float:
-        """What a document could score at most, words that are nowhere counted as the rarest."""
+    def max_score(self, terms: Iterable[str]) -> float:
+        """Return an upper bound of the score; unknown terms count as the rarest."""
         rarest = log(self.size + 0.5) - log(0.5)
-        at, worth = self._places, self._worth
-        return sum([worth[at[term]] if term in at else rarest for term in terms]) * (BM25_K1 + 1)
+        positions, weights = self._positions, self._term_weights
+        return sum(
+            [weights[positions[term]] if term in positions else rarest for term in terms]
+        ) * (BM25_K1 + 1)

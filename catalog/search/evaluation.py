@@ -1,7 +1,7 @@
-"""How well and how fast search finds what is right, on sets of tools and queries. Pure.
+"""Offline evaluation of search: hit rate, recall, MRR, nDCG and latency on evaluation sets. Pure.
 
-A set is a folder: `tools.jsonl` with id, server, name, description and input_schema, and
-`queries.jsonl` with id, query and the ids that are relevant. Nothing of the installation counts.
+A set is a folder with `tools.jsonl` (id, server, name, description, input_schema) and
+`queries.jsonl` (id, query, relevant ids). The installation's own catalog is not used.
 """
 
 import json
@@ -19,26 +19,26 @@ from catalog.search.index import Index, Searchable
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.percentile import percentile
 
-LOOKED_AT = 10  # hits
+EVALUATED_HITS = 10  # hits
 
 
 @dataclass(frozen=True)
-class Question:
-    query: str
+class EvaluationQuery:
+    text: str
     relevant: frozenset[str]
     server_hint: str
 
 
 @dataclass(frozen=True)
-class Set:
+class EvaluationSet:
     name: str
     tools: tuple[Searchable, ...]
-    questions: tuple[Question, ...]
+    queries: tuple[EvaluationQuery, ...]
 
 
 @dataclass(frozen=True)
-class Row:
-    """What one strategy did on one set. Times are of one search, in milliseconds."""
+class EvaluationResult:
+    """Metrics of one strategy on one set. Latencies are per search, in milliseconds."""
 
     set: str
     strategy: str
@@ -54,15 +54,15 @@ class Row:
         return asdict(self)
 
 
-def read_set(folder: Path, limit: int | None = None) -> Set:
-    """Read a folder; with a limit, its first queries only, over all of its tools."""
-    tools = tuple(_tool(line, at) for at, line in _lines(folder / "tools.jsonl"))
+def read_set(folder: Path, limit: int | None = None) -> EvaluationSet:
+    """Read a set from a folder; a limit keeps the first queries, over all tools."""
+    tools = tuple(_parse_tool(line, at) for at, line in _lines(folder / "tools.jsonl"))
     if len({tool.name for tool in tools}) < len(tools):
-        raise Invalid(f"{folder / 'tools.jsonl'} holds two tools of one id.")
-    questions = tuple(_question(line, at) for at, line in _lines(folder / "queries.jsonl"))
-    if not tools or not questions:
-        raise Invalid(f"{folder} holds no tools or no queries.")
-    return Set(folder.resolve().name, tools, questions[:limit])
+        raise Invalid(f"{folder / 'tools.jsonl'} has a duplicate tool id.")
+    queries = tuple(_parse_query(line, at) for at, line in _lines(folder / "queries.jsonl"))
+    if not tools or not queries:
+        raise Invalid(f"{folder} has no tools or no queries.")
+    return EvaluationSet(folder.resolve().name, tools, queries[:limit])
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -76,15 +76,15 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                found = json.loads(line)
+                parsed = json.loads(line)
             except ValueError as error:
                 raise Invalid(f"{path}, line {number} is not JSON: {error}.") from error
-            if not isinstance(found, dict):
+            if not isinstance(parsed, dict):
                 raise Invalid(f"{path}, line {number} is not an object.")
-            yield f"{path}, line {number}", found
+            yield f"{path}, line {number}", parsed
 
 
-def _tool(line: dict[str, Any], at: str) -> Searchable:
+def _parse_tool(line: dict[str, Any], at: str) -> Searchable:
     if not line.get("id") or not line.get("name"):
         raise Invalid(f"{at} has no id or no name.")
     return Searchable(
@@ -98,32 +98,33 @@ def _tool(line: dict[str, Any], at: str) -> Searchable:
     )
 
 
-def _question(line: dict[str, Any], at: str) -> Question:
+def _parse_query(line: dict[str, Any], at: str) -> EvaluationQuery:
     relevant = line.get("relevant")
     if not isinstance(line.get("query"), str) or not isinstance(relevant, list) or not relevant:
-        raise Invalid(f"{at} has no query or nothing relevant.")
-    return Question(
+        raise Invalid(f"{at} has no query or no relevant ids.")
+    return EvaluationQuery(
         line["query"], frozenset(map(str, relevant)), str(line.get("server_hint") or "")
     )
 
 
-def evaluate(index: Index, one: Set, strategy: str) -> Row:
-    """Ask every query and average."""
-    for question in one.questions[:3]:
-        _names(index, question, strategy)  # what is made at the first search is not the query's
+def evaluate(index: Index, evaluation_set: EvaluationSet, strategy: str) -> EvaluationResult:
+    """Run every query and average the metrics."""
+    # Warm up: lazy initialization must not count as latency.
+    for query in evaluation_set.queries[:3]:
+        _search_names(index, query, strategy)
     seconds: list[float] = []
-    answers = []
-    for question in one.questions:
+    results = []
+    for query in evaluation_set.queries:
         started = time.perf_counter()
-        names = _names(index, question, strategy)
+        names = _search_names(index, query, strategy)
         seconds.append(time.perf_counter() - started)
-        answers.append((names, question.relevant))
+        results.append((names, query.relevant))
 
     def average(measure: Callable[[Sequence[str], Collection[str]], float]) -> float:
-        return round(fmean(measure(names, relevant) for names, relevant in answers), 4)
+        return round(fmean(measure(names, relevant) for names, relevant in results), 4)
 
-    return Row(
-        set=one.name,
+    return EvaluationResult(
+        set=evaluation_set.name,
         strategy=strategy,
         hit_at_1=average(lambda names, relevant: recall(names[:1], relevant, of=1)),
         recall_at_5=average(lambda names, relevant: recall(names[:5], relevant)),
@@ -135,26 +136,26 @@ def evaluate(index: Index, one: Set, strategy: str) -> Row:
     )
 
 
-def _names(index: Index, question: Question, strategy: str) -> list[str]:
-    """Search as an agent would, though a query may be longer than an agent's."""
+def _search_names(index: Index, query: EvaluationQuery, strategy: str) -> list[str]:
+    """Search as an agent does, without the limit on the query's length."""
     if strategy == "regex":
-        # A sentence is no pattern: any of its words is looked for.
-        words = dict.fromkeys("".join(c if c.isalnum() else " " for c in question.query).split())
+        # A sentence is not a pattern: search for any of its words.
+        words = dict.fromkeys("".join(c if c.isalnum() else " " for c in query.text).split())
         try:
-            found = search(index, pattern="|".join(words)[:200].rstrip("|"), limit=LOOKED_AT)
+            result = search(index, pattern="|".join(words)[:200].rstrip("|"), limit=EVALUATED_HITS)
         except Invalid:
             return []
     else:
-        found = rank(
-            index, question.query, strategy, server_hint=question.server_hint, limit=LOOKED_AT
+        result = rank(
+            index, query.text, strategy, server_hint=query.server_hint, limit=EVALUATED_HITS
         )
-        if found.strategy != strategy:
-            raise Invalid(f"{strategy} cannot be evaluated here. {found.note}")
-    return [hit.name for hit in found.hits]
+        if result.strategy != strategy:
+            raise Invalid(f"{strategy} is not available. {result.note}")
+    return [hit.name for hit in result.hits]
 
 
 def recall(names: Sequence[str], relevant: Collection[str], of: int | None = None) -> float:
-    """The share of what is relevant that was found."""
+    """Return the share of relevant names among those found."""
     return sum(name in relevant for name in names) / (of or len(relevant))
 
 
@@ -163,7 +164,7 @@ def reciprocal_rank(names: Sequence[str], relevant: Collection[str]) -> float:
 
 
 def ndcg(names: Sequence[str], relevant: Collection[str], at: int = 5) -> float:
-    """The gain of what was found, later places counting less, against the best order there is."""
+    """Return the discounted cumulative gain relative to the best possible order."""
     gains = [1 / log2(rank + 1) for rank in range(1, at + 1)]
     got = sum(gain for gain, name in zip(gains, names, strict=False) if name in relevant)
     return got / sum(gains[: len(relevant)])

@@ -1,8 +1,8 @@
-"""Golden queries: the right answer to a query, marked by a person and held ever after.
+"""Golden queries: regression tests of search, each a query with its expected tools.
 
-Owns the writes, and the measuring: a query broke when its right tool fell out of the first place,
-the first five or the first ten, against the last run in which it stood well. What an index is
-made of, and when to measure, is for others to say.
+Owns the writes and the runs. A query regresses when its expected tool drops out of the first
+place, the first five or the first ten, compared with the last good run. Callers decide which index
+to search and when to run.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,40 +18,40 @@ from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
 from catalog.search.engine import MAX_QUERY_LENGTH, search
 from catalog.search.index import Index
-from catalog.tools.actions import UNKEEPABLE
+from catalog.tools.actions import UNSTORABLE_CHARACTERS
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 
-MOST = 500  # golden queries: every one is run by every strategy at every revision
-MOST_RIGHT = 20
+MAX_GOLDEN_QUERIES = 500  # every query runs with every strategy at every revision
+MAX_EXPECTED_TOOLS = 20
 STRATEGIES = ("hybrid", "bm25", "embedding")
-SEEN = 10  # what an agent is given where it does not say how many it wants
-BANDS = (1, 5, SEEN)
+DEFAULT_LIMIT = 10  # hits an agent gets by default
+BANDS = (1, 5, DEFAULT_LIMIT)
 
 
-# --- Writing ------------------------------------------------------------------------------------
+# --- Writes ------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def set_expected_tools(
     query: str, names: Iterable[str], *, origin: str, actor: Actor
 ) -> GoldenQuery:
-    """Say which tools answer a query rightly; said again, it counts from then on."""
-    line, right = _one_line(query), _known(names)
-    golden = GoldenQuery.objects.select_for_update().filter(query=line).first()
+    """Set the expected tools of a query, new or existing. A change deletes its results."""
+    text, expected = _normalize_query(query), _check_tools(names)
+    golden = GoldenQuery.objects.select_for_update().filter(query=text).first()
     if golden is None:
-        if GoldenQuery.objects.count() >= MOST:
+        if GoldenQuery.objects.count() >= MAX_GOLDEN_QUERIES:
             raise Conflict(
-                f"There are {MOST} golden queries, as many as there may be.",
-                hint="Remove one that no longer tells anything.",
+                f"There are already {MAX_GOLDEN_QUERIES} golden queries, the maximum.",
+                hint="Remove one that is no longer useful.",
             )
-        golden = GoldenQuery(query=line, origin=origin)
-    elif golden.right == right:
+        golden = GoldenQuery(query=text, origin=origin)
+    elif golden.right == expected:
         return golden
     else:
-        golden.results.all().delete()  # they measured another answer
-    before, golden.right, golden.marked_by = golden.right, right, actor.label[:200]
+        golden.results.all().delete()  # they are for other expected tools
+    before, golden.right, golden.marked_by = golden.right, expected, actor.label[:200]
     golden.save()
-    audit.record(actor, "golden.mark", golden, before={"right": before}, after={"right": right})
+    audit.record(actor, "golden.mark", golden, before={"right": before}, after={"right": expected})
     return golden
 
 
@@ -63,14 +63,14 @@ def remove(golden: GoldenQuery, *, actor: Actor) -> None:
 
 @transaction.atomic
 def accept(golden: GoldenQuery, *, actor: Actor) -> GoldenQuery:
-    """Take how a query stands now for good; later drops count from here."""
-    broken = list(golden.results.select_for_update().filter(broke=True))
-    if broken:
-        before = {row.strategy: row.good_rank for row in broken}
-        for row in broken:
+    """Accept the current ranks of a query as good; later runs are compared with them."""
+    regressed = list(golden.results.select_for_update().filter(broke=True))
+    if regressed:
+        before = {row.strategy: row.good_rank for row in regressed}
+        for row in regressed:
             row.broke, row.good_rank, row.good_revision = False, row.rank, row.revision
-        GoldenResult.objects.bulk_update(broken, ["broke", "good_rank", "good_revision"])
-        after = {row.strategy: row.rank for row in broken}
+        GoldenResult.objects.bulk_update(regressed, ["broke", "good_rank", "good_revision"])
+        after = {row.strategy: row.rank for row in regressed}
         audit.record(actor, "golden.accept", golden, before=before, after=after)
     return golden
 
@@ -78,44 +78,50 @@ def accept(golden: GoldenQuery, *, actor: Actor) -> GoldenQuery:
 def find_golden_query(golden_id: int) -> GoldenQuery:
     golden = GoldenQuery.objects.filter(pk=golden_id).prefetch_related("results").first()
     if golden is None:
-        raise NotFound("There is no such golden query.", hint="It may have been removed meanwhile.")
+        raise NotFound("Golden query not found.", hint="It may have been removed.")
     return golden
 
 
-def _one_line(query: str) -> str:
-    if UNKEEPABLE.search(query):
-        raise Invalid("A query cannot hold NUL or broken Unicode characters.", hint="Remove them.")
-    line = " ".join(query.split())
-    if not line or len(line) > MAX_QUERY_LENGTH:
+def _normalize_query(query: str) -> str:
+    if UNSTORABLE_CHARACTERS.search(query):
         raise Invalid(
-            f"A golden query has 1 to {MAX_QUERY_LENGTH} characters.", hint="Write what agents ask."
+            "A query cannot contain NUL or invalid Unicode characters.", hint="Remove them."
         )
-    return line
+    text = " ".join(query.split())
+    if not text or len(text) > MAX_QUERY_LENGTH:
+        raise Invalid(
+            f"A golden query has 1 to {MAX_QUERY_LENGTH} characters.",
+            hint="Use a query that agents send.",
+        )
+    return text
 
 
-def _known(names: Iterable[str]) -> list[str]:
-    wanted = sorted(set(names))
-    if not wanted:
-        raise Invalid("A golden query needs a right answer.", hint="Name at least one tool.")
-    if len(wanted) > MOST_RIGHT:
-        raise Invalid(f"A golden query has at most {MOST_RIGHT} right answers.", hint="Name fewer.")
-    askable = [name for name in wanted if name.isascii() and "\0" not in name]
-    rows = Tool.objects.filter(public_name__in=askable)
+def _check_tools(names: Iterable[str]) -> list[str]:
+    """Return the names sorted; refuse unknown tools."""
+    expected = sorted(set(names))
+    if not expected:
+        raise Invalid("A golden query needs an expected tool.", hint="Name at least one tool.")
+    if len(expected) > MAX_EXPECTED_TOOLS:
+        raise Invalid(
+            f"A golden query has at most {MAX_EXPECTED_TOOLS} expected tools.", hint="Name fewer."
+        )
+    valid = [name for name in expected if name.isascii() and "\0" not in name]
+    rows = Tool.objects.filter(public_name__in=valid)
     known = set(rows.values_list("public_name", flat=True))
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in expected if name not in known]
     if unknown:
         raise NotFound(
-            f"There is no tool called {unknown[0][:80]}.", hint="The list of tools has them all."
+            f"Tool not found: {unknown[0][:80]}.", hint="Check the name in the list of tools."
         )
-    return wanted
+    return expected
 
 
-# --- Measuring ----------------------------------------------------------------------------------
+# --- Runs ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one strategy does on all golden queries."""
+    """Metrics of one strategy over all golden queries. Stored as JSON under these names."""
 
     queries: int
     first: int
@@ -125,73 +131,74 @@ class Score:
 
 
 def run_queries(index: Index, queries: Sequence[GoldenQuery], revision: int) -> dict[str, Score]:
-    """Run the queries by every strategy there is, keep how each stands, and add it up."""
+    """Run the queries with every available strategy, save the results and return the metrics."""
     ranks = {
-        (golden.pk, strategy): answered
+        (golden.pk, strategy): rank
         for golden in queries
         for strategy in STRATEGIES
-        if (answered := _ranked(index, golden, strategy)) is not None
+        if (rank := _find_rank(index, golden, strategy)) is not None
     }
     with transaction.atomic():
-        rows = _keep(queries, ranks, revision, timezone.now())
+        rows = _save_results(queries, ranks, revision, timezone.now())
     return {
-        strategy: _score([row for row in rows if row.strategy == strategy])
+        strategy: _summarize([row for row in rows if row.strategy == strategy])
         for strategy in STRATEGIES
         if any(row.strategy == strategy for row in rows)
     }
 
 
-def _ranked(index: Index, golden: GoldenQuery, strategy: str) -> tuple[int | None, str] | None:
-    """Return the rank of the right tool and what stands first; None where nobody can say."""
+def _find_rank(index: Index, golden: GoldenQuery, strategy: str) -> tuple[int | None, str] | None:
+    """Return the rank of the expected tool and the first hit; None without the strategy."""
     try:
-        found = search(index, query=golden.query, strategy=strategy, limit=SEEN)
-    except ToolcribError:  # a query that is refused finds nothing, and stops no other
+        result = search(index, query=golden.query, strategy=strategy, limit=DEFAULT_LIMIT)
+    except ToolcribError:  # a rejected query has no results, and must not stop the others
         return None, ""
-    if strategy == "embedding" and found.strategy != strategy:
+    if strategy == "embedding" and result.strategy != strategy:
         return None
-    names = [hit.name for hit in found.hits]
+    names = [hit.name for hit in result.hits]
     rank = next((at for at, name in enumerate(names, 1) if name in golden.right), None)
     return rank, names[0] if names else ""
 
 
-def _keep(
+def _save_results(
     queries: Sequence[GoldenQuery],
     ranks: dict[tuple[int, str], tuple[int | None, str]],
     revision: int,
     now: datetime,
 ) -> list[GoldenResult]:
-    """Write how each query stands, but for those that were changed or removed meanwhile."""
-    asked = {golden.pk: golden.right for golden in queries}
-    standing = GoldenQuery.objects.select_for_update().filter(pk__in=asked)
-    same = {row.pk for row in standing if row.right == asked[row.pk]}
+    """Save the results, except of queries that were changed or removed during the run."""
+    expected = {golden.pk: golden.right for golden in queries}
+    current = GoldenQuery.objects.select_for_update().filter(pk__in=expected)
+    unchanged = {row.pk for row in current if row.right == expected[row.pk]}
     before = {
-        (row.golden_id, row.strategy): row for row in GoldenResult.objects.filter(golden__in=same)
+        (row.golden_id, row.strategy): row
+        for row in GoldenResult.objects.filter(golden__in=unchanged)
     }
     rows = []
     for (pk, strategy), (rank, first) in ranks.items():
-        if pk not in same:
+        if pk not in unchanged:
             continue
         row = before.get((pk, strategy)) or GoldenResult(
             golden_id=pk, strategy=strategy, good_rank=rank, good_revision=revision
         )
         row.revision, row.rank, row.first, row.at = revision, rank, first, now
-        row.broke = band(rank) > band(row.good_rank)
+        row.broke = rank_band(rank) > rank_band(row.good_rank)
         if not row.broke:
             row.good_rank, row.good_revision = rank, revision
         rows.append(row)
-    known = [row for row in rows if not row._state.adding]
+    existing = [row for row in rows if not row._state.adding]
     GoldenResult.objects.bulk_create([row for row in rows if row._state.adding])
     changed = ["revision", "rank", "first", "at", "broke", "good_rank", "good_revision"]
-    GoldenResult.objects.bulk_update(known, changed, batch_size=200)
+    GoldenResult.objects.bulk_update(existing, changed, batch_size=200)
     return rows
 
 
-def band(rank: int | None) -> int:
-    """Number what an agent makes of a rank: first, near the top, somewhere, not seen."""
+def rank_band(rank: int | None) -> int:
+    """Return the band of a rank: first place, first five, first ten, or none of them."""
     return next((at for at, last in enumerate(BANDS) if rank and rank <= last), len(BANDS))
 
 
-def _score(rows: Sequence[GoldenResult]) -> Score:
+def _summarize(rows: Sequence[GoldenResult]) -> Score:
     ranks = [row.rank for row in rows if row.rank]
     return Score(
         queries=len(rows),
@@ -202,7 +209,7 @@ def _score(rows: Sequence[GoldenResult]) -> Score:
     )
 
 
-# --- Reading ------------------------------------------------------------------------------------
+# --- Queries ------------------------------------------------------------------------------------
 
 
 def queries() -> QuerySet[GoldenQuery]:
@@ -214,5 +221,5 @@ def count_regressions() -> int:
 
 
 def list_regressions() -> list[GoldenQuery]:
-    """The queries that stand worse than they did, under whichever strategy."""
+    """Return the queries that regressed with any strategy."""
     return list(queries().filter(results__broke=True).distinct())

@@ -1,4 +1,4 @@
-"""The search index of one scope: searchable tools, their postings, names and vectors."""
+"""Search index of one scope: searchable tools with their postings, names and vectors."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -10,21 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from catalog.search import weights
-from catalog.search.bm25 import Document, Postings, document
+from catalog.search.bm25 import Document, Postings, make_document
 from catalog.search.embeddings import encoder
 from catalog.search.spelling import SPELLING, NameIndex
-from catalog.search.tokenizer import LONGEST_NAME, LONGEST_TEXT, joined, words
+from catalog.search.tokenizer import MAX_NAME_LENGTH, MAX_TEXT_LENGTH, normalize_name, tokenize
 
 if TYPE_CHECKING:
     from catalog.cache import CachedTool
 
-START = 6  # letters of a name that tell nearly always that none starts so
-MOST_PREPARED = 250_000
+PREFIX_LENGTH = 6  # characters of the prefix set that rules out most prefix lookups
+MAX_INDEXED_TOOLS = 250_000
 
 
 @dataclass(frozen=True)
 class Searchable:
-    """One tool as search sees it."""
+    """The searchable fields of one tool."""
 
     name: str
     original_name: str
@@ -33,21 +33,21 @@ class Searchable:
     description: str
     parameters: str
     groups: tuple[str, ...]
-    hints: tuple[str, ...] = ()  # other names and example queries, written by an admin
+    hints: tuple[str, ...] = ()  # search aliases and example queries written by an admin
 
     @property
     def passage(self) -> str:
-        """The text whose meaning is encoded."""
+        """The text that is embedded."""
         return encoder.passage(self.original_name, self.description, self.parameters, self.hints)
 
     @property
     def key(self) -> str:
-        """Where the vector of its passage is kept."""
+        """The key of the passage's vector."""
         return _key(self.original_name, self.description, self.parameters, self.hints)
 
 
 class VectorSource(Protocol):
-    """Where vectors come from. `reason` says why there are none, if there are none."""
+    """Source of embedding vectors. `reason` says why there are none; empty if there are."""
 
     @property
     def reason(self) -> str: ...
@@ -58,14 +58,15 @@ class VectorSource(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class IndexedTool:
-    """What is worked out for a tool once, however many indexes hold it."""
+    """The tokenized form of a tool, shared by all indexes that contain it."""
 
     document: Document
-    names: frozenset[str]  # joined
+    names: frozenset[str]  # normalized
 
 
-@lru_cache(maxsize=MOST_PREPARED)
+@lru_cache(maxsize=MAX_INDEXED_TOOLS)
 def index_tool(tool: Searchable) -> IndexedTool:
+    """Tokenize the fields of a tool, weighted."""
     fields = (
         (tool.original_name, weights.NAME),
         (tool.server, weights.SERVER),
@@ -76,89 +77,92 @@ def index_tool(tool: Searchable) -> IndexedTool:
         (" ".join(tool.hints), weights.HINTS),
     )
     return IndexedTool(
-        document((words(text), weight) for text, weight in fields if text),
-        frozenset(joined(name[:LONGEST_NAME]) for name in (tool.name, tool.original_name)),
+        make_document((tokenize(text), weight) for text, weight in fields if text),
+        frozenset(
+            normalize_name(name[:MAX_NAME_LENGTH]) for name in (tool.name, tool.original_name)
+        ),
     )
 
 
-@lru_cache(maxsize=MOST_PREPARED)
+@lru_cache(maxsize=MAX_INDEXED_TOOLS)
 def _key(name: str, description: str, parameters: str, hints: tuple[str, ...]) -> str:
     return encoder.key(encoder.passage(name, description, parameters, hints))
 
 
 class Index:
-    """Everything one scope may see, ready to be searched.
+    """The tools one scope may see, ready to be searched.
 
-    Immutable but for vectors, which are looked for again while some are still to come. Tools
-    stand by name, so the order they came in changes nothing, and a position breaks a tie by name.
+    Immutable except for vectors, which are looked up again while some are pending. Tools are
+    sorted by name, so the input order has no effect and positions break ties by name.
     """
 
-    def __init__(self, tools: Sequence[Searchable], meanings: VectorSource | None = None) -> None:
+    def __init__(self, tools: Sequence[Searchable], vectors: VectorSource | None = None) -> None:
         self.tools = tuple(sorted(tools, key=lambda tool: tool.name))
         self.names = [tool.name for tool in self.tools]
-        made = [index_tool(tool) for tool in self.tools]
-        self.postings = Postings([one.document for one in made])
+        indexed = [index_tool(tool) for tool in self.tools]
+        self.postings = Postings([tool.document for tool in indexed])
         self.keys = [tool.key for tool in self.tools]
-        self.meanings = meanings
+        self.vectors = vectors
         self._rows = np.full(len(self.tools), -1, np.intp)
-        self._names = sorted((name, at) for at, one in enumerate(made) for name in one.names)
-        self._beginnings = {name[:START] for name, _ in self._names}
-        SPELLING.learn()
+        self._names = sorted((name, at) for at, tool in enumerate(indexed) for name in tool.names)
+        self._prefixes = {name[:PREFIX_LENGTH] for name, _ in self._names}
+        SPELLING.update()
 
     def __len__(self) -> int:
         return len(self.tools)
 
     @property
-    def waiting(self) -> int:
-        """How many tools' vectors are still to come."""
+    def pending_vectors(self) -> int:
+        """The number of tools without a vector."""
         return int((self.rows < 0).sum())
 
     @property
     def rows(self) -> NDArray[np.intp]:
-        if self.meanings is not None and (self._rows < 0).any():
-            self._rows = self.meanings.rows(self.keys)
+        """The matrix row of each tool's vector; -1 while it is pending."""
+        if self.vectors is not None and (self._rows < 0).any():
+            self._rows = self.vectors.rows(self.keys)
         return self._rows
 
     @cached_property
     def servers(self) -> NDArray[np.str_]:
         return np.array([tool.server for tool in self.tools], np.str_)
 
-    def starting_with(self, key: str) -> Iterable[tuple[str, int]]:
-        """Yield joined names that start with the key, and whose they are."""
-        if len(key) >= START and key[:START] not in self._beginnings:
+    def names_starting_with(self, prefix: str) -> Iterable[tuple[str, int]]:
+        """Yield the normalized names with this prefix, each with the position of its tool."""
+        if len(prefix) >= PREFIX_LENGTH and prefix[:PREFIX_LENGTH] not in self._prefixes:
             return
-        for at in range(bisect_left(self._names, (key, -1)), len(self._names)):
-            if not self._names[at][0].startswith(key):
+        for at in range(bisect_left(self._names, (prefix, -1)), len(self._names)):
+            if not self._names[at][0].startswith(prefix):
                 break
             yield self._names[at]
 
     @cached_property
     def texts(self) -> tuple[tuple[bytes, bytes, bytes], ...]:
-        """Each tool's public name, own name and description as RE2 reads them."""
+        """Public name, original name and description of each tool as UTF-8, for RE2."""
         return tuple(
             (_utf8(tool.name), _utf8(tool.original_name), _utf8(tool.description))
             for tool in self.tools
         )
 
     @cached_property
-    def near(self) -> NameIndex:
+    def similar_names(self) -> NameIndex:
         return NameIndex([(tool.name, tool.original_name) for tool in self.tools])
 
 
 def _utf8(text: str) -> bytes:
-    return text[:LONGEST_TEXT].encode(errors="replace")
+    return text[:MAX_TEXT_LENGTH].encode(errors="replace")
 
 
-def make_searchable(item: "CachedTool", groups: Sequence[str]) -> Searchable:
-    """A tool as search sees it, with the texts of the groups it is in."""
-    title, parameters = item.approved.search_fields if item.approved else ("", "")
+def make_searchable(tool: "CachedTool", groups: Sequence[str]) -> Searchable:
+    """Return the searchable fields of a tool, with the texts of its groups."""
+    title, parameters = tool.approved.search_fields if tool.approved else ("", "")
     return Searchable(
-        name=item.name,
-        original_name=item.original_name,
-        server=item.server,
+        name=tool.name,
+        original_name=tool.original_name,
+        server=tool.server,
         title=title,
-        description=item.description,
+        description=tool.description,
         parameters=parameters,
         groups=tuple(groups),
-        hints=item.hints,
+        hints=tool.hints,
     )

@@ -1,7 +1,7 @@
-"""Split a long request into what it asks for one after another. Pure.
+"""Query parsing: tokenization, translation, spelling correction and clause splitting. Pure.
 
-"Book a flight and then mail the ticket to Ann" wants two tools, and neither is the best for the
-whole sentence: each clause is searched for too.
+"Book a flight and then mail the ticket to Ann" needs two tools, and neither ranks best for the
+whole sentence: each clause is scored as well.
 """
 
 import re
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from catalog.search import translation
 from catalog.search.bm25 import Postings
 from catalog.search.spelling import SPELLING
-from catalog.search.tokenizer import tokenize_query, words
+from catalog.search.tokenizer import tokenize, tokenize_query
 
-MOST = 8
-FEWEST_WORDS = 2  # a shorter clause says too little alone and joins its neighbour
-SEAM = re.compile(
+MAX_CLAUSES = 8
+MIN_CLAUSE_TERMS = 2  # a shorter clause is too vague on its own and is merged with its neighbour
+CLAUSE_BOUNDARY = re.compile(
     r"(?<=[.!?;])\s+|[,;:\n]\s*|[。！？；，、：]|\s-\s"
     r"|\s(?:and|then|also|as well as|plus|followed by|after that|next|finally|along with"
     r"|und|dann|y|luego|et|puis)\s",
@@ -23,97 +23,102 @@ SEAM = re.compile(
 )
 
 
-def split_clauses(query: str, words: Callable[[str], Sized]) -> list[str]:
-    """Return the clauses of a query, or none where it is only one."""
-    found: list[str] = []
-    waiting = ""
-    for part in filter(None, (piece.strip() for piece in SEAM.split(query))):
-        clause = f"{waiting} {part}" if waiting else part
-        if len(words(clause)) < FEWEST_WORDS:
-            waiting = clause
+def split_clauses(query: str, tokenize: Callable[[str], Sized]) -> list[str]:
+    """Return the clauses of a query, or an empty list if it is a single clause."""
+    clauses: list[str] = []
+    pending = ""
+    for part in filter(None, (piece.strip() for piece in CLAUSE_BOUNDARY.split(query))):
+        clause = f"{pending} {part}" if pending else part
+        if len(tokenize(clause)) < MIN_CLAUSE_TERMS:
+            pending = clause
         else:
-            found.append(clause)
-            waiting = ""
-    if waiting and found:
-        found[-1] += f" {waiting}"
-    if len(found) > MOST:
-        found[MOST - 1 :] = [" ".join(found[MOST - 1 :])]
-    return found if len(found) > 1 else []
+            clauses.append(clause)
+            pending = ""
+    if pending and clauses:
+        clauses[-1] += f" {pending}"
+    if len(clauses) > MAX_CLAUSES:
+        clauses[MAX_CLAUSES - 1 :] = [" ".join(clauses[MAX_CLAUSES - 1 :])]
+    return clauses if len(clauses) > 1 else []
 
 
 class ParsedQuery(NamedTuple):
-    """A query taken apart."""
+    """A query with its terms, spelling corrections, clauses and translated terms."""
 
     text: str
-    terms: dict[str, str]  # each different word, and how it is spelled in the query
-    repaired: dict[str, str]  # of the words that no tool holds, the one that was meant
+    terms: dict[str, str]  # distinct terms, each with its spelling in the query
+    corrections: dict[str, str]  # unknown term: the term it was corrected to
     clauses: tuple[str, ...]
-    translated: frozenset[str] = frozenset()  # the terms that stand for a word of another language
+    translated: frozenset[str] = frozenset()  # terms that stand for a word of another language
 
     @property
-    def replacing(self) -> set[str]:
-        """The terms that are not what the query says."""
-        return {*self.repaired.values(), *self.translated}
+    def substituted(self) -> set[str]:
+        """The terms that the query does not contain: corrected or translated."""
+        return {*self.corrections.values(), *self.translated}
 
     @property
     def texts(self) -> list[str]:
-        """What has to be encoded: the whole, then each clause."""
+        """The texts to embed: the whole query, then each clause."""
         return [self.text, *self.clauses]
 
-    def words(self, text: str) -> list[str]:
-        return list(dict.fromkeys(self.repaired.get(word, word) for word in tokenize_query(text)))
+    def clause_terms(self, clause: str) -> list[str]:
+        """Return the distinct terms of a clause, corrected."""
+        corrected = (self.corrections.get(term, term) for term in tokenize_query(clause))
+        return list(dict.fromkeys(corrected))
 
 
 def parse_query(query: str, postings: Postings, *, by_clause: bool = True) -> ParsedQuery:
-    """Read a query; a word that no tool here holds may be foreign, or a mistake for one held."""
+    """Parse a query; terms that no tool contains are translated or spelling-corrected."""
     terms = tokenize_query(query)
-    repaired: dict[str, str] = {}
+    corrections: dict[str, str] = {}
     translated: frozenset[str] = frozenset()
     unknown = postings.unknown(terms)
     if unknown:
-        query, terms, translated = _read(query, terms, unknown, postings)
-        for word in postings.unknown(terms):
-            meant = SPELLING.meant(word, lambda near: len(postings.holders(near)))
-            if meant:
-                repaired[word] = meant
-        right: dict[str, str] = {}
-        for word, spelling in terms.items():
-            right.setdefault(repaired.get(word, word), spelling)
-        terms = right
-    parts = tuple(split_clauses(query, tokenize_query)) if by_clause else ()
-    return ParsedQuery(query, terms, repaired, parts, translated)
+        query, terms, translated = _translate(query, terms, unknown, postings)
+        for term in postings.unknown(terms):
+            corrected = SPELLING.correct(
+                term, lambda candidate: len(postings.documents_with(candidate))
+            )
+            if corrected:
+                corrections[term] = corrected
+        corrected_terms: dict[str, str] = {}
+        for term, spelling in terms.items():
+            corrected_terms.setdefault(corrections.get(term, term), spelling)
+        terms = corrected_terms
+    clauses = tuple(split_clauses(query, tokenize_query)) if by_clause else ()
+    return ParsedQuery(query, terms, corrections, clauses, translated)
 
 
-def _read(
+def _translate(
     query: str, terms: dict[str, str], unknown: list[str], postings: Postings
 ) -> tuple[str, dict[str, str], frozenset[str]]:
-    """Read a query of another language in English: its text, its words, and which are not its own.
+    """Translate a query to English; return its text, its terms and which of them are translated.
 
-    What tools hold as it was asked for is searched for too.
+    Terms of the original query that tools contain are searched for as well.
     """
-    reading = translation.english(
+    translated_query = translation.translate(
         query,
         terms.values(),
-        [terms[word] for word in unknown],
-        lambda english: not postings.unknown(words(english)),
+        [terms[term] for term in unknown],
+        lambda english: not postings.unknown(tokenize(english)),
     )
-    if not reading:
+    if not translated_query:
         return query, terms, frozenset()
-    own = {
-        word: spelling
-        for word, spelling in terms.items()
-        if word not in unknown and spelling not in reading.dropped
+    original = {
+        term: spelling
+        for term, spelling in terms.items()
+        if term not in unknown and spelling not in translated_query.dropped
     }
-    read = tokenize_query(reading.text)
-    known = {word: reading.origin.get(english, english) for word, english in read.items()}
-    translated = frozenset(word for word in read if read[word] in reading.origin)
-    return reading.text, known | own, translated
+    spellings = tokenize_query(translated_query.text)
+    origin = translated_query.origin
+    known = {term: origin.get(english, english) for term, english in spellings.items()}
+    translated = frozenset(term for term in spellings if spellings[term] in origin)
+    return translated_query.text, known | original, translated
 
 
-def explain_terms(asked: ParsedQuery) -> Mapping[str, str]:
-    """For people: each word that counts, as the query spells it, mistakes with what was meant."""
-    replacing = asked.replacing
+def explain_terms(query: ParsedQuery) -> Mapping[str, str]:
+    """Return each term as shown to people: its spelling, with the substituted term if any."""
+    substituted = query.substituted
     return {
-        term: f"“{spelling}” → “{term}”" if term in replacing else f"“{spelling}”"
-        for term, spelling in asked.terms.items()
+        term: f"“{spelling}” → “{term}”" if term in substituted else f"“{spelling}”"
+        for term, spelling in query.terms.items()
     }

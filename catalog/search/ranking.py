@@ -1,10 +1,9 @@
-"""How well each tool fits a query: by its words, by its meaning, or by both. Pure.
+"""Hybrid ranking: keyword (BM25) and semantic (cosine) scores, normalized and mixed. Pure.
 
-Words are scored by BM25, meaning by the cosine of vectors; both are brought to 0..1, the best
-being 1, and mixed. A query of several clauses is searched for as a whole and clause by clause.
-How much meaning counts follows the query: where the best tool holds most of what the words say,
-the words are trusted; where it holds little, as with a question in everyday language, meaning
-decides. How the numbers were chosen is in docs/decisions.md.
+Both scores are scaled to 0..1 with the best tool at 1. A query with several clauses is scored as
+a whole and clause by clause. The semantic share depends on the query: it is low where the best
+tool contains most of the query's terms, and high where it contains few, as for questions in
+everyday language. The decisions in docs/ describe how the numbers were chosen.
 """
 
 from typing import NamedTuple
@@ -18,79 +17,82 @@ from catalog.search.query import ParsedQuery
 
 
 class KeywordScores(NamedTuple):
-    scores: Floats  # of every tool; nothing where it holds no word
-    best: float  # the highest of them, or 1
-    coverage: float  # the share of what its words say that the best tool holds, 0..1
+    scores: Floats  # of every tool; 0 if it contains no term
+    best: float  # the highest score, or 1
+    coverage: float  # the best score as a share of the highest possible one, 0..1
 
     @property
-    def fit(self) -> Floats:
-        """How well every tool fits, 0..1."""
+    def normalized(self) -> Floats:
+        """The scores scaled to 0..1."""
         return self.scores / self.best
 
 
-def keyword_scores(postings: Postings, asked: ParsedQuery) -> KeywordScores:
-    terms = list(asked.terms)
-    found = _keyword_scores_of(postings, terms)
-    if asked.clauses:
-        best, covered = np.zeros(postings.size), 0.0
-        for clause in asked.clauses:
-            part = _keyword_scores_of(postings, asked.words(clause))
-            np.maximum(best, part.fit, out=best)
-            covered += part.coverage
-        fit = (1 - weights.CLAUSE_KEYWORD) * found.fit + weights.CLAUSE_KEYWORD * best
-        found = KeywordScores(np.where(found.scores > 0, fit, 0), 1.0, covered / len(asked.clauses))
-    if postings.worthless:
-        # A word that half of the tools hold scores nothing, and is a match all the same.
+def keyword_scores(postings: Postings, query: ParsedQuery) -> KeywordScores:
+    """Score every tool by BM25, over the whole query and its clauses."""
+    terms = list(query.terms)
+    result = _score_terms(postings, terms)
+    if query.clauses:
+        best, coverage = np.zeros(postings.size), 0.0
+        for clause in query.clauses:
+            part = _score_terms(postings, query.clause_terms(clause))
+            np.maximum(best, part.normalized, out=best)
+            coverage += part.coverage
+        share = weights.CLAUSE_KEYWORD
+        mixed = (1 - share) * result.normalized + share * best
+        result = KeywordScores(
+            np.where(result.scores > 0, mixed, 0), 1.0, coverage / len(query.clauses)
+        )
+    if postings.has_zero_idf:
+        # A term that half of the tools contain scores 0 but still is a match.
         for term in terms:
-            holders = postings.holders(term)
-            found.scores[holders] = np.maximum(
-                found.scores[holders], weights.LEAST_SCORE * found.best
+            documents = postings.documents_with(term)
+            result.scores[documents] = np.maximum(
+                result.scores[documents], weights.LEAST_SCORE * result.best
             )
-    return found
+    return result
 
 
-def _keyword_scores_of(postings: Postings, words: list[str]) -> KeywordScores:
-    """Score by words; and say how near the best is to the most there can be."""
-    scores = postings.scores(words)
+def _score_terms(postings: Postings, terms: list[str]) -> KeywordScores:
+    scores = postings.scores(terms)
     best = highest(scores)
     if best <= 0:
         return KeywordScores(scores, 1.0, 0.0)
-    return KeywordScores(scores, best, min(1.0, best / postings.most(words)))
+    return KeywordScores(scores, best, min(1.0, best / postings.max_score(terms)))
 
 
 def highest(scores: Floats) -> float:
-    """The highest, or nothing; half as long as `max` takes."""
+    """Return the highest score, or 0. Takes half the time of `max`."""
     return float(scores[scores.argmax()]) if len(scores) else 0.0
 
 
-def semantic_scores(near: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Judge by cosines: a row for each tool, a column for the whole and for each clause.
+def semantic_scores(cosines: NDArray[np.float32]) -> tuple[Floats, NDArray[np.bool_]]:
+    """Score by cosine similarity: a row per tool, a column for the query and for each clause.
 
-    Returns how near each tool is, the nearest being 1, and which are near enough to fit. A row
-    of NaN is a tool whose vector is still to come: it fits nothing.
+    Return the scores scaled to 0..1, and which tools are similar enough to match. A row of NaN is
+    a tool without a vector: it never matches.
     """
-    known = ~np.isnan(near[:, 0])
-    cosine = np.nan_to_num(near[:, 0].astype(np.float64))
+    known = ~np.isnan(cosines[:, 0])
+    cosine = np.nan_to_num(cosines[:, 0].astype(np.float64))
     best = cosine
-    if near.shape[1] > 1:
-        of_clauses = np.nan_to_num(near[:, 1:].max(axis=1).astype(np.float64))
-        best = np.maximum(cosine, of_clauses)
-        cosine = (1 - weights.CLAUSE_SEMANTIC) * cosine + weights.CLAUSE_SEMANTIC * of_clauses
+    if cosines.shape[1] > 1:
+        best_clause = np.nan_to_num(cosines[:, 1:].max(axis=1).astype(np.float64))
+        best = np.maximum(cosine, best_clause)
+        cosine = (1 - weights.CLAUSE_SEMANTIC) * cosine + weights.CLAUSE_SEMANTIC * best_clause
     count = int(known.sum())
-    far = (
+    background = (
         max(0.0, float(cosine.sum()) / max(1, count)) * count / (count + weights.BACKGROUND_DAMPING)
     )
-    score = np.where(known, cosine - far, 0).clip(0)
+    score = np.where(known, cosine - background, 0).clip(0)
     return score / (highest(score) or 1.0), known & (best >= weights.SEMANTIC_MATCH)
 
 
-def mix_scores(words: KeywordScores, meaning: Floats, known: NDArray[np.bool_]) -> Floats:
-    """Mix both; a tool without a vector is judged by its words alone."""
-    weight = weights.SEMANTIC - weights.SEMANTIC_LESS_BY_COVERAGE * words.coverage
-    fit = words.fit
-    return np.where(known, weight * meaning + (1 - weight) * fit, fit)
+def mix_scores(keyword: KeywordScores, semantic: Floats, known: NDArray[np.bool_]) -> Floats:
+    """Mix keyword and semantic scores; a tool without a vector has its keyword score only."""
+    weight = weights.SEMANTIC - weights.SEMANTIC_LESS_BY_COVERAGE * keyword.coverage
+    normalized = keyword.normalized
+    return np.where(known, weight * semantic + (1 - weight) * normalized, normalized)
 
 
-def mask_scores(score: Floats, fits: NDArray[np.bool_]) -> Floats:
-    """Keep the scores of what fits; that is never nothing."""
-    return np.where(fits, np.maximum(score, weights.LEAST_SCORE), 0)
+def mask_scores(scores: Floats, matches: NDArray[np.bool_]) -> Floats:
+    """Set the scores of tools that do not match to 0, and those of matches above 0."""
+    return np.where(matches, np.maximum(scores, weights.LEAST_SCORE), 0)

@@ -1,7 +1,7 @@
-"""Search by pattern: RE2, never `re`. Pure.
+"""Regular-expression search with RE2, never `re`. Pure.
 
-RE2 never backtracks, yet a pattern with many states can cost a million steps a text: patterns
-are bounded by length, by size once compiled, and by the processor time one search may take.
+RE2 does not backtrack, but a pattern with many states can take a million steps per text. Patterns
+are therefore limited in length, in compiled size and in the CPU time of one search.
 """
 
 import re
@@ -14,29 +14,29 @@ import re2
 from toolcrib.lib.errors import Invalid
 
 MAX_PATTERN_LENGTH = 200
-PATTERN_MEMORY = 1 << 20
-LARGEST_PATTERN = 1_000
-# A plain pattern takes 6 µs a tool; these end one that takes ten times as long.
+MAX_PATTERN_MEMORY = 1 << 20
+MAX_PROGRAM_SIZE = 1_000
+# A simple pattern takes 6 µs per tool; these limits stop one that takes ten times as long.
 SECONDS_PER_SEARCH = 0.25
 SECONDS_PER_TOOL = 0.000_06
 
 Texts = tuple[bytes, bytes, bytes]  # public name, own name, description
 
 
-def matches(
-    pattern: str, texts: Sequence[Texts], among: Iterable[int]
+def match_pattern(
+    pattern: str, texts: Sequence[Texts], positions: Iterable[int]
 ) -> dict[int, tuple[str, ...]]:
-    """Return which of the texts a pattern matches, and in which fields."""
-    expression = compiled(pattern)
+    """Return the positions of the texts a pattern matches, each with the matching fields."""
+    expression = compile_pattern(pattern)
     deadline = time.thread_time() + SECONDS_PER_SEARCH + SECONDS_PER_TOOL * len(texts)
-    found = {}
-    for position in among:
+    matches = {}
+    for position in positions:
         fields = _fields(expression, texts[position])
         if fields:
-            found[position] = fields
+            matches[position] = fields
         if time.thread_time() > deadline:
-            raise _bad_pattern("The pattern takes too long to match the descriptions here.")
-    return found
+            raise _bad_pattern("The pattern takes too long to match.")
+    return matches
 
 
 def _fields(expression: Any, texts: Texts) -> tuple[str, ...]:
@@ -47,40 +47,42 @@ def _fields(expression: Any, texts: Texts) -> tuple[str, ...]:
     )
 
 
-def compiled(pattern: str) -> Any:
-    """Compile with RE2, or say which part of the pattern it cannot take."""
+def compile_pattern(pattern: str) -> Any:
+    """Compile a pattern with RE2, or raise Invalid naming the unsupported part."""
     if not pattern:
         raise Invalid(
-            "There is no pattern to search for.",
-            hint="Give `pattern` a regular expression, for example `create_.*`.",
+            "The pattern is empty.",
+            hint="Set `pattern` to a regular expression, for example `create_.*`.",
         )
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise _bad_pattern(
             f"The pattern has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are allowed."
         )
     options = re2.Options()
-    options.max_mem = PATTERN_MEMORY
+    options.max_mem = MAX_PATTERN_MEMORY
     options.case_sensitive = False
     options.never_capture = True
     options.log_errors = False
     try:
         compiled = re2.compile(pattern.encode(), options)
     except UnicodeEncodeError:
-        raise _bad_pattern("The pattern is not valid Unicode: it holds half a character.") from None
-    except re2.error as error:
-        said = error.args[0]
-        reason = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
-        raise _bad_pattern(_explain(reason, pattern)) from None
-    if compiled.programsize > LARGEST_PATTERN:
         raise _bad_pattern(
-            "The pattern repeats too much: written out it has"
-            f" {compiled.programsize} steps, and at most {LARGEST_PATTERN} are allowed."
+            "The pattern is not valid Unicode: it has an unpaired surrogate."
+        ) from None
+    except re2.error as error:
+        message = error.args[0]
+        reason = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
+        raise _bad_pattern(_explain(reason, pattern)) from None
+    if compiled.programsize > MAX_PROGRAM_SIZE:
+        raise _bad_pattern(
+            "The pattern repeats too much: compiled, it has"
+            f" {compiled.programsize} instructions; at most {MAX_PROGRAM_SIZE} are allowed."
         )
     return compiled
 
 
 def _explain(reason: str, pattern: str) -> str:
-    """Turn what RE2 said into a sentence that names the feature."""
+    """Turn an error message of RE2 into a sentence that names the feature."""
     what, _, part = reason.partition(": ")
     if part in ("(?=", "(?!"):
         return f"Look-ahead, {part}…), is not supported."
@@ -97,8 +99,8 @@ def _explain(reason: str, pattern: str) -> str:
     if what == "bad repetition operator":
         return f"A repetition of a repetition, {part}, is not supported."
     if what.startswith("pattern too large"):
-        return "The pattern repeats too much: written out it is too large."
-    return f"The pattern is not a regular expression: {reason}."
+        return "The pattern repeats too much: compiled, it is too large."
+    return f"The pattern is not a valid regular expression: {reason}."
 
 
 def _bad_pattern(message: str) -> Invalid:
@@ -106,5 +108,5 @@ def _bad_pattern(message: str) -> Invalid:
         message,
         code="invalid_pattern",
         status=400,
-        hint="Patterns are RE2: simplify it, or search with the words of a query instead.",
+        hint="Patterns use RE2 syntax. Simplify the pattern, or search with `query` instead.",
     )

@@ -1,9 +1,12 @@
-"""Find the word that was meant where a query holds one that no tool has. Pure.
+"""Spelling correction of query terms, and suggestions of similar tool names. Pure.
 
-Two words are one mistake apart (a letter too many, missing, wrong, or two swapped) only if they
-meet when each loses at most one letter. So every word is filed under itself less one letter, and
-a look costs a few lookups whatever the size of the vocabulary. The files are shared by all
-indexes and grow with the vocabulary; what an index does not hold is never offered by it.
+Terms: two words are one edit apart (insertion, deletion, substitution or transposition) only if
+they become equal when each loses at most one letter. Every word is therefore indexed under each
+of its one-letter deletions, and a lookup costs a few dictionary accesses whatever the size of the
+vocabulary. All indexes share this deletion index, and it grows with the vocabulary; an index
+never suggests a word that it does not contain.
+
+Names: candidates are selected by shared trigrams and ranked by difflib's ratio.
 """
 
 import difflib
@@ -12,109 +15,111 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from catalog.search.bm25 import VOCABULARY
-from catalog.search.tokenizer import LONGEST_NAME
+from catalog.search.tokenizer import MAX_NAME_LENGTH
 from catalog.search.weights import SIMILAR_NAME
 
-SHORTEST, LONGEST = 5, 24
-MOST_COMPARED = 50  # comparing letter by letter is slow: only those that share the most
+MIN_WORD_LENGTH, MAX_WORD_LENGTH = 5, 24
+MAX_COMPARED_NAMES = 50  # difflib is slow: compare only the names that share the most trigrams
 
 
 class Spelling:
-    """Words filed under what is left of them when a letter is dropped."""
+    """Words of the vocabulary, indexed by their one-letter deletions."""
 
     def __init__(self) -> None:
-        self._filed: dict[int, int | list[int]] = {}
-        self._read = 0
+        self._by_deletion: dict[int, int | list[int]] = {}
+        self._indexed = 0  # words of the vocabulary indexed so far
         self._lock = threading.Lock()
 
-    def meant(self, word: str, holders: Callable[[str], int]) -> str:
-        """Return the likeliest word one mistake away that something holds, or nothing."""
-        if not SHORTEST <= len(word) <= LONGEST or not word.isalpha():
+    def correct(self, word: str, count_documents: Callable[[str], int]) -> str:
+        """Return the most frequent word one edit away that a document contains, or ""."""
+        if not MIN_WORD_LENGTH <= len(word) <= MAX_WORD_LENGTH or not word.isalpha():
             return ""
-        self.learn()
-        near = {VOCABULARY.words[number] for number in self._near(word)}
-        likely = [
-            (-count, one)
-            for one in near
-            if one.isalpha() and (count := holders(one)) and _one_apart(word, one)
+        self.update()
+        candidates = {VOCABULARY.terms[number] for number in self._candidates(word)}
+        ranked = [
+            (-count, candidate)
+            for candidate in candidates
+            if candidate.isalpha()
+            and (count := count_documents(candidate))
+            and _is_one_edit_apart(word, candidate)
         ]
-        return min(likely)[1] if likely else ""
+        return min(ranked)[1] if ranked else ""
 
-    def _near(self, word: str) -> Iterator[int]:
-        for key in _less_one(word):
-            filed = self._filed.get(hash(key), [])
-            yield from [filed] if isinstance(filed, int) else filed
+    def _candidates(self, word: str) -> Iterator[int]:
+        for deletion in _deletions(word):
+            numbers = self._by_deletion.get(hash(deletion), [])
+            yield from [numbers] if isinstance(numbers, int) else numbers
 
-    def learn(self) -> None:
-        """File what the vocabulary has gained; cheap where it gained nothing."""
-        if self._read == len(VOCABULARY.words):
+    def update(self) -> None:
+        """Index new words of the vocabulary. Cheap if there are none."""
+        if self._indexed == len(VOCABULARY.terms):
             return
         with self._lock:
-            for number in range(self._read, len(VOCABULARY.words)):
-                word = VOCABULARY.words[number]
-                if SHORTEST - 1 <= len(word) <= LONGEST + 1:
-                    for key in map(hash, _less_one(word)):
-                        self._file(key, number)
-                self._read = number + 1
+            for number in range(self._indexed, len(VOCABULARY.terms)):
+                word = VOCABULARY.terms[number]
+                if MIN_WORD_LENGTH - 1 <= len(word) <= MAX_WORD_LENGTH + 1:
+                    for key in map(hash, _deletions(word)):
+                        self._add(key, number)
+                self._indexed = number + 1
 
-    def _file(self, key: int, number: int) -> None:
-        held = self._filed.get(key)
-        if held is None:
-            self._filed[key] = number  # a bare number: most keys have one word
-        elif isinstance(held, int):
-            self._filed[key] = [held, number]
+    def _add(self, key: int, number: int) -> None:
+        numbers = self._by_deletion.get(key)
+        if numbers is None:
+            self._by_deletion[key] = number  # a bare int saves memory: most keys have one word
+        elif isinstance(numbers, int):
+            self._by_deletion[key] = [numbers, number]
         else:
-            held.append(number)
+            numbers.append(number)
 
 
 SPELLING = Spelling()
 
 
-def _less_one(word: str) -> set[str]:
+def _deletions(word: str) -> set[str]:
     return {word, *(word[:at] + word[at + 1 :] for at in range(len(word)))}
 
 
-def _one_apart(left: str, right: str) -> bool:
-    """Whether one mistake makes one word of the other."""
+def _is_one_edit_apart(left: str, right: str) -> bool:
+    """Return whether one edit turns one word into the other."""
     if len(left) > len(right):
         left, right = right, left
-    same = 0
-    while same < len(left) and left[same] == right[same]:
-        same += 1
-    rest, other = left[same:], right[same:]
+    prefix = 0
+    while prefix < len(left) and left[prefix] == right[prefix]:
+        prefix += 1
+    left_rest, right_rest = left[prefix:], right[prefix:]
     if len(left) < len(right):
-        return len(right) - len(left) == 1 and rest == other[1:]
-    swapped = other[1::-1] + other[2:]
-    return rest[1:] == other[1:] or rest == swapped
+        return len(right) - len(left) == 1 and left_rest == right_rest[1:]
+    transposed = right_rest[1::-1] + right_rest[2:]
+    return left_rest[1:] == right_rest[1:] or left_rest == transposed
 
 
-# --- Similar names --------------------------------------------------------------------------------
+# --- Similar names ------------------------------------------------------------------------------
 
 
 class NameIndex:
-    """NameIndex by three letters in a row, each with another name it goes by."""
+    """Trigram index of public names, each paired with the tool's original name."""
 
     def __init__(self, names: Sequence[tuple[str, str]]) -> None:
         self._names = names
-        self._holding: dict[str, list[int]] = {}
+        self._by_trigram: dict[str, list[int]] = {}
         for at, (name, _) in enumerate(names):
             for trigram in _trigrams(name):
-                self._holding.setdefault(trigram, []).append(at)
+                self._by_trigram.setdefault(trigram, []).append(at)
 
-    def near(self, text: str, limit: int) -> list[str]:
-        """The nearest first; none if none is near."""
-        text = text[:LONGEST_NAME].casefold()
+    def find_similar(self, text: str, limit: int) -> list[str]:
+        """Return the most similar names, best first; none below the similarity threshold."""
+        text = text[:MAX_NAME_LENGTH].casefold()
         shared: Counter[int] = Counter()
         for trigram in _trigrams(text):
-            shared.update(self._holding.get(trigram, ()))
-        likely = sorted(shared, key=lambda at: (-shared[at], at))[:MOST_COMPARED]
-        compared = difflib.SequenceMatcher(b=text)  # which it works through once
-        near = []
-        for at in likely:
-            nearness = max(_likeness(compared, name) for name in self._names[at])
-            if nearness >= SIMILAR_NAME:
-                near.append((-nearness, self._names[at][0]))
-        return [name for _, name in sorted(near)[: max(0, limit)]]
+            shared.update(self._by_trigram.get(trigram, ()))
+        candidates = sorted(shared, key=lambda at: (-shared[at], at))[:MAX_COMPARED_NAMES]
+        matcher = difflib.SequenceMatcher(b=text)  # difflib caches its analysis of b
+        similar = []
+        for at in candidates:
+            similarity = max(_similarity(matcher, name) for name in self._names[at])
+            if similarity >= SIMILAR_NAME:
+                similar.append((-similarity, self._names[at][0]))
+        return [name for _, name in sorted(similar)[: max(0, limit)]]
 
 
 def _trigrams(name: str) -> set[str]:
@@ -122,8 +127,8 @@ def _trigrams(name: str) -> set[str]:
     return {padded[at : at + 3] for at in range(len(padded) - 2)}
 
 
-def _likeness(compared: "difflib.SequenceMatcher[str]", name: str) -> float:
-    """How near a name is, or 0 where a glance tells that it is not."""
-    compared.set_seq1(name[:LONGEST_NAME].casefold())
-    glances = compared.real_quick_ratio, compared.quick_ratio  # never less than the true one
-    return compared.ratio() if all(glance() >= SIMILAR_NAME for glance in glances) else 0.0
+def _similarity(matcher: "difflib.SequenceMatcher[str]", name: str) -> float:
+    """Return difflib's ratio, or 0 if a cheap upper bound is below the threshold."""
+    matcher.set_seq1(name[:MAX_NAME_LENGTH].casefold())
+    upper_bounds = matcher.real_quick_ratio, matcher.quick_ratio
+    return matcher.ratio() if all(bound() >= SIMILAR_NAME for bound in upper_bounds) else 0.0

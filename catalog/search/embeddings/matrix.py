@@ -1,4 +1,4 @@
-"""Vectors in memory by the key of their text, as one matrix that all indexes share. Pure."""
+"""In-memory matrix of embedding vectors, keyed by text and shared by all indexes. Pure."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from catalog.search.embeddings.encoder import WIDTH, Encoder, Vectors
 
-FIRST = 1_024
-# From this share on, all products at once cost less than picking rows first.
-MOST_OF = 0.3
+INITIAL_ROWS = 1_024
+# From this share of rows on, multiplying the whole matrix is faster than selecting rows first.
+FULL_PRODUCT_SHARE = 0.3
 
 
 class Matrix:
-    """Rows are only ever added, so a reader needs no lock."""
+    """Append-only matrix: readers need no lock."""
 
     def __init__(self) -> None:
         self._rows: dict[str, int] = {}
-        self._numbers: Vectors = np.zeros((FIRST, WIDTH), np.float32)
+        self._vectors: Vectors = np.zeros((INITIAL_ROWS, WIDTH), np.float32)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -33,32 +33,32 @@ class Matrix:
                 if key in self._rows:
                     continue
                 row = len(self._rows)
-                if row == len(self._numbers):
+                if row == len(self._vectors):
                     grown = np.zeros((2 * row, WIDTH), np.float32)
-                    grown[:row] = self._numbers
-                    self._numbers = grown
-                self._numbers[row] = vector
-                self._rows[key] = row  # last: whoever finds the row finds its numbers
+                    grown[:row] = self._vectors
+                    self._vectors = grown
+                self._vectors[row] = vector
+                self._rows[key] = row  # last, so that a reader never sees an empty row
 
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]:
-        """Where each key's vector stands; -1 for one that is still to come."""
+        """Return the row of each key's vector; -1 if it is missing."""
         return np.array([self._rows.get(key, -1) for key in keys], np.intp)
 
     def products(self, rows: NDArray[np.intp], vectors: Vectors) -> NDArray[np.float32]:
-        """How near each row is to each vector; NaN where the row is still to come."""
-        count, numbers = len(self._rows), self._numbers
+        """Return the cosine of each row with each vector; NaN for missing rows."""
+        count, matrix = len(self._rows), self._vectors
         if not count:
             return np.full((len(rows), len(vectors)), np.nan, np.float32)
-        if len(rows) >= MOST_OF * count:
-            near = (numbers[:count] @ vectors.T)[rows]
+        if len(rows) >= FULL_PRODUCT_SHARE * count:
+            cosines = (matrix[:count] @ vectors.T)[rows]
         else:
-            near = numbers[rows] @ vectors.T
-        near[rows < 0] = np.nan
-        return near
+            cosines = matrix[rows] @ vectors.T
+        cosines[rows < 0] = np.nan
+        return cosines
 
 
 class DetachedMatrix:
-    """Vectors of no installation: encoded here and now, and gone with the process."""
+    """Vectors outside the database: encoded on creation, for evaluation and benchmarks."""
 
     reason = ""
 
@@ -68,7 +68,7 @@ class DetachedMatrix:
         self.rows = self.matrix.rows
         self.products = self.matrix.products
         keys = list(passages)
-        for start in range(0, len(keys), FIRST):
-            some = keys[start : start + FIRST]
-            made = encoder.encode_documents([passages[key] for key in some])
-            self.matrix.add(dict(zip(some, made, strict=True)))
+        for start in range(0, len(keys), INITIAL_ROWS):
+            chunk = keys[start : start + INITIAL_ROWS]
+            encoded = encoder.encode_documents([passages[key] for key in chunk])
+            self.matrix.add(dict(zip(chunk, encoded, strict=True)))

@@ -1,10 +1,10 @@
-"""Build the graph of all-MiniLM-L6-v2 from its weights, so that it runs without torch. Pure.
+"""Build the ONNX graph of all-MiniLM-L6-v2 from its weights, to run it without torch. Pure.
 
-The package with the weights holds no graph. This writes one for onnxruntime: token ids and a mask
-in, one vector a token out; pooling is the caller's. `compact` makes the copy for queries, whose
-weights are bytes: half the time, and the same answers as far as measured. Run as a program, `python
--m catalog.search.embeddings.onnx_graph WEIGHTS FOLDER`, since building takes seconds and holds the
-interpreter: nobody who answers requests should import this.
+The package with the weights contains no graph. This module writes one for onnxruntime: token ids
+and a mask in, one vector per token out; the caller does the pooling. `quantize` writes the int8
+copy for queries, which takes half the time with the same measured results. Runs as a program,
+`python -m catalog.search.embeddings.onnx_graph WEIGHTS FOLDER`: building takes seconds and holds
+the GIL, so processes that serve requests must not import it.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ OPSET = 20
 
 
 def read_weights(path: Path) -> Weights:
-    """Read a safetensors file: a length, a table in JSON, and the numbers one after another."""
+    """Read the F32 tensors of a safetensors file: header length, JSON header, data."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
         (length,) = struct.unpack("<Q", raw[:8])
-        table = json.loads(raw[8 : 8 + length])
+        header = json.loads(raw[8 : 8 + length])
         start = 8 + length
-        found = {}
-        for name, entry in table.items():
+        tensors = {}
+        for name, entry in header.items():
             if entry.get("dtype") == "F32":
                 low, high = entry["data_offsets"]
                 numbers = np.frombuffer(raw[start + low : start + high], np.float32)
-                found[name] = numbers.reshape(entry["shape"])
-    return found
+                tensors[name] = numbers.reshape(entry["shape"])
+    return tensors
 
 
 def build(weights: Weights) -> onnx.ModelProto:
-    """Write the six layers down as a graph; its weights are those given."""
+    """Build the graph of the six layers with these weights."""
     graph = _Graph()
     graph.embed(weights)
     state = "embedded"
@@ -69,15 +69,15 @@ def build(weights: Weights) -> onnx.ModelProto:
     return model
 
 
-def compact(source: Path, target: Path) -> None:
-    """Write a copy whose weights are bytes."""
+def quantize(source: Path, target: Path) -> None:
+    """Write a copy with int8 weights."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(source, target, weight_type=QuantType.QInt8, per_channel=True)
 
 
 class _Graph:
-    """Nodes and constants as they are written down."""
+    """Nodes and constants of the graph under construction."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -87,32 +87,34 @@ class _Graph:
         self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
         return output
 
-    def keep(self, name: str, value: Any) -> str:
+    def constant(self, name: str, value: Any) -> str:
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
         return name
 
     def embed(self, weights: Weights) -> None:
-        """Word, position and type of each token; and the mask as what attention adds."""
+        """Add the token, position and type embeddings, and the additive attention mask."""
         position = weights["embeddings.position_embeddings.weight"]
-        kind = weights["embeddings.token_type_embeddings.weight"][0]  # there is one text, of type 0
-        words = self.keep("words", weights["embeddings.word_embeddings.weight"])
+        kind = weights["embeddings.token_type_embeddings.weight"][0]  # a single text: type 0
+        words = self.constant("words", weights["embeddings.word_embeddings.weight"])
         self.add("Gather", [words, "ids"], "word")
         self.add("Shape", ["ids"], "length", start=1, end=2)
-        self.keep("zero", np.array([0]))
-        self.add("Slice", [self.keep("positions", position + kind), "zero", "length"], "position")
+        self.constant("zero", np.array([0]))
+        self.add(
+            "Slice", [self.constant("positions", position + kind), "zero", "length"], "position"
+        )
         self.add("Add", ["word", "position"], "sum")
         self.normalize("sum", weights, "embeddings.LayerNorm", "embedded")
-        self.add("Unsqueeze", ["mask", self.keep("axes", np.array([1, 2]))], "mask4")
+        self.add("Unsqueeze", ["mask", self.constant("axes", np.array([1, 2]))], "mask4")
         self.add("Cast", ["mask4"], "present", to=TensorProto.FLOAT)
-        self.add("Sub", [self.keep("one", np.float32(1)), "present"], "absent")
-        self.add("Mul", ["absent", self.keep("far", np.float32(-1e4))], "bias")
-        self.keep("split", np.array([0, 0, HEADS, WIDTH // HEADS]))
-        self.keep("join", np.array([0, 0, WIDTH]))
-        self.keep("scale", np.float32((WIDTH / HEADS) ** -0.5))
+        self.add("Sub", [self.constant("one", np.float32(1)), "present"], "absent")
+        self.add("Mul", ["absent", self.constant("far", np.float32(-1e4))], "bias")
+        self.constant("split", np.array([0, 0, HEADS, WIDTH // HEADS]))
+        self.constant("join", np.array([0, 0, WIDTH]))
+        self.constant("scale", np.float32((WIDTH / HEADS) ** -0.5))
 
     def layer(self, state: str, weights: Weights, at: str) -> str:
-        found = self.attention(state, weights, at)
-        self.add("Add", [state, found], f"{at}.attended")
+        attended = self.attention(state, weights, at)
+        self.add("Add", [state, attended], f"{at}.attended")
         state = self.normalize(
             f"{at}.attended", weights, f"{at}.attention.output.LayerNorm", f"{at}.middle"
         )
@@ -144,30 +146,30 @@ class _Graph:
         return self.linear(f"{at}.joined", weights, f"{at}.attention.output.dense")
 
     def linear(self, state: str, weights: Weights, at: str) -> str:
-        matrix = self.keep(f"{at}.weight", weights[f"{at}.weight"].T)
-        bias = self.keep(f"{at}.bias", weights[f"{at}.bias"])
+        matrix = self.constant(f"{at}.weight", weights[f"{at}.weight"].T)
+        bias = self.constant(f"{at}.bias", weights[f"{at}.bias"])
         self.add("MatMul", [state, matrix], f"{at}.product")
         return self.add("Add", [f"{at}.product", bias], f"{at}.sum")
 
     def normalize(self, state: str, weights: Weights, at: str, output: str) -> str:
-        scale = self.keep(f"{at}.weight", weights[f"{at}.weight"])
-        bias = self.keep(f"{at}.bias", weights[f"{at}.bias"])
+        scale = self.constant(f"{at}.weight", weights[f"{at}.weight"])
+        bias = self.constant(f"{at}.bias", weights[f"{at}.bias"])
         return self.add("LayerNormalization", [state, scale, bias], output, epsilon=EPSILON)
 
 
 def main(weights: Path, target: Path) -> None:
-    """Build both graphs in a folder that is there only when they are whole."""
+    """Build both graphs and move them to the target folder atomically."""
     model = build(read_weights(weights))
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as folder:
-        whole = Path(folder) / "documents.onnx"
-        onnx.save(model, whole)
-        compact(whole, Path(folder) / "queries.onnx")
-        made = Path(folder) / "made"
-        made.mkdir()
+        full_precision = Path(folder) / "documents.onnx"
+        onnx.save(model, full_precision)
+        quantize(full_precision, Path(folder) / "queries.onnx")
+        complete = Path(folder) / "complete"
+        complete.mkdir()
         for name in ("documents.onnx", "queries.onnx"):
-            (Path(folder) / name).rename(made / name)
-        with contextlib.suppress(OSError):  # another process was first
-            made.rename(target)
+            (Path(folder) / name).rename(complete / name)
+        with contextlib.suppress(OSError):  # another process was faster
+            complete.rename(target)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The vectors of the installation's tools: made in a worker, kept in the database, by text.
+"""Embedding vectors of the installation's tools: computed in a worker, stored in the database.
 
-A vector belongs to a text and not to a tool, so a changed tool costs one text, and a change back
-costs nothing. The model is loaded by a thread, never by a request; until then, and where there is
-none, search goes on by words and says so.
+A vector belongs to a text, not to a tool: a changed tool costs one encoding, and reverting the
+change costs none. A background thread loads the model, never a request; until then, and without a
+model, search falls back to keywords and says so in its note.
 """
 
 import logging
@@ -27,17 +27,17 @@ from catalog.search.index import Searchable, make_searchable
 
 logger = logging.getLogger(__name__)
 
-CHUNK = 500  # rows read at once
-BATCH = 64  # texts encoded between two writes
-LOOK_AGAIN = 1.0  # seconds between two looks for vectors that are still to come
-KEPT_QUERIES = 2_048
-SPARE = 1_000  # vectors of texts that nothing holds now: a change back costs nothing
+CHUNK = 500  # rows per query
+BATCH = 64  # texts encoded per write
+LOOKUP_INTERVAL = 1.0  # seconds between lookups of missing vectors
+MAX_CACHED_QUERIES = 2_048
+MAX_UNUSED_VECTORS = 1_000  # kept for texts no longer in use, so that reverting a change is free
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the vectors are, for people: ready, working or unavailable and why."""
+    """Progress of the embeddings; `state` is ready, working or unavailable."""
 
     total: int
     embedded: int
@@ -46,36 +46,38 @@ class Progress:
 
 
 class Model:
-    """The encoder of this process, loaded once, by whoever asks first off the request path."""
+    """The encoder of this process, loaded once and outside of requests."""
 
     def __init__(self) -> None:
         self.reason = "the embedding model is being loaded"
         self.encoder: Encoder | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.tried = False
+        self.load_attempted = False
 
     def load(self) -> Encoder | None:
-        """Load it now, and wait. None where there is no model; `reason` says why."""
+        """Load the encoder and wait. Return None without a model; `reason` says why."""
         with self._lock:
-            if not self.tried:
+            if not self.load_attempted:
                 try:
                     if not settings.EMBEDDINGS:
-                        raise ModelUnavailable("embeddings are turned off in this installation")
+                        raise ModelUnavailable("embeddings are disabled in this installation")
                     self.encoder = sentence_encoder.load(settings.MODELS_DIR)
                     self.reason = ""
                 except ModelUnavailable as error:
                     level = logging.WARNING if settings.EMBEDDINGS else logging.INFO
-                    logger.log(level, "Search goes by words only: %s", error)
+                    logger.log(
+                        level, "Embeddings unavailable, searching by keywords only: %s", error
+                    )
                     self.reason = str(error)
-                self.tried = True
+                self.load_attempted = True
             return self.encoder
 
     def load_in_background(self) -> None:
-        """Have a thread load it, where nobody has."""
+        """Start a thread that loads the encoder, unless one did."""
         if not settings.EMBEDDINGS:
-            self.load()  # finds out at once that there is none
-        if not self.tried and self._thread is None:
+            self.load()  # sets `reason` immediately
+        if not self.load_attempted and self._thread is None:
             self._thread = threading.Thread(target=self.load, name="model", daemon=True)
             self._thread.start()
 
@@ -84,12 +86,12 @@ model = Model()
 
 
 class InstalledVectors:
-    """The vectors of this installation, as an index asks for them."""
+    """Vector source of the installation's indexes, backed by the database."""
 
     def __init__(self) -> None:
         self.matrix = Matrix()
         self._lock = threading.Lock()
-        self._looked: dict[str, float] = {}
+        self._last_lookup: dict[str, float] = {}
 
     @property
     def reason(self) -> str:
@@ -97,10 +99,10 @@ class InstalledVectors:
         return model.reason
 
     def encode(self, texts: Sequence[str]) -> sentence_encoder.Vectors:
-        return _encoded(tuple(texts))
+        return _encode_queries(tuple(texts))
 
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]:
-        """Where the vectors stand; those not here yet are looked for in the database."""
+        """Return the rows of the vectors; read missing ones from the database."""
         self._fetch(self.matrix.missing(keys))
         return self.matrix.rows(keys)
 
@@ -111,22 +113,26 @@ class InstalledVectors:
 
     def _fetch(self, missing: Sequence[str]) -> None:
         now = time.monotonic()
-        due = [key for key in missing if now - self._looked.get(key, -LOOK_AGAIN) >= LOOK_AGAIN]
+        due = [
+            key
+            for key in missing
+            if now - self._last_lookup.get(key, -LOOKUP_INTERVAL) >= LOOKUP_INTERVAL
+        ]
         if not due or not self._lock.acquire(blocking=False):
             return
         try:
-            self._looked = dict.fromkeys(missing, now)
-            for some in _chunks(due):
-                self.matrix.add(read(some))
+            self._last_lookup = dict.fromkeys(missing, now)
+            for chunk in _chunks(due):
+                self.matrix.add(read(chunk))
         finally:
             self._lock.release()
 
 
-installed = InstalledVectors()
+installation_vectors = InstalledVectors()
 
 
-@lru_cache(maxsize=KEPT_QUERIES)
-def _encoded(texts: tuple[str, ...]) -> sentence_encoder.Vectors:
+@lru_cache(maxsize=MAX_CACHED_QUERIES)
+def _encode_queries(texts: tuple[str, ...]) -> sentence_encoder.Vectors:
     encoder = model.load()
     if encoder is None:
         raise ModelUnavailable(model.reason)
@@ -142,99 +148,100 @@ def read(keys: Sequence[str]) -> dict[str, sentence_encoder.Vectors]:
 
 
 def searchable_tools() -> dict[str, Searchable]:
-    """The tools agents may see, by the key of their passage."""
-    offered = (item for item in cache.current().tools.values() if item.offered)
-    return {tool.key: tool for tool in (make_searchable(item, ()) for item in offered)}
+    """Return the tools available to agents, by the key of their passage."""
+    offered = (tool for tool in cache.current().tools.values() if tool.offered)
+    return {tool.key: tool for tool in (make_searchable(tool, ()) for tool in offered)}
 
 
 def missing(keys: Iterable[str]) -> list[str]:
-    """Those that have no vector yet."""
-    unknown = installed.matrix.missing(keys)
-    have: set[str] = set()
-    for some in _chunks(unknown):
-        kept = Vector.objects.filter(model=MODEL, text_sha256__in=some)
-        have.update(kept.values_list("text_sha256", flat=True))
-    return [key for key in unknown if key not in have]
+    """Return the keys without a vector, in memory or in the database."""
+    unknown = installation_vectors.matrix.missing(keys)
+    stored: set[str] = set()
+    for chunk in _chunks(unknown):
+        rows = Vector.objects.filter(model=MODEL, text_sha256__in=chunk)
+        stored.update(rows.values_list("text_sha256", flat=True))
+    return [key for key in unknown if key not in stored]
 
 
 _embedding = threading.Lock()
-_done_at = -1  # the revision whose vectors are all there
+_embedded_revision = -1  # the last revision whose vectors are complete
 
 
 def is_due() -> bool:
-    """Whether the catalog changed since this process last saw all vectors there."""
-    return settings.EMBEDDINGS and not unavailable_reason() and Revision.current() != _done_at
+    """Return whether the catalog changed since this process completed the vectors."""
+    available = settings.EMBEDDINGS and not unavailable_reason()
+    return available and Revision.current() != _embedded_revision
 
 
 def embed_missing() -> int:
-    """Encode what has no vector yet, and return how many texts that were. For a worker.
+    """Encode texts without a vector and return their number. For a worker.
 
-    One at a time in a process. Another process may be at it too: each takes what is left in an
-    order of its own, so that they share the work.
+    Runs once at a time per process. Processes that run concurrently share the work: each takes
+    the remaining texts in a random order.
     """
-    global _done_at
+    global _embedded_revision
     if not is_due() or not _embedding.acquire(blocking=False):
         return 0
     try:
         revision = Revision.current()
-        done = _embed(searchable_tools())
+        count = _embed(searchable_tools())
         if not unavailable_reason():
-            _done_at = revision
-        return done
+            _embedded_revision = revision
+        return count
     finally:
         _embedding.release()
 
 
 def _embed(tools: Mapping[str, Searchable]) -> int:
-    todo = missing(tools)
-    encoder = model.load() if todo else None
+    pending = missing(tools)
+    encoder = model.load() if pending else None
     if encoder is None:
         return 0
-    done = 0
-    random.shuffle(todo)
-    while todo:
-        some, todo = todo[:BATCH], todo[BATCH:]
-        made = encoder.encode_documents([tools[key].passage for key in some])
+    count = 0
+    random.shuffle(pending)
+    while pending:
+        batch, pending = pending[:BATCH], pending[BATCH:]
+        vectors = encoder.encode_documents([tools[key].passage for key in batch])
         Vector.objects.bulk_create(
             [
                 Vector(model=MODEL, text_sha256=key, data=vector.astype(np.float16).tobytes())
-                for key, vector in zip(some, made, strict=True)
+                for key, vector in zip(batch, vectors, strict=True)
             ],
             ignore_conflicts=True,
         )
-        done += len(some)
-        if todo:
-            todo = missing(todo)
-    encoder.rest()
-    _forget_old(tools)
-    logger.info("Encoded %d texts for search", done)
-    return done
+        count += len(batch)
+        if pending:
+            pending = missing(pending)
+    encoder.release_document_session()
+    _delete_unused(tools)
+    logger.info("Encoded %d texts for search", count)
+    return count
 
 
-def _forget_old(tools: Mapping[str, Searchable]) -> None:
-    kept = Vector.objects.filter(model=MODEL).count()
-    if kept <= 2 * len(tools) + SPARE:
+def _delete_unused(tools: Mapping[str, Searchable]) -> None:
+    stored = Vector.objects.filter(model=MODEL).count()
+    if stored <= 2 * len(tools) + MAX_UNUSED_VECTORS:
         return
-    for some in _chunks(list(Vector.objects.values_list("pk", "model", "text_sha256"))):
-        old = [pk for pk, name, key in some if name != MODEL or key not in tools]
-        Vector.objects.filter(pk__in=old).delete()
+    for chunk in _chunks(list(Vector.objects.values_list("pk", "model", "text_sha256"))):
+        unused = [pk for pk, name, key in chunk if name != MODEL or key not in tools]
+        Vector.objects.filter(pk__in=unused).delete()
 
 
 def progress() -> Progress:
-    """How many of the texts that agents may find have their vectors."""
+    """Count the texts available to agents, and those that have a vector."""
     tools = searchable_tools()
-    known = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
-    done = len(tools.keys() & known)
+    stored = set(Vector.objects.filter(model=MODEL).values_list("text_sha256", flat=True))
+    embedded = len(tools.keys() & stored)
     reason = unavailable_reason()
     if reason:
-        return Progress(len(tools), done, "unavailable", reason)
-    return Progress(len(tools), done, "ready" if done == len(tools) else "working")
+        return Progress(len(tools), embedded, "unavailable", reason)
+    return Progress(len(tools), embedded, "ready" if embedded == len(tools) else "working")
 
 
 def unavailable_reason() -> str:
-    """Why there are no embeddings here; nothing where there are, or may soon be."""
+    """Return why there are no embeddings; empty if there are, or while the model is loading."""
     if not settings.EMBEDDINGS:
-        model.load()  # finds out at once that there is none
+        model.load()  # sets `reason` immediately
     return model.reason if model.load_attempted else ""
 
 

@@ -1,4 +1,4 @@
-"""Posting lists score as rank-bm25 does, to the last bit, and define what it leaves open."""
+"""Posting lists: the same scores as rank-bm25 to the last bit, and the cases it leaves open."""
 
 from collections import Counter
 from math import log
@@ -9,25 +9,25 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 
-from catalog.search.bm25 import Postings, document
+from catalog.search.bm25 import Postings, make_document
 from catalog.search.query import ParsedQuery
 from catalog.search.ranking import keyword_scores
 from catalog.search.weights import BM25_B, BM25_K1
 
-# Few different words, so that documents share them; then many, as in a catalog.
+# Few distinct terms, which documents share; then many, as in a catalog.
 few = st.lists(st.sampled_from(["get", "list", "issue", "file", "the"]), max_size=6)
 many = st.lists(st.integers(0, 40).map(lambda n: f"w{n}"), max_size=30)
 corpora = st.lists(few, max_size=12) | st.lists(many, max_size=30)
 queries = few | many
 
 
-def made(documents):
-    return Postings([document([(words, 1)]) for words in documents])
+def make_postings(documents):
+    return Postings([make_document([(words, 1)]) for words in documents])
 
 
-def matching(postings, query):
-    asked = ParsedQuery("", dict.fromkeys(query, ""), {}, ())
-    return np.flatnonzero(keyword_scores(postings, asked).fit).tolist()
+def matching_documents(postings, query):
+    parsed = ParsedQuery("", dict.fromkeys(query, ""), {}, ())
+    return np.flatnonzero(keyword_scores(postings, parsed).normalized).tolist()
 
 
 @given(corpora.filter(any), queries)
@@ -35,13 +35,11 @@ def test_scores_are_those_of_rank_bm25_to_the_last_bit(documents, query):
     library = BM25Okapi(documents, k1=BM25_K1, b=BM25_B)
     assume(library.average_idf > 0)
 
-    assert made(documents).scores(query).tolist() == library.get_scores(query).tolist()
+    assert make_postings(documents).scores(query).tolist() == library.get_scores(query).tolist()
 
 
 @given(corpora.filter(any), queries)
-def test_where_the_library_gives_nothing_its_own_formula_runs_on_an_idf_above_zero(
-    documents, query
-):
+def test_where_the_average_idf_is_not_positive_scores_use_a_positive_idf(documents, query):
     library = BM25Okapi(documents, k1=BM25_K1, b=BM25_B)
     assume(library.average_idf <= 0)
     holding = Counter(word for words in documents for word in set(words))
@@ -50,13 +48,13 @@ def test_where_the_library_gives_nothing_its_own_formula_runs_on_an_idf_above_ze
         word: np.log1p((total - n + 0.5) / (n + 0.5)).item() for word, n in holding.items()
     }
 
-    scores = made(documents).scores(query)
+    scores = make_postings(documents).scores(query)
 
     assert np.allclose(scores, library.get_scores(query), rtol=1e-12, atol=0)
-    assert all(scores[at] > 0 for at, held in enumerate(documents) if set(held) & set(query))
+    assert all(scores[at] > 0 for at, terms in enumerate(documents) if set(terms) & set(query))
 
 
-def test_a_large_corpus_of_weighted_fields_scores_as_the_library_does():
+def test_a_large_corpus_of_weighted_fields_scores_as_in_the_library():
     random = np.random.default_rng(6)
     texts = [[f"w{n}" for n in random.zipf(1.3, 40) if n < 5_000] for _ in range(800)]
     names = [[f"w{n}" for n in random.integers(0, 900, 3)] for _ in texts]
@@ -64,7 +62,7 @@ def test_a_large_corpus_of_weighted_fields_scores_as_the_library_does():
         [name * 6 + text * 2 for name, text in zip(names, texts, strict=True)], k1=BM25_K1, b=BM25_B
     )
     postings = Postings(
-        [document([(name, 6), (text, 2)]) for name, text in zip(names, texts, strict=True)]
+        [make_document([(name, 6), (text, 2)]) for name, text in zip(names, texts, strict=True)]
     )
 
     for query in (["w1", "w2", "w700"], ["w5", "w5", "nowhere"], names[3], texts[9]):
@@ -72,10 +70,10 @@ def test_a_large_corpus_of_weighted_fields_scores_as_the_library_does():
 
 
 @given(corpora, queries)
-def test_a_document_matches_if_and_only_if_it_shares_a_word(documents, query):
-    expected = [at for at, held in enumerate(documents) if set(held) & set(query)]
+def test_a_document_matches_if_and_only_if_it_shares_a_term(documents, query):
+    expected = [at for at, terms in enumerate(documents) if set(terms) & set(query)]
 
-    assert matching(made(documents), query) == expected
+    assert matching_documents(make_postings(documents), query) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,41 +87,41 @@ def test_a_document_matches_if_and_only_if_it_shares_a_word(documents, query):
         [[], ["get"]],
     ],
 )
-def test_a_match_scores_above_zero_where_rank_bm25_alone_gives_nothing(documents):
-    postings = made(documents)
-    found = matching(postings, ["get"])
+def test_a_match_scores_above_zero_where_rank_bm25_gives_zero(documents):
+    postings = make_postings(documents)
+    matches = matching_documents(postings, ["get"])
 
-    assert len(found) == documents.count(["get"])
-    assert (postings.scores(["get"])[found] > 0).all()
+    assert len(matches) == documents.count(["get"])
+    assert (postings.scores(["get"])[matches] > 0).all()
 
 
-def test_a_word_in_just_half_of_the_documents_matches_although_it_scores_nothing():
+def test_a_term_in_exactly_half_of_the_documents_matches_although_it_scores_zero():
     documents = [["get", "one"], ["get", "two"], ["three"], ["four"]]
 
-    assert made(documents).scores(["get"]).tolist() == [0, 0, 0, 0]
-    assert matching(made(documents), ["get"]) == [0, 1]
+    assert make_postings(documents).scores(["get"]).tolist() == [0, 0, 0, 0]
+    assert matching_documents(make_postings(documents), ["get"]) == [0, 1]
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[], []]])
-def test_a_corpus_without_words_has_no_matches(documents):
-    postings = made(documents)
+def test_a_corpus_without_terms_has_no_matches(documents):
+    postings = make_postings(documents)
 
     assert postings.scores(["get"]).tolist() == [0] * len(documents)
-    assert matching(postings, ["get"]) == []
-    assert postings.holding("get", np.array([0])) == [False]
+    assert matching_documents(postings, ["get"]) == []
+    assert postings.contain("get", np.array([0])) == [False]
 
 
-def test_it_is_known_which_document_holds_a_word():
-    postings = made([["get"], ["list"], ["get", "list"]])
-    everyone = np.arange(3)
+def test_contain_returns_the_documents_with_a_term():
+    postings = make_postings([["get"], ["list"], ["get", "list"]])
+    documents = np.arange(3)
 
-    assert postings.holding("get", everyone) == [True, False, True]
-    assert postings.holding("list", everyone) == [False, True, True]
-    assert postings.holding("delete", everyone) == [False] * 3
+    assert postings.contain("get", documents) == [True, False, True]
+    assert postings.contain("list", documents) == [False, True, True]
+    assert postings.contain("delete", documents) == [False] * 3
 
 
-def test_the_most_a_document_can_score_counts_unknown_words_as_the_rarest():
-    postings = made([["get"], ["list"], ["one"], ["two"], ["three"]])
+def test_the_maximum_score_counts_unknown_terms_as_the_rarest():
+    postings = make_postings([["get"], ["list"], ["one"], ["two"], ["three"]])
 
-    assert postings.most(["nowhere"]) == pytest.approx((BM25_K1 + 1) * (log(5.5) - log(0.5)))
-    assert postings.most(["get", "nowhere"]) > postings.most(["nowhere"])
+    assert postings.max_score(["nowhere"]) == pytest.approx((BM25_K1 + 1) * (log(5.5) - log(0.5)))
+    assert postings.max_score(["get", "nowhere"]) > postings.max_score(["nowhere"])

@@ -1,3 +1,5 @@
+"""Search: keyword and pattern strategies, ranking rules, validation, and name suggestions."""
+
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +12,13 @@ from hypothesis import strategies as st
 
 from catalog.search.engine import search, suggest_names
 from catalog.search.index import Index, Searchable
-from catalog.search.tokenizer import tokenize_query, words
+from catalog.search.tokenizer import tokenize, tokenize_query
 from toolcrib.lib.errors import Invalid
 
 
 def tool(name, description="", *, server=None, **given):
-    slug, found, own = name.partition("__")
-    if not found:
+    slug, separator, own = name.partition("__")
+    if not separator:
         slug, own = "", name
     texts = {"original_name": own, "title": "", "parameters": "", "groups": (), **given}
     return Searchable(
@@ -43,22 +45,22 @@ names = st.tuples(st.sampled_from(["a", "b"]), few, few).map(lambda n: f"{n[0]}_
 tools = st.lists(st.builds(tool, names, texts), max_size=8, unique_by=lambda one: one.name)
 
 
-def found(index=INDEX, **asked):
-    return [hit.name for hit in search(index, **asked).hits]
+def names_of(index=INDEX, **parameters):
+    return [hit.name for hit in search(index, **parameters).hits]
 
 
-def refusal(**asked):
+def rejection(**parameters):
     with pytest.raises(Invalid) as raised:
-        search(INDEX, **asked)
+        search(INDEX, **parameters)
     return raised.value
 
 
-def all_words(one):
+def all_terms(one):
     fields = (one.original_name, one.server, one.title, one.description, one.parameters)
-    return {word for text in (*fields, *one.groups, *one.hints) for word in words(text)}
+    return {word for text in (*fields, *one.groups, *one.hints) for word in tokenize(text)}
 
 
-# Words
+# --- Keywords -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -76,27 +78,27 @@ def all_words(one):
         ("github create-issue", ISSUE),
     ],
 )
-def test_every_text_of_a_tool_is_searched(query, first):
-    assert found(query=query)[0] == first.name
+def test_every_field_of_a_tool_is_searched(query, first):
+    assert names_of(query=query)[0] == first.name
 
 
-def test_an_exact_name_comes_first_then_names_that_start_with_it_then_the_rest():
+def test_an_exact_name_ranks_first_then_names_with_this_prefix_then_the_rest():
     praised = tool("praise__it", "create issue create issue create issue create_issue")
     index = Index([*TOOLS, praised])
 
     for query in ("create_issue", "github__create_issue", "CREATE_ISSUE", "create issue"):
-        assert found(index, query=query)[:2] == [ISSUE.name, COMMENT.name], query
-    assert praised.name in found(index, query="create_issue")
+        assert names_of(index, query=query)[:2] == [ISSUE.name, COMMENT.name], query
+    assert praised.name in names_of(index, query="create_issue")
 
 
-def test_the_name_as_written_beats_the_same_name_written_otherwise():
+def test_an_exact_spelling_ranks_above_another_spelling_of_the_name():
     index = Index([tool("a__create_issue"), tool("a__createIssue"), tool("a__create.issue")])
 
-    assert found(index, query="createIssue")[0] == "a__createIssue"
-    assert found(index, query="create.issue")[0] == "a__create.issue"
+    assert names_of(index, query="createIssue")[0] == "a__createIssue"
+    assert names_of(index, query="create.issue")[0] == "a__create.issue"
 
 
-def test_a_rare_word_counts_for_more_than_a_common_one():
+def test_a_rare_term_counts_more_than_a_common_one():
     index = Index([tool("a__one", "open file"), tool("b__two", "open"), tool("z__three", "rare")])
 
     hits = search(index, query="open something rare").hits
@@ -105,29 +107,29 @@ def test_a_rare_word_counts_for_more_than_a_common_one():
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-def test_equal_scores_stand_by_name():
+def test_equal_scores_are_ordered_by_name():
     index = Index([tool(f"{slug}__get", "the same") for slug in "cab"])
 
-    assert found(index, query="same") == ["a__get", "b__get", "c__get"]
+    assert names_of(index, query="same") == ["a__get", "b__get", "c__get"]
 
 
-def test_no_match_is_empty_and_not_arbitrary():
-    answer = search(INDEX, query="zebra")
+def test_no_match_returns_no_hits():
+    result = search(INDEX, query="zebra")
 
-    assert (answer.total, answer.hits) == (0, ())
+    assert (result.total, result.hits) == (0, ())
 
 
-def test_the_total_is_true_whatever_the_limit_which_is_clamped():
+def test_the_total_does_not_depend_on_the_limit_which_is_clamped():
     index = Index([tool(f"s__get_{number}") for number in range(60)])
 
     for limit, count in [(3, 3), (0, 1), (-1, 1), (51, 50), (10**9, 50)]:
-        answer = search(index, query="get", limit=limit)
-        assert (answer.total, len(answer.hits)) == (60, count)
-        answer = search(index, pattern="get", limit=limit)
-        assert (answer.total, len(answer.hits)) == (60, count)
+        result = search(index, query="get", limit=limit)
+        assert (result.total, len(result.hits)) == (60, count)
+        result = search(index, pattern="get", limit=limit)
+        assert (result.total, len(result.hits)) == (60, count)
 
 
-def test_reasons_name_the_words_as_the_query_spells_them():
+def test_reasons_are_the_terms_as_spelled_in_the_query():
     (hit,) = search(INDEX, query="Harbour, zebra").hits
     assert hit.reasons == ("“Harbour”",)
 
@@ -136,18 +138,18 @@ def test_reasons_name_the_words_as_the_query_spells_them():
 
 
 @pytest.mark.parametrize("strategy", ["", "bm25", "hybrid", "embedding"])
-def test_without_vectors_bm25_answers_and_the_answer_says_why(strategy):
-    answer = search(INDEX, query="tides", strategy=strategy)
+def test_without_vectors_search_falls_back_to_bm25_with_a_note(strategy):
+    result = search(INDEX, query="tides", strategy=strategy)
 
-    assert answer.strategy == "bm25"
-    assert [hit.name for hit in answer.hits] == [TIDES.name]
-    assert ("words only" in answer.note) == (strategy != "bm25")
-    assert answer.hits[0].bm25 == 1
-    assert answer.hits[0].embedding is None
+    assert result.strategy == "bm25"
+    assert [hit.name for hit in result.hits] == [TIDES.name]
+    assert ("keywords only" in result.note) == (strategy != "bm25")
+    assert result.hits[0].bm25 == 1
+    assert result.hits[0].embedding is None
 
 
 @given(tools, st.lists(few, min_size=1, max_size=3).map(" ".join), st.randoms())
-def test_the_order_tools_came_in_changes_nothing(given, query, random):
+def test_the_input_order_of_tools_has_no_effect(given, query, random):
     shuffled = list(given)
     random.shuffle(shuffled)
 
@@ -159,49 +161,49 @@ def test_the_order_tools_came_in_changes_nothing(given, query, random):
 
 
 @given(tools, st.lists(few, min_size=1, max_size=3).map(" ".join))
-def test_hits_are_the_tools_that_share_a_word_and_score_above_zero(given, query):
-    asked = set(tokenize_query(query))
-    matching = {one.name for one in given if asked & all_words(one)}
+def test_hits_are_the_tools_that_share_a_term_with_a_positive_score(given, query):
+    terms = set(tokenize_query(query))
+    matching = {one.name for one in given if terms & all_terms(one)}
 
-    answer = search(Index(given), query=query)
+    result = search(Index(given), query=query)
 
-    assert {hit.name for hit in answer.hits} == matching
-    assert answer.total == len(matching)
-    assert all(hit.score > 0 for hit in answer.hits)
+    assert {hit.name for hit in result.hits} == matching
+    assert result.total == len(matching)
+    assert all(hit.score > 0 for hit in result.hits)
 
 
 @given(tools, st.sampled_from(["a", "b", "zebra"]), few)
-def test_a_server_is_chosen_before_counting(given, server, query):
+def test_the_server_filter_applies_before_counting(given, server, query):
     theirs = {one.name for one in given if one.server == server}
-    for asked in ({"query": query}, {"pattern": query}):
-        everything = search(Index(given), **asked)
-        answer = search(Index(given), server=server, **asked)
+    for parameters in ({"query": query}, {"pattern": query}):
+        everything = search(Index(given), **parameters)
+        result = search(Index(given), server=server, **parameters)
 
-        kept = [hit.name for hit in everything.hits if hit.name in theirs]
-        assert [hit.name for hit in answer.hits] == kept
-        assert answer.total == len(kept)
+        expected = [hit.name for hit in everything.hits if hit.name in theirs]
+        assert [hit.name for hit in result.hits] == expected
+        assert result.total == len(expected)
 
 
-def test_a_word_that_every_tool_holds_still_scores_above_zero():
+def test_a_term_of_every_tool_still_has_a_positive_score():
     index = Index([tool(f"s__{number}", "alike") for number in range(3_000)])
 
     assert all(hit.score > 0 for hit in search(index, query="alike").hits)
 
 
-def test_a_small_index_scores_as_if_nothing_else_existed():
-    """Access control comes before ranking: what a scope may not see moves no score of it."""
+def test_scores_do_not_depend_on_tools_outside_the_index():
+    """Access control comes before ranking: hidden tools do not affect any score."""
     scope = Index([ISSUE, LIST])
     score = search(scope, query="issue").hits[0].score
 
-    everyone = search(INDEX, query="issue")
+    all_tools = search(INDEX, query="issue")
 
     assert search(Index([LIST, ISSUE]), query="issue").hits[0].score == score
-    assert score not in [hit.score for hit in everyone.hits]
+    assert score not in [hit.score for hit in all_tools.hits]
     assert search(scope, query="weather").total == 0
     assert suggest_names(scope, "weather__get_forecst") == []
 
 
-def test_an_empty_index_answers_everything_with_nothing():
+def test_an_empty_index_has_no_results():
     empty = Index([])
 
     assert search(empty, query="get").total == 0
@@ -209,25 +211,25 @@ def test_an_empty_index_answers_everything_with_nothing():
     assert suggest_names(empty, "get") == []
 
 
-def test_a_tool_without_any_word_does_no_harm():
+def test_a_tool_without_terms_is_searchable_by_pattern():
     index = Index([Searchable("_", "🔥", "", "", "\ud800\x00", "", ("",))])
 
     assert search(index, query="get").total == 0
-    assert found(index, pattern="🔥") == ["_"]
+    assert names_of(index, pattern="🔥") == ["_"]
 
 
-# What is refused
+# --- Validation ---------------------------------------------------------------------------------
 
 
-def test_a_blank_query_is_refused():
+def test_a_blank_query_is_rejected():
     for query in ("", " ", "\n\t"):
-        assert refusal(query=query).status == 422
-    assert "nothing to search for" in refusal().message
-    assert refusal(strategy="bm25", pattern="x").status == 422
+        assert rejection(query=query).status == 422
+    assert rejection().message == "The query is empty."
+    assert rejection(strategy="bm25", pattern="x").status == 422
 
 
-def test_a_long_query_is_refused_with_the_numbers():
-    error = refusal(query="x" * 501)
+def test_a_long_query_is_rejected_with_both_lengths():
+    error = rejection(query="x" * 501)
 
     assert (error.status, error.code) == (422, "invalid")
     assert "501" in error.message
@@ -235,15 +237,15 @@ def test_a_long_query_is_refused_with_the_numbers():
     assert search(INDEX, query="x" * 500).total == 0
 
 
-def test_an_unknown_strategy_is_refused_with_those_there_are():
-    error = refusal(query="x", strategy="magic\ud800")
+def test_an_unknown_strategy_is_rejected_with_the_list_of_strategies():
+    error = rejection(query="x", strategy="magic\ud800")
 
     assert error.status == 422
     assert "magic" in error.message
     assert all(name in error.hint for name in ("hybrid", "bm25", "embedding", "regex"))
 
 
-# Hostile input 32: the syntax of full-text engines
+# Hostile input 32: query syntax of full-text engines
 @pytest.mark.parametrize(
     "query",
     [
@@ -251,35 +253,35 @@ def test_an_unknown_strategy_is_refused_with_those_there_are():
         *["🔥", "\x00", "\ud800", "\ud83d\ude00", "x\x00y", "' OR 1=1 --", "{}", "\u202eabc", "İ"],
     ],
 )
-def test_any_text_is_text(query):
-    answer = search(INDEX, query=query)
+def test_query_syntax_has_no_special_meaning(query):
+    result = search(INDEX, query=query)
 
-    assert answer.total == len(answer.hits)
+    assert result.total == len(result.hits)
     assert suggest_names(INDEX, query) == suggest_names(INDEX, query)
     assert all(
-        set(tokenize_query(query)) & all_words(one)
+        set(tokenize_query(query)) & all_terms(one)
         for one in TOOLS
-        if one.name in [hit.name for hit in answer.hits]
+        if one.name in [hit.name for hit in result.hits]
     )
 
 
 @given(st.text(st.characters(), max_size=520))
-def test_no_text_raises_anything_but_a_refusal(text):
-    for asked in ({"query": text}, {"pattern": text}, {"query": text, "strategy": "regex"}):
+def test_any_text_is_searched_or_rejected_as_invalid(text):
+    for parameters in ({"query": text}, {"pattern": text}, {"query": text, "strategy": "regex"}):
         with suppress(Invalid):
-            assert search(INDEX, **asked).total <= len(INDEX)
+            assert search(INDEX, **parameters).total <= len(INDEX)
     suggest_names(INDEX, text)
 
 
 @given(st.text(st.characters(), max_size=30), st.text(st.characters(), max_size=200))
-def test_tools_may_hold_any_text(name, description):
+def test_tools_may_contain_any_text(name, description):
     index = Index([tool(name, description, groups=(description,))])
 
     assert search(index, query="zebra1234").total in (0, 1)
     assert search(index, pattern="^").total == 1
 
 
-# Patterns
+# --- Patterns -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -294,31 +296,31 @@ def test_tools_may_hold_any_text(name, description):
         ("zebra", []),
     ],
 )
-def test_a_pattern_is_searched_for_in_names_and_descriptions_whatever_the_case(pattern, expected):
-    answer = search(INDEX, pattern=pattern)
+def test_a_pattern_matches_names_and_descriptions_case_insensitively(pattern, expected):
+    result = search(INDEX, pattern=pattern)
 
-    assert answer.strategy == "regex"
-    assert [hit.name for hit in answer.hits] == [one.name for one in expected]
-    assert answer.total == len(expected)
-    assert all(hit.score is None for hit in answer.hits)
+    assert result.strategy == "regex"
+    assert [hit.name for hit in result.hits] == [one.name for one in expected]
+    assert result.total == len(expected)
+    assert all(hit.score is None for hit in result.hits)
 
 
-def test_a_pattern_that_is_a_name_finds_that_tool_first():
+def test_a_pattern_that_equals_a_name_ranks_that_tool_first():
     index = Index([tool("a__b", "see z__note"), tool("z__note"), tool("b__note_all")])
 
     for pattern in ("note", "z__note", "^note$", "Z__NOTE"):
-        assert found(index, pattern=pattern)[0] == "z__note"
-    assert found(index, pattern="note") == ["z__note", "a__b", "b__note_all"]
+        assert names_of(index, pattern=pattern)[0] == "z__note"
+    assert names_of(index, pattern="note") == ["z__note", "a__b", "b__note_all"]
 
 
-def test_a_query_given_to_regex_is_its_pattern():
-    assert found(query="^create_", strategy="regex") == [ISSUE.name, COMMENT.name]
-    assert found(query="zebra", pattern="tides", strategy="regex") == [TIDES.name]
-    assert found(query="zebra", pattern="tides") == [TIDES.name]
-    assert refusal(strategy="regex").status == 422
+def test_regex_uses_the_query_as_its_pattern():
+    assert names_of(query="^create_", strategy="regex") == [ISSUE.name, COMMENT.name]
+    assert names_of(query="zebra", pattern="tides", strategy="regex") == [TIDES.name]
+    assert names_of(query="zebra", pattern="tides") == [TIDES.name]
+    assert rejection(strategy="regex").status == 422
 
 
-def test_reasons_of_a_pattern_are_the_fields_it_matched():
+def test_reasons_of_a_pattern_are_the_matching_fields():
     assert search(INDEX, pattern="tides").hits[0].reasons == ("name", "description")
     assert search(INDEX, pattern="harbour").hits[0].reasons == ("description",)
     assert search(INDEX, pattern="^get_tides").hits[0].reasons == ("name",)
@@ -351,22 +353,22 @@ def test_reasons_of_a_pattern_are_the_fields_it_matched():
         ("(a+)+$" * 1_700, "10200 characters"),
     ],
 )
-def test_a_pattern_that_cannot_be_taken_is_refused_with_the_reason(pattern, named):
-    """Hostile input 31, the part that is refused before anything is searched."""
-    error = refusal(pattern=pattern)
+def test_an_unsupported_pattern_is_rejected_with_the_reason(pattern, named):
+    """Hostile input 31: patterns rejected before the search."""
+    error = rejection(pattern=pattern)
 
     assert (error.status, error.code) == (400, "invalid_pattern")
     assert named in error.message
     assert "RE2" in error.hint
 
 
-def test_a_pattern_of_200_characters_is_taken():
+def test_a_pattern_of_200_characters_is_accepted():
     assert search(INDEX, pattern="a" * 200).total == 0
 
 
 @pytest.fixture(scope="module")
 def large():
-    """A catalog whose descriptions are bait: long texts that almost match, or never repeat."""
+    """A catalog of worst-case descriptions: long texts that almost match, or never repeat."""
     bait = [
         lambda at: "a" * 2_000 + "!",
         lambda at: "ab" * 1_000 + "!",
@@ -393,13 +395,13 @@ def large():
         (r"(\w+)+@", 0),
     ],
 )
-def test_a_pattern_that_would_never_end_by_backtracking_is_answered(large, pattern, total):
-    """Hostile input 31. No clock: the time limit of the tests ends an engine that backtracks."""
+def test_patterns_with_catastrophic_backtracking_finish(large, pattern, total):
+    """Hostile input 31. The test timeout stops an engine that backtracks."""
     assert search(large, pattern=pattern).total == total
 
 
 @pytest.mark.parametrize("pattern", ["[ab]*a[ab]{200}z", "(.*a.{40}){3}zq", "(?:[ab]{1,15}a){25}z"])
-def test_a_pattern_that_is_slow_even_without_backtracking_is_given_up(large, pattern):
+def test_a_pattern_that_is_slow_without_backtracking_is_rejected(large, pattern):
     with pytest.raises(Invalid) as raised:
         search(large, pattern=pattern)
 
@@ -407,20 +409,20 @@ def test_a_pattern_that_is_slow_even_without_backtracking_is_given_up(large, pat
     assert "too long to match" in raised.value.message
 
 
-def test_only_the_start_of_an_endless_description_is_searched():
+def test_only_the_start_of_a_long_description_is_searched():
     index = Index([tool("s__t", "x" * 100_000 + "needle")])
 
     assert search(index, pattern="needle").total == 0
     assert search(index, query="needle").total == 0
 
 
-def test_regular_expressions_of_python_never_see_a_pattern():
-    """`re` knows look-ahead: if it were asked, this would match."""
+def test_patterns_are_never_compiled_with_re():
+    """`re` supports look-ahead: with it, this would match."""
     assert re.search("(?=tides)", TIDES.description)
-    assert refusal(pattern="(?=tides)").code == "invalid_pattern"
+    assert rejection(pattern="(?=tides)").code == "invalid_pattern"
 
 
-# Names that are nearly right
+# --- Similar names ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -433,27 +435,27 @@ def test_regular_expressions_of_python_never_see_a_pattern():
         ("notes", NOTE),
     ],
 )
-def test_a_name_that_is_nearly_right_suggests_the_right_one(text, first):
+def test_a_misspelled_name_suggests_the_correct_one(text, first):
     assert suggest_names(INDEX, text)[0] == first.name
 
 
-def test_nothing_near_suggests_nothing():
+def test_dissimilar_text_suggests_nothing():
     for text in ("", "zebra", "%", "x" * 10_000, "\ud800"):
         assert suggest_names(INDEX, text) == []
 
 
-def test_suggestions_keep_to_their_limit():
+def test_suggestions_respect_the_limit():
     assert len(suggest_names(INDEX, "github__create_issue", limit=2)) == 2
     assert suggest_names(INDEX, "github__create_issue", limit=0) == []
 
 
-def test_an_index_is_shared_between_threads():
+def test_an_index_is_thread_safe():
     index = Index(TOOLS)
 
     def ask(_):
         return (
-            found(index, query="issue"),
-            found(index, pattern="s$"),
+            names_of(index, query="issue"),
+            names_of(index, pattern="s$"),
             suggest_names(index, "notes"),
         )
 
@@ -461,8 +463,8 @@ def test_an_index_is_shared_between_threads():
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(ask, range(200)))
+            results = list(pool.map(ask, range(200)))
     finally:
         sys.setswitchinterval(before)
 
-    assert all(answer == ask(0) for answer in answers)
+    assert all(result == ask(0) for result in results)

@@ -1,4 +1,4 @@
-"""evaluate_search: what it measures, what it prints, what it refuses."""
+"""The evaluate_search command: metrics, output and errors."""
 
 import json
 from io import StringIO
@@ -28,21 +28,21 @@ KEYS = [
 
 @pytest.fixture
 def folder(tmp_path):
-    one = tmp_path / "small"
-    one.mkdir()
+    folder = tmp_path / "small"
+    folder.mkdir()
     lines = [json.dumps({**tool, "input_schema": SCHEMA}) for tool in TOOLS]
-    (one / "tools.jsonl").write_text("\n".join(lines))
-    (one / "queries.jsonl").write_text("\n".join(map(json.dumps, QUERIES)) + "\n")
-    return one
+    (folder / "tools.jsonl").write_text("\n".join(lines))
+    (folder / "queries.jsonl").write_text("\n".join(map(json.dumps, QUERIES)) + "\n")
+    return folder
 
 
 def run(*arguments):
-    told, noise = StringIO(), StringIO()
-    call_command("evaluate_search", *map(str, arguments), stdout=told, stderr=noise)
-    return told.getvalue()
+    output, errors = StringIO(), StringIO()
+    call_command("evaluate_search", *map(str, arguments), stdout=output, stderr=errors)
+    return output.getvalue()
 
 
-def test_one_document_with_a_row_for_each_set_and_strategy(folder):
+def test_json_output_has_a_row_per_set_and_strategy(folder):
     rows = json.loads(run(folder, "--json"))["rows"]
 
     assert [row["strategy"] for row in rows] == ["hybrid", "bm25", "embedding"]
@@ -55,14 +55,14 @@ def test_one_document_with_a_row_for_each_set_and_strategy(folder):
     assert 0 < bm25["p50_ms"] <= bm25["p95_ms"]
 
 
-def test_the_same_as_a_table_for_chosen_strategies_and_the_first_queries(folder):
+def test_a_table_is_printed_for_selected_strategies_and_a_query_limit(folder):
     lines = run(folder, "--strategy", "bm25", "--strategy", "regex", "--limit", 1).splitlines()
 
     assert lines[0].split() == KEYS
     assert [line.split()[:2] for line in lines[1:]] == [["small", "bm25"], ["small", "regex"]]
 
 
-def test_what_cannot_be_read_is_said(folder, tmp_path):
+def test_unreadable_input_is_reported(folder, tmp_path):
     with pytest.raises(CommandError, match="cannot be read"):
         run(tmp_path / "nowhere")
     with pytest.raises(CommandError, match="--limit"):
@@ -72,7 +72,7 @@ def test_what_cannot_be_read_is_said(folder, tmp_path):
         run(folder, "--strategy", "bm25")
 
 
-def test_measures_are_the_usual_ones():
+def test_metrics_follow_their_standard_definitions():
     assert ndcg(["a", "x", "b"], {"a", "b"}) == pytest.approx((1 + 1 / 2) / (1 + 1 / log2(3)))
     assert ndcg(list("xxxxxa"), {"a"}) == 0
     assert ndcg(list("abcde"), set("abcdefgh")) == 1

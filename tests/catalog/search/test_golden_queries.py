@@ -1,4 +1,4 @@
-"""Golden queries: marking, measuring, what counts as a drop, and taking it for good."""
+"""Golden queries: expected tools, runs, regressions and accepting them."""
 
 import pytest
 
@@ -24,9 +24,9 @@ def searchable(name, description):
     )
 
 
-def shelf_of(*described):
-    """An index of tools whose words the test writes: (name, description)."""
-    return Index([searchable(*one) for one in described])
+def make_index(*described):
+    """Return an index of tools given as (name, description)."""
+    return Index([searchable(*tool) for tool in described])
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def query(server):
 
 
 def crowd(number, words="open a ticket quickly"):
-    """Tools that all hold every word of the query."""
+    """Return tools that all contain every term of the query."""
     return [(f"other__open_a_ticket_{at:02}", words) for at in range(number)]
 
 
@@ -51,17 +51,17 @@ def result(query, strategy="bm25"):
     return GoldenResult.objects.get(golden=query, strategy=strategy)
 
 
-RIGHT = ("desk__open_ticket", "Open a ticket.")
+EXPECTED = ("desk__open_ticket", "Open a ticket.")
 
 
-def test_marking_keeps_the_query_on_one_line_with_its_answer_and_says_who(server):
+def test_the_query_is_stored_on_one_line_with_its_expected_tools_and_author(server):
     make_tool(server, "open_ticket")
 
-    made = golden_queries.set_expected_tools(
+    golden = golden_queries.set_expected_tools(
         " open  a\nticket ", ["desk__open_ticket"] * 2, origin="api", actor=Actor("user", "ada")
     )
 
-    assert (made.query, made.right, made.marked_by) == (
+    assert (golden.query, golden.right, golden.marked_by) == (
         "open a ticket",
         ["desk__open_ticket"],
         "ada",
@@ -70,9 +70,9 @@ def test_marking_keeps_the_query_on_one_line_with_its_answer_and_says_who(server
     assert (entry.before, entry.after) == ({"right": []}, {"right": ["desk__open_ticket"]})
 
 
-def test_marking_the_same_again_records_nothing_and_another_answer_starts_anew(server, query):
+def test_the_same_tools_record_nothing_and_other_tools_delete_the_results(server, query):
     make_tool(server, "close_ticket")
-    golden_queries.run_queries(shelf_of(RIGHT), [query], 1)
+    golden_queries.run_queries(make_index(EXPECTED), [query], 1)
 
     again = golden_queries.set_expected_tools(
         "open a ticket", ["desk__open_ticket"], origin="api", actor=SYSTEM
@@ -100,7 +100,7 @@ def test_marking_the_same_again_records_nothing_and_another_answer_starts_anew(s
         ("open", [f"desk__{at}" for at in range(21)], Invalid),
     ],
 )
-def test_what_cannot_be_marked_is_refused(server, text, names, error):
+def test_invalid_queries_and_tools_are_rejected(server, text, names, error):
     make_tool(server, "open_ticket")
 
     with pytest.raises(error):
@@ -109,75 +109,75 @@ def test_what_cannot_be_marked_is_refused(server, text, names, error):
     assert not GoldenQuery.objects.exists()
 
 
-def test_there_are_so_many_golden_queries_and_no_more(query):
+def test_the_number_of_golden_queries_is_limited(query):
     GoldenQuery.objects.bulk_create(
         GoldenQuery(query=f"query {at}", right=["x"], origin="api")
-        for at in range(golden_queries.MOST - 1)
+        for at in range(golden_queries.MAX_GOLDEN_QUERIES - 1)
     )
 
-    with pytest.raises(Conflict, match="as many as there may be"):
+    with pytest.raises(Conflict, match="the maximum"):
         golden_queries.set_expected_tools(
             "one more", ["desk__open_ticket"], origin="api", actor=SYSTEM
         )
 
 
-def test_the_first_run_says_where_a_query_stands_and_calls_nothing_a_drop(query):
-    scores = golden_queries.run_queries(shelf_of(RIGHT, ("desk__sleep", "Sleep.")), [query], 7)
+def test_the_first_run_saves_the_rank_and_reports_no_regression(query):
+    scores = golden_queries.run_queries(make_index(EXPECTED, ("desk__sleep", "Sleep.")), [query], 7)
 
-    kept = result(query)
-    assert (kept.rank, kept.first, kept.revision) == (1, "desk__open_ticket", 7)
-    assert (kept.good_rank, kept.good_revision, kept.broke) == (1, 7, False)
+    saved = result(query)
+    assert (saved.rank, saved.first, saved.revision) == (1, "desk__open_ticket", 7)
+    assert (saved.good_rank, saved.good_revision, saved.broke) == (1, 7, False)
     assert scores["bm25"] == golden_queries.Score(queries=1, first=1, found=1, mrr=1.0, broke=0)
 
 
-def test_a_tool_that_falls_from_the_first_place_breaks_its_query(query):
-    golden_queries.run_queries(shelf_of(RIGHT), [query], 1)
+def test_a_tool_that_drops_from_the_first_place_is_a_regression(query):
+    golden_queries.run_queries(make_index(EXPECTED), [query], 1)
 
     scores = golden_queries.run_queries(
-        shelf_of(RIGHT, ("desk__open_a_ticket", "Open a ticket.")), [query], 2
+        make_index(EXPECTED, ("desk__open_a_ticket", "Open a ticket.")), [query], 2
     )
 
-    kept = result(query)
-    assert (kept.rank, kept.broke) == (2, True)
-    assert (kept.good_rank, kept.good_revision, kept.first) == (1, 1, "desk__open_a_ticket")
+    saved = result(query)
+    assert (saved.rank, saved.broke) == (2, True)
+    assert (saved.good_rank, saved.good_revision, saved.first) == (1, 1, "desk__open_a_ticket")
     assert scores["bm25"].broke == 1
     assert golden_queries.list_regressions() == [query]
     assert golden_queries.count_regressions() == 1
 
 
-def test_a_tool_that_is_gone_breaks_its_query_and_mends_it_when_it_is_back(query):
-    golden_queries.run_queries(shelf_of(RIGHT), [query], 1)
-    golden_queries.run_queries(shelf_of(("desk__sleep", "Sleep.")), [query], 2)
+def test_a_missing_tool_is_a_regression_until_it_is_back(query):
+    golden_queries.run_queries(make_index(EXPECTED), [query], 1)
+    golden_queries.run_queries(make_index(("desk__sleep", "Sleep.")), [query], 2)
     assert (result(query).rank, result(query).broke) == (None, True)
 
-    golden_queries.run_queries(shelf_of(RIGHT), [query], 3)
+    golden_queries.run_queries(make_index(EXPECTED), [query], 3)
 
     assert (result(query).rank, result(query).broke, result(query).good_revision) == (1, False, 3)
     assert golden_queries.list_regressions() == []
 
 
-def test_a_move_within_the_first_five_is_no_drop(query):
-    # The crowd's names hold the query too, so all of them stand before the right one.
-    golden_queries.run_queries(shelf_of(RIGHT, *crowd(1)), [query], 1)
+def test_a_move_within_the_first_five_is_not_a_regression(query):
+    # The names of the crowd contain the query too, so all of them rank above the expected tool.
+    golden_queries.run_queries(make_index(EXPECTED, *crowd(1)), [query], 1)
     assert result(query).rank == 2
 
-    golden_queries.run_queries(shelf_of(RIGHT, *crowd(4)), [query], 2)
+    golden_queries.run_queries(make_index(EXPECTED, *crowd(4)), [query], 2)
     assert (result(query).rank, result(query).broke, result(query).good_rank) == (5, False, 5)
 
-    golden_queries.run_queries(shelf_of(RIGHT, *crowd(5)), [query], 3)
+    golden_queries.run_queries(make_index(EXPECTED, *crowd(5)), [query], 3)
     assert (result(query).rank, result(query).broke, result(query).good_rank) == (6, True, 5)
 
 
-def test_what_was_never_found_is_no_drop(query):
-    golden_queries.run_queries(shelf_of(("desk__sleep", "Sleep.")), [query], 1)
+def test_a_tool_that_was_never_found_is_not_a_regression(query):
+    golden_queries.run_queries(make_index(("desk__sleep", "Sleep.")), [query], 1)
 
     assert (result(query).rank, result(query).broke) == (None, False)
     assert golden_queries.list_regressions() == []
 
 
-def test_a_drop_that_is_accepted_counts_from_there(query):
-    golden_queries.run_queries(shelf_of(RIGHT), [query], 1)
-    worse = shelf_of(RIGHT, ("desk__open_a_ticket", "Open a ticket."))
+def test_an_accepted_regression_is_the_new_baseline(query):
+    golden_queries.run_queries(make_index(EXPECTED), [query], 1)
+    worse = make_index(EXPECTED, ("desk__open_a_ticket", "Open a ticket."))
     golden_queries.run_queries(worse, [query], 2)
 
     golden_queries.accept(query, actor=SYSTEM)
@@ -191,36 +191,36 @@ def test_a_drop_that_is_accepted_counts_from_there(query):
     assert AuditEntry.objects.filter(verb="golden.accept").count() == 1
 
 
-def test_any_of_several_right_answers_will_do(server, query):
+def test_any_of_several_expected_tools_counts(server, query):
     make_tool(server, "close_ticket")
     query = golden_queries.set_expected_tools(
         "open a ticket", ["desk__open_ticket", "desk__close_ticket"], origin="api", actor=SYSTEM
     )
 
     golden_queries.run_queries(
-        shelf_of(("desk__close_ticket", "Open a ticket or close one.")), [query], 1
+        make_index(("desk__close_ticket", "Open a ticket or close one.")), [query], 1
     )
 
     assert result(query).rank == 1
 
 
-def test_a_query_that_was_changed_or_removed_meanwhile_is_left_alone(server, query):
+def test_results_of_queries_changed_or_removed_during_the_run_are_discarded(server, query):
     make_tool(server, "close_ticket")
     seen = list(GoldenQuery.objects.all())
     golden_queries.set_expected_tools(
         "open a ticket", ["desk__close_ticket"], origin="api", actor=SYSTEM
     )
 
-    golden_queries.run_queries(shelf_of(RIGHT), seen, 1)
+    golden_queries.run_queries(make_index(EXPECTED), seen, 1)
     assert not GoldenResult.objects.exists()
 
     golden_queries.remove(golden_queries.find_golden_query(query.pk), actor=SYSTEM)
-    golden_queries.run_queries(shelf_of(RIGHT), seen, 1)
+    golden_queries.run_queries(make_index(EXPECTED), seen, 1)
     assert not GoldenResult.objects.exists()
     assert AuditEntry.objects.filter(verb="golden.remove").count() == 1
 
 
-def test_every_strategy_there_is_has_a_score_of_its_own(query):
-    scores = golden_queries.run_queries(shelf_of(RIGHT), [query], 1)
+def test_every_available_strategy_has_its_own_metrics(query):
+    scores = golden_queries.run_queries(make_index(EXPECTED), [query], 1)
 
     assert {"hybrid", "bm25"} <= scores.keys() <= {"hybrid", "bm25", "embedding"}

@@ -1,4 +1,4 @@
-"""What of an installation is searched for an agent, and what is never found by it."""
+"""Which tools and texts of an installation an agent's search covers."""
 
 import pytest
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run():
-    """A tool that says nothing about itself."""
+    """A tool with an uninformative description."""
     return make_tool(make_server(slug="s", name="S"), "run", description="Runs.")
 
 
-def names(query, agent=None, **asked):
+def names(query, agent=None, **parameters):
     index = scope.scope_of_agent(agent or make_agent()).index
-    return [hit.name for hit in search(index, query=query, **asked).hits]
+    return [hit.name for hit in search(index, query=query, **parameters).hits]
 
 
 @pytest.mark.parametrize("query", ["walrus", "pinniped", "seaside"])
@@ -34,13 +34,13 @@ def test_the_name_and_description_of_a_group_are_searched(run, query):
 
 
 @pytest.mark.parametrize("kind", ["alias", "example"])
-def test_other_names_and_example_queries_are_searched(run, kind):
+def test_aliases_and_example_queries_are_searched(run, kind):
     hints.add(run, kind, "brew some coffee", actor=SYSTEM)
 
     assert names("coffee") == ["s__run"]
 
 
-def test_an_admins_description_is_searched_and_the_servers_no_more(run):
+def test_a_description_override_replaces_the_server_description(run):
     run.description_override = "Feeds the walrus."
     run.save()
     Revision.bump()
@@ -53,7 +53,7 @@ def test_an_admins_description_is_searched_and_the_servers_no_more(run):
 
 
 @pytest.mark.parametrize("strategy", ["hybrid", "bm25", "embedding", "regex"])
-def test_what_an_agent_may_not_see_is_never_found(run, strategy):
+def test_tools_outside_the_agents_scope_are_never_found(run, strategy):
     other = make_tool(make_server(slug="z"), "secret_walrus", description="Hidden walrus.")
     shown, hidden = (
         group_actions.create(name, name, actor=SYSTEM).group for name in ("open", "shut")
@@ -82,6 +82,6 @@ def test_a_tool_whose_server_is_disabled_is_never_found(run):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    index._kept.clear()
+    index._indexes.clear()
     yield
-    index._kept.clear()
+    index._indexes.clear()

@@ -1,8 +1,10 @@
+"""Tokenizer: identifiers, stemming, Unicode forms and stop words."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from catalog.search.tokenizer import LONGEST_TEXT, joined, tokenize_query, words
+from catalog.search.tokenizer import MAX_TEXT_LENGTH, normalize_name, tokenize, tokenize_query
 
 
 @pytest.mark.parametrize(
@@ -19,8 +21,8 @@ from catalog.search.tokenizer import LONGEST_TEXT, joined, tokenize_query, words
         ("read", ["read"]),
     ],
 )
-def test_an_identifier_gives_its_parts_and_itself(text, expected):
-    assert words(text) == expected
+def test_an_identifier_yields_its_parts_and_its_joined_form(text, expected):
+    assert tokenize(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -34,20 +36,20 @@ def test_an_identifier_gives_its_parts_and_itself(text, expected):
         ("file", "files"),
     ],
 )
-def test_a_plural_meets_its_singular(one, many):
-    assert words(one) == words(many)
+def test_a_plural_matches_its_singular(one, many):
+    assert tokenize(one) == tokenize(many)
 
 
 @pytest.mark.parametrize("word", ["status", "address", "get", "us", "css", "is"])
-def test_a_word_that_only_looks_like_a_plural_stays(word):
-    assert words(word) == [word]
+def test_a_word_that_only_looks_like_a_plural_is_unchanged(word):
+    assert tokenize(word) == [word]
 
 
 @pytest.mark.parametrize(
     "forms", ["create creates creating created", "search searching searched", "install installed"]
 )
-def test_forms_of_a_word_meet(forms):
-    assert len(set(words(forms))) == 1
+def test_inflected_forms_share_a_stem(forms):
+    assert len(set(tokenize(forms))) == 1
 
 
 @pytest.mark.parametrize(
@@ -61,55 +63,59 @@ def test_forms_of_a_word_meet(forms):
         ("cafe\u0301", "café"),
     ],
 )
-def test_forms_of_the_same_letters_meet(left, right):
-    assert words(left) == words(right)
+def test_unicode_forms_of_the_same_letters_match(left, right):
+    assert tokenize(left) == tokenize(right)
 
 
-def test_scripts_without_spaces_are_words_of_two():
-    assert words("天気予報") == ["天気", "気予", "予報"]
-    assert words("天気") == ["天気"]
-    assert words("get天気予報2") == ["get", "天気", "気予", "予報", "2"]
+def test_scripts_without_spaces_are_split_into_bigrams():
+    assert tokenize("天気予報") == ["天気", "気予", "予報"]
+    assert tokenize("天気") == ["天気"]
+    assert tokenize("get天気予報2") == ["get", "天気", "気予", "予報", "2"]
 
 
-def test_vowel_signs_stay_in_their_word():
-    assert words("मौसम की जानकारी") == ["मौसम", "की", "जानकारी"]
+def test_combining_vowel_signs_stay_in_their_word():
+    assert tokenize("मौसम की जानकारी") == ["मौसम", "की", "जानकारी"]
 
 
 @pytest.mark.parametrize("text", ["", " ", "%", "_", "'", "🔥🔥", "\x00", "\ud800", "…—!"])
-def test_a_text_without_letters_has_no_words(text):
-    assert words(text) == []
+def test_a_text_without_letters_has_no_terms(text):
+    assert tokenize(text) == []
 
 
-def test_a_query_leaves_out_fillers_and_repeats_and_keeps_the_spelling():
+def test_a_query_drops_stop_words_and_repeats_and_keeps_the_spelling():
     assert tokenize_query("Does this list the Issues, and issues?") == {
         "list": "list",
         "issu": "Issues",
     }
 
 
-def test_a_query_of_fillers_alone_is_still_a_query():
+def test_a_query_of_stop_words_alone_keeps_them():
     assert list(tokenize_query("who is it")) == ["who", "is", "it"]
 
 
 @pytest.mark.parametrize("word", ["get", "all", "not", "new", "up", "out", "off", "no", "find"])
-def test_words_that_tools_are_named_by_are_never_fillers(word):
+def test_words_that_occur_in_tool_names_are_not_stop_words(word):
     assert word in tokenize_query(f"the {word} of it")
 
 
-def test_a_name_is_the_same_however_its_parts_are_joined():
-    assert joined("Create issue") == joined("create_issue") == joined("createIssue")
-    assert joined("__ %") == ""
+def test_a_normalized_name_does_not_depend_on_separators_or_case():
+    assert (
+        normalize_name("Create issue")
+        == normalize_name("create_issue")
+        == normalize_name("createIssue")
+    )
+    assert normalize_name("__ %") == ""
 
 
-def test_only_the_start_of_an_endless_text_is_read():
-    text = "word " * LONGEST_TEXT + "never"
+def test_only_the_start_of_a_long_text_is_read():
+    text = "word " * MAX_TEXT_LENGTH + "never"
 
-    assert "never" not in words(text)
-    assert len(words("ﷺ" * LONGEST_TEXT)) <= LONGEST_TEXT
+    assert "never" not in tokenize(text)
+    assert len(tokenize("ﷺ" * MAX_TEXT_LENGTH)) <= MAX_TEXT_LENGTH
 
 
 @given(st.text(st.characters(), max_size=200))
-def test_any_text_gives_words_that_give_themselves(text):
-    for word in words(text):
+def test_any_text_yields_casefolded_non_empty_terms(text):
+    for word in tokenize(text):
         assert word == word.casefold()
         assert word.strip()

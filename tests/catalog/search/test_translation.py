@@ -1,3 +1,5 @@
+"""Translation of queries: supported languages, unchanged queries, and search results."""
+
 import re
 
 import pytest
@@ -8,10 +10,11 @@ from catalog.search.index import Index, Searchable
 from catalog.search.tokenizer import tokenize_query
 
 
-def read(query, held=lambda word: True, strange=None):
-    spelled = list(tokenize_query(query).values())
-    found = translation.english(query, spelled, spelled if strange is None else strange, held)
-    return found.text if found else None
+def translate(query, is_indexed=lambda word: True, unknown=None):
+    spellings = list(tokenize_query(query).values())
+    unknown = spellings if unknown is None else unknown
+    translated = translation.translate(query, spellings, unknown, is_indexed)
+    return translated.text if translated else None
 
 
 def tool(name, description):
@@ -49,8 +52,8 @@ INDEX = Index(
         ("为 Berlin 预订酒店 3 晚", "Berlin book hotel 3 night"),
     ],
 )
-def test_a_query_in_another_language_is_read_word_by_word(query, english):
-    assert read(query) == english
+def test_a_query_in_another_language_is_translated_word_by_word(query, english):
+    assert translate(query) == english
 
 
 @pytest.mark.parametrize(
@@ -74,18 +77,18 @@ def test_a_query_in_another_language_is_read_word_by_word(query, english):
         "42 / 7",
     ],
 )
-def test_what_is_english_or_unknown_is_left_alone(query):
-    assert read(query) is None
+def test_english_and_unknown_queries_are_unchanged(query):
+    assert translate(query) is None
 
 
-def test_a_query_of_words_that_tools_hold_is_left_alone():
-    assert read("archivo", strange=[]) is None
+def test_a_query_of_indexed_words_is_unchanged():
+    assert translate("archivo", unknown=[]) is None
 
 
-def test_of_several_english_words_the_first_that_tools_hold_is_taken():
-    assert read("eliminar", {"remove"}.__contains__) == "remove"
-    assert read("eliminar", {"delete", "remove"}.__contains__) == "delete"
-    assert read("eliminar", set().__contains__) == "delete"
+def test_of_several_meanings_the_first_indexed_one_is_used():
+    assert translate("eliminar", {"remove"}.__contains__) == "remove"
+    assert translate("eliminar", {"delete", "remove"}.__contains__) == "delete"
+    assert translate("eliminar", set().__contains__) == "delete"
 
 
 @pytest.mark.parametrize("strategy", ["bm25", "hybrid"])
@@ -110,20 +113,20 @@ def test_tools_described_in_english_are_found_in_other_languages(query, name, st
     assert search(INDEX, query=query, strategy=strategy).hits[0].name == name
 
 
-def test_a_word_that_tools_hold_is_searched_for_as_it_was_asked():
+def test_an_indexed_foreign_word_is_searched_for_unchanged():
     hits = search(INDEX, query="busca trenes baratos para el viaje", strategy="bm25").hits
 
     assert hits[0].name == "viaje__trenes"
     assert {"busca", "viaje"} <= set(hits[0].matched)
 
 
-def test_characters_that_tools_hold_are_searched_for_as_they_were_asked():
+def test_indexed_chinese_characters_are_searched_for_unchanged():
     index = Index([tool("a__tenki", "天気を調べる"), tool("b__day", "Tell the day of a date.")])
 
     assert "a__tenki" in [hit.name for hit in search(index, query="天気文件").hits]
 
 
-def test_people_see_what_a_word_was_read_as():
+def test_reasons_show_the_translation_of_a_word():
     hit = search(INDEX, query="eliminar archivos").hits[0]
 
     assert hit.reasons == ("“eliminar” → “remov”", "“archivos” → “file”")
@@ -131,20 +134,20 @@ def test_people_see_what_a_word_was_read_as():
 
 
 @pytest.mark.parametrize("query", ["terremoto y fútbol", "фрукты", "地震"])
-def test_where_another_language_finds_nothing_english_is_advised(query):
-    answer = search(INDEX, query=query, strategy="bm25")
+def test_a_foreign_query_without_results_recommends_english(query):
+    result = search(INDEX, query=query, strategy="bm25")
 
-    assert (answer.hits, answer.total) == ((), 0)
-    assert answer.note == "The tools are described in other words; English may find them."
+    assert (result.hits, result.total) == ((), 0)
+    assert result.note == "Tool descriptions may be in English. Try an English query."
 
 
-def test_english_that_finds_nothing_is_not_advised_to_be_english():
+def test_an_english_query_without_results_has_no_note():
     assert search(INDEX, query="earthquake… ?!", strategy="bm25").note == ""
 
 
-def test_every_line_of_the_table_has_a_word_in_each_language():
-    for line in translation.TABLE.read_text(encoding="utf-8").splitlines():
-        if not line.startswith(("#", translation.ENGLISH_TOO)):
+def test_every_line_of_the_glossary_has_a_word_in_each_language():
+    for line in translation.GLOSSARY_FILE.read_text(encoding="utf-8").splitlines():
+        if not line.startswith(("#", translation.ENGLISH_MARK)):
             english, *others = (cell.split() for cell in line.split("|"))
             assert english, line
             assert len(others) == 4, line
@@ -152,8 +155,8 @@ def test_every_line_of_the_table_has_a_word_in_each_language():
             assert all(map(re.compile("[\u3400-\u9fff]+").fullmatch, others[3])), line
 
 
-def test_a_word_of_the_table_goes_before_a_form_of_another():
-    german = translation.BOOK.spaced[translation.GERMAN].english
+def test_a_listed_word_takes_precedence_over_an_inflected_form():
+    german = translation.GLOSSARY.spaced[translation.GERMAN].english
 
     assert german["seite"] == ("page",)
     assert german["fehler"] == ("error",)

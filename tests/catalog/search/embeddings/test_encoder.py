@@ -1,4 +1,4 @@
-"""Search by meaning with the real model: what it finds, what it costs, what happens without it."""
+"""Semantic search with the real model: results, pending vectors, and an unavailable model."""
 
 from pathlib import Path
 
@@ -37,15 +37,15 @@ def index(encoder):
     return Index(TOOLS, DetachedMatrix(encoder, {one.key: one.passage for one in TOOLS}))
 
 
-def first(index, query, strategy="hybrid", **asked):
-    answer = search(index, query=query, strategy=strategy, **asked)
-    assert answer.strategy == strategy
-    return answer.hits[0].name if answer.hits else None
+def first(index, query, strategy="hybrid", **parameters):
+    result = search(index, query=query, strategy=strategy, **parameters)
+    assert result.strategy == strategy
+    return result.hits[0].name if result.hits else None
 
 
 def test_vectors_are_those_of_the_published_model(encoder):
     happy, very, dog = encoder.encode_documents(
-        [sentence_encoder.PARTS.join([text]) for text in (
+        [sentence_encoder.PART_SEPARATOR.join([text]) for text in (
             "That is a happy person", "That is a very happy person", "That is a happy dog"
         )]
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_vectors_are_those_of_the_published_model(encoder):
     assert np.linalg.norm(happy) == pytest.approx(1, abs=1e-5)
 
 
-def test_queries_in_bytes_point_where_full_precision_points(encoder):
+def test_int8_query_vectors_are_close_to_full_precision(encoder):
     text = "How do I create an issue in a repository and assign it to a colleague?"
 
     assert float(encoder.encode_queries([text])[0] @ encoder.encode_documents([text])[0]) > 0.98
@@ -71,7 +71,7 @@ def test_queries_in_bytes_point_where_full_precision_points(encoder):
         ("how many euros are ten dollars", "sums__convert"),
     ],
 )
-def test_a_tool_is_found_that_shares_no_word_with_the_query(index, query, name, strategy):
+def test_a_tool_without_a_common_term_is_found(index, query, name, strategy):
     assert first(index, query, strategy) == name
 
 
@@ -84,7 +84,7 @@ def test_a_tool_is_found_that_shares_no_word_with_the_query(index, query, name, 
         ("convertir la monnaie", "sums__convert"),
     ],
 )
-def test_queries_in_other_languages_find_what_is_near(index, query, name):
+def test_queries_in_other_languages_find_similar_tools(index, query, name):
     assert first(index, query) == name
 
 
@@ -93,20 +93,20 @@ def test_queries_in_other_languages_find_what_is_near(index, query, name):
     "query",
     ["发送电子邮件", "¿?!…", "--- ***", "x" * 500, "天気 🔥", "\ud800", "\x00", "' OR 1=1 --", "a"],
 )
-def test_any_query_is_answered(index, query, strategy):
-    answer = search(index, query=query, strategy=strategy)
+def test_any_query_returns_a_result(index, query, strategy):
+    result = search(index, query=query, strategy=strategy)
 
-    assert answer.strategy == strategy
-    assert answer.total >= len(answer.hits)
-    assert all(np.isfinite(hit.score) for hit in answer.hits)
+    assert result.strategy == strategy
+    assert result.total >= len(result.hits)
+    assert all(np.isfinite(hit.score) for hit in result.hits)
 
 
 @pytest.mark.parametrize("query", ["zzzz", "?!", "…"])
-def test_what_means_nothing_finds_nothing(index, query):
+def test_a_meaningless_query_finds_nothing(index, query):
     assert search(index, query=query).total == 0
 
 
-def test_several_wishes_in_one_sentence_find_a_tool_for_each(index):
+def test_a_query_with_two_clauses_finds_a_tool_for_each(index):
     query = "look up the forecast for Oslo, and then send an e-mail about it to Ann"
 
     hits = [hit.name for hit in search(index, query=query, limit=2).hits]
@@ -114,14 +114,14 @@ def test_several_wishes_in_one_sentence_find_a_tool_for_each(index):
     assert set(hits) == {"weather__get_forecast", "mail__send_message"}
 
 
-def test_both_parts_are_told_for_people(index):
+def test_hits_include_both_partial_scores(index):
     hit = search(index, query="open an issue").hits[0]
 
     assert (hit.bm25, hit.embedding) == (1, 1)
     assert set(hit.matched) == {"open", "issue"}
 
 
-def test_a_mistake_in_a_word_is_mended_and_said(index):
+def test_a_misspelled_term_is_corrected_and_explained(index):
     hit = search(index, query="forcast", strategy="bm25").hits[0]
 
     assert hit.name == "weather__get_forecast"
@@ -129,7 +129,7 @@ def test_a_mistake_in_a_word_is_mended_and_said(index):
     assert hit.matched == ("forecast",)
 
 
-def test_an_admins_words_are_found_by_word_and_by_meaning(encoder):
+def test_hints_are_found_by_keyword_and_semantically(encoder):
     tools = [
         tool("a__x1", "Does it.", hints=("book a train",)),
         tool("a__x2", "Does it."),
@@ -141,41 +141,41 @@ def test_an_admins_words_are_found_by_word_and_by_meaning(encoder):
     assert first(index, "railway tickets", "embedding") == "a__x1"
 
 
-def test_a_server_hint_lifts_and_leaves_nothing_out(encoder):
+def test_a_server_hint_raises_tools_and_excludes_none(encoder):
     tools = [tool(f"{server}__list_items", "List items.") for server in ("calendar", "shop", "zoo")]
     index = Index(tools, DetachedMatrix(encoder, {one.key: one.passage for one in tools}))
 
     for hint in ("shop", "zoo", "calendar"):
-        answer = search(index, query="list items", server_hint=hint)
-        assert answer.hits[0].name == f"{hint}__list_items"
-        assert answer.total == 3
+        result = search(index, query="list items", server_hint=hint)
+        assert result.hits[0].name == f"{hint}__list_items"
+        assert result.total == 3
 
 
-def test_tools_whose_vectors_are_still_to_come_are_found_by_their_words(encoder):
-    apart = DetachedMatrix(encoder, {one.key: one.passage for one in TOOLS[1:]})
-    index = Index(TOOLS, apart)
+def test_tools_without_vectors_are_found_by_keyword(encoder):
+    vectors = DetachedMatrix(encoder, {one.key: one.passage for one in TOOLS[1:]})
+    index = Index(TOOLS, vectors)
 
-    answer = search(index, query="forecast")
-    assert answer.hits[0].name == "weather__get_forecast"
-    assert answer.note.startswith("1 of 5 tools")
+    result = search(index, query="forecast")
+    assert result.hits[0].name == "weather__get_forecast"
+    assert result.note.startswith("1 of 5 tools")
     assert search(index, query="forecast", strategy="embedding").hits[0].name == TOOLS[0].name
 
-    apart.matrix.add({TOOLS[0].key: encoder.encode_documents([TOOLS[0].passage])[0]})
+    vectors.matrix.add({TOOLS[0].key: encoder.encode_documents([TOOLS[0].passage])[0]})
     assert search(index, query="forecast").note == ""
     assert first(index, "will it rain") == "weather__get_forecast"
 
 
-def test_a_search_before_any_vector_goes_by_words_and_says_so(encoder):
-    answer = search(Index(TOOLS, DetachedMatrix(encoder, {})), query="forecast")
+def test_search_without_any_vectors_falls_back_to_keywords_with_a_note(encoder):
+    result = search(Index(TOOLS, DetachedMatrix(encoder, {})), query="forecast")
 
-    assert (answer.strategy, answer.hits[0].name) == ("bm25", "weather__get_forecast")
-    assert "still being computed" in answer.note
+    assert (result.strategy, result.hits[0].name) == ("bm25", "weather__get_forecast")
+    assert "still being computed" in result.note
 
 
-def test_weights_that_are_not_the_expected_ones_are_refused(tmp_path, monkeypatch):
+def test_weights_with_a_wrong_checksum_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(sentence_encoder, "WEIGHTS_SHA256", "0" * 64)
 
-    with pytest.raises(ModelUnavailable, match="not the ones expected"):
+    with pytest.raises(ModelUnavailable, match="wrong checksum"):
         sentence_encoder.load(tmp_path)
 
 
@@ -186,7 +186,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
         sentence_encoder.load(tmp_path)
 
 
-def test_a_broken_graph_is_no_model(tmp_path):
+def test_a_corrupt_graph_makes_the_model_unavailable(tmp_path):
     (tmp_path / sentence_encoder.GRAPH).mkdir()
     (tmp_path / sentence_encoder.GRAPH / "queries.onnx").write_bytes(b"nonsense")
 
@@ -194,27 +194,28 @@ def test_a_broken_graph_is_no_model(tmp_path):
         sentence_encoder.load(tmp_path)
 
 
-def test_batches_hold_every_text_once_and_like_lengths():
+def test_batches_contain_every_text_once_with_similar_lengths():
     lengths = [3, 40, 4, 90, 5, 41] + [7] * 40
 
-    made = list(batches(lengths))
+    result = list(batches(lengths))
 
-    assert sorted(at for some in made for at in some) == list(range(len(lengths)))
-    assert all(len(some) <= sentence_encoder.BATCH for some in made)
-    assert all(lengths[some[-1]] <= sentence_encoder.PADDING * lengths[some[0]] for some in made)
+    assert sorted(at for batch in result for at in batch) == list(range(len(lengths)))
+    assert all(len(batch) <= sentence_encoder.BATCH for batch in result)
+    ratio = sentence_encoder.MAX_LENGTH_RATIO
+    assert all(lengths[batch[-1]] <= ratio * lengths[batch[0]] for batch in result)
 
 
-def test_a_passage_keeps_its_parts_apart_and_bounded():
+def test_a_passage_has_separate_parts_of_limited_length():
     parts = passage("createIssue", "d" * 9_000, "ownerName\x1f", ("bug",)).split(
-        sentence_encoder.PARTS
+        sentence_encoder.PART_SEPARATOR
     )
 
     assert len(parts) == 4
     assert parts[1:] == ["create Issue", "create Issue: owner Name", "bug"]
-    assert len(parts[0]) == sentence_encoder.LONGEST_PART
+    assert len(parts[0]) == sentence_encoder.MAX_PART_LENGTH
 
 
-def test_rows_that_come_later_do_not_move_those_there():
+def test_adding_rows_does_not_move_existing_ones():
     matrix = Matrix()
     vectors = np.random.default_rng(1).normal(size=(3_000, WIDTH)).astype(np.float32)
     keys = [f"k{n}" for n in range(3_000)]

@@ -1,4 +1,4 @@
-"""Vectors of the installation's tools: made by a worker, by text, and only where they are new."""
+"""Stored vectors: computed by a worker, per text, and only for new texts."""
 
 import pytest
 
@@ -17,19 +17,19 @@ pytestmark = pytest.mark.django_db
 
 
 class Counting:
-    """The real model, which tells how many passages it was given."""
+    """The real model, which records the passages it encodes."""
 
     def __init__(self, encoder):
         self.encoder, self.passages = encoder, []
 
-    def documents(self, passages):
+    def encode_documents(self, passages):
         self.passages += passages
         return self.encoder.encode_documents(passages)
 
-    def queries(self, texts):
+    def encode_queries(self, texts):
         return self.encoder.encode_queries(texts)
 
-    def rest(self):
+    def release_document_session(self):
         pass
 
 
@@ -37,20 +37,20 @@ class Counting:
 def model(settings, monkeypatch):
     settings.EMBEDDINGS = True
     monkeypatch.setattr(vector_store, "model", vector_store.Model())
-    monkeypatch.setattr(vector_store, "_done_at", -1)
-    installed = vector_store.InstalledVectors()
-    monkeypatch.setattr(vector_store, "installed", installed)
-    monkeypatch.setattr(index, "installed", installed)
-    monkeypatch.setattr(vector_store, "LOOK_AGAIN", 0)
-    index._kept.clear()
+    monkeypatch.setattr(vector_store, "_embedded_revision", -1)
+    vectors = vector_store.InstalledVectors()
+    monkeypatch.setattr(vector_store, "installation_vectors", vectors)
+    monkeypatch.setattr(index, "installation_vectors", vectors)
+    monkeypatch.setattr(vector_store, "LOOKUP_INTERVAL", 0)
+    index._indexes.clear()
     vector_store.model.load()
     counting = vector_store.model.encoder = Counting(vector_store.model.encoder)
     yield counting
-    index._kept.clear()
+    index._indexes.clear()
 
 
 def changed(server, *items):
-    """Fold definitions in, approved at once."""
+    """Ingest definitions, approved immediately."""
     fold(server, *items)
     return Revision.current()
 
@@ -62,7 +62,7 @@ def objects(count):
     ]
 
 
-def test_a_worker_makes_the_vectors_and_searches_find_by_meaning(model):
+def test_a_worker_computes_vectors_and_enables_semantic_search(model):
     server = make_server(slug="sky", trust="auto")
     changed(server, tool_object("get_forecast", description="Return the forecast for a city."))
     seen = scope.scope_of_agent(make_agent())
@@ -78,7 +78,7 @@ def test_a_worker_makes_the_vectors_and_searches_find_by_meaning(model):
     assert vector_store.progress() == vector_store.Progress(1, 1, "ready")
 
 
-def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
+def test_one_change_encodes_one_text_and_tokenizes_one_tool(model):
     server = make_server(slug="many", trust="auto")
     items = objects(40)
     changed(server, *items)
@@ -104,7 +104,7 @@ def test_one_change_embeds_one_text_and_counts_one_tool_again(model):
     )
 
 
-def test_a_change_back_embeds_nothing(model):
+def test_reverting_a_change_encodes_nothing(model):
     server = make_server(trust="auto")
     changed(server, tool_object(description="First."))
     vector_store.embed_missing()
@@ -117,7 +117,7 @@ def test_a_change_back_embeds_nothing(model):
     assert Vector.objects.count() == 2
 
 
-def test_a_search_is_never_older_than_the_catalog(model):
+def test_a_search_uses_the_current_catalog(model):
     server = make_server(slug="s", trust="auto")
     changed(server, tool_object("old", description="Old."))
     agent = make_agent()
@@ -132,15 +132,15 @@ def test_a_search_is_never_older_than_the_catalog(model):
     )
 
 
-def test_scopes_that_see_the_same_tools_share_an_index(model):
+def test_scopes_with_the_same_tools_share_an_index(model):
     make_tool(make_server(slug="one"))
     first, second = make_agent(), make_agent()
 
     assert scope.scope_of_agent(first).index is scope.scope_of_agent(second).index
 
 
-def test_indexes_that_nobody_asked_for_lately_are_dropped(model, monkeypatch):
-    monkeypatch.setattr(index, "MOST_TOOLS", 5)
+def test_least_recently_used_indexes_are_evicted(model, monkeypatch):
+    monkeypatch.setattr(index, "MAX_CACHED_TOOLS", 5)
     tools = [Searchable(f"s__{at}", str(at), "s", "", "", "", ()) for at in range(6)]
 
     first = index.get_index(tools[:3])
@@ -149,7 +149,7 @@ def test_indexes_that_nobody_asked_for_lately_are_dropped(model, monkeypatch):
     assert index.get_index(tools[:3]) is not first
 
 
-def test_without_a_model_search_goes_by_words_and_people_are_told_why(settings, monkeypatch):
+def test_without_a_model_search_falls_back_to_keywords_with_the_reason(settings, monkeypatch):
     settings.EMBEDDINGS = False
     monkeypatch.setattr(vector_store, "model", vector_store.Model())
     make_tool(make_server(slug="s"), "search", description="Search it.")
@@ -158,14 +158,14 @@ def test_without_a_model_search_goes_by_words_and_people_are_told_why(settings, 
     answer = engine.search(scope.scope_of_agent(make_agent()).index, query="search it")
 
     assert answer.strategy == "bm25"
-    assert answer.note == "Ranked by words only: embeddings are turned off in this installation."
+    assert answer.note == "Ranked by keywords only: embeddings are disabled in this installation."
     assert vector_store.embed_missing() == 0
     assert vector_store.progress().state == "unavailable"
-    assert "turned off" in vector_store.progress().reason
+    assert "disabled" in vector_store.progress().reason
 
 
-def test_vectors_of_texts_long_gone_are_forgotten(model, monkeypatch):
-    monkeypatch.setattr(vector_store, "SPARE", 0)
+def test_vectors_of_unused_texts_are_deleted(model, monkeypatch):
+    monkeypatch.setattr(vector_store, "MAX_UNUSED_VECTORS", 0)
     Vector.objects.bulk_create(
         Vector(model=vector_store.MODEL, text_sha256=f"{at:064}", data=b"") for at in range(5)
     )
@@ -178,7 +178,7 @@ def test_vectors_of_texts_long_gone_are_forgotten(model, monkeypatch):
     )
 
 
-def test_an_admins_texts_count(model):
+def test_hints_of_an_admin_are_indexed(model):
     tool = make_tool(make_server(slug="s"), "run", description="Runs.")
     tool.hints.create(text="brew coffee", kind="alias")
     Revision.bump()
