@@ -1,7 +1,7 @@
-"""Every write to agents: who they are, which groups they have, how far they may go.
+"""Agent writes: create, change, disable and delete agents; assign their groups.
 
-An agent has a list of groups in its own order, or all groups and those to come; never both.
-Keys are minted in `sessions_app.keys`.
+An agent has either an ordered list of groups, or all current and future groups; never both.
+`sessions_app.agents.api_keys` creates the keys.
 """
 
 import math
@@ -13,48 +13,44 @@ from django.db import IntegrityError, transaction
 from catalog import audit, preferences
 from catalog.audit import Actor
 from catalog.models import Group, Revision
-from catalog.tools.actions import UNKEEPABLE
+from catalog.tools.actions import UNSTORABLE_CHARACTERS
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentGroup, KeyScope, Mode, Strategy
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
-MOST = 1_000_000_000
-NUMBER = range(1, MOST + 1)
-LISTED = 20  # names in an error
+POSITIVE_INTEGER = range(1, 1_000_000_001)
+NAMES_IN_ERROR = 20
 SETTINGS: dict[str, Any] = {
     "name": str,
     "description": str,
     "catalog_header": str,
     "strategy": Strategy,
     "mode": Mode,
-    "tool_threshold": NUMBER,
-    "threshold_tokens": NUMBER,
+    "tool_threshold": POSITIVE_INTEGER,
+    "threshold_tokens": POSITIVE_INTEGER,
     "threshold_percent": float,
-    "catalog_budget": NUMBER,
-    "budget": NUMBER,  # or None
-    "calls_in_flight": NUMBER,
-    "calls_per_minute": NUMBER,
-    "searches_per_minute": NUMBER,
-    "max_sessions": NUMBER,
+    "catalog_budget": POSITIVE_INTEGER,
+    "budget": POSITIVE_INTEGER,  # or None
+    "calls_in_flight": POSITIVE_INTEGER,
+    "calls_per_minute": POSITIVE_INTEGER,
+    "searches_per_minute": POSITIVE_INTEGER,
+    "max_sessions": POSITIVE_INTEGER,
 }
-TEXTS = {"description": 2_000, "catalog_header": 4_000}
-# What shapes the documents an agent is given.
-SEEN = {"catalog_header", "strategy", "mode", "catalog_budget"} | {
+MAX_TEXT_LENGTHS = {"description": 2_000, "catalog_header": 4_000}
+# A change to one of these changes the catalog of new sessions.
+CATALOG_SETTINGS = {
+    "catalog_header",
+    "strategy",
+    "mode",
+    "catalog_budget",
     "tool_threshold",
     "threshold_tokens",
     "threshold_percent",
 }
-ACTS = ("add", "remove", "up", "down")
+GROUP_ACTIONS = ("add", "remove", "up", "down")
 
 
-def find_agent(name: str) -> Agent:
-    agent = Agent.objects.filter(name=name).first() if name.isprintable() else None
-    if agent is None:
-        raise NotFound("There is no agent of this name.", hint="The list of agents has them all.")
-    return agent
-
-
-# --- The agent itself ---------------------------------------------------------------------------
+# --- Agents -------------------------------------------------------------------------------------
 
 
 @transaction.atomic
@@ -66,12 +62,12 @@ def create(
     actor: Actor,
     **settings: object,
 ) -> Agent:
-    """Make an agent. Without groups it sees no tool, which is legal."""
-    checked = {key: checked_setting(key, value) for key, value in settings.items()}
-    agent = Agent(name=checked_setting("name", name), **preferences.agent_defaults() | checked)
+    """Create an agent. It may have no groups; then it has no tools."""
+    valid = {key: validate_setting(key, value) for key, value in settings.items()}
+    agent = Agent(name=validate_setting("name", name), **preferences.agent_defaults() | valid)
     _save(agent)
-    _give(agent, groups, all_groups=all_groups)
-    audit.record(actor, "agent.add", agent, after={**checked, **_groups(agent)})
+    _assign_groups(agent, groups, all_groups=all_groups)
+    audit.record(actor, "agent.add", agent, after={**valid, **_audit_groups(agent)})
     return agent
 
 
@@ -84,32 +80,32 @@ def create_with_key(
     actor: Actor,
     **settings: object,
 ) -> tuple[Agent, str]:
-    """Make an agent and its first key, whose text is returned here and never again."""
+    """Create an agent and its first key. The key's text is returned only here."""
     agent = create(name, groups=groups, all_groups=all_groups, actor=actor, **settings)
     return agent, api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)[1]
 
 
 @transaction.atomic
 def change(agent: Agent, *, actor: Actor, **settings: object) -> Agent:
-    """Change settings. Open sessions keep the catalog they were given; limits hold at once."""
-    agent = _locked(agent)
+    """Change settings. Open sessions keep their catalog; new limits apply immediately."""
+    agent = _lock(agent)
     before: dict[str, object] = {}
     after: dict[str, object] = {}
     for key, value in settings.items():
-        value = checked_setting(key, value)
+        value = validate_setting(key, value)
         if getattr(agent, key) != value:
             before[key], after[key] = getattr(agent, key), value
             setattr(agent, key, value)
     if after:
         _save(agent, list(after))
         audit.record(actor, "agent.edit", agent, before=before, after=after)
-        if SEEN & after.keys():
+        if CATALOG_SETTINGS & after.keys():
             Revision.bump()
     return agent
 
 
 def disable(agent: Agent, *, actor: Actor) -> Agent:
-    """Refuse the agent's keys from the next request on."""
+    """Disable an agent: its keys are rejected from the next request on."""
     return set_enabled(agent, False, actor=actor)
 
 
@@ -119,7 +115,7 @@ def enable(agent: Agent, *, actor: Actor) -> Agent:
 
 @transaction.atomic
 def set_enabled(agent: Agent, enabled: bool, *, actor: Actor) -> Agent:
-    agent = _locked(agent)
+    agent = _lock(agent)
     if agent.enabled != enabled:
         agent.enabled = enabled
         agent.save(update_fields=["enabled"])
@@ -129,25 +125,29 @@ def set_enabled(agent: Agent, enabled: bool, *, actor: Actor) -> Agent:
 
 @transaction.atomic
 def delete(agent: Agent, *, actor: Actor) -> None:
-    """Remove an agent with its keys, its sessions and their calls. The audit log stays."""
-    agent = _locked(agent)
-    before = {"keys": agent.keys.count(), "sessions": agent.sessions.count(), **_groups(agent)}
+    """Delete an agent with its keys, sessions and calls. Audit entries are kept."""
+    agent = _lock(agent)
+    before = {
+        "keys": agent.keys.count(),
+        "sessions": agent.sessions.count(),
+        **_audit_groups(agent),
+    }
     audit.record(actor, "agent.delete", agent, before=before)
     agent.delete()
 
 
-# --- Its groups ---------------------------------------------------------------------------------
+# --- Groups -------------------------------------------------------------------------------------
 
 
 @transaction.atomic
 def set_groups(
     agent: Agent, groups: Sequence[str] = (), *, all_groups: bool = False, actor: Actor
 ) -> Agent:
-    """Give exactly these groups, in this order; or all, including those to come."""
-    agent = _locked(agent)
-    before = _groups(agent)
-    _give(agent, groups, all_groups=all_groups)
-    after = _groups(agent)
+    """Set the agent's groups in this order, or grant all current and future groups."""
+    agent = _lock(agent)
+    before = _audit_groups(agent)
+    _assign_groups(agent, groups, all_groups=all_groups)
+    after = _audit_groups(agent)
     if after != before:
         audit.record(actor, "agent.groups", agent, before=before, after=after)
         Revision.bump()
@@ -155,112 +155,123 @@ def set_groups(
 
 
 @transaction.atomic
-def reorder_groups(agent: Agent, act: str, group_id: str, *, actor: Actor) -> Agent:
-    """Add one group at the end, remove one, or move one up or down."""
-    agent = _locked(agent)
-    if act not in ACTS:
-        raise Invalid(f"A group is one of: {', '.join(ACTS)}.", hint="Choose what to do with it.")
+def apply_group_action(agent: Agent, action: str, group_id: str, *, actor: Actor) -> Agent:
+    """Append a group, remove one, or move one up or down."""
+    agent = _lock(agent)
+    if action not in GROUP_ACTIONS:
+        raise Invalid("Unknown action.", hint=f"Use one of: {', '.join(GROUP_ACTIONS)}.")
     if agent.all_groups:
-        raise Conflict(f"{agent} has all groups.", hint="Let it have chosen groups first.")
+        raise Conflict(f"{agent} has all groups.", hint="Switch it to selected groups first.")
     ids = group_ids(agent)
-    if act == "add":
+    if action == "add":
         return set_groups(agent, [*ids, group_id], actor=actor)
     if group_id not in ids:
         raise NotFound(f"{agent} does not have this group.", hint="It may have been removed.")
-    place = ids.index(group_id)
-    ids.pop(place)
-    if act != "remove":
-        ids.insert(max(place - 1, 0) if act == "up" else place + 1, group_id)
+    position = ids.index(group_id)
+    ids.pop(position)
+    if action != "remove":
+        ids.insert(max(position - 1, 0) if action == "up" else position + 1, group_id)
     return set_groups(agent, ids, actor=actor)
 
 
 def group_ids(agent: Agent) -> list[str]:
-    """Return the ids of the groups that were chosen for an agent, in its order."""
+    """Return the ids of the agent's selected groups, in order."""
     return list(agent.group_links.values_list("group__group_id", flat=True))
 
 
-def _give(agent: Agent, wanted: Sequence[str], *, all_groups: bool) -> None:
-    if all_groups and wanted:
-        raise Invalid("An agent has chosen groups or all of them, not both.", hint="Give one.")
-    ids = list(dict.fromkeys(wanted))
-    found = Group.objects.in_bulk([one for one in ids if one.isprintable()], field_name="group_id")
-    unknown = [one for one in ids if one not in found]
+def _assign_groups(agent: Agent, requested: Sequence[str], *, all_groups: bool) -> None:
+    if all_groups and requested:
+        raise Invalid(
+            "An agent has either selected groups or all groups, not both.",
+            hint="Set only one of the two.",
+        )
+    ids = list(dict.fromkeys(requested))
+    groups = Group.objects.in_bulk(
+        [group_id for group_id in ids if group_id.isprintable()], field_name="group_id"
+    )
+    unknown = [group_id for group_id in ids if group_id not in groups]
     if unknown:
         known = list(Group.objects.values_list("group_id", flat=True))
         raise NotFound(
-            f"There is no group called {_listed(unknown)}.",
-            hint=f"These exist: {_listed(known)}." if known else "There are no groups yet.",
-            details={"unknown": unknown[:LISTED]},
+            f"Unknown group{'s' if len(unknown) > 1 else ''}: {_join_names(unknown)}.",
+            hint=f"Existing groups: {_join_names(known)}." if known else "No groups exist yet.",
+            details={"unknown": unknown[:NAMES_IN_ERROR]},
         )
     agent.group_links.all().delete()
     AgentGroup.objects.bulk_create(
-        AgentGroup(agent=agent, group=found[one], position=place) for place, one in enumerate(ids)
+        AgentGroup(agent=agent, group=groups[group_id], position=position)
+        for position, group_id in enumerate(ids)
     )
     if agent.all_groups != all_groups:
         agent.all_groups = all_groups
         agent.save(update_fields=["all_groups"])
 
 
-def _groups(agent: Agent) -> dict[str, object]:
+def _audit_groups(agent: Agent) -> dict[str, object]:
     return {"groups": "all" if agent.all_groups else group_ids(agent)}
 
 
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(one[:80] for one in names[:LISTED])
-    return f"{shown} and {len(names) - LISTED} more" if len(names) > LISTED else shown
+def _join_names(names: Sequence[str]) -> str:
+    text = ", ".join(name[:80] for name in names[:NAMES_IN_ERROR])
+    more = len(names) - NAMES_IN_ERROR
+    return f"{text} and {more} more" if more > 0 else text
 
 
-# --- Rules --------------------------------------------------------------------------------------
+# --- Validation ---------------------------------------------------------------------------------
 
 
-def checked_setting(key: str, value: Any) -> Any:
-    """Return the value as it is kept, or say what this setting takes."""
+def validate_setting(key: str, value: Any) -> Any:
+    """Return the value as it is stored. Raises Invalid."""
     rule = SETTINGS.get(key)
     if rule is None:
-        raise Invalid(f"{key} is not a setting of an agent.", hint=f"Known: {', '.join(SETTINGS)}.")
+        raise Invalid(
+            f"Unknown agent setting: {key}.", hint=f"Known settings: {', '.join(SETTINGS)}."
+        )
     if key == "budget" and value is None:
         return None
     if isinstance(rule, range):
         if not isinstance(value, int) or isinstance(value, bool) or value not in rule:
             raise Invalid(
-                f"{key} is a whole number from {rule.start} to {rule.stop - 1:,}.",
-                hint="Leave it out for no budget." if key == "budget" else "",
+                f"{key} must be an integer from {rule.start} to {rule.stop - 1:,}.",
+                hint="Omit it for no budget." if key == "budget" else "",
             )
         return value
     if rule is float:
-        return _checked_percent(key, value)
+        return _validate_percent(key, value)
     if rule is str:
-        return _checked_name(value) if key == "name" else _checked_text(key, value)
+        return _validate_name(value) if key == "name" else _validate_text(key, value)
     if value not in rule.values:
-        raise Invalid(f"{key} is one of: {', '.join(rule.values)}.")
+        raise Invalid(f"{key} must be one of: {', '.join(rule.values)}.")
     return str(value)
 
 
-def _checked_percent(key: str, value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 < value <= 100:
-        raise Invalid(f"{key} is a number over 0 and at most 100.")
+def _validate_percent(key: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not 0 < value <= 100:
+        raise Invalid(f"{key} must be a number greater than 0 and at most 100.")
     return float(value)
 
 
-def _checked_name(value: Any) -> str:
+def _validate_name(value: Any) -> str:
     name = value.strip() if isinstance(value, str) else ""
     if not 0 < len(name) <= 80 or not name.isprintable():
-        raise Invalid("An agent's name has 1 to 80 printable characters.", hint="Such as scout.")
+        raise Invalid(
+            "An agent name must have 1 to 80 printable characters.", hint="Example: scout."
+        )
     if "/" in name or name in (".", ".."):
         raise Invalid(
-            "An agent's name is part of an address, so it has no / and more than dots.",
-            hint="Use - in its place.",
+            'An agent name is part of a URL: it cannot contain "/" or be "." or "..".',
+            hint='Use "-" instead.',
         )
     return name
 
 
-def _checked_text(key: str, value: Any) -> str:
-    most = TEXTS[key]
-    if not isinstance(value, str) or len(value) > most:
-        raise Invalid(f"{key} is a text of at most {most:,} characters.")
-    if UNKEEPABLE.search(value):
-        raise Invalid("A text cannot hold NUL or broken Unicode characters.", hint="Remove them.")
+def _validate_text(key: str, value: Any) -> str:
+    max_length = MAX_TEXT_LENGTHS[key]
+    if not isinstance(value, str) or len(value) > max_length:
+        raise Invalid(f"{key} must be text of at most {max_length:,} characters.")
+    if UNSTORABLE_CHARACTERS.search(value):
+        raise Invalid("Text cannot contain NUL or invalid Unicode characters.", hint="Remove them.")
     return value.replace("\r\n", "\n").strip()
 
 
@@ -270,14 +281,14 @@ def _save(agent: Agent, fields: Sequence[str] | None = None) -> None:
             agent.save(update_fields=fields)
     except IntegrityError as error:
         raise Conflict(
-            f"There is an agent called {agent.name} already.",
-            hint="Choose another name, or change that agent.",
+            f"An agent named {agent.name} already exists.",
+            hint="Choose another name, or edit that agent.",
             code="name_taken",
         ) from error
 
 
-def _locked(agent: Agent) -> Agent:
-    found = Agent.objects.select_for_update().filter(pk=agent.pk).first()
-    if found is None:
-        raise NotFound(f"{agent.name} is gone.", hint="Somebody deleted it meanwhile.")
-    return found
+def _lock(agent: Agent) -> Agent:
+    row = Agent.objects.select_for_update().filter(pk=agent.pk).first()
+    if row is None:
+        raise NotFound(f"{agent.name} no longer exists.", hint="It was deleted in the meantime.")
+    return row

@@ -1,4 +1,7 @@
-"""The admin API of agents and keys. A key's text is only in the answer that makes it."""
+"""Admin API for agents and API keys.
+
+A key's text is returned only by the request that creates the key.
+"""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,7 +17,7 @@ from sessions_app.agents import api_keys
 from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.api_schemas import ERRORS, Strict
-from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
@@ -26,7 +29,7 @@ class AgentOut(Schema):
     description: str
     enabled: bool
     all_groups: bool
-    groups: list[str]  # in the agent's order; empty where it has all
+    groups: list[str]  # in the agent's order; empty if all_groups is true
     strategy: str
     mode: str
     tool_threshold: int
@@ -41,7 +44,7 @@ class AgentOut(Schema):
     max_sessions: int
     created_at: datetime
     last_seen_at: datetime | None
-    keys: int  # good now
+    keys: int  # valid keys
     open_sessions: int
 
 
@@ -61,14 +64,14 @@ class AgentSettings(Strict):
     threshold_percent: float | None = None
     catalog_budget: int | None = None
     catalog_header: str | None = None
-    budget: int | None = None  # null: none
+    budget: int | None = None  # null: no budget
     calls_in_flight: int | None = None
     calls_per_minute: int | None = None
     searches_per_minute: int | None = None
     max_sessions: int | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that were sent. Null says nothing, but for the budget."""
+        """Return the settings in the request. Null means unchanged, except for the budget."""
         sent = self.model_dump(exclude_unset=True, exclude={"groups", "all_groups", "enabled"})
         return {key: value for key, value in sent.items() if value is not None or key == "budget"}
 
@@ -97,7 +100,7 @@ class KeyOut(Schema):
 
 
 class NewKey(KeyOut):
-    key: str  # shown here and never again
+    key: str  # returned only once
 
 
 class KeyPage(Schema):
@@ -106,18 +109,15 @@ class KeyPage(Schema):
 
 
 class KeyIn(Strict):
-    name: str | None = None  # the agent's by default
-    days: int | None = Field(None, ge=1, le=3650)  # until it expires; never by default
+    name: str | None = None  # default: the agent's name
+    days: int | None = Field(None, ge=1, le=3650)  # lifetime; default: never expires
 
 
-def find(name: str) -> Agent:
-    agent = agent_queries.rows().filter(name=name).first() if name.isprintable() else None
-    if agent is None:
-        raise NotFound("There is no agent of this name.", hint="GET /api/v1/agents lists them.")
-    return agent
+def _find(name: str) -> Agent:
+    return agent_queries.find_agent(name, with_counts=True)
 
 
-def shown(agent: Agent) -> dict[str, Any]:
+def agent_body(agent: Agent) -> dict[str, Any]:
     body = {name: getattr(agent, name) for name in AgentOut.model_fields if hasattr(agent, name)}
     return body | {
         "groups": agent_queries.group_names(agent),
@@ -126,7 +126,7 @@ def shown(agent: Agent) -> dict[str, Any]:
     }
 
 
-def shown_key(key: ApiKey) -> dict[str, Any]:
+def key_body(key: ApiKey) -> dict[str, Any]:
     body = {name: getattr(key, name) for name in KeyOut.model_fields if hasattr(key, name)}
     return body | {
         "agent": key.agent.name if key.agent else None,
@@ -139,52 +139,52 @@ def shown_key(key: ApiKey) -> dict[str, Any]:
 
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
 def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
-    found = agent_queries.rows().filter(name__gt=cursor)
-    items, following = cut_page(found, limit, lambda row: row.name)
-    return {"items": [shown(agent) for agent in items], "next_cursor": following}
+    agents = agent_queries.agents_with_counts().filter(name__gt=cursor)
+    items, next_cursor = cut_page(agents, limit, lambda row: row.name)
+    return {"items": [agent_body(agent) for agent in items], "next_cursor": next_cursor}
 
 
 @router.post("/agents", response={201: AgentOut, **ERRORS}, tags=["agents"])
 def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
-    """Make an agent. `POST /agents/{name}/keys` gives it a key."""
+    """Create an agent. `POST /agents/{name}/keys` creates a key for it."""
     agent = agent_actions.create(
         **body.settings(),
         groups=body.groups or (),
         all_groups=bool(body.all_groups),
         actor=key_actor(request),
     )
-    return Status(201, shown(find(agent.name)))
+    return Status(201, agent_body(_find(agent.name)))
 
 
 @router.get("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
 def get_agent(request: HttpRequest, name: str) -> dict[str, Any]:
-    return shown(find(name))
+    return agent_body(_find(name))
 
 
 @router.patch("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
 def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, Any]:
-    """Change what is sent, all or nothing. `groups` is the whole list, in order."""
+    """Update the fields in the request atomically. `groups` replaces the ordered list."""
     actor = key_actor(request)
     with transaction.atomic():
-        agent = agent_actions.change(find(name), actor=actor, **body.settings())
+        agent = agent_actions.change(_find(name), actor=actor, **body.settings())
         if body.groups is not None or body.all_groups is not None:
-            kept = (
+            current = (
                 agent_actions.group_ids(agent)
                 if body.groups is None and not body.all_groups
                 else ()
             )
             agent_actions.set_groups(
-                agent, body.groups or kept, all_groups=bool(body.all_groups), actor=actor
+                agent, body.groups or current, all_groups=bool(body.all_groups), actor=actor
             )
         if body.enabled is not None:
             agent_actions.set_enabled(agent, body.enabled, actor=actor)
-    return shown(find(agent.name))
+    return agent_body(_find(agent.name))
 
 
 @router.delete("/agents/{name}", response={204: None, **ERRORS}, tags=["agents"])
 def delete_agent(request: HttpRequest, name: str) -> Status[None]:
-    """Delete an agent with its keys, its sessions and their calls."""
-    agent_actions.delete(find(name), actor=key_actor(request))
+    """Delete an agent with its keys, sessions and calls."""
+    agent_actions.delete(_find(name), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -195,15 +195,15 @@ def delete_agent(request: HttpRequest, name: str) -> Status[None]:
 def list_agent_keys(
     request: HttpRequest, name: str, limit: int = 50, cursor: int | None = None
 ) -> dict[str, Any]:
-    return _key_page(limit, cursor, agent=find(name))
+    return _key_page(limit, cursor, agent=_find(name))
 
 
 @router.post("/agents/{name}/keys", response={201: NewKey, **ERRORS}, tags=["keys"])
 def add_agent_key(
     request: HttpRequest, response: HttpResponse, name: str, body: KeyIn
 ) -> Status[dict[str, Any]]:
-    """Make a key. Its text is in this answer and nowhere else."""
-    agent = find(name)
+    """Create a key. Its text is only in this response."""
+    agent = _find(name)
     expires = timezone.now() + timedelta(days=body.days) if body.days else None
     key, text = api_keys.create_key(
         agent.name if body.name is None else body.name,
@@ -219,41 +219,41 @@ def add_agent_key(
 def list_keys(
     request: HttpRequest, limit: int = 50, cursor: int | None = None, scope: str = ""
 ) -> dict[str, Any]:
-    """List the keys of agents and people, newest first."""
+    """List the keys of agents and users, newest first."""
     if scope and scope not in KeyScope.values:
-        raise Invalid(f"A scope is one of: {', '.join(KeyScope.values)}.")
+        raise Invalid(f"scope must be one of: {', '.join(KeyScope.values)}.")
     return _key_page(limit, cursor, **({"scope": scope} if scope else {}))
 
 
 @router.get("/keys/{key}", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def get_key(request: HttpRequest, key: str) -> dict[str, Any]:
-    """One key, by its id or its prefix."""
-    return shown_key(api_keys.find_key_by_reference(key))
+    """Get a key by its id or prefix."""
+    return key_body(api_keys.find_key_by_reference(key))
 
 
 @router.post("/keys/{key}/rotate", response={201: NewKey, **ERRORS}, tags=["keys"])
 def rotate_key(request: HttpRequest, response: HttpResponse, key: str) -> Status[dict[str, Any]]:
-    """Make a key in place of this one, which ends in 24 hours."""
+    """Create a replacement key. The old key stays valid for 24 hours."""
     new, text = api_keys.rotate(api_keys.find_key_by_reference(key), actor=key_actor(request))
     return _new_key(response, new, text)
 
 
 @router.post("/keys/{key}/revoke", response={200: KeyOut, **ERRORS}, tags=["keys"])
 def revoke_key(request: HttpRequest, key: str) -> dict[str, Any]:
-    """Refuse a key from the next request on."""
-    found = api_keys.find_key_by_reference(key)
-    api_keys.revoke(found, actor=key_actor(request))
-    return shown_key(api_keys.find_key_by_reference(str(found.pk)))
+    """Revoke a key. It is rejected from the next request on."""
+    row = api_keys.find_key_by_reference(key)
+    api_keys.revoke(row, actor=key_actor(request))
+    return key_body(api_keys.find_key_by_reference(str(row.pk)))
 
 
-def _key_page(limit: int, cursor: int | None, **wanted: Any) -> dict[str, Any]:
-    found = ApiKey.objects.select_related("agent").filter(**wanted).order_by("-id")
+def _key_page(limit: int, cursor: int | None, **filters: Any) -> dict[str, Any]:
+    keys = ApiKey.objects.select_related("agent").filter(**filters).order_by("-id")
     if cursor is not None:
-        found = found.filter(id__lt=cursor)
-    items, following = cut_page(found, limit, lambda row: str(row.pk))
-    return {"items": [shown_key(key) for key in items], "next_cursor": following}
+        keys = keys.filter(id__lt=cursor)
+    items, next_cursor = cut_page(keys, limit, lambda row: str(row.pk))
+    return {"items": [key_body(key) for key in items], "next_cursor": next_cursor}
 
 
 def _new_key(response: HttpResponse, key: ApiKey, text: str) -> Status[dict[str, Any]]:
     response["Cache-Control"] = "no-store"
-    return Status(201, shown_key(key) | {"key": text})
+    return Status(201, key_body(key) | {"key": text})

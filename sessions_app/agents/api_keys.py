@@ -1,7 +1,7 @@
-"""Mint, find, rotate and revoke bearer keys. Only a digest is kept.
+"""API keys (bearer tokens): create, look up, rotate and revoke. Only a digest is stored.
 
-`find` asks the database each time, so what is revoked, expired or disabled is refused by every
-process from the next request on.
+`find_key` queries the database every time, so a revoked or expired key, or one of a disabled
+agent, is rejected by every process from the next request on.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
-TOUCH_EVERY = timedelta(minutes=1)
-OVERLAP = timedelta(hours=24)  # how long a rotated key goes on beside the new one
+LAST_USED_RESOLUTION = timedelta(minutes=1)
+ROTATION_OVERLAP = timedelta(hours=24)  # the old key stays valid this long after a rotation
 
 _by_digest = PreparedQuery(
     1, lambda sha256: ApiKey.objects.select_related("user", "agent").filter(sha256=sha256)
@@ -38,9 +38,9 @@ def create_key(
     agent: Agent | None = None,
     expires_at: datetime | None = None,
 ) -> tuple[ApiKey, str]:
-    """Make a key; its text is returned here and never again."""
+    """Create a key. Its text is returned only here."""
     name = name.strip()
-    _check(name, scope, agent, expires_at)
+    _validate(name, scope, agent, expires_at)
     text = PREFIX + secrets.token_urlsafe(32)
     key = ApiKey.objects.create(
         name=name,
@@ -52,83 +52,83 @@ def create_key(
         created_by=actor.label[:200],
         expires_at=expires_at,
     )
-    audit.record(actor, _verb(key, "add"), key, after=_facts(key))
+    audit.record(actor, _verb(key, "add"), key, after=_audit_values(key))
     return key, text
 
 
-def _check(name: str, scope: str, agent: Agent | None, expires_at: datetime | None) -> None:
+def _validate(name: str, scope: str, agent: Agent | None, expires_at: datetime | None) -> None:
     if not 0 < len(name) <= 120 or not name.isprintable():
-        raise Invalid("A token's name has 1 to 120 printable characters.")
+        raise Invalid("A key name must have 1 to 120 printable characters.")
     if scope not in KeyScope.values:
-        raise Invalid(f"A scope is one of: {', '.join(KeyScope.values)}.")
+        raise Invalid(f"scope must be one of: {', '.join(KeyScope.values)}.")
     if scope == KeyScope.AGENT and agent is None:
         raise Invalid(
-            "A key of the scope agent belongs to an agent.",
-            hint="`manage.py create_agent` makes one with its key.",
+            "A key with the scope agent must belong to an agent.",
+            hint="`manage.py create_agent` creates an agent with a key.",
         )
     if scope != KeyScope.AGENT and agent is not None:
-        raise Invalid("An agent's key has the scope agent.")
+        raise Invalid("A key that belongs to an agent must have the scope agent.")
     if expires_at is not None and expires_at <= timezone.now():
-        raise Invalid("The key would have expired already.", hint="Choose a later time.")
+        raise Invalid("The expiry time is in the past.", hint="Choose a later time.")
 
 
 def find_key(text: str) -> ApiKey | None:
-    """Return the key a request carries, if it is good now."""
+    """Return the key with this text if it is valid, otherwise None."""
     if not text.startswith(PREFIX) or len(text) > 100:
         return None
     return find_key_by_digest(_digest(text))
 
 
 def find_key_by_digest(sha256: str) -> ApiKey | None:
-    """Return the key of which only the digest is at hand, if it is good now; note its use."""
+    """Return the key with this digest if it is valid, otherwise None. Records its use."""
     key = _by_digest.first(sha256)
     now = timezone.now()
     if key is None or not is_valid(key, now):
         return None
-    if key.user and role_of(key.user) < needed_role(key.scope):
+    if key.user and role_of(key.user) < required_role(key.scope):
         return None
     if key.agent and not key.agent.enabled:
         return None
-    if key.last_used_at is None or now - key.last_used_at > TOUCH_EVERY:
+    if key.last_used_at is None or now - key.last_used_at > LAST_USED_RESOLUTION:
         ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
     return key
 
 
 def is_valid(key: ApiKey, now: datetime) -> bool:
-    """Say whether a key is neither revoked nor expired. Its owner may still be disabled."""
+    """Return whether a key is neither revoked nor expired. Its owner may still be disabled."""
     return not key.revoked_at and (key.expires_at is None or key.expires_at > now)
 
 
 def find_key_by_reference(reference: str) -> ApiKey:
-    """Return the key of this id or prefix."""
-    found = ApiKey.objects.select_related("agent")
+    """Return the key with this id or prefix. Raises NotFound, or Conflict if ambiguous."""
+    keys = ApiKey.objects.select_related("agent")
     if reference.isdecimal() and len(reference) < 18:
-        rows = list(found.filter(pk=int(reference)))
+        rows = list(keys.filter(pk=int(reference)))
     else:
-        rows = list(found.filter(prefix=reference)[:3]) if reference.isprintable() else []
+        rows = list(keys.filter(prefix=reference)[:3]) if reference.isprintable() else []
     if not rows:
-        raise NotFound("There is no such key.", hint="Name it by its id or its prefix (tcb_……).")
+        raise NotFound("Key not found.", hint="Use its id or its prefix (tcb_……).")
     if len(rows) > 1:
-        raise Conflict("More than one key begins so.", hint="Name it by its id.")
+        raise Conflict("Several keys have this prefix.", hint="Use the key's id.")
     return rows[0]
 
 
 @transaction.atomic
 def rotate(key: ApiKey, *, actor: Actor) -> tuple[ApiKey, str]:
-    """Make a key in place of this one, which goes on for 24 hours at most."""
-    key = _locked(key)
+    """Create a replacement for a key, which stays valid for 24 hours."""
+    key = _lock(key)
     now = timezone.now()
     if not is_valid(key, now):
-        raise Conflict("This key is revoked or has expired.", hint="Make a new one.")
-    if key.expires_at and key.expires_at <= now + OVERLAP:
-        raise Conflict("This key ends within 24 hours anyway.", hint="Make a new one beside it.")
-    # The new one is to last as long as the old one was meant to.
+        raise Conflict("This key is revoked or expired.", hint="Create a new key.")
+    if key.expires_at and key.expires_at <= now + ROTATION_OVERLAP:
+        raise Conflict("This key expires within 24 hours.", hint="Create a second key instead.")
+    # The new key gets the same lifetime as the old one.
     expires = now + (key.expires_at - key.created_at) if key.expires_at else None
     new, text = create_key(
         key.name, key.scope, actor=actor, user=key.user, agent=key.agent, expires_at=expires
     )
     before = {"expires_at": _iso(key.expires_at)}
-    key.expires_at = now + OVERLAP
+    key.expires_at = now + ROTATION_OVERLAP
     key.save(update_fields=["expires_at"])
     after = {"expires_at": _iso(key.expires_at), "replaced_by": new.prefix}
     audit.record(actor, _verb(key, "rotate"), key, before=before, after=after)
@@ -137,35 +137,35 @@ def rotate(key: ApiKey, *, actor: Actor) -> tuple[ApiKey, str]:
 
 @transaction.atomic
 def revoke(key: ApiKey, *, actor: Actor) -> None:
-    key = _locked(key)
+    key = _lock(key)
     if not key.revoked_at:
         key.revoked_at = timezone.now()
         key.save(update_fields=["revoked_at"])
-        audit.record(actor, _verb(key, "revoke"), key, before=_facts(key))
+        audit.record(actor, _verb(key, "revoke"), key, before=_audit_values(key))
 
 
-def needed_role(scope: str) -> Role:
+def required_role(scope: str) -> Role:
     return Role.ADMIN if scope == KeyScope.ADMIN else Role.OPERATOR
 
 
-def _locked(key: ApiKey) -> ApiKey:
-    found = ApiKey.objects.select_for_update().filter(pk=key.pk).first()
-    if found is None:
-        raise NotFound("This key is gone.", hint="Somebody deleted its owner meanwhile.")
-    return found
+def _lock(key: ApiKey) -> ApiKey:
+    row = ApiKey.objects.select_for_update().filter(pk=key.pk).first()
+    if row is None:
+        raise NotFound("Key not found.", hint="Its owner was deleted in the meantime.")
+    return row
 
 
-def _verb(key: ApiKey, act: str) -> str:
-    return f"{'key' if key.scope == KeyScope.AGENT else 'token'}.{act}"
+def _verb(key: ApiKey, action: str) -> str:
+    return f"{'key' if key.scope == KeyScope.AGENT else 'token'}.{action}"
 
 
-def _facts(key: ApiKey) -> dict[str, object]:
-    facts: dict[str, object] = {"scope": str(key.scope)}
+def _audit_values(key: ApiKey) -> dict[str, object]:
+    values: dict[str, object] = {"scope": str(key.scope)}
     if key.agent:
-        facts["agent"] = key.agent.name
+        values["agent"] = key.agent.name
     if key.expires_at:
-        facts["expires_at"] = _iso(key.expires_at)
-    return facts
+        values["expires_at"] = _iso(key.expires_at)
+    return values
 
 
 def _iso(moment: datetime | None) -> str | None:

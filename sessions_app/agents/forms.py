@@ -1,4 +1,4 @@
-"""Forms of the agents' pages. They read what was sent; the rules are in `sessions_app.agents`."""
+"""Forms of the agent pages. The validation rules are in `sessions_app.agents.actions`."""
 
 from datetime import timedelta
 from typing import Any
@@ -7,19 +7,19 @@ from django import forms
 from django.utils import timezone
 
 from catalog.models import Group
-from sessions_app.agents.actions import SETTINGS, TEXTS
+from sessions_app.agents.actions import MAX_TEXT_LENGTHS, SETTINGS
 from sessions_app.models import Agent, Mode, Strategy
 
-STRATEGY_WORDS = {
-    Strategy.DISPATCH.value: "Dispatch: schemas come as results, the tools never change",
-    Strategy.INJECT.value: "Inject: loaded tools join the tools array",
+STRATEGY_LABELS = {
+    Strategy.DISPATCH.value: "Dispatch: schemas are returned as results; the tools array is fixed",
+    Strategy.INJECT.value: "Inject: loaded tools are added to the tools array",
 }
-MODE_WORDS = {
-    Mode.AUTO.value: "Auto: defer when there are many tools",
+MODE_LABELS = {
+    Mode.AUTO.value: "Auto: defer above the thresholds below",
     Mode.DEFERRED.value: "Deferred: always the short catalog",
-    Mode.FULL.value: "Full: always every schema",
+    Mode.FULL.value: "Full: always all schemas",
 }
-LIFETIMES = {"": "Never", "30": "In 30 days", "90": "In 90 days", "365": "In a year"}
+LIFETIMES = {"": "Never", "30": "In 30 days", "90": "In 90 days", "365": "In one year"}
 
 
 class NameField(forms.CharField):
@@ -27,20 +27,20 @@ class NameField(forms.CharField):
         super().__init__(
             label="Name",
             max_length=80,
-            help_text="Such as scout. People and logs know it by this.",
+            help_text="Shown on pages, in logs and in the API. Example: scout.",
             widget=forms.TextInput(attrs={"autocomplete": "off", "autofocus": True}),
         )
 
 
 class GroupsField(forms.MultipleChoiceField):
-    """Groups to tick. Ids are read as sent: the rules say which are unknown, in words."""
+    """Group checkboxes. Unknown ids are accepted here; `agents.actions` reports them."""
 
     def __init__(self) -> None:
         super().__init__(
             label="Groups",
             required=False,
             widget=forms.CheckboxSelectMultiple,
-            help_text="It sees the tools of these groups and no others.",
+            help_text="The agent can use only the tools of these groups.",
         )
 
     def validate(self, value: Any) -> None:
@@ -50,9 +50,9 @@ class GroupsField(forms.MultipleChoiceField):
 class AgentForm(forms.Form):
     name = NameField()
     all_groups = forms.BooleanField(
-        label="All groups, and those to come",
+        label="All groups, including future ones",
         required=False,
-        help_text="Everything this installation hands out.",
+        help_text="Grants every tool of this installation.",
     )
     groups = GroupsField()
 
@@ -69,11 +69,11 @@ class AgentForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or {}
         if cleaned.get("all_groups") and cleaned.get("groups"):
-            self.add_error("groups", "Tick groups here, or all of them above, not both.")
+            self.add_error("groups", "Select groups here or all groups above, not both.")
         return cleaned
 
     @property
-    def wanted(self) -> dict[str, Any]:
+    def group_choice(self) -> dict[str, Any]:
         cleaned = self.cleaned_data
         return {"groups": cleaned.get("groups") or [], "all_groups": cleaned["all_groups"]}
 
@@ -93,18 +93,18 @@ def _text(label: str, key: str, help_text: str) -> forms.CharField:
     return forms.CharField(
         label=label,
         required=False,
-        max_length=TEXTS[key],
+        max_length=MAX_TEXT_LENGTHS[key],
         widget=forms.Textarea(attrs={"rows": 3}),
         help_text=help_text,
     )
 
 
 class SettingsForm(forms.Form):
-    """Every setting, with what it means. `PARTS` is how the page groups them."""
+    """All settings of an agent. `SECTIONS` groups the fields on the page."""
 
-    PARTS = {
-        "Who it is": ("name", "description"),
-        "What it is given": (
+    SECTIONS = {
+        "Identity": ("name", "description"),
+        "Context": (
             "strategy",
             "mode",
             "tool_threshold",
@@ -114,7 +114,7 @@ class SettingsForm(forms.Form):
             "catalog_header",
             "budget",
         ),
-        "How much it may do": (
+        "Limits": (
             "calls_in_flight",
             "calls_per_minute",
             "searches_per_minute",
@@ -123,58 +123,59 @@ class SettingsForm(forms.Form):
     }
 
     name = NameField()
-    description = _text("Description", "description", "For people. Agents do not read it.")
+    description = _text("Description", "description", "For people. Not sent to the agent.")
     strategy = forms.ChoiceField(
         label="Strategy",
-        choices=list(STRATEGY_WORDS.items()),
-        help_text="Dispatch keeps prompt caches warm. A session may ask for the other.",
+        choices=list(STRATEGY_LABELS.items()),
+        help_text="Dispatch keeps the prompt cache valid. A session can request the other one.",
     )
     mode = forms.ChoiceField(
         label="Mode",
-        choices=list(MODE_WORDS.items()),
-        help_text="Decided once, when a session opens. The three thresholds are for Auto.",
+        choices=list(MODE_LABELS.items()),
+        help_text="Decided once, when a session opens. The three thresholds apply to Auto.",
     )
     tool_threshold = _number(
-        "Defer from this many tools", "tool_threshold", "With fewer, every schema is given."
+        "Deferral threshold (tools)",
+        "tool_threshold",
+        "With fewer tools, all schemas are sent.",
     )
     threshold_tokens = _number(
-        "Defer over this many tokens", "threshold_tokens", "All the definitions together."
+        "Deferral threshold (tokens)", "threshold_tokens", "Total size of all definitions."
     )
     threshold_percent = forms.FloatField(
-        label="Defer over this % of the context",
+        label="Deferral threshold (% of context window)",
         min_value=0.01,
         max_value=100,
-        help_text="Counts when the session says how large its model's context window is.",
+        help_text="Applies if the session reports its model's context window.",
     )
     catalog_budget = _number(
         "Catalog budget",
         "catalog_budget",
-        "Tokens of the catalog's text. Over it, names of the largest groups are left out first.",
+        "Maximum tokens of the catalog text. Above it, tool names of the largest groups are "
+        "omitted first.",
     )
     catalog_header = _text(
-        "Catalog header", "catalog_header", "Stands over the catalog instead of Toolcrib's words."
+        "Catalog header", "catalog_header", "Replaces the default catalog header."
     )
     budget = _number(
-        "Budget of loaded tokens",
+        "Budget (loaded tokens)",
         "budget",
-        "Definitions one session may load. Left empty, as many as it likes.",
+        "Maximum tokens of definitions a session can load. Empty: no limit.",
         required=False,
     )
     calls_in_flight = _number(
-        "Calls in flight", "calls_in_flight", "At once, over all its sessions. More are refused."
+        "Concurrent calls", "calls_in_flight", "Across all sessions. Excess gets 429."
     )
-    calls_per_minute = _number("Calls a minute", "calls_per_minute", "More are told to wait.")
-    searches_per_minute = _number(
-        "Searches a minute", "searches_per_minute", "More are told to wait."
-    )
+    calls_per_minute = _number("Calls per minute", "calls_per_minute", "Excess gets 429.")
+    searches_per_minute = _number("Searches per minute", "searches_per_minute", "Excess gets 429.")
     max_sessions = _number(
         "Open sessions",
         "max_sessions",
-        "At the limit, the one idle longest ends if it was idle for 30 minutes.",
+        "At the limit, the longest idle session expires if it was idle for 30 minutes.",
     )
 
     @classmethod
-    def of(cls, agent: Agent) -> "SettingsForm":
+    def from_agent(cls, agent: Agent) -> "SettingsForm":
         return cls(initial={key: getattr(agent, key) for key in cls.base_fields})
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -182,8 +183,8 @@ class SettingsForm(forms.Form):
         del self.fields["name"].widget.attrs["autofocus"]
 
     @property
-    def parts(self) -> list[tuple[str, list[forms.BoundField]]]:
-        return [(title, [self[name] for name in names]) for title, names in self.PARTS.items()]
+    def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
+        return [(title, [self[name] for name in names]) for title, names in self.SECTIONS.items()]
 
 
 class KeyForm(forms.Form):
@@ -192,7 +193,7 @@ class KeyForm(forms.Form):
         required=False,
         max_length=120,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="Where it is used, such as laptop. Left empty, the agent's name.",
+        help_text="Where the key is used, for example laptop. Default: the agent's name.",
     )
     days = forms.ChoiceField(label="Expires", choices=list(LIFETIMES.items()), required=False)
 

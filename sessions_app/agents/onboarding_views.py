@@ -1,8 +1,8 @@
-"""The end of the first sixty seconds: from a connected server to an agent's first request.
+"""Onboarding, second part: from a connected server to the first agent's first request.
 
-One step remembers that it comes next, in the browser's session; the rest is read from what is
-there, so that every step can be left, reloaded and skipped. A key's text stands in the answer to
-the request that made it, and nowhere else.
+The browser session stores only that connecting an agent is the next step. All other progress is
+derived from the database, so every step can be left, reloaded and skipped. A key's text is only in
+the response to the request that created it.
 """
 
 import json
@@ -23,101 +23,100 @@ from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, AgentSession, KeyScope, Mode
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
-NEXT = "welcome"  # the key in the browser's session
-FIRST = "scout"
-LOOKED, DISMISSED = "welcome-group", "welcome-dismissed"  # cookies
-YEAR = 31_536_000
+NEXT_STEP_KEY = "welcome"  # in the browser session
+FIRST_AGENT_NAME = "scout"
+GROUP_VIEWED_COOKIE, DISMISSED_COOKIE = "welcome-group", "welcome-dismissed"
+YEAR = 31_536_000  # seconds
 
 
-# --- From a server to its group -----------------------------------------------------------------
+# --- Groups -------------------------------------------------------------------------------------
 
 
 @require_POST
 @admin_required
-def start(request: HttpRequest) -> HttpResponse:
-    """Open the group of a server that was just added; an agent comes next if there is none."""
+def start_onboarding(request: HttpRequest) -> HttpResponse:
+    """Redirect to the new server's group. The next step is an agent, unless one exists."""
     if not Agent.objects.exists():
-        request.session[NEXT] = "agent"
-    return _to_group(request.POST.get("server", ""))
+        request.session[NEXT_STEP_KEY] = "agent"
+    return _redirect_to_group(request.POST.get("server", ""))
 
 
 @require_safe
 @operator_required
-def look(request: HttpRequest) -> HttpResponse:
-    return _to_group("")
+def open_group(request: HttpRequest) -> HttpResponse:
+    return _redirect_to_group("")
 
 
-def _to_group(server: str) -> HttpResponse:
-    """Lead to the group that follows this server, else to the first, and note that it was seen."""
-    following = Group.objects.exclude(follows=None).order_by("position", "group_id")
-    group = following.filter(follows__slug=server.replace("\0", "")).first() or following.first()
+def _redirect_to_group(server: str) -> HttpResponse:
+    """Redirect to the group that mirrors this server, or to the first one, and set the cookie."""
+    mirrors = Group.objects.exclude(follows=None).order_by("position", "group_id")
+    group = mirrors.filter(follows__slug=server.replace("\0", "")).first() or mirrors.first()
     target = reverse("group", args=[group.group_id]) if group else reverse("groups")
     response = HttpResponseRedirect(target)
-    _keep(response, LOOKED)
+    _set_cookie(response, GROUP_VIEWED_COOKIE)
     return response
 
 
 @require_POST
 @operator_required
 def skip(request: HttpRequest) -> HttpResponse:
-    request.session.pop(NEXT, None)
+    request.session.pop(NEXT_STEP_KEY, None)
     return redirect("overview")
 
 
 @require_POST
 @operator_required
 def dismiss(request: HttpRequest) -> HttpResponse:
-    """Put the checklist away for good, in this browser."""
-    request.session.pop(NEXT, None)
+    """Hide the checklist permanently in this browser."""
+    request.session.pop(NEXT_STEP_KEY, None)
     response = redirect("overview")
-    _keep(response, DISMISSED)
+    _set_cookie(response, DISMISSED_COOKIE)
     return response
 
 
-def _keep(response: HttpResponse, name: str) -> None:
+def _set_cookie(response: HttpResponse, name: str) -> None:
     secure = settings.SESSION_COOKIE_SECURE
     response.set_cookie(name, "1", max_age=YEAR, samesite="Lax", httponly=True, secure=secure)
 
 
-# --- The first agent ----------------------------------------------------------------------------
+# --- First agent --------------------------------------------------------------------------------
 
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
-def agent(request: HttpRequest) -> HttpResponse:
-    """Make the first agent and show its key (POST), or go on waiting for it (GET)."""
-    found = Agent.objects.filter(name=FIRST).first()
+def connect_agent(request: HttpRequest) -> HttpResponse:
+    """Create the first agent and show its key (POST), or wait for its first request (GET)."""
+    agent = Agent.objects.filter(name=FIRST_AGENT_NAME).first()
     text = ""
     if request.method == "POST":
-        request.session.pop(NEXT, None)
-        if found is None:
-            found, text = agent_actions.create_with_key(
-                FIRST, all_groups=True, mode=Mode.DEFERRED, actor=actor_of(request)
+        request.session.pop(NEXT_STEP_KEY, None)
+        actor = actor_of(request)
+        if agent is None:
+            agent, text = agent_actions.create_with_key(
+                FIRST_AGENT_NAME, all_groups=True, mode=Mode.DEFERRED, actor=actor
             )
         elif "key" in request.POST:
-            text = api_keys.create_key(FIRST, KeyScope.AGENT, agent=found, actor=actor_of(request))[
-                1
-            ]
-    context = {"name": FIRST, "agent": found, "text": text}
-    if found is not None:
-        context |= _ways(found, text) | _waiting(found)
+            _, text = api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)
+    context = {"name": FIRST_AGENT_NAME, "agent": agent, "text": text}
+    if agent is not None:
+        context |= _connection_snippets(agent, text) | _first_session(agent)
     status = 201 if text else 200
     return render(request, "sessions_app/agents/onboarding_agent.html", context, status=status)
 
 
-def _ways(agent: Agent, text: str) -> dict[str, Any]:
-    key = text or snippets.NO_KEY
+def _connection_snippets(agent: Agent, text: str) -> dict[str, Any]:
+    key = text or snippets.KEY_PLACEHOLDER
     example = agent_queries.example_of(agent)
     return {
-        "first_request": first_request(settings.PUBLIC_URL, key),
+        "first_request": first_request_command(settings.PUBLIC_URL, key),
         "snippets": snippets.for_agent(settings.PUBLIC_URL, key, example=example),
-        "stand_in": example is None,
+        "placeholder_tool": example is None,
     }
 
 
-def first_request(base_url: str, key: str) -> str:
-    """One command that opens a session, whose answer holds the catalog."""
+def first_request_command(base_url: str, key: str) -> str:
+    """Return a curl command that opens a session. The response contains the catalog."""
     address = shlex.quote(base_url.rstrip("/") + "/api/v1/sessions")
     bearer = shlex.quote(f"Authorization: Bearer {key}")
     return (
@@ -128,19 +127,18 @@ def first_request(base_url: str, key: str) -> str:
 @never_cache
 @require_safe
 @admin_required
-def waiting(request: HttpRequest) -> HttpResponse:
-    """The live line: whether the first agent has asked for its catalog."""
-    found = Agent.objects.filter(name=FIRST).first()
-    if found is None or not request.headers.get("HX-Request"):
+def first_request_status(request: HttpRequest) -> HttpResponse:
+    """Render the polled fragment: whether the first agent has fetched its catalog."""
+    agent = Agent.objects.filter(name=FIRST_AGENT_NAME).first()
+    if agent is None or not request.headers.get("HX-Request"):
         return redirect("welcome-agent")
-    context = _waiting(found) | {"agent": found}
+    context = _first_session(agent) | {"agent": agent}
     response = render(request, "sessions_app/agents/onboarding_waiting.html", context)
     if context["session"]:
-        said = f"{found.name} fetched its catalog."
-        response["HX-Trigger"] = json.dumps({"announce": said})
+        response["HX-Trigger"] = json.dumps({"announce": f"{agent.name} fetched its catalog."})
     return response
 
 
-def _waiting(agent: Agent) -> dict[str, Any]:
-    first: AgentSession | None = agent.sessions.order_by("pk").first()
-    return {"session": first}
+def _first_session(agent: Agent) -> dict[str, Any]:
+    session: AgentSession | None = agent.sessions.order_by("pk").first()
+    return {"session": session}

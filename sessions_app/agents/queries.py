@@ -1,6 +1,6 @@
-"""Read agents for people: the list, one agent's groups and keys, an example to try.
+"""Agent queries: the list, one agent's groups and keys, an example tool for snippets.
 
-Reads only, each page in a fixed number of queries however many agents there are.
+Every page takes a constant number of database queries.
 """
 
 from datetime import datetime, timedelta
@@ -15,63 +15,73 @@ from catalog.groups import board
 from catalog.models import CallPolicy, Membership, Tool
 from sessions_app.agents import api_keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, page_by_offset
 
 DAY = timedelta(hours=24)
-LOOKED_AT = 50  # tools among which an example is chosen
+EXAMPLE_CANDIDATES = 50
 
 
-def rows() -> QuerySet[Agent]:
-    """Agents with their good keys, last use, open sessions and sessions of 24 hours."""
+def find_agent(name: str, *, with_counts: bool = False) -> Agent:
+    """Return the agent of this name. Raises NotFound."""
+    agents = agents_with_counts() if with_counts else Agent.objects.all()
+    agent = agents.filter(name=name).first() if name.isprintable() else None
+    if agent is None:
+        raise NotFound("Agent not found.", hint="Check the name in the list of agents.")
+    return agent
+
+
+def agents_with_counts() -> QuerySet[Agent]:
+    """Agents with valid keys, last use, open sessions and sessions of the last 24 hours."""
     now = timezone.now()
-    good = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=now))
-    its_keys = ApiKey.objects.filter(agent=OuterRef("pk")).order_by().values("agent")
+    valid = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=now))
+    keys = ApiKey.objects.filter(agent=OuterRef("pk")).order_by().values("agent")
     sessions = AgentSession.objects.filter(agent=OuterRef("pk")).order_by().values("agent")
     return Agent.objects.prefetch_related("group_links__group").annotate(
-        key_count=_count(its_keys.filter(good)),
-        last_seen_at=Subquery(its_keys.annotate(at=Max("last_used_at")).values("at")),
+        key_count=_count(keys.filter(valid)),
+        last_seen_at=Subquery(keys.annotate(at=Max("last_used_at")).values("at")),
         open_count=_count(sessions.filter(state=SessionState.OPEN)),
         day_count=_count(sessions.filter(created_at__gte=now - DAY)),
     )
 
 
-def _count(found: QuerySet[Any, Any]) -> Coalesce:
+def _count(rows: QuerySet[Any, Any]) -> Coalesce:
     number = Subquery(
-        found.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
+        rows.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
     )
     return Coalesce(number, 0)
 
 
-def page(offset: int) -> Page[Agent]:
-    return page_by_offset(rows(), offset, total=Agent.objects.count())
+def agent_page(offset: int) -> Page[Agent]:
+    return page_by_offset(agents_with_counts(), offset, total=Agent.objects.count())
 
 
 def group_names(agent: Agent) -> list[str]:
-    """Return the ids of the chosen groups from rows that were fetched with them."""
+    """Return the ids of the selected groups from prefetched rows, without a query."""
     return [link.group.group_id for link in agent.group_links.all()]
 
 
 def groups_of(agent: Agent) -> dict[str, Any]:
-    """Return the agent's groups in its order with what they cost, and those that could be added."""
-    by_id = {group.pk: group for group in board.groups_with_costs()}
+    """Return the agent's groups in order with their token costs, and the groups it lacks."""
+    by_id = {group.pk: group for group in board.list_groups_with_costs()}
     links = [link.group_id for link in agent.group_links.all()]
     if agent.all_groups:
         links = list(by_id)
-    chosen: list[Any] = [by_id.pop(one) for one in links if one in by_id]
+    groups: list[Any] = [by_id.pop(pk) for pk in links if pk in by_id]
     return {
-        "groups": chosen,
-        "others": list(by_id.values()),
-        "preload": sum(group.preload_tokens for group in chosen),
-        "rest": sum(group.rest_tokens for group in chosen),
-        "dearest": max((group.all_tokens for group in chosen), default=0),
+        "groups": groups,
+        "other_groups": list(by_id.values()),
+        "preload_tokens": sum(group.preload_tokens for group in groups),
+        "loadable_tokens": sum(group.rest_tokens for group in groups),
+        "max_group_tokens": max((group.all_tokens for group in groups), default=0),
     }
 
 
 def keys_of(agent: Agent) -> list[dict[str, Any]]:
-    """List an agent's keys, good ones first, each with its state in a word."""
+    """List an agent's keys with their state, active keys first."""
     now = timezone.now()
-    listed = [{"key": key, "state": key_state(key, now)} for key in agent.keys.all()]
-    return sorted(listed, key=lambda row: row["state"] != "active")
+    rows = [{"key": key, "state": key_state(key, now)} for key in agent.keys.all()]
+    return sorted(rows, key=lambda row: row["state"] != "active")
 
 
 def key_state(key: ApiKey, now: datetime) -> str:
@@ -81,7 +91,7 @@ def key_state(key: ApiKey, now: datetime) -> str:
 
 
 def example_of(agent: Agent) -> snippets.Example | None:
-    """Choose a tool of the agent's own to try, one that changes nothing where there is one."""
+    """Choose one of the agent's tools for the snippets, preferably a read-only one."""
     members = Membership.objects.select_related("group", "tool__approved").filter(
         tool__in=Tool.objects.servable().filter(call_policy=CallPolicy.ALLOW)
     )
@@ -90,30 +100,30 @@ def example_of(agent: Agent) -> snippets.Example | None:
     else:
         members = members.filter(group__agent_links__agent=agent)
         members = members.order_by("group__agent_links__position", "position", "tool__name")
-    member = min(members[:LOOKED_AT], key=_risk, default=None)
+    member = min(members[:EXAMPLE_CANDIDATES], key=_risk, default=None)
     if member is None or member.tool.approved is None:
         return None
     return snippets.Example(
         query=member.tool.name.replace("_", " ").replace("-", " "),
         group_id=member.group.group_id,
         tool_name=member.tool.public_name,
-        arguments=snippets.sample(member.tool.approved.input_schema),
+        arguments=snippets.sample_arguments(member.tool.approved.input_schema),
     )
 
 
 def _risk(member: Membership) -> int:
-    """Rank a tool by what its server says of it: read-only, silent, destructive."""
-    said = member.tool.approved.annotations if member.tool.approved else {}
-    if said.get("readOnlyHint") is True:
+    """Rank a tool by its annotations: read-only, not annotated, destructive."""
+    annotations = member.tool.approved.annotations if member.tool.approved else {}
+    if annotations.get("readOnlyHint") is True:
         return 0
-    return 2 if said.get("destructiveHint") is True else 1
+    return 2 if annotations.get("destructiveHint") is True else 1
 
 
 def settings_rows(agent: Agent, form: BaseForm) -> list[dict[str, object]]:
-    """List the settings as words, for those who may look and not change."""
-    listed = []
+    """List the settings as label and value, for the read-only page."""
+    rows = []
     for bound in form.visible_fields():
         value = getattr(agent, bound.name)
         choices = dict(getattr(bound.field, "choices", ()))
-        listed.append({"label": bound.label, "value": choices.get(value, value)})
-    return listed
+        rows.append({"label": bound.label, "value": choices.get(value, value)})
+    return rows

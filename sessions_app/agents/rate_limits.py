@@ -1,7 +1,7 @@
-"""Hold agents to their limits: a rate by the minute, and calls in flight.
+"""Rate limits per agent (sliding window of a minute), and the concurrency limit error.
 
-Rates are counted on Redis where there is one, else in this process; while Redis is away each
-process counts for itself. Calls in flight are rows of the ledger, so a crash leaks none.
+Counters are in Redis if configured, otherwise in this process; while Redis is unavailable, each
+process counts on its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
 """
 
 import logging
@@ -22,7 +22,7 @@ from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 
-AWAY = 5.0  # seconds for which Redis is not asked after it failed
+REDIS_RETRY_SECONDS = 5.0
 
 
 class RateLimited(ToolcribError):
@@ -31,27 +31,29 @@ class RateLimited(ToolcribError):
 
 
 class SlidingWindow:
-    """A sliding window of a minute: what came in this one, and a falling share of the last.
+    """In-process sliding window of a minute: this minute's count plus a share of the last one's.
 
-    In place of the library's storage in memory, which starts a thread every few calls to tidy up.
+    Replaces the in-memory storage of `limits`, which starts a cleanup thread every few calls.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, ...], tuple[int, int, int]] = {}  # minute, in it, before
+        self._counts: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        # Values: minute, count in that minute, count in the minute before.
 
-    def hit(self, names: tuple[str, ...], most: int) -> tuple[bool, int]:
+    def hit(self, key: tuple[str, ...], limit: int) -> tuple[bool, int]:
+        """Count a request. Return whether it is within the limit, and seconds until a retry."""
         minute, second = divmod(time.time(), 60)
         with self._lock:
-            known, count, before = self._counts.get(names, (int(minute), 0, 0))
-            if known != minute:
-                count, before = 0, count if known == minute - 1 else 0
-            weighed = count + before * (1 - second / 60)
-            within = weighed + 1 <= most
-            self._counts[names] = (int(minute), count + within, before)
-        return within, 0 if within else max(1, round(60 - second))
+            last_minute, count, previous = self._counts.get(key, (int(minute), 0, 0))
+            if last_minute != minute:
+                count, previous = 0, count if last_minute == minute - 1 else 0
+            weighted = count + previous * (1 - second / 60)
+            allowed = weighted + 1 <= limit
+            self._counts[key] = (int(minute), count + allowed, previous)
+        return allowed, 0 if allowed else max(1, round(60 - second))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         with self._lock:
             self._counts.clear()
 
@@ -60,7 +62,7 @@ _local = SlidingWindow()
 
 
 @lru_cache(maxsize=1)
-def _shared() -> SlidingWindowCounterRateLimiter:
+def _redis_limiter() -> SlidingWindowCounterRateLimiter:
     storage: Storage = RedisStorage(
         settings.REDIS_URL,
         wrap_exceptions=True,
@@ -71,51 +73,51 @@ def _shared() -> SlidingWindowCounterRateLimiter:
     return SlidingWindowCounterRateLimiter(storage)
 
 
-_away_until = 0.0
+_redis_retry_at = 0.0
 
 
-def _within(per_minute: int, *names: str) -> tuple[bool, int]:
-    """Count one; tell whether it was within the limit, and in how many seconds to try again."""
-    global _away_until
-    if settings.REDIS_URL and time.monotonic() > _away_until:
+def _hit(per_minute: int, *key: str) -> tuple[bool, int]:
+    """Count a request. Return whether it is within the limit, and seconds until a retry."""
+    global _redis_retry_at
+    if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
         try:
-            return _count(_shared(), RateLimitItemPerMinute(per_minute), *names)
+            return _hit_redis(_redis_limiter(), RateLimitItemPerMinute(per_minute), *key)
         except (StorageError, redis.RedisError) as error:
-            _away_until = time.monotonic() + AWAY
-            logger.warning("Limits are counted by process while Redis is away: %s", error)
-    return _local.hit(names, per_minute)
+            _redis_retry_at = time.monotonic() + REDIS_RETRY_SECONDS
+            logger.warning("Redis unavailable, rate limits are counted per process: %s", error)
+    return _local.hit(key, per_minute)
 
 
-def _count(
-    limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, *names: str
+def _hit_redis(
+    limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, *key: str
 ) -> tuple[bool, int]:
-    if limiter.hit(item, *names):
+    if limiter.hit(item, *key):
         return True, 0
-    ends = limiter.get_window_stats(item, *names).reset_time
-    return False, max(1, min(60, round(ends - time.time())))
+    reset_time = limiter.get_window_stats(item, *key).reset_time
+    return False, max(1, min(60, round(reset_time - time.time())))
 
 
 def check_rate(agent: Agent, what: str, per_minute: int) -> None:
-    """Count one call or search of an agent, or refuse it with when to try again."""
-    within, wait = _within(per_minute, what, str(agent.pk))
-    if not within:
+    """Count a call or search of an agent. Raises RateLimited with the time to retry."""
+    allowed, wait = _hit(per_minute, what, str(agent.pk))
+    if not allowed:
         raise RateLimited(
-            f"{agent.name} made more than {per_minute} {what} in a minute, its limit.",
-            hint=f"Try again in {wait} s.",
+            f"Rate limit exceeded: {agent.name} may make {per_minute} {what} per minute.",
+            hint=f"Retry in {wait} s.",
             details={"retry_after": wait},
         )
 
 
-def reject_concurrent_call(agent: Agent, under_way: int) -> NoReturn:
-    """Refuse a call beyond those that may be under way, which the ledger counts."""
+def reject_concurrent_call(agent: Agent, in_flight: int) -> NoReturn:
+    """Reject a call above the agent's concurrency limit; the ledger counts the calls."""
     raise RateLimited(
-        f"{agent.name} has {under_way} calls under way, its limit.",
-        hint="Wait for one to end.",
+        f"Concurrency limit reached: {agent.name} has {in_flight} calls in flight.",
+        hint="Retry when one of them has finished.",
         code="too_many_calls",
         details={"retry_after": 1},
     )
 
 
 def clear() -> None:
-    """Begin to count anew in this process, for tests."""
-    _local.forget()
+    """Reset the counters of this process, for tests."""
+    _local.clear()

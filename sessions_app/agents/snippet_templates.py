@@ -1,26 +1,26 @@
-"""The texts behind sessions_app.snippets, with places for address, key and example. Pure.
+"""Templates for `sessions_app.agents.snippets`, in the syntax of `str.format`.
 
-Words in braces are filled in; each is already written for the language it stands in.
+The values must already be quoted as literals of the snippet's language.
 """
 
 CURL = """\
 export TOOLCRIB_KEY={key}
 TOOLCRIB={address}
 
-ask() {{
+post() {{
   curl -sS "$TOOLCRIB$1" -H "Authorization: Bearer $TOOLCRIB_KEY" \\
     -H 'Content-Type: application/json' -d "$2"
   echo
 }}
 
 # Open a session. Its catalog.text belongs in the system prompt.
-SESSION=$(ask /sessions '{{}}' | grep -oE 'ses_[0-9a-f]{{32}}' | head -n 1)
+SESSION=$(post /sessions '{{}}' | grep -oE 'ses_[0-9a-f]{{32}}' | head -n 1)
 
-# Find a tool, load its schema, call it.
-ask "/sessions/$SESSION/search" {search}
-ask "/sessions/$SESSION/load" {load}
-ask "/sessions/$SESSION/call" {call}
-ask "/sessions/$SESSION/close" '{{}}'
+# Search for a tool, load its schema, call it.
+post "/sessions/$SESSION/search" {search}
+post "/sessions/$SESSION/load" {load}
+post "/sessions/$SESSION/call" {call}
+post "/sessions/$SESSION/close" '{{}}'
 """
 
 PLAIN_PYTHON = """\
@@ -32,25 +32,25 @@ TOOLCRIB = {address}
 KEY = os.environ.get("TOOLCRIB_KEY", {key})
 
 
-def ask(path, body):
+def post(path, body):
     request = urllib.request.Request(
         TOOLCRIB + path,
         data=json.dumps(body).encode(),
         headers={{"Authorization": f"Bearer {{KEY}}", "Content-Type": "application/json"}},
     )
-    with urllib.request.urlopen(request) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
-session = ask("/sessions", {{}})
+session = post("/sessions", {{}})
 print(session["catalog"]["text"])  # belongs in the system prompt
-here = "/sessions/" + session["id"]
+path = "/sessions/" + session["id"]
 
-found = ask(here + "/search", {search})
-loaded = ask(here + "/load", {load})
-result = ask(here + "/call", {call})
+matches = post(path + "/search", {search})
+loaded = post(path + "/load", {load})
+result = post(path + "/call", {call})
 print(result["content"])
-ask(here + "/close", {{}})
+post(path + "/close", {{}})
 """
 
 PYTHON = """\
@@ -62,7 +62,7 @@ with Toolcrib({base}, os.environ.get("TOOLCRIB_KEY", {key})) as crib:
     session = crib.open()
     print(session.text)  # belongs in the system prompt
 
-    found = crib.search(session.id, query={query})
+    matches = crib.search(session.id, query={query})
     loaded = crib.load(session.id, {group}, [{tool}])
     result = crib.call(session.id, {tool}, {arguments})
     print(result.content)
@@ -140,9 +140,9 @@ async def main():
         }}
     )
     agent = create_agent("anthropic:claude-sonnet-4-5", await client.get_tools())
-    asked = {{"messages": [{{"role": "user", "content": {question}}}]}}
-    answer = await agent.ainvoke(asked)
-    print(answer["messages"][-1].content)
+    messages = [{{"role": "user", "content": {question}}}]
+    result = await agent.ainvoke({{"messages": messages}})
+    print(result["messages"][-1].content)
 
 
 asyncio.run(main())

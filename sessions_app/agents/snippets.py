@@ -1,7 +1,6 @@
-"""What to paste to connect an agent: people's own clients, and programs of their own.
+"""Connection snippets: configuration for MCP clients and example programs.
 
-Everything shown works as it stands: tests parse or run each text, on the page and in the
-documents, which are these same ones.
+Tests parse or run every snippet. The documentation contains the same texts.
 """
 
 import json
@@ -11,8 +10,8 @@ from dataclasses import dataclass, field
 
 from sessions_app.agents import snippet_templates as texts
 
-NO_KEY = "tcb_…"
-NAME = "toolcrib"  # of the server in clients' settings
+KEY_PLACEHOLDER = "tcb_…"
+SERVER_NAME = "toolcrib"  # in the clients' configuration
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Snippet:
     title: str
     language: str
     text: str
-    note: str = ""  # where it goes
+    note: str = ""  # where to put it
 
     @property
     def slug(self) -> str:
@@ -29,7 +28,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Example:
-    """The tool that the run searches for, loads and calls."""
+    """The tool that the example programs search for, load and call."""
 
     query: str = "weather forecast"
     group_id: str = "mcp:weather"
@@ -37,13 +36,15 @@ class Example:
     arguments: Mapping[str, object] = field(default_factory=lambda: {"city": "Oslo"})
 
 
-def for_agent(base_url: str, key: str = NO_KEY, *, example: Example | None = None) -> list[Snippet]:
-    """Return the snippets for an agent that reaches Toolcrib at this address with this key."""
+def for_agent(
+    base_url: str, key: str = KEY_PLACEHOLDER, *, example: Example | None = None
+) -> list[Snippet]:
+    """Return the snippets for an agent that uses this base URL and key."""
     base = base_url.rstrip("/")
     return [*clients(base, key), *programs(base, key, example or Example())]
 
 
-# --- Clients of people's own ----------------------------------------------------------------------
+# --- MCP clients ----------------------------------------------------------------------------------
 
 
 def clients(base: str, key: str) -> list[Snippet]:
@@ -54,25 +55,25 @@ def clients(base: str, key: str) -> list[Snippet]:
         Snippet(
             "Claude Code",
             "sh",
-            f"claude mcp add --transport http {NAME} {address} \\\n  --header {quoted}\n",
-            "Run it once; /mcp in Claude Code shows the connection.",
+            f"claude mcp add --transport http {SERVER_NAME} {address} \\\n  --header {quoted}\n",
+            "Run this once. /mcp in Claude Code shows the connection.",
         ),
         Snippet(
             "Claude Desktop",
             "json",
-            _json({"mcpServers": {NAME: _through_mcp_remote(mcp, key)}}),
-            "claude_desktop_config.json, under Settings, Developer. Needs Node.",
+            _json({"mcpServers": {SERVER_NAME: _mcp_remote(mcp, key)}}),
+            "claude_desktop_config.json (Settings, Developer). Requires Node.",
         ),
         Snippet(
             "VS Code",
             "json",
             _json(_vs_code(mcp)),
-            ".vscode/mcp.json. VS Code asks for the key once and keeps it.",
+            ".vscode/mcp.json. VS Code asks for the key once and stores it.",
         ),
         Snippet(
             "Cursor",
             "json",
-            _json({"mcpServers": {NAME: {"url": mcp, "headers": _headers(key)}}}),
+            _json({"mcpServers": {SERVER_NAME: {"url": mcp, "headers": _headers(key)}}}),
             "~/.cursor/mcp.json.",
         ),
         Snippet(
@@ -80,7 +81,7 @@ def clients(base: str, key: str) -> list[Snippet]:
             "sh",
             f"npx @modelcontextprotocol/inspector --cli {address} --transport http \\\n"
             f"  --header {quoted} --method tools/list\n",
-            "Lists the tools the agent sees. Needs Node.",
+            "Lists the agent's tools. Requires Node.",
         ),
     ]
 
@@ -89,8 +90,8 @@ def _headers(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def _through_mcp_remote(mcp: str, key: str) -> dict[str, object]:
-    """Its settings know programs only: one that speaks HTTP for it."""
+def _mcp_remote(mcp: str, key: str) -> dict[str, object]:
+    """Configure mcp-remote as an HTTP bridge: Claude Desktop only starts stdio servers."""
     args = ["-y", "mcp-remote", mcp, "--header", "Authorization:${TOOLCRIB_AUTHORIZATION}"]
     if mcp.startswith("http://"):
         args.append("--allow-http")
@@ -102,14 +103,14 @@ def _through_mcp_remote(mcp: str, key: str) -> dict[str, object]:
 
 
 def _vs_code(mcp: str) -> dict[str, object]:
-    asked = {
+    key_input = {
         "type": "promptString",
         "id": "toolcrib-key",
-        "description": "Key of a Toolcrib agent",
+        "description": "Toolcrib agent key",
         "password": True,
     }
     server = {"type": "http", "url": mcp, "headers": _headers("${input:toolcrib-key}")}
-    return {"inputs": [asked], "servers": {NAME: server}}
+    return {"inputs": [key_input], "servers": {SERVER_NAME: server}}
 
 
 def _json(value: object) -> str:
@@ -122,7 +123,7 @@ def _json(value: object) -> str:
 def programs(base: str, key: str, example: Example) -> list[Snippet]:
     bodies = _bodies(example)
     search, load, call = (_literal(body) for body in bodies)
-    words = {
+    values = {
         "base": _literal(base),
         "address": _literal(f"{base}/api/v1"),
         "mcp": _literal(f"{base}/mcp"),
@@ -136,34 +137,34 @@ def programs(base: str, key: str, example: Example) -> list[Snippet]:
         "load": load,
         "call": call,
     }
-    helper = "Toolcrib on PYTHONPATH (its client*.py and errors.py will do)."
+    client = "Toolcrib on PYTHONPATH (toolcrib/client and toolcrib/lib/errors.py)."
     return [
         Snippet(
             "Anthropic SDK",
             "python",
-            texts.ANTHROPIC.format(**words),
-            f"pip install anthropic httpx2. Needs {helper}",
+            texts.ANTHROPIC.format(**values),
+            f"pip install anthropic httpx2. Requires {client}",
         ),
         Snippet(
             "OpenAI SDK",
             "python",
-            texts.OPENAI.format(**words),
-            f"pip install openai httpx2. Needs {helper}",
+            texts.OPENAI.format(**values),
+            f"pip install openai httpx2. Requires {client}",
         ),
         Snippet(
             "LangChain",
             "python",
-            texts.LANGCHAIN.format(**words),
+            texts.LANGCHAIN.format(**values),
             "pip install langchain langchain-anthropic langchain-mcp-adapters.",
         ),
-        Snippet("Python", "python", texts.PYTHON.format(**words), f"Needs {helper}"),
+        Snippet("Python", "python", texts.PYTHON.format(**values), f"Requires {client}"),
         Snippet(
             "Plain Python",
             "python",
-            texts.PLAIN_PYTHON.format(**words),
-            "Needs nothing but Python.",
+            texts.PLAIN_PYTHON.format(**values),
+            "Requires only Python.",
         ),
-        Snippet("curl", "sh", _curl(base, key, bodies), "Paste it into a shell."),
+        Snippet("curl", "sh", _curl(base, key, bodies), "Paste this into a shell."),
     ]
 
 
@@ -179,13 +180,13 @@ def _curl(base: str, key: str, bodies: tuple[dict[str, object], ...]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Write a JSON value as Python, with double quotes."""
+    """Return a JSON value as a Python literal, with double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_literal(k)}: {_literal(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_literal(one) for one in value) + "]"
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
     return repr(value)
 
 
@@ -208,20 +209,20 @@ SAMPLES: dict[str, object] = {
 }
 
 
-def sample(schema: Mapping[str, object]) -> dict[str, object]:
-    """Fill in the arguments a schema requires, for a person to change."""
+def sample_arguments(schema: Mapping[str, object]) -> dict[str, object]:
+    """Return example values for the arguments a schema requires."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return {}
-    return {str(name): _value(properties.get(name)) for name in required[:20]}
+    return {str(name): _sample_value(properties.get(name)) for name in required[:20]}
 
 
-def _value(schema: object) -> object:
+def _sample_value(schema: object) -> object:
     if not isinstance(schema, Mapping):
         return "text"
     for key in ("examples", "enum"):
-        if isinstance(given := schema.get(key), list) and given:
-            return given[0]
+        if isinstance(values := schema.get(key), list) and values:
+            return values[0]
     if "default" in schema:
         return schema["default"]
     return SAMPLES.get(str(schema.get("type")), "text")

@@ -1,7 +1,7 @@
-"""Pages of agents: the list, and one agent's groups, keys, snippets and settings.
+"""Agent pages: the list, and one agent's groups, keys, connection snippets and settings.
 
-A key's text stands in the answer to the request that made it, and nowhere else: no redirect, no
-session, no message, and no copy kept by a browser.
+A key's text is only in the response to the request that created it: it is never put in a
+redirect, a session or a message, and browsers must not cache it.
 """
 
 from typing import Any
@@ -15,10 +15,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog.tools.forms import DeleteForm
-from sessions_app.agents import actions as writes
-from sessions_app.agents import api_keys as key_writes
-from sessions_app.agents import queries as shown
-from sessions_app.agents import snippets
+from sessions_app.agents import actions as agent_actions
+from sessions_app.agents import api_keys, snippets
+from sessions_app.agents import queries as agent_queries
 from sessions_app.agents.forms import AgentForm, KeyForm, SettingsForm
 from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.errors import NotFound, ToolcribError
@@ -33,11 +32,8 @@ TABS = {
 }
 
 
-def find(name: str) -> Agent:
-    agent = shown.rows().filter(name=name).first() if name.isprintable() else None
-    if agent is None:
-        raise NotFound("There is no agent of this name.", hint="Look in the list of agents.")
-    return agent
+def _find(name: str) -> Agent:
+    return agent_queries.find_agent(name, with_counts=True)
 
 
 def page_context(agent: Agent, tab: str) -> dict[str, Any]:
@@ -59,14 +55,14 @@ def page_context(agent: Agent, tab: str) -> dict[str, Any]:
     }
 
 
-# --- The list, and a new one --------------------------------------------------------------------
+# --- List and add -------------------------------------------------------------------------------
 
 
 @require_safe
 @operator_required
 def agents(request: HttpRequest) -> HttpResponse:
-    page = shown.page(offset_of(request.GET))
-    context = {"page": page, "agents": page.rows, "shown": page.says("agent")}
+    page = agent_queries.agent_page(offset_of(request.GET))
+    context = {"page": page, "agents": page.rows, "shown": page.describe("agent")}
     if not page.total and role_of(request.user) >= Role.ADMIN:
         context["form"] = AgentForm()
     return render(request, "sessions_app/agents/list.html", context)
@@ -79,13 +75,13 @@ def add(request: HttpRequest) -> HttpResponse:
     form = AgentForm(request.POST if request.method == "POST" else None)
     if form.is_bound and form.is_valid():
         try:
-            agent, text = writes.create_with_key(
-                form.cleaned_data["name"], **form.wanted, actor=actor_of(request)
+            agent, text = agent_actions.create_with_key(
+                form.cleaned_data["name"], **form.group_choice, actor=actor_of(request)
             )
         except ToolcribError as error:
             form.add_error("name" if error.code != "not_found" else None, error.sentence)
         else:
-            return _show_key(request, find(agent.name), text, new=True)
+            return _show_key(request, _find(agent.name), text, new=True)
     return render(
         request,
         "sessions_app/agents/add.html",
@@ -97,17 +93,19 @@ def add(request: HttpRequest) -> HttpResponse:
 def _show_key(
     request: HttpRequest, agent: Agent, text: str, *, new: bool = False, old: ApiKey | None = None
 ) -> HttpResponse:
-    """Show a key this once, with snippets that hold it."""
-    context = page_context(agent, "agent-keys") | _ways(agent, text)
+    """Render a new key once, with snippets that contain it."""
+    context = page_context(agent, "agent-keys") | _connection_snippets(agent, text)
     context |= {"text": text, "new": new, "old": old}
     return render(request, "sessions_app/agents/key.html", context, status=201)
 
 
-def _ways(agent: Agent, text: str = snippets.NO_KEY) -> dict[str, Any]:
-    """Return the snippets to connect with, and whether the tool in them only stands for one."""
-    example = shown.example_of(agent)
-    ways = snippets.for_agent(installation.PUBLIC_URL, text, example=example)
-    return {"snippets": ways, "stand_in": example is None}
+def _connection_snippets(agent: Agent, key: str = snippets.KEY_PLACEHOLDER) -> dict[str, Any]:
+    """Return the snippets, and whether they use a placeholder because the agent has no tools."""
+    example = agent_queries.example_of(agent)
+    return {
+        "snippets": snippets.for_agent(installation.PUBLIC_URL, key, example=example),
+        "placeholder_tool": example is None,
+    }
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -116,26 +114,31 @@ def _ways(agent: Agent, text: str = snippets.NO_KEY) -> dict[str, Any]:
 @require_safe
 @operator_required
 def groups(request: HttpRequest, name: str) -> HttpResponse:
-    agent = find(name)
-    context = page_context(agent, "agent") | shown.groups_of(agent)
+    agent = _find(name)
+    context = page_context(agent, "agent") | agent_queries.groups_of(agent)
     return render(request, "sessions_app/agents/groups.html", context)
 
 
 @require_POST
 @admin_required
 def set_groups(request: HttpRequest, name: str) -> HttpResponse:
-    """Do one thing to the groups: add, remove, up or down with a group; or all, or chosen."""
-    agent, act = find(name), request.POST.get("act", "")
+    """Apply one action: add, remove, up or down for one group; all or chosen for the list."""
+    agent, action = _find(name), request.POST.get("act", "")
     group_id = request.POST.get("group", "")
-    if act in ("all", "chosen"):
-        writes.set_groups(agent, all_groups=act == "all", actor=actor_of(request))
-        said = "all groups, and those to come" if act == "all" else "no groups until you add some"
-        messages.success(request, f"{agent.name} has {said}.")
+    if action == "all":
+        agent_actions.set_groups(agent, all_groups=True, actor=actor_of(request))
+        messages.success(request, f"Granted all current and future groups to {agent.name}.")
+    elif action == "chosen":
+        agent_actions.set_groups(agent, all_groups=False, actor=actor_of(request))
+        messages.success(request, f"Removed all groups from {agent.name}. Add the groups it needs.")
     else:
-        writes.reorder_groups(agent, act, group_id, actor=actor_of(request))
-        done = {"add": "now has", "remove": "no longer has"}.get(act)
-        if done:
-            messages.success(request, f"{agent.name} {done} {group_id}.")
+        agent_actions.apply_group_action(agent, action, group_id, actor=actor_of(request))
+        message = {
+            "add": f"Added {group_id} to {agent.name}.",
+            "remove": f"Removed {group_id} from {agent.name}.",
+        }.get(action)
+        if message:
+            messages.success(request, message)
     return redirect("agent", agent.name)
 
 
@@ -146,14 +149,14 @@ def set_groups(request: HttpRequest, name: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def keys(request: HttpRequest, name: str) -> HttpResponse:
-    agent = find(name)
+    agent = _find(name)
     form = KeyForm(request.POST if request.method == "POST" else None)
     if form.is_bound:
         require(Role.ADMIN, request.user)
         if form.is_valid():
             label = form.cleaned_data["name"] or agent.name
             try:
-                _, text = key_writes.create_key(
+                _, text = api_keys.create_key(
                     label,
                     KeyScope.AGENT,
                     agent=agent,
@@ -163,18 +166,18 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
             except ToolcribError as error:
                 form.add_error("name", error.sentence)
             else:
-                return _show_key(request, find(name), text)
-    context = page_context(agent, "agent-keys") | {"keys": shown.keys_of(agent)}
+                return _show_key(request, _find(name), text)
+    context = page_context(agent, "agent-keys") | {"keys": agent_queries.keys_of(agent)}
     if role_of(request.user) >= Role.ADMIN:
         context["key_form"] = form
     status = 422 if form.is_bound else 200
     return render(request, "sessions_app/agents/keys.html", context, status=status)
 
 
-def _key_of(agent: Agent, key_id: int) -> ApiKey:
+def _find_key(agent: Agent, key_id: int) -> ApiKey:
     key = agent.keys.filter(pk=key_id).first()
     if key is None:
-        raise NotFound(f"{agent.name} has no such key.", hint="Look at the list of its keys.")
+        raise NotFound("Key not found.", hint=f"See the list of {agent.name}'s keys.")
     return key
 
 
@@ -182,86 +185,86 @@ def _key_of(agent: Agent, key_id: int) -> ApiKey:
 @require_POST
 @admin_required
 def rotate(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
-    agent = find(name)
-    old = _key_of(agent, key_id)
-    _, text = key_writes.rotate(old, actor=actor_of(request))
-    return _show_key(request, find(name), text, old=old)
+    agent = _find(name)
+    old = _find_key(agent, key_id)
+    _, text = api_keys.rotate(old, actor=actor_of(request))
+    return _show_key(request, _find(name), text, old=old)
 
 
 @require_POST
 @admin_required
 def revoke(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
-    agent = find(name)
-    key = _key_of(agent, key_id)
-    key_writes.revoke(key, actor=actor_of(request))
-    messages.success(request, f"{key.prefix}… is revoked. Requests with it are refused.")
+    agent = _find(name)
+    key = _find_key(agent, key_id)
+    api_keys.revoke(key, actor=actor_of(request))
+    messages.success(request, f"Revoked {key.prefix}…. Requests with this key are rejected.")
     return redirect("agent-keys", agent.name)
 
 
 @require_safe
 @operator_required
 def connect(request: HttpRequest, name: str) -> HttpResponse:
-    agent = find(name)
-    context = page_context(agent, "agent-connect") | _ways(agent)
+    agent = _find(name)
+    context = page_context(agent, "agent-connect") | _connection_snippets(agent)
     return render(request, "sessions_app/agents/connect.html", context)
 
 
-# --- Settings, and the end ----------------------------------------------------------------------
+# --- Settings and deletion ----------------------------------------------------------------------
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def settings(request: HttpRequest, name: str) -> HttpResponse:
-    agent = find(name)
+    agent = _find(name)
     if request.method != "POST":
         return _settings_page(request, agent)
     require(Role.ADMIN, request.user)
     form = SettingsForm(request.POST)
     if form.is_valid():
         try:
-            agent = writes.change(agent, actor=actor_of(request), **form.cleaned_data)
+            agent = agent_actions.change(agent, actor=actor_of(request), **form.cleaned_data)
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
-            messages.success(request, f"The settings of {agent.name} are saved.")
+            messages.success(request, f"Saved the settings of {agent.name}.")
             return redirect("agent-settings", agent.name)
     return _settings_page(request, agent, form=form)
 
 
-def _settings_page(request: HttpRequest, agent: Agent, **changed: Any) -> HttpResponse:
-    """Draw the tab; `changed` holds what was refused, which makes the answer a 422."""
-    form = SettingsForm.of(agent)
-    context = page_context(agent, "agent-settings")
-    context |= shown.groups_of(agent) | {"settings_rows": shown.settings_rows(agent, form)}
+def _settings_page(request: HttpRequest, agent: Agent, **errors: Any) -> HttpResponse:
+    """Render the tab. With `errors`, context that describes a rejected form, the status is 422."""
+    form = SettingsForm.from_agent(agent)
+    context = page_context(agent, "agent-settings") | agent_queries.groups_of(agent)
+    context["settings_rows"] = agent_queries.settings_rows(agent, form)
     if role_of(request.user) >= Role.ADMIN:
         context |= {"form": form, "session_count": agent.sessions.count()}
-    status = 422 if changed else 200
-    return render(request, "sessions_app/agents/settings.html", context | changed, status=status)
+    status = 422 if errors else 200
+    return render(request, "sessions_app/agents/settings.html", context | errors, status=status)
 
 
 @require_POST
 @admin_required
 def enable(request: HttpRequest, name: str) -> HttpResponse:
-    agent = writes.enable(find(name), actor=actor_of(request))
-    messages.success(request, f"{agent.name} is enabled. Its keys work again.")
+    agent = agent_actions.enable(_find(name), actor=actor_of(request))
+    messages.success(request, f"Enabled {agent.name}. Its keys are accepted again.")
     return redirect("agent-settings", agent.name)
 
 
 @require_POST
 @admin_required
 def disable(request: HttpRequest, name: str) -> HttpResponse:
-    agent = writes.disable(find(name), actor=actor_of(request))
-    messages.success(request, f"{agent.name} is disabled. Its keys are refused.")
+    agent = agent_actions.disable(_find(name), actor=actor_of(request))
+    messages.success(request, f"Disabled {agent.name}. Its keys are rejected.")
     return redirect("agent-settings", agent.name)
 
 
 @require_POST
 @admin_required
 def delete(request: HttpRequest, name: str) -> HttpResponse:
-    agent = find(name)
+    agent = _find(name)
     form = DeleteForm(request.POST, name=agent.name)
     if not form.is_valid():
         return _settings_page(request, agent, delete_error=form.errors["typed_name"][0])
-    writes.delete(agent, actor=actor_of(request))
-    messages.success(request, f"{agent.name} is deleted, with its keys and sessions.")
+    agent_actions.delete(agent, actor=actor_of(request))
+    messages.success(request, f"Deleted {agent.name} with its keys and sessions.")
     return redirect("agents")

@@ -1,7 +1,7 @@
-"""What a session or an agent is given in a provider's own format, from the snapshot it has.
+"""Catalogs in provider formats: system text, tools array and other request fields.
 
-The text, the tools array and what else a request to the provider wants. As fixed as the snapshot:
-a definition that changes meanwhile does not change an answer.
+Everything is derived from the session's snapshot, so a definition that changes later does not
+change a response.
 """
 
 from typing import Any
@@ -26,19 +26,19 @@ NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "
     "want to do, then call what was found by its name. The tools are in these groups:"
 )
-OURS = (rendering.DISPATCH_HEADER, rendering.INJECT_HEADER)
+DEFAULT_HEADERS = (rendering.DISPATCH_HEADER, rendering.INJECT_HEADER)
 
 
-def check(wanted: FormatIn) -> None:
-    """Refuse a wish that no provider has a form for."""
-    if wanted.native:
-        native.chosen_search(wanted.format, wanted.search)
-    if wanted.toolset and (
-        not wanted.native or wanted.format != "anthropic" or wanted.search == "client"
+def check_format(options: FormatIn) -> None:
+    """Reject a combination of options that no provider supports."""
+    if options.native:
+        native.resolve_search(options.format, options.search)
+    if options.toolset and (
+        not options.native or options.format != "anthropic" or options.search == "client"
     ):
         raise Invalid(
-            "A toolset is of Anthropic's native form, and searched by Anthropic.",
-            hint="Ask for format=anthropic&native=true&toolset=true.",
+            "toolset requires Anthropic's native form with a search by Anthropic.",
+            hint="Use format=anthropic&native=true&toolset=true.",
             code="no_native_form",
         )
 
@@ -46,13 +46,13 @@ def check(wanted: FormatIn) -> None:
 # --- Catalogs -----------------------------------------------------------------------------------
 
 
-def catalog(session: AgentSession, wanted: FormatIn) -> str:
-    """A session's catalog in the form that is wanted: the very bytes."""
-    if wanted.native:
-        return canonical(given(session.snapshot, wanted, session.session_id))
+def session_catalog(session: AgentSession, options: FormatIn) -> str:
+    """Return a session's catalog in the requested format, as the response body."""
+    if options.native:
+        return canonical(native_catalog(session.snapshot, options, session.session_id))
     text, tokens, left_out = session_surface.catalog_text(session)
     surface = session_surface.surface_of(session.snapshot)
-    return _shaped(wanted.format, text, session_surface.tools_array(session), {
+    return _format_body(options.format, text, session_surface.tools_array(session), {
         "mode": session.mode,
         "strategy": session.strategy,
         "revision": session.revision,
@@ -63,26 +63,26 @@ def catalog(session: AgentSession, wanted: FormatIn) -> str:
     })  # fmt: skip
 
 
-def preview(agent: Agent, wanted: FormatIn) -> str:
-    """The catalog of a session that would be opened now."""
+def preview_catalog(agent: Agent, options: FormatIn) -> str:
+    """Return the catalog that a session opened now would receive."""
     snapshot = lifecycle.preview_snapshot(agent)
-    if wanted.native:
-        return canonical(given(snapshot, wanted))
+    if options.native:
+        return canonical(native_catalog(snapshot, options))
     surface = session_surface.surface_of(snapshot)
-    return _shaped(wanted.format, snapshot.text, surface.tools, {
+    return _format_body(options.format, snapshot.text, surface.tools, {
         "revision": scope.scope_of_agent(agent).revision,
         "tokens": snapshot.tokens,
         "left_out": surface.left_out,
     })  # fmt: skip
 
 
-def _shaped(format_: str, text: str, tools: list[ToolObject], facts: dict[str, Any]) -> str:
+def _format_body(format_: str, text: str, tools: list[ToolObject], details: dict[str, Any]) -> str:
     if format_ == "text":
         return text
-    shaped = providers.tools_in(format_, tools)
+    converted = providers.convert_tools(format_, tools)
     if format_ == "json":
-        return canonical({"text": text, "tools": shaped, "etag": digest(text)} | facts)
-    return canonical({"system": text, "tools": shaped})
+        return canonical({"text": text, "tools": converted, "etag": digest(text)} | details)
+    return canonical({"system": text, "tools": converted})
 
 
 def _groups(surface: Surface) -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def _groups(surface: Surface) -> list[dict[str, Any]]:
 
 
 def _servers(surface: Surface) -> list[str]:
-    """The servers whose tools were in scope when the session opened."""
+    """Return the servers whose tools were in scope when the session opened."""
     pinned = {pin["server"] for pin in surface.pins.values()}
     return sorted((pinned | {server for _, _, server in surface.deferred.values()}) - {""})
 
@@ -106,61 +106,64 @@ def _servers(surface: Surface) -> list[str]:
 # --- Native forms -------------------------------------------------------------------------------
 
 
-def given(snapshot: CatalogSnapshot, wanted: FormatIn, session_id: str = "") -> dict[str, Any]:
-    """The system text, the tools array and the rest, as the provider's native form has them."""
-    search = native.chosen_search(wanted.format, wanted.search)
+def native_catalog(
+    snapshot: CatalogSnapshot, options: FormatIn, session_id: str = ""
+) -> dict[str, Any]:
+    """Return the system text, the tools array and other fields of the provider's native form."""
+    search = native.resolve_search(options.format, options.search)
     surface = session_surface.surface_of(snapshot)
     offers = _offers(snapshot, surface)
     text = _text(surface, offers)
-    ours = rendering.meta_tools("dispatch")[0]
-    if wanted.toolset:
+    client_search = rendering.meta_tools("dispatch")[0]
+    if options.toolset:
         lists_all = surface.mode == Mode.FULL
         url = f"{settings.PUBLIC_URL}/mcp" + (f"/{session_id}" if session_id else "")
-        made = native.anthropic_connector(offers, search, url, lists_all=lists_all)
-        return {"system": text if lists_all else snapshot.text} | made
-    if wanted.format == "anthropic":
-        return {"system": text, "tools": native.anthropic_tools(offers, search, ours)}
-    tools = native.responses_tools(offers, surface.groups, search, ours)
-    # Where namespaces stand in the array, they say what there is.
+        connector = native.anthropic_connector(offers, search, url, lists_all=lists_all)
+        return {"system": text if lists_all else snapshot.text} | connector
+    if options.format == "anthropic":
+        return {"system": text, "tools": native.anthropic_tools(offers, search, client_search)}
+    tools = native.responses_tools(offers, surface.groups, search, client_search)
+    # With server-side search, the namespaces in the array describe the groups.
     return {"system": text if search == "client" else "", "tools": tools}
 
 
 def _offers(snapshot: CatalogSnapshot, surface: Surface) -> list[Offer]:
-    early = set(surface.preloaded)
+    preloaded = set(surface.preloaded)
     return [
-        Offer(tool, name in early) for name, tool in session_surface.all_tools(snapshot).items()
+        Offer(tool, name in preloaded) for name, tool in session_surface.all_tools(snapshot).items()
     ]
 
 
 def _text(surface: Surface, offers: list[Offer]) -> str:
     if all(offer.preloaded for offer in offers):
         return ""
-    header = NATIVE_HEADER if surface.header in OURS else surface.header
+    header = NATIVE_HEADER if surface.header in DEFAULT_HEADERS else surface.header
     return rendering.catalog(surface.groups, header=header, budget=surface.budget).text
 
 
-def tools_now(session: AgentSession, wanted: FormatIn) -> list[ToolObject]:
-    """What belongs in the tools array now."""
-    if wanted.native:
-        tools: list[ToolObject] = given(session.snapshot, wanted, session.session_id)["tools"]
+def current_tools(session: AgentSession, options: FormatIn) -> list[ToolObject]:
+    """Return the current tools array in the requested format."""
+    if options.native:
+        catalog = native_catalog(session.snapshot, options, session.session_id)
+        tools: list[ToolObject] = catalog["tools"]
         return tools
-    shape = "json" if wanted.format == "text" else wanted.format
-    return providers.tools_in(shape, session_surface.tools_array(session))
+    format_ = "json" if options.format == "text" else options.format
+    return providers.convert_tools(format_, session_surface.tools_array(session))
 
 
-def found(
-    session: AgentSession, asked: session_search.SessionQuery, format_: str, call_id: str
+def search_response(
+    session: AgentSession, query: session_search.SessionQuery, format_: str, call_id: str
 ) -> dict[str, Any]:
-    """Search, and answer as a provider's own search would have."""
-    answer = session_search.search_session(session, asked)
-    names = [tool["name"] for tool in answer["tools"]]
+    """Search, and return the result as the provider's own search would."""
+    response = session_search.search_session(session, query)
+    names = [tool["name"] for tool in response["tools"]]
     if format_ == "anthropic":
-        snapshot = session_surface.surface_of(session.snapshot)
-        known = {**snapshot.pins, **snapshot.deferred}
-        return native.tool_references(names, known, answer["message"], call_id)
+        surface = session_surface.surface_of(session.snapshot)
+        known = {**surface.pins, **surface.deferred}
+        return native.tool_references(names, known, response["message"], call_id)
     tools = [
         {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]}
-        for tool in answer["tools"]
+        for tool in response["tools"]
     ]
     groups = session_surface.surface_of(session.snapshot).groups
     offers = [Offer(tool, preloaded=False) for tool in tools]

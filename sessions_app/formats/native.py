@@ -1,7 +1,7 @@
-"""Every tool at once, deferred in the provider's own way, which finds and loads them itself. Pure.
+"""Native deferred loading: all tools in one request, the provider searches and loads. No I/O.
 
 Anthropic: `defer_loading` and a tool search tool, or its MCP connector with an `mcp_toolset`.
-OpenAI Responses: a namespace for each group, and `tool_search`. What is preloaded is not deferred.
+OpenAI Responses: one namespace per group, and `tool_search`. Preloaded tools are not deferred.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from catalog.rendering import GroupLine
 from sessions_app.formats.providers import ToolObject, anthropic, openai_responses
 from toolcrib.lib.errors import Invalid
 
-MOST_DEFERRED = 10_000  # tools in one request to Anthropic
-MOST_REFERENCES = 5
+MAX_DEFERRED_TOOLS = 10_000  # in one request to Anthropic
+MAX_REFERENCES = 5
 SEARCHES = {"anthropic": ("regex", "bm25", "client"), "openai-responses": ("server", "client")}
 CONNECTOR_BETA = "mcp-client-2025-11-20"
 SERVER_NAME = "toolcrib"
-KEY_PLACE = "${TOOLCRIB_KEY}"  # answers hold no keys: whoever has one puts it there
+KEY_PLACEHOLDER = "${TOOLCRIB_KEY}"  # responses contain no keys; the caller inserts its own
 
 
 @dataclass(frozen=True)
 class Offer:
-    """One tool a session may use."""
+    """A tool that a session can use."""
 
     tool: ToolObject
     preloaded: bool
@@ -33,22 +33,22 @@ class Offer:
         return str(self.tool["name"])
 
 
-def chosen_search(format_: str, search: str | None) -> str:
-    """Return how tools are to be found, the provider's own way unless said otherwise."""
-    ways = SEARCHES.get(format_)
-    if ways is None:
+def resolve_search(format_: str, search: str | None) -> str:
+    """Return the search to use, by default the provider's own. Raises Invalid."""
+    searches = SEARCHES.get(format_)
+    if searches is None:
         raise Invalid(
             f"The format {format_} has no native form.",
-            hint=f"Native forms are of: {', '.join(SEARCHES)}. Leave native out for others.",
+            hint=f"Formats with a native form: {', '.join(SEARCHES)}. Omit native for others.",
             code="no_native_form",
         )
-    if search is not None and search not in ways:
+    if search is not None and search not in searches:
         raise Invalid(
-            f"The format {format_} knows no search {search!r}.",
-            hint=f"It knows: {', '.join(ways)}.",
+            f"The format {format_} does not support the search {search!r}.",
+            hint=f"Supported: {', '.join(searches)}.",
             code="unknown_search",
         )
-    return search or ways[0]
+    return search or searches[0]
 
 
 # --- Anthropic ----------------------------------------------------------------------------------
@@ -57,29 +57,30 @@ def chosen_search(format_: str, search: str | None) -> str:
 def anthropic_tools(
     offers: Sequence[Offer], search: str, client_search: ToolObject
 ) -> list[ToolObject]:
-    """The search tool, what is preloaded, and everything else deferred."""
-    _check_number(offers)
+    """Return the search tool, the preloaded tools, and all other tools as deferred."""
+    _check_deferred_count(offers)
     if all(offer.preloaded for offer in offers):
         return [anthropic(offer.tool) for offer in offers]
-    early = [anthropic(offer.tool) for offer in offers if offer.preloaded]
-    late = [
+    preloaded = [anthropic(offer.tool) for offer in offers if offer.preloaded]
+    deferred = [
         anthropic(offer.tool) | {"defer_loading": True} for offer in offers if not offer.preloaded
     ]
-    # Never deferred itself, so that one tool at least is not.
+    # The search tool is never deferred: Anthropic requires at least one tool that is not.
     first = anthropic(client_search) if search == "client" else search_tool(search)
-    return [first, *early, *late]
+    return [first, *preloaded, *deferred]
 
 
 def search_tool(search: str) -> ToolObject:
     return {"type": f"tool_search_tool_{search}_20251119", "name": f"tool_search_tool_{search}"}
 
 
-def _check_number(offers: Sequence[Offer]) -> None:
-    late = sum(not offer.preloaded for offer in offers)
-    if late > MOST_DEFERRED:
+def _check_deferred_count(offers: Sequence[Offer]) -> None:
+    deferred = sum(not offer.preloaded for offer in offers)
+    if deferred > MAX_DEFERRED_TOOLS:
         raise Invalid(
-            f"Anthropic takes at most {MOST_DEFERRED:,} deferred tools; this session has {late:,}.",
-            hint="Open the session with fewer groups, or leave native out.",
+            f"Anthropic accepts at most {MAX_DEFERRED_TOOLS:,} deferred tools; "
+            f"this session has {deferred:,}.",
+            hint="Open the session with fewer groups, or omit native.",
             code="too_many_tools",
         )
 
@@ -87,17 +88,17 @@ def _check_number(offers: Sequence[Offer]) -> None:
 def anthropic_connector(
     offers: Sequence[Offer], search: str, url: str, *, lists_all: bool
 ) -> dict[str, Any]:
-    """What makes Anthropic reach Toolcrib's MCP endpoint itself.
+    """Return the request fields that connect Anthropic's MCP connector to Toolcrib's endpoint.
 
-    `lists_all`: the endpoint lists every tool, as it does for sessions in full mode. Then they
-    are deferred there, by the default for most and a config for each that differs.
+    `lists_all`: the endpoint lists every tool, as it does for sessions in full mode. Then the
+    toolset defers them: the default config covers the majority, per-tool configs the others.
     """
-    _check_number(offers)
-    early = [offer.name for offer in offers if offer.preloaded]
+    _check_deferred_count(offers)
+    preloaded = [offer.name for offer in offers if offer.preloaded]
     late = [offer.name for offer in offers if not offer.preloaded]
     deferred = lists_all and len(late) > 0
-    default = deferred and len(late) >= len(early)
-    others = (early if default else late) if deferred else []
+    default = deferred and len(late) >= len(preloaded)
+    others = (preloaded if default else late) if deferred else []
     toolset = {
         "type": "mcp_toolset",
         "mcp_server_name": SERVER_NAME,
@@ -108,7 +109,7 @@ def anthropic_connector(
         "type": "url",
         "url": url,
         "name": SERVER_NAME,
-        "authorization_token": KEY_PLACE,
+        "authorization_token": KEY_PLACEHOLDER,
     }
     return {
         "tools": [*([search_tool(search)] if deferred else []), toolset],
@@ -118,16 +119,18 @@ def anthropic_connector(
 
 
 def tool_references(
-    found: Sequence[str], given: Mapping[str, Any], message: str, call_id: str
+    matches: Sequence[str], known: Mapping[str, Any], message: str, call_id: str
 ) -> dict[str, Any]:
-    """Answer a search with references, which the provider turns into definitions.
+    """Return search results as references, which the provider expands to definitions.
 
-    Only to tools that the session's array holds: others fail the whole request.
+    References only tools in the session's tools array: any other fails the whole request.
     """
-    names = [name for name in found if name in given][:MOST_REFERENCES]
-    if found and not names:
-        message = "What matches was added after this session opened: a new session has it."
-    content: list[dict[str, Any]] = [{"type": "tool_reference", "tool_name": one} for one in names]
+    names = [name for name in matches if name in known][:MAX_REFERENCES]
+    if matches and not names:
+        message = "The matches were added after this session opened. Open a new session."
+    content: list[dict[str, Any]] = [
+        {"type": "tool_reference", "tool_name": name} for name in names
+    ]
     result = {"type": "tool_result", "content": content or [{"type": "text", "text": message}]}
     return result | ({"tool_use_id": call_id} if call_id else {})
 
@@ -138,13 +141,13 @@ def tool_references(
 def responses_tools(
     offers: Sequence[Offer], groups: Sequence[GroupLine], search: str, client_search: ToolObject
 ) -> list[ToolObject]:
-    """A namespace for each group; with the client's search only what is preloaded."""
+    """Return one namespace per group; with client search, only the preloaded tools."""
     if search == "client":
         offers = [offer for offer in offers if offer.preloaded]
-    made: list[ToolObject] = namespaces(offers, groups)
+    tools: list[ToolObject] = namespaces(offers, groups)
     if search == "client":
-        return [*made, client_tool_search(client_search)]
-    return made if all(offer.preloaded for offer in offers) else [*made, {"type": "tool_search"}]
+        return [*tools, client_tool_search(client_search)]
+    return tools if all(offer.preloaded for offer in offers) else [*tools, {"type": "tool_search"}]
 
 
 def client_tool_search(tool: ToolObject) -> ToolObject:
@@ -157,34 +160,34 @@ def client_tool_search(tool: ToolObject) -> ToolObject:
 
 
 def namespaces(offers: Sequence[Offer], groups: Sequence[GroupLine]) -> list[ToolObject]:
-    """Put each tool under the first group that has it; those without one stand by themselves."""
-    safe = public_names("", [line.group_id for line in groups], ())
-    left = {offer.name: offer for offer in offers}
-    made: list[ToolObject] = []
+    """Put each tool into the namespace of its first group; tools without a group come last."""
+    safe_names = public_names("", [line.group_id for line in groups], ())
+    remaining = {offer.name: offer for offer in offers}
+    tools: list[ToolObject] = []
     for line in groups:
-        members = [left.pop(name) for name in line.names if name in left]
+        members = [remaining.pop(name) for name in line.names if name in remaining]
         if members:
-            about = f"{line.display_name}: {line.description}".removesuffix(": ")
-            made.append(
+            description = f"{line.display_name}: {line.description}".removesuffix(": ")
+            tools.append(
                 {
                     "type": "namespace",
-                    "name": safe[line.group_id],
-                    "description": about,
-                    "tools": [_member(offer) for offer in members],
+                    "name": safe_names[line.group_id],
+                    "description": description,
+                    "tools": [_function(offer) for offer in members],
                 }
             )
-    return made + [_member(offer) for offer in left.values()]
+    return tools + [_function(offer) for offer in remaining.values()]
 
 
-def _member(offer: Offer) -> ToolObject:
-    shaped = openai_responses(offer.tool)
-    return shaped if offer.preloaded else shaped | {"defer_loading": True}
+def _function(offer: Offer) -> ToolObject:
+    function = openai_responses(offer.tool)
+    return function if offer.preloaded else function | {"defer_loading": True}
 
 
 def tool_search_output(
     offers: Sequence[Offer], groups: Sequence[GroupLine], call_id: str
 ) -> dict[str, Any]:
-    """Answer a search that the model asked its client for, with the tools themselves."""
+    """Return the result of a client-side tool search, with the matching tools."""
     return {
         "type": "tool_search_output",
         "call_id": call_id or None,

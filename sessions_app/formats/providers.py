@@ -1,9 +1,9 @@
-"""A tools array in each provider's own format. Pure.
+"""Tools arrays in each provider's format. No I/O.
 
-Some providers refuse schemas that are sound JSON Schema, and with one tool the whole request. For
-those the schema is loosened where they refuse it, and what it no longer says stands in words in
-its description. Nothing is lost by it: Toolcrib holds arguments to the schema as the server
-wrote it, and a mistake comes back with that schema.
+Some providers reject valid JSON Schema, and one such tool makes the whole request fail. For those
+providers the unsupported keywords are removed from the schema and appended to its description as
+text. Validation is unaffected: Toolcrib validates arguments against the server's original schema
+and returns that schema with an error.
 """
 
 import re
@@ -15,55 +15,62 @@ import jsonschema_rs
 from toolcrib.lib.json_codec import canonical
 
 ToolObject = dict[str, Any]
-OPENAI_DESCRIPTION = 1024  # characters of a function's description in chat completions
-PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-# At the root of a schema; below it they are taken.
-REFUSED_AT_ROOT = {
+OPENAI_MAX_DESCRIPTION = 1024  # characters, in chat completions
+PROPERTY_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+# Keywords rejected at the root of a schema; nested schemas may have them.
+UNSUPPORTED_AT_ROOT = {
     "anthropic": ("oneOf", "anyOf", "allOf"),
     "openai": ("oneOf", "anyOf", "allOf", "enum", "not"),
 }
-REST = "Arguments must also fit this JSON Schema: "
+REMOVED_KEYWORDS_PREFIX = "Arguments must also fit this JSON Schema: "
 
 
-def loosened(schema: dict[str, Any], provider: str) -> dict[str, Any]:
-    """Return a schema the provider takes; what it does not take is said in the description."""
-    rest = {key: schema[key] for key in REFUSED_AT_ROOT[provider] if key in schema}
-    made = {key: value for key, value in schema.items() if key not in rest}
+def relax_schema(schema: dict[str, Any], provider: str) -> dict[str, Any]:
+    """Return a schema the provider accepts; the description lists the removed keywords."""
+    removed = {key: schema[key] for key in UNSUPPORTED_AT_ROOT[provider] if key in schema}
+    relaxed = {key: value for key, value in schema.items() if key not in removed}
     if provider == "anthropic":
-        made, odd = _without_odd_names(made)
-        rest |= odd
-        if not _is_current(made):
-            rest = {key: value for key, value in schema.items() if key != "$schema"}
-            made = {"type": "object"}
-    if rest:
-        said = f"{schema['description']}\n" if isinstance(schema.get("description"), str) else ""
-        made["description"] = f"{said}{REST}{canonical(rest)}"
-    return made
+        relaxed, removed_properties = _remove_unsupported_names(relaxed)
+        removed |= removed_properties
+        if not _drop_dialect(relaxed):
+            removed = {key: value for key, value in schema.items() if key != "$schema"}
+            relaxed = {"type": "object"}
+    if removed:
+        original = schema.get("description")
+        prefix = f"{original}\n" if isinstance(original, str) else ""
+        relaxed["description"] = f"{prefix}{REMOVED_KEYWORDS_PREFIX}{canonical(removed)}"
+    return relaxed
 
 
-def _without_odd_names(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    properties = schema.get("properties")
-    named = properties if isinstance(properties, dict) else {}
-    odd = {name: sub for name, sub in named.items() if not PROPERTY.fullmatch(name)}
-    if not odd:
+def _remove_unsupported_names(schema: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split a schema by property name: what the provider accepts, and the rest."""
+    value = schema.get("properties")
+    properties = value if isinstance(value, dict) else {}
+    unsupported = {
+        name: sub for name, sub in properties.items() if not PROPERTY_NAME.fullmatch(name)
+    }
+    if not unsupported:
         return schema, {}
-    kept = {name: sub for name, sub in named.items() if name not in odd}
-    required = schema.get("required")
-    asked = required if isinstance(required, list) else []
-    made = {**schema, "properties": kept, "required": [name for name in asked if name not in odd]}
-    # The names left out would be refused by it.
-    made.pop("additionalProperties", None)
-    rest: dict[str, Any] = {"properties": odd}
-    if needed := [name for name in asked if name in odd]:
-        rest["required"] = needed
-    return made, rest
+    value = schema.get("required")
+    required = value if isinstance(value, list) else []
+    relaxed = {
+        **schema,
+        "properties": {name: sub for name, sub in properties.items() if name not in unsupported},
+        "required": [name for name in required if name not in unsupported],
+    }
+    # It would forbid the removed properties.
+    relaxed.pop("additionalProperties", None)
+    removed: dict[str, Any] = {"properties": unsupported}
+    if names := [name for name in required if name in unsupported]:
+        removed["required"] = names
+    return relaxed, removed
 
 
-def _is_current(schema: dict[str, Any]) -> bool:
-    """Tell whether a schema of an older dialect is one of 2020-12 as well, and say so."""
+def _drop_dialect(schema: dict[str, Any]) -> bool:
+    """Remove `$schema` in place. Return whether the schema is valid in 2020-12 without it."""
     if "$schema" not in schema:
         return True
-    del schema["$schema"]  # a copy of ours
+    del schema["$schema"]
     return bool(jsonschema_rs.meta.is_valid(schema))
 
 
@@ -71,19 +78,19 @@ def anthropic(tool: ToolObject) -> ToolObject:
     return {
         "name": tool["name"],
         "description": tool["description"],
-        "input_schema": loosened(tool["parameters"], "anthropic"),
+        "input_schema": relax_schema(tool["parameters"], "anthropic"),
     }
 
 
 def _openai(tool: ToolObject) -> ToolObject:
-    parameters = loosened(tool["parameters"], "openai")
+    parameters = relax_schema(tool["parameters"], "openai")
     description = tool["description"]
-    if len(description) > OPENAI_DESCRIPTION:
-        # The end is what the schema's own description begins with, which has no such limit.
-        cut = OPENAI_DESCRIPTION - 1
-        own = parameters.get("description")
-        said = f"\n{own}" if isinstance(own, str) else ""
-        parameters = {**parameters, "description": f"…{description[cut:]}{said}"}
+    if len(description) > OPENAI_MAX_DESCRIPTION:
+        # Move the excess to the schema's description, which has no such limit.
+        cut = OPENAI_MAX_DESCRIPTION - 1
+        original = parameters.get("description")
+        suffix = f"\n{original}" if isinstance(original, str) else ""
+        parameters = {**parameters, "description": f"…{description[cut:]}{suffix}"}
         description = description[:cut] + "…"
     function = {"name": tool["name"], "description": description, "parameters": parameters}
     return {"type": "function", "function": function}
@@ -94,15 +101,15 @@ def openai_responses(tool: ToolObject) -> ToolObject:
         "type": "function",
         "name": tool["name"],
         "description": tool["description"],
-        "parameters": loosened(tool["parameters"], "openai"),
-        "strict": False,  # schemas are the servers' own, which hardly any strict mode takes
+        "parameters": relax_schema(tool["parameters"], "openai"),
+        "strict": False,  # strict mode rejects most schemas of MCP servers
     }
 
 
 def _gemini(tool: ToolObject) -> ToolObject:
     name = tool["name"]
     return {
-        # It takes no digit or dash first; what reads its calls takes the line off again.
+        # Gemini rejects a leading digit or dash. The client removes the "_" from calls.
         "name": name if name[:1].isalpha() or name[:1] == "_" else f"_{name}",
         "description": tool["description"],
         "parameters_json_schema": tool["parameters"],
@@ -117,7 +124,7 @@ def _mcp(tool: ToolObject) -> ToolObject:
     }
 
 
-SHAPES: dict[str, Callable[[ToolObject], ToolObject]] = {
+CONVERTERS: dict[str, Callable[[ToolObject], ToolObject]] = {
     "json": lambda tool: tool,
     "anthropic": anthropic,
     "openai": _openai,
@@ -127,9 +134,9 @@ SHAPES: dict[str, Callable[[ToolObject], ToolObject]] = {
 }
 
 
-def tools_in(format_: str, tools: Sequence[ToolObject]) -> list[ToolObject]:
-    """Return the tools array as a provider takes it."""
-    shaped = [SHAPES[format_](tool) for tool in tools]
+def convert_tools(format_: str, tools: Sequence[ToolObject]) -> list[ToolObject]:
+    """Return the tools array in a provider's format."""
+    converted = [CONVERTERS[format_](tool) for tool in tools]
     if format_ == "gemini":
-        return [{"function_declarations": shaped}] if shaped else []
-    return shaped
+        return [{"function_declarations": converted}] if converted else []
+    return converted

@@ -1,7 +1,7 @@
-"""The tables of agents, sessions and calls.
+"""Models for agents, sessions and calls.
 
-Values that agents and servers sent are stored as JSON text, never as jsonb, which would refuse
-some of them and reorder the rest.
+Values sent by agents and servers are stored as JSON text, not as jsonb, which rejects some of them
+and does not preserve key order.
 """
 
 from sessions_app.models.agents import Agent, AgentGroup, ApiKey, KeyScope, Mode, Strategy

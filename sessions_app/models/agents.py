@@ -1,4 +1,4 @@
-"""Agents, the groups they may use, and API keys."""
+"""Models for agents, their groups and API keys."""
 
 from django.conf import settings
 from django.db import models
@@ -19,11 +19,11 @@ class Mode(models.TextChoices):
 
 
 class Agent(models.Model):
-    """A caller with keys, the groups it may use, and its limits."""
+    """A caller with API keys, its groups and its limits."""
 
     name = models.CharField(max_length=80, unique=True)
     description = models.TextField(blank=True)
-    all_groups = models.BooleanField(default=False)  # including those to come
+    all_groups = models.BooleanField(default=False)  # including future ones
     groups = models.ManyToManyField(Group, through="AgentGroup", related_name="agents")
     strategy = models.CharField(max_length=8, choices=Strategy.choices, default=Strategy.DISPATCH)
     mode = models.CharField(max_length=8, choices=Mode.choices, default=Mode.AUTO)
@@ -31,8 +31,8 @@ class Agent(models.Model):
     threshold_tokens = models.PositiveIntegerField(default=10_000)
     threshold_percent = models.FloatField(default=5.0)
     catalog_budget = models.PositiveIntegerField(default=2_000)
-    catalog_header = models.TextField(blank=True)  # instead of ours
-    budget = models.PositiveIntegerField(null=True, blank=True)  # loaded tokens a session may have
+    catalog_header = models.TextField(blank=True)  # replaces the default header
+    budget = models.PositiveIntegerField(null=True, blank=True)  # loaded tokens per session
     calls_in_flight = models.PositiveIntegerField(default=20)
     calls_per_minute = models.PositiveIntegerField(default=600)
     searches_per_minute = models.PositiveIntegerField(default=120)
@@ -54,7 +54,7 @@ class Agent(models.Model):
 
 
 class AgentGroup(models.Model):
-    """A group an agent may use, in the order its catalog has them."""
+    """A group that an agent may use, with its position in the agent's catalog."""
 
     agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="group_links")
     group = models.ForeignKey(Group, on_delete=models.CASCADE, related_name="agent_links")
@@ -77,7 +77,7 @@ class KeyScope(models.TextChoices):
 
 
 class ApiKey(models.Model):
-    """A bearer token, kept as a digest. `prefix` is what people recognise it by."""
+    """A bearer token, stored as a digest. `prefix` identifies it to people."""
 
     name = models.CharField(max_length=120)
     prefix = models.CharField(max_length=12)
@@ -98,7 +98,7 @@ class ApiKey(models.Model):
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
     last_used_at = models.DateTimeField(null=True, blank=True)
-    # Of MCP clients that name none and have no connection of their own.
+    # The session of stateless MCP clients that name no session.
     rolling_session = models.ForeignKey(
         "AgentSession", null=True, blank=True, on_delete=models.SET_NULL, related_name="+"
     )

@@ -1,4 +1,4 @@
-"""The call ledger and the event timeline."""
+"""Models for the call ledger and the events of the timeline."""
 
 import secrets
 
@@ -20,7 +20,7 @@ class CallState(models.TextChoices):
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    CLIENT = "client"  # a custom tool: the agent runs it itself
+    CLIENT = "client"  # a custom tool, which the agent runs itself
 
 
 IN_FLIGHT = (CallState.ACCEPTED, CallState.SENT)
@@ -37,7 +37,7 @@ def new_call_id() -> str:
 
 
 class Call(models.Model):
-    """The ledger: one row for each call, committed before a server is touched."""
+    """Ledger row of a call, committed before the call is sent to the server."""
 
     call_id = models.CharField(max_length=40, unique=True, default=new_call_id)
     session = models.ForeignKey(
@@ -46,18 +46,20 @@ class Call(models.Model):
     agent = models.ForeignKey(
         Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls"
     )
-    actor = models.CharField(max_length=200, blank=True)  # who tried it, where no agent did
+    actor = models.CharField(
+        max_length=200, blank=True
+    )  # the user, for test calls without an agent
     tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL)
-    tool_name = models.CharField(max_length=200)  # the real tool's public name, or what was asked
+    tool_name = models.CharField(max_length=200)  # public name, or the requested name if unknown
     server = models.ForeignKey(Server, null=True, blank=True, on_delete=models.SET_NULL)
     server_slug = models.CharField(max_length=40, blank=True)
     definition = models.ForeignKey(
         Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
     path = models.CharField(max_length=8, choices=CallPath.choices, default=CallPath.DISPATCH)
-    idempotency_key = models.CharField(max_length=255, null=True, blank=True)  # noqa: DJ001 - null is "none", and unique lets it repeat
+    idempotency_key = models.CharField(max_length=255, null=True, blank=True)  # noqa: DJ001 - unique allows repeated nulls
     request_digest = models.CharField(max_length=64, blank=True)
-    arguments = models.TextField(default="{}")  # JSON, redacted, cut
+    arguments = models.TextField(default="{}")  # JSON, redacted, truncated
     state = models.CharField(max_length=9, choices=CallState.choices)
     is_error = models.BooleanField(default=False)
     implicit_load = models.BooleanField(default=False)
@@ -65,14 +67,14 @@ class Call(models.Model):
     sent_at = models.DateTimeField(null=True, blank=True)
     finished_at = models.DateTimeField(null=True, blank=True)
     deadline = models.DateTimeField()
-    holder = models.CharField(max_length=200, blank=True)  # the process that carries it out
+    holder = models.CharField(max_length=200, blank=True)  # the process that runs it
     tokens = models.PositiveIntegerField(default=0)
     result_bytes = models.PositiveBigIntegerField(default=0)
     result_sha256 = models.CharField(max_length=64, blank=True)
-    result_copy = models.TextField(blank=True)  # JSON, redacted, cut
+    result_copy = models.TextField(blank=True)  # JSON, redacted, truncated
     error_code = models.CharField(max_length=40, blank=True)
     error_message = models.TextField(blank=True)
-    note = models.TextField(blank=True)  # what became known later, such as a late answer
+    note = models.TextField(blank=True)  # added later, for example for a late response
 
     class Meta:
         ordering = ["-id"]
@@ -92,7 +94,7 @@ class Call(models.Model):
             ),
             models.Index(fields=["session", "id"], name="call_by_session"),
             models.Index(fields=["tool", "-accepted_at"], name="call_by_tool"),
-            # Wide, so that use is counted from the index alone: a row is kilobytes of payload.
+            # Covering index for usage statistics: a row holds kilobytes of payload.
             models.Index(
                 fields=[
                     "accepted_at",
@@ -119,7 +121,7 @@ class Call(models.Model):
 
 
 class CallAnswer(models.Model):
-    """The whole answer to a call with an idempotency key, kept a day to be given again."""
+    """The full response to a call with an idempotency key, stored for a day to be replayed."""
 
     call = models.OneToOneField(Call, on_delete=models.CASCADE, related_name="answer")
     body = models.TextField()  # JSON
@@ -145,7 +147,7 @@ class EventKind(models.TextChoices):
 
 
 class Event(models.Model):
-    """One line of a session's timeline, with the tokens it gave the model."""
+    """An event of a session's timeline, with the tokens it added to the model's context."""
 
     session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="events")
     at = models.DateTimeField()

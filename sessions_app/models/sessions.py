@@ -1,4 +1,4 @@
-"""Sessions, and what each of them loaded."""
+"""Models for sessions, their loaded tools and shown definitions."""
 
 import secrets
 from typing import Self
@@ -25,12 +25,12 @@ class SessionQuerySet(models.QuerySet["AgentSession"]):
         return self.filter(state=SessionState.OPEN)
 
     def with_catalog(self) -> Self:
-        """With agent and snapshot, whose body, a megabyte of many tools, is read when asked for."""
+        """Join agent and snapshot. The snapshot's body can be a megabyte, so it is deferred."""
         return self.select_related("agent", "snapshot").defer("snapshot__body")
 
 
 class AgentSession(models.Model):
-    """One run of an agent. What its model sees is fixed by the snapshot when it opens."""
+    """One run of an agent. The snapshot fixes its catalog when it opens."""
 
     session_id = models.CharField(max_length=40, unique=True, default=new_session_id)
     agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="sessions")
@@ -38,7 +38,7 @@ class AgentSession(models.Model):
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks"
     )
     strategy = models.CharField(max_length=8, choices=Strategy.choices)
-    mode = models.CharField(max_length=8, choices=Mode.choices)  # full or deferred, as decided
+    mode = models.CharField(max_length=8, choices=Mode.choices)  # full or deferred, never auto
     auto_deferred = models.BooleanField(default=False)
     decided_by = models.CharField(max_length=8)
     snapshot = models.ForeignKey(CatalogSnapshot, on_delete=models.PROTECT, related_name="+")
@@ -46,20 +46,22 @@ class AgentSession(models.Model):
     state = models.CharField(max_length=8, choices=SessionState.choices, default=SessionState.OPEN)
     model = models.CharField(max_length=200, blank=True)
     context_window = models.PositiveBigIntegerField(null=True, blank=True)
-    wanted_groups = models.JSONField(null=True, blank=True)  # ids; null: all the agent has
+    wanted_groups = models.JSONField(
+        null=True, blank=True
+    )  # group keys; null: all of the agent's groups
     wanted_servers = models.JSONField(null=True, blank=True)  # slugs; null: any
     without_mcp = models.BooleanField(default=False)
     metadata = models.TextField(default="{}")  # JSON
     created_at = models.DateTimeField(auto_now_add=True)
     last_used_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True, blank=True)
-    # The token ledger: what all schemas would have cost, and what the model was given by what.
+    # Token ledger: baseline (all schemas), tokens sent by source, and loaded definitions.
     tokens_all = models.PositiveIntegerField(default=0)
     tokens_catalog = models.PositiveIntegerField(default=0)
     tokens_search = models.PositiveIntegerField(default=0)
     tokens_load = models.PositiveIntegerField(default=0)
     tokens_call = models.PositiveIntegerField(default=0)
-    tokens_loaded = models.PositiveIntegerField(default=0)  # definitions held, for the budget
+    tokens_loaded = models.PositiveIntegerField(default=0)  # counts towards the budget
     calls = models.PositiveIntegerField(default=0)
     errors = models.PositiveIntegerField(default=0)
 
@@ -89,15 +91,15 @@ class AgentSession(models.Model):
 
 
 class Expansion(models.Model):
-    """What a session loaded of one group, and the definitions it will go on seeing.
+    """The tools that a session loaded from one group, with their pinned definitions.
 
-    `names` is null for all, else the names loaded one by one. `listed` is what a load of the
-    whole group answered first. `pins` holds, by public name, what was shown: the definition,
-    the admin's text of that moment, the tool's place and the order of loading.
+    `names` is null if the whole group is loaded, otherwise the names loaded individually.
+    `listed` is the result of the first load of the whole group. `pins` holds by public name what
+    the session was shown: definition, description override, position and load order.
     """
 
     session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="expansions")
-    group_id = models.CharField(max_length=80)  # as the model knows it
+    group_id = models.CharField(max_length=80)  # as in the session's catalog
     names = models.JSONField(null=True, blank=True)
     listed = models.JSONField(null=True, blank=True)
     pins = models.TextField(default="{}")  # JSON
@@ -114,9 +116,9 @@ class Expansion(models.Model):
 
 
 class ShownDefinition(models.Model):
-    """The newer definition of a tool that a `definition_changed` answer gave to a session.
+    """A newer definition of a tool, returned to a session with a `definition_changed` error.
 
-    From then on it replaces the pinned one when the tool is loaded or described in this session.
+    It replaces the pinned definition when the session loads the tool or reads its details.
     """
 
     session = models.ForeignKey(
@@ -124,7 +126,7 @@ class ShownDefinition(models.Model):
     )
     tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="+")
     definition = models.ForeignKey(Definition, on_delete=models.PROTECT, related_name="+")
-    override = models.TextField(blank=True)  # the admin's description at that time
+    override = models.TextField(blank=True)  # the description override at that time
     version = models.PositiveIntegerField(default=1)  # increases whenever the row changes
 
     class Meta:

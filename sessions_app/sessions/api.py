@@ -1,6 +1,6 @@
-"""The agent API: open a session, read its catalog, search, load, call.
+"""Agent API: open a session, read its catalog, search, load, call.
 
-Answers that must be the same bytes every time are written as canonical JSON here.
+Responses that must be byte-stable are serialized as canonical JSON.
 """
 
 import json
@@ -50,23 +50,23 @@ router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
 CALL_ERRORS = {**AGENT_ERRORS, 502: ErrorBody, 504: ErrorBody}
 CATALOG = {200: dict[str, Any], 304: None, **AGENT_ERRORS}
-AS_TEXT = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
+TEXT_RESPONSE = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
 
 
 def agent_of(request: HttpRequest) -> Agent:
-    """The agent whose key was checked at the door."""
+    """Return the authenticated agent. Raises Forbidden for other keys."""
     agent: Agent | None = request.agent  # type: ignore[attr-defined]
     if agent is None:
-        raise Forbidden("This call is an agent's.", hint="Use an agent's key.")
+        raise Forbidden("This endpoint requires an agent key.", hint="Use an agent's key.")
     return agent
 
 
-def _session(request: HttpRequest, session_id: str) -> AgentSession:
+def _own_session(request: HttpRequest, session_id: str) -> AgentSession:
     return lifecycle.find_session(agent_of(request), session_id)
 
 
-def _readable(request: HttpRequest, session_id: str) -> AgentSession:
-    """An agent reads its own sessions; operators read all."""
+def _readable_session(request: HttpRequest, session_id: str) -> AgentSession:
+    """Return a session for reading: agents may read their own, operators all."""
     agent: Agent | None = request.agent  # type: ignore[attr-defined]
     return lifecycle.find_session(agent, session_id)
 
@@ -80,7 +80,7 @@ def _json(body: object, status: int = 200) -> HttpResponse:
 
 @router.post("/sessions", response={201: SessionOut, **AGENT_ERRORS})
 def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
-    """Open a session: its catalog, its tools array, and how it was decided."""
+    """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
     check_value(body.metadata, "/metadata")
     resumed = body.resume.expanded_groups if body.resume else {}
     check_value({"model": body.model, "header": body.header, "preload": body.preload}, "")
@@ -127,7 +127,9 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
         },
         "tools": tools,
         "stats": loading.stats(session),
-        "suggested_iteration_multiplier": lifecycle.ITERATIONS if session.mode == "deferred" else 1,
+        "suggested_iteration_multiplier": (
+            lifecycle.DEFERRED_ITERATION_MULTIPLIER if session.mode == "deferred" else 1
+        ),
         "unknown": unknown or [],
         "metadata": json.loads(session.metadata),
         "created_at": session.created_at.isoformat(),
@@ -147,25 +149,27 @@ def list_sessions(
     """List sessions, newest first: an agent's own, or all for an operator."""
     check_value([agent, tool], "")
     if state and state not in SessionState.values:
-        raise Invalid(f"A state is one of: {', '.join(SessionState.values)}.")
+        raise Invalid(f"state must be one of: {', '.join(SessionState.values)}.")
     own: Agent | None = request.agent  # type: ignore[attr-defined]
-    wanted = SessionFilter(agent, (state,) if state else (), errors, tool)
-    rows = wanted.apply(AgentSession.objects.select_related("agent", "parent")).order_by("-id")
+    session_filter = SessionFilter(agent, (state,) if state else (), errors, tool)
+    rows = session_filter.apply(AgentSession.objects.select_related("agent", "parent")).order_by(
+        "-id"
+    )
     if own is not None:
         rows = rows.filter(agent=own)
     if cursor:
-        rows = rows.filter(pk__lt=_number(cursor))
-    shown, following = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [_row(row) for row in shown], "next_cursor": following}
+        rows = rows.filter(pk__lt=_parse_cursor(cursor))
+    sessions, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": [_row_body(row) for row in sessions], "next_cursor": next_cursor}
 
 
-def _number(cursor: str) -> int:
+def _parse_cursor(cursor: str) -> int:
     if not cursor.isdecimal() or len(cursor) > 18:
-        raise Invalid("This is not a cursor.", hint="Use next_cursor of the page before.")
+        raise Invalid("Invalid cursor.", hint="Use next_cursor of the previous page.")
     return int(cursor)
 
 
-def _row(session: AgentSession) -> dict[str, Any]:
+def _row_body(session: AgentSession) -> dict[str, Any]:
     return {
         "id": session.session_id,
         "agent": session.agent.name,
@@ -183,54 +187,56 @@ def _row(session: AgentSession) -> dict[str, Any]:
 
 @router.get("/sessions/{session_id}", response={200: SessionOut, **AGENT_ERRORS})
 def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
-    return _json(_session_body(_readable(request, session_id)))
+    return _json(_session_body(_readable_session(request, session_id)))
 
 
 @router.post("/sessions/{session_id}/close", response={200: SessionOut, **AGENT_ERRORS})
 async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
-    """End a session and the connections that were its own."""
-    body = await sync_to_async(_closed)(request, session_id)
+    """Close a session and its upstream connections."""
+    body = await sync_to_async(_close)(request, session_id)
     await upstream_calls.forget_session(session_id)
     return _json(body)
 
 
-def _closed(request: HttpRequest, session_id: str) -> dict[str, Any]:
-    session = _session(request, session_id)
+def _close(request: HttpRequest, session_id: str) -> dict[str, Any]:
+    session = _own_session(request, session_id)
     lifecycle.close_session(session)
-    return _session_body(_session(request, session_id))
+    return _session_body(_own_session(request, session_id))
 
 
 @router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
 def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
-    """Copy a session: the same catalog and the same loaded tools, and nothing shared after."""
-    child = lifecycle.fork_session(_session(request, session_id))
+    """Copy a session with its catalog and loaded tools. The copy is independent."""
+    child = lifecycle.fork_session(_own_session(request, session_id))
     return _json(_session_body(child), 201)
 
 
-# --- What the model sees --------------------------------------------------------------------------
+# --- Catalog and tools ----------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=AS_TEXT)
-def session_catalog(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
-    """The text for the system prompt and the tools array, in a provider's format."""
-    catalog.check(wanted)
-    session = _readable(request, session_id)
-    answer = _tagged(request, catalog.catalog(session, wanted), wanted.format)
-    open_now = loading.current_state(session) == SessionState.OPEN
-    if answer.status_code == 200 and open_now and request.agent:  # type: ignore[attr-defined]
-        events.record_event(session, EventKind.CATALOG, details={"format": wanted.format})
-    return answer
+@router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
+def session_catalog(
+    request: HttpRequest, session_id: str, options: Query[FormatIn]
+) -> HttpResponse:
+    """Get the text for the system prompt and the tools array, in a provider's format."""
+    catalog.check_format(options)
+    session = _readable_session(request, session_id)
+    response = _etag_response(request, catalog.session_catalog(session, options), options.format)
+    is_open = loading.current_state(session) == SessionState.OPEN
+    if response.status_code == 200 and is_open and request.agent:  # type: ignore[attr-defined]
+        events.record_event(session, EventKind.CATALOG, details={"format": options.format})
+    return response
 
 
-def _tagged(request: HttpRequest, body: str, format_: str) -> HttpResponse:
-    """Answer with an ETag of the very bytes, or 304 where the caller has them."""
-    kind = "text/plain; charset=utf-8" if format_ == "text" else "application/json"
+def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpResponse:
+    """Return the body with an ETag, or 304 if the client has it."""
+    content_type = "text/plain; charset=utf-8" if format_ == "text" else "application/json"
     etag = f'"{digest(body)}"'
     known = [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]
     if etag in known or f"W/{etag}" in known:
         response = HttpResponse(status=304)
     else:
-        response = HttpResponse(body, content_type=kind)
+        response = HttpResponse(body, content_type=content_type)
     response["ETag"] = etag
     response["Cache-Control"] = "private, no-cache"
     return response
@@ -240,42 +246,43 @@ def _tagged(request: HttpRequest, body: str, format_: str) -> HttpResponse:
     "/sessions/{session_id}/tools",
     response={200: list[dict[str, Any]], **AGENT_ERRORS},
 )
-def session_tools(request: HttpRequest, session_id: str, wanted: Query[FormatIn]) -> HttpResponse:
-    """What belongs in the tools array now."""
-    catalog.check(wanted)
-    return _json(catalog.tools_now(_readable(request, session_id), wanted))
+def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn]) -> HttpResponse:
+    """Get the current tools array."""
+    catalog.check_format(options)
+    return _json(catalog.current_tools(_readable_session(request, session_id), options))
 
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
 def tool_details(
     request: HttpRequest, session_id: str, name: str, detail: DetailName = "full"
 ) -> HttpResponse:
-    """One tool's definition, its output schema included."""
+    """Get a tool's definition, including its output schema."""
     check_value(name, "/name")
-    return _json(session_search.tool_details(_session(request, session_id), name, detail))
+    return _json(session_search.tool_details(_own_session(request, session_id), name, detail))
 
 
-@router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=AS_TEXT)
-def agent_catalog(request: HttpRequest, wanted: Query[FormatIn]) -> HttpResponse:
-    """What a session opened now would be given."""
-    catalog.check(wanted)
-    return _tagged(request, catalog.preview(agent_of(request), wanted), wanted.format)
+@router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
+def agent_catalog(request: HttpRequest, options: Query[FormatIn]) -> HttpResponse:
+    """Get the catalog that a session opened now would receive."""
+    catalog.check_format(options)
+    body = catalog.preview_catalog(agent_of(request), options)
+    return _etag_response(request, body, options.format)
 
 
-# --- Find, load, call -----------------------------------------------------------------------------
+# --- Search, load, call ---------------------------------------------------------------------------
 
 
 @router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
-    """Load a group's tools, all or by name, and read their schemas."""
+    """Load a group's tools, all or by name. Returns their schemas."""
     return _json(operations.load(agent_of(request), session_id, body))
 
 
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
 def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpResponse:
-    """Load tools by name, whatever group they are in."""
+    """Load tools by name from any group."""
     check_value(body.tool_names, "/tool_names")
-    return _json(loading.preload(_session(request, session_id), body.tool_names))
+    return _json(loading.preload(_own_session(request, session_id), body.tool_names))
 
 
 @router.post(
@@ -283,12 +290,12 @@ def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpRespo
     response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
 )
 async def search(
-    request: HttpRequest, session_id: str, body: SearchIn, wanted: Query[FoundIn]
+    request: HttpRequest, session_id: str, body: SearchIn, options: Query[FoundIn]
 ) -> HttpResponse:
-    """Find tools by words, by pattern, or one by its exact name."""
+    """Search tools by query, by pattern, or by exact name."""
     agent = agent_of(request)
     return _json(
-        await concurrency.run_with_limit(operations.search, agent, session_id, body, wanted)
+        await concurrency.run_with_limit(operations.search, agent, session_id, body, options)
     )
 
 
@@ -296,7 +303,8 @@ KEY_PARAMETER = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "The same key and body give the stored answer; the tool runs once.",
+    "description": "A retry with the same key and body returns the stored response; "
+    "the tool runs once.",
     "schema": {"type": "string", "minLength": 1, "maxLength": 255},
 }
 
@@ -307,8 +315,8 @@ KEY_PARAMETER = {
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
 async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
-    """Run a tool. What the model can mend comes back as a result with is_error."""
-    answer = await dispatcher.dispatch(
+    """Call a tool. Errors that the model can correct are returned as a result with is_error."""
+    response = await dispatcher.dispatch(
         agent_of(request),
         session_id,
         dispatcher.CallRequest(
@@ -319,9 +327,9 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
         ),
         key=request.auth.pk,  # type: ignore[attr-defined]
         token=request.auth.sha256,  # type: ignore[attr-defined]
-        counted=getattr(request, "scope", {}).get(RATE_LIMIT_CHECKED, 0),
+        checked_limit=getattr(request, "scope", {}).get(RATE_LIMIT_CHECKED, 0),
     )
-    return HttpResponse(answer, content_type="application/json")
+    return HttpResponse(response, content_type="application/json")
 
 
 # --- State, stats, events -------------------------------------------------------------------------
@@ -329,31 +337,31 @@ async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpRespo
 
 @router.get("/sessions/{session_id}/state", response={200: StateOut, **AGENT_ERRORS})
 def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
-    """What was loaded, to open another session with."""
-    # Not sorted: groups stand in the order they were loaded in.
-    body = loading.export_state(_readable(request, session_id))
+    """Get the loaded groups and tools, to resume in another session."""
+    # Not canonical JSON: the groups must stay in load order.
+    body = loading.export_state(_readable_session(request, session_id))
     return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
 
 
 @router.get("/sessions/{session_id}/stats", response={200: Stats, **AGENT_ERRORS})
 def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
-    return _json(loading.stats(_readable(request, session_id)))
+    return _json(loading.stats(_readable_session(request, session_id)))
 
 
 @router.get("/sessions/{session_id}/events", response={200: EventPage, **AGENT_ERRORS})
 def session_events(
     request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
 ) -> dict[str, Any]:
-    """The timeline, oldest first."""
-    session = _readable(request, session_id)
+    """List the session's events, oldest first."""
+    session = _readable_session(request, session_id)
     rows = Event.objects.select_related("call").filter(session=session).order_by("pk")
     if cursor:
-        rows = rows.filter(pk__gt=_number(cursor))
-    shown, following = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [_event(row) for row in shown], "next_cursor": following}
+        rows = rows.filter(pk__gt=_parse_cursor(cursor))
+    page, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": [_event_body(row) for row in page], "next_cursor": next_cursor}
 
 
-def _event(event: Event) -> dict[str, Any]:
+def _event_body(event: Event) -> dict[str, Any]:
     return {
         "id": event.pk,
         "at": event.at,

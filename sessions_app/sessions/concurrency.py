@@ -1,8 +1,7 @@
-"""How many searches and loads run at once in this process.
+"""Concurrency limit for searches and loads in this process.
 
-Python runs one thread at a time. Where thirty compete, each is slower for it, and the event loop
-waits for all of them in turn: calls of other agents stand still. A search is work for a processor
-and waits for nobody, so more at once than there are processors answer no sooner.
+Searches are CPU-bound and compete for the GIL with each other and with the event loop, which
+serves the calls of all agents. More than one per CPU gives no more throughput and blocks the loop.
 """
 
 import asyncio
@@ -19,34 +18,38 @@ from toolcrib.lib.db_threads import run_in_db_thread
 P = ParamSpec("P")
 T = TypeVar("T")
 
-AT_ONCE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+MAX_CONCURRENT = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
 
-_gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 @asynccontextmanager
 async def concurrency_slot() -> AsyncIterator[None]:
-    """Wait for a turn; who came first goes first."""
-    gate = _gates.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
-    async with gate:
+    """Hold one of the slots, which are granted in order of arrival."""
+    loop = asyncio.get_running_loop()
+    async with _semaphores.setdefault(loop, asyncio.Semaphore(MAX_CONCURRENT)):
         yield
 
 
 async def run_shielded_with_limit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run work in a thread when its turn has come. Who leaves before that leaves no work behind;
-    what was begun keeps its turn until it is done."""
+    """Run a function in a thread when a slot is free.
+
+    Cancelled while waiting, it never runs. Cancelled while running, it keeps its slot until done.
+    """
     async with concurrency_slot():
-        working = asyncio.ensure_future(run_in_db_thread(function, *args, **kwargs))
+        task = asyncio.ensure_future(run_in_db_thread(function, *args, **kwargs))
         try:
-            return await asyncio.shield(working)
+            return await asyncio.shield(task)
         except asyncio.CancelledError:
-            await asyncio.wait({working})
-            if not working.cancelled():
-                working.exception()  # seen
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # mark as retrieved
             raise
 
 
 async def run_with_limit(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a search in a thread of its request when its turn has come."""
+    """Run a function in the request's own thread when a slot is free."""
     async with concurrency_slot():
         return await sync_to_async(function)(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""Open, fork, close and expire sessions; decide the mode; fix what the model sees.
+"""Session lifecycle: open, resume, fork, close and expire; choice of the catalog mode.
 
-Everything a model is shown before its first word is put in a snapshot here and never changes.
+Opening a session stores the catalog and the initial tools in an immutable snapshot.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,15 +23,19 @@ from sessions_app.models import (
     SessionState,
     ShownDefinition,
 )
-from sessions_app.sessions import loading, scope
-from sessions_app.sessions import surface as session_surface
-from sessions_app.sessions.scope import ScopeFilter
-from sessions_app.sessions.surface import take_snapshot
+from sessions_app.sessions import loading
+from sessions_app.sessions.scope import (
+    ScopeFilter,
+    scope_of_agent,
+    scope_of_session,
+    unknown_names,
+)
+from sessions_app.sessions.surface import surface_of, take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.prepared_query import PreparedQuery
 
-LEDGER = [
+LEDGER_FIELDS = [
     "tokens_catalog",
     "tokens_search",
     "tokens_load",
@@ -39,8 +43,8 @@ LEDGER = [
     "tokens_loaded",
     "last_used_at",
 ]
-IDLE_ENOUGH = timedelta(minutes=30)  # to make room for a new session
-ITERATIONS = 3  # a deferred session needs more turns for the same work
+MIN_IDLE_FOR_EVICTION = timedelta(minutes=30)
+DEFERRED_ITERATION_MULTIPLIER = 3  # a deferred session needs more turns for the same work
 
 session_by_id = PreparedQuery(
     1,
@@ -57,7 +61,7 @@ class TooManySessions(ToolcribError):
 
 @dataclass(frozen=True)
 class OpenSessionRequest:
-    """What an agent asks for when it opens a session."""
+    """Parameters of a new session."""
 
     strategy: str | None = None
     mode: str | None = None
@@ -83,49 +87,49 @@ class ModeDecision:
 @dataclass(frozen=True)
 class OpenedSession:
     session: AgentSession
-    unknown: list[str]  # names to preload and to resume that are not there
+    unknown: list[str]  # names to preload or resume that are not available
 
 
 def choose_mode(
-    agent: Agent, wanted: str, tools: int, tokens: int, window: int | None
+    agent: Agent, requested: str, tools: int, tokens: int, context_window: int | None
 ) -> ModeDecision:
-    """Choose between all schemas and the catalog, by the first of three rules that applies."""
-    if wanted != Mode.AUTO:
-        return ModeDecision(wanted, False, "forced")
+    """Choose between full and deferred mode. In auto mode, any of three thresholds defers."""
+    if requested != Mode.AUTO:
+        return ModeDecision(requested, False, "forced")
     if tools >= agent.tool_threshold:
         return ModeDecision(Mode.DEFERRED, True, "count")
     if tokens > agent.threshold_tokens:
         return ModeDecision(Mode.DEFERRED, True, "tokens")
-    if window and tokens > window * agent.threshold_percent / 100:
+    if context_window and tokens > context_window * agent.threshold_percent / 100:
         return ModeDecision(Mode.DEFERRED, True, "percent")
     return ModeDecision(Mode.FULL, False, "below")
 
 
 @transaction.atomic
-def open_session(agent: Agent, opening: OpenSessionRequest) -> OpenedSession:
-    strategy = opening.strategy or agent.strategy
-    if opening.resume_strategy not in (None, strategy):
+def open_session(agent: Agent, request: OpenSessionRequest) -> OpenedSession:
+    """Open a session. May expire idle sessions of the agent; raises TooManySessions."""
+    strategy = request.strategy or agent.strategy
+    if request.resume_strategy not in (None, strategy):
         raise Conflict(
-            f"The state is of a session with the strategy {opening.resume_strategy}; this one "
+            f"The state to resume has the strategy {request.resume_strategy}; this session "
             f"would have {strategy}.",
-            hint=f'Open it with "strategy": "{opening.resume_strategy}".',
+            hint=f'Open it with "strategy": "{request.resume_strategy}".',
             code="strategy_mismatch",
         )
     now = timezone.now()
-    _make_room(agent, now)
-    wish = _scope_filter(agent, opening)
-    seen = scope.scope_of_agent(agent, wish)
+    _enforce_session_limit(agent, now)
+    scope_filter = _scope_filter(agent, request)
+    scope = scope_of_agent(agent, scope_filter)
     decision = choose_mode(
         agent,
-        opening.mode or agent.mode,
-        len(seen.offered),
-        seen.tokens_all,
-        opening.context_window,
+        request.mode or agent.mode,
+        len(scope.offered),
+        scope.tokens_all,
+        request.context_window,
     )
     snapshot, unknown = take_snapshot(
-        agent, seen, strategy, decision.mode, header=opening.header, preload=opening.preload
+        agent, scope, strategy, decision.mode, header=request.header, preload=request.preload
     )
-    surface = session_surface.surface_of(snapshot)
     session = AgentSession.objects.create(
         agent=agent,
         strategy=strategy,
@@ -133,76 +137,79 @@ def open_session(agent: Agent, opening: OpenSessionRequest) -> OpenedSession:
         auto_deferred=decision.auto_deferred,
         decided_by=decision.decided_by,
         snapshot=snapshot,
-        revision=seen.revision,
-        model=opening.model,
-        context_window=opening.context_window,
-        wanted_groups=None if wish.groups is None else list(wish.groups),
-        wanted_servers=None if opening.servers is None else list(opening.servers),
-        without_mcp=opening.without_mcp,
-        metadata=canonical(opening.metadata),
+        revision=scope.revision,
+        model=request.model,
+        context_window=request.context_window,
+        wanted_groups=None if scope_filter.groups is None else list(scope_filter.groups),
+        wanted_servers=None if request.servers is None else list(request.servers),
+        without_mcp=request.without_mcp,
+        metadata=canonical(request.metadata),
         last_used_at=now,
-        tokens_all=seen.tokens_all,
+        tokens_all=scope.tokens_all,
     )
     events.record_event(
         session,
         EventKind.OPENED,
-        tokens=snapshot.tokens + surface.tools_tokens,
+        tokens=snapshot.tokens + surface_of(snapshot).tools_tokens,
         details={
             "mode": decision.mode,
             "decided_by": decision.decided_by,
             "strategy": strategy,
-            "groups": [line.group_id for line in seen.lines],
-            "tools": len(seen.offered),
-            "model": opening.model,
+            "groups": [line.group_id for line in scope.lines],
+            "tools": len(scope.offered),
+            "model": request.model,
         },
         at=now,
     )
-    if opening.resume_groups is not None:
-        unknown += _resume(session, opening.resume_groups)
-    session.refresh_from_db(fields=LEDGER)
+    if request.resume_groups is not None:
+        unknown += _resume(session, request.resume_groups)
+    session.refresh_from_db(fields=LEDGER_FIELDS)
     return OpenedSession(session, unknown)
 
 
-def _scope_filter(agent: Agent, opening: OpenSessionRequest) -> ScopeFilter:
-    """Turn ids into a wish; what the agent may not see is as unknown as what is not there."""
-    if opening.groups is None and opening.servers is None:
-        return ScopeFilter(without_mcp=opening.without_mcp)
-    whole = scope.scope_of_agent(agent)
+def _scope_filter(agent: Agent, request: OpenSessionRequest) -> ScopeFilter:
+    """Resolve ids to a filter. Groups and servers out of scope are reported as unknown."""
+    if request.groups is None and request.servers is None:
+        return ScopeFilter(without_mcp=request.without_mcp)
+    scope = scope_of_agent(agent)
     keys = None
-    if opening.groups is not None:
-        missing = scope.unknown_names(opening.groups, whole.by_id)
-        if missing:
+    if request.groups is not None:
+        unknown = unknown_names(request.groups, scope.by_id)
+        if unknown:
             raise Invalid(
-                f"Not available to this agent: {', '.join(missing[:10])}.",
-                hint=f"Its groups: {', '.join(list(whole.by_id)[:50]) or 'none'}.",
+                f"Not available to this agent: {', '.join(unknown[:10])}.",
+                hint=f"Its groups: {', '.join(list(scope.by_id)[:50]) or 'none'}.",
                 code="unknown_group",
             )
-        keys = tuple(whole.by_id[group_id].pk for group_id in opening.groups)
-    if opening.servers is not None:
-        missing = scope.unknown_names(opening.servers, whole.servers)
-        if missing:
+        keys = tuple(scope.by_id[group_id].pk for group_id in request.groups)
+    if request.servers is not None:
+        unknown = unknown_names(request.servers, scope.servers)
+        if unknown:
             raise Invalid(
-                f"Not available to this agent: {', '.join(missing[:10])}.",
-                hint=f"Its servers: {', '.join(whole.servers[:50]) or 'none'}.",
+                f"Not available to this agent: {', '.join(unknown[:10])}.",
+                hint=f"Its servers: {', '.join(scope.servers[:50]) or 'none'}.",
                 code="unknown_server",
             )
-    servers = None if opening.servers is None else tuple(opening.servers)
-    return ScopeFilter(keys, servers, opening.without_mcp)
+    servers = None if request.servers is None else tuple(request.servers)
+    return ScopeFilter(keys, servers, request.without_mcp)
 
 
-def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
-    """Hold the agent to its number of open sessions; the longest idle but `keep` makes way."""
+def _enforce_session_limit(agent: Agent, now: datetime, keep: int | None = None) -> None:
+    """Expire the longest idle sessions, except `keep`, to make room for one more."""
     Agent.objects.select_for_update().get(pk=agent.pk)
-    mine = agent.sessions.filter(state=SessionState.OPEN)
-    over = mine.count() + 1 - agent.max_sessions
-    if over <= 0:
+    open_sessions = agent.sessions.filter(state=SessionState.OPEN)
+    excess = open_sessions.count() + 1 - agent.max_sessions
+    if excess <= 0:
         return
-    others = mine.exclude(pk=keep) if keep else mine
-    idle = others.filter(last_used_at__lt=now - IDLE_ENOUGH).order_by("last_used_at")[:over]
-    if len(idle) < over:
+    candidates = open_sessions.exclude(pk=keep) if keep else open_sessions
+    idle_since = now - MIN_IDLE_FOR_EVICTION
+    idle = candidates.filter(last_used_at__lt=idle_since).order_by("last_used_at")[:excess]
+    if len(idle) < excess:
         raise TooManySessions(
-            f"{agent.name} has {mine.count()} open sessions; its limit is {agent.max_sessions}.",
-            hint="Close sessions that are done; one idle for 30 minutes makes way by itself.",
+            f"{agent.name} has {open_sessions.count()} open sessions; "
+            f"its limit is {agent.max_sessions}.",
+            hint="Close sessions you no longer need. Sessions idle for 30 minutes expire "
+            "automatically when a new one opens.",
             details={"retry_after": 60},
         )
     for session in idle:
@@ -210,19 +217,19 @@ def _make_room(agent: Agent, now: datetime, keep: int | None = None) -> None:
 
 
 def preview_snapshot(agent: Agent) -> CatalogSnapshot:
-    """What a session of this agent would be given now, by the same code."""
-    seen = scope.scope_of_agent(agent)
-    decision = choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
-    return take_snapshot(agent, seen, agent.strategy, decision.mode)[0]
+    """Return the snapshot that a session opened now would receive."""
+    scope = scope_of_agent(agent)
+    decision = choose_mode(agent, agent.mode, len(scope.offered), scope.tokens_all, None)
+    return take_snapshot(agent, scope, agent.strategy, decision.mode)[0]
 
 
-# --- Resuming, forking, ending --------------------------------------------------------------------
+# --- Resume, fork, end ----------------------------------------------------------------------------
 
 
 def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
-    """Load what another session had; the model has those schemas already, so none are counted."""
+    """Load the tools of another session. Counts no tokens: the model already has the schemas."""
     unknown: list[str] = []
-    known = scope.scope_of_session(session).by_id
+    known = scope_of_session(session).by_id
     for group_id, names in groups.items():
         if group_id in known:
             unknown += loading.load(session, group_id, names, how="resume").unknown
@@ -234,10 +241,10 @@ def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[
 
 @transaction.atomic
 def fork_session(session: AgentSession) -> AgentSession:
-    """Copy a session: same snapshot, same loaded tools. Neither affects the other after."""
+    """Copy a session with its snapshot and loaded tools. The two are independent afterwards."""
     session = loading.lock_session(session)
     now = timezone.now()
-    _make_room(session.agent, now, keep=session.pk)
+    _enforce_session_limit(session.agent, now, keep=session.pk)
     child = AgentSession.objects.get(pk=session.pk)
     child.pk, child.session_id, child.parent = None, AgentSession().session_id, session
     child.state, child.ended_at, child.last_used_at = SessionState.OPEN, None, now
@@ -286,7 +293,7 @@ def fork_session(session: AgentSession) -> AgentSession:
 
 @transaction.atomic
 def close_session(session: AgentSession) -> AgentSession:
-    """End a session. Closing one that has ended is no error."""
+    """Close a session. Does nothing if it has already ended."""
     session = AgentSession.objects.select_for_update(of=("self",)).get(pk=session.pk)
     if session.state == SessionState.OPEN:
         end_session(session, SessionState.CLOSED)
@@ -304,7 +311,7 @@ def end_session(session: AgentSession, state: SessionState) -> None:
 
 
 def expire_idle() -> int:
-    """End sessions nobody used for too long. Called by the schedule."""
+    """Expire sessions past the idle timeout and return their number. Runs on a schedule."""
     before = timezone.now() - timedelta(seconds=preferences.value("session_idle_seconds"))
     ended = 0
     rows = AgentSession.objects.filter(state=SessionState.OPEN, last_used_at__lt=before)
@@ -318,21 +325,21 @@ def expire_idle() -> int:
 
 
 def find_session(agent: Agent | None, session_id: str) -> AgentSession:
-    """Return an agent's own session; another's is as unknown as one that never was.
+    """Return a session of this agent, or of any agent if None (for operators).
 
-    Without an agent, an operator asks, who reads all.
+    Raises NotFound, also for another agent's session.
     """
-    found = None if "\0" in session_id else session_by_id.first(session_id)
-    if found is None or (agent is not None and found.agent_id != agent.pk):
+    session = None if "\0" in session_id else session_by_id.first(session_id)
+    if session is None or (agent is not None and session.agent_id != agent.pk):
         raise NotFound(
-            "There is no such session.", hint="POST /sessions opens one.", code="unknown_session"
+            "Session not found.", hint="POST /sessions opens one.", code="unknown_session"
         )
     if agent is not None:
-        found.agent = agent
-    return found
+        session.agent = agent
+    return session
 
 
 def open_sessions(session_ids: Collection[str]) -> set[str]:
-    """Return those that are open, in one question; a session that is no more is not."""
+    """Return the ids that belong to open sessions. One query."""
     rows = AgentSession.objects.open().filter(session_id__in=session_ids)
     return set(rows.values_list("session_id", flat=True))

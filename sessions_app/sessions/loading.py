@@ -1,7 +1,7 @@
-"""Load tools into a session, within its budget, and serve what was loaded as it was.
+"""Load tools into a session within its budget; export session state and statistics.
 
-A pin keeps what a session was shown of a tool: whatever changes later, the same load gives the
-same bytes. A load either happens whole, with its event, or leaves nothing behind.
+A pin fixes the definition that a session was shown: a repeated load returns the same bytes even
+if the tool has changed. A load and its event are one transaction.
 """
 
 import json
@@ -19,8 +19,7 @@ from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.models import ToolState
 from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
-from sessions_app.sessions import scope
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope, scope_of_session
 from sessions_app.sessions.surface import (
     Pin,
     expansions,
@@ -37,9 +36,9 @@ from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.token_counter import count
 
 MAX_NAMES = 10_000
-MIN_IDLE_SECONDS = preferences.PREFERENCES["session_idle_seconds"].low
+MIN_IDLE_SECONDS = preferences.PREFERENCES["session_idle_seconds"].minimum
 
-_under_lock = PreparedQuery(
+_select_for_update = PreparedQuery(
     1, lambda pk: AgentSession.objects.with_catalog().select_for_update(of=("self",)).filter(pk=pk)
 )
 
@@ -51,7 +50,7 @@ class OverBudget(ToolcribError):
 
 @dataclass
 class LoadResult:
-    """The answer to a load."""
+    """The response to a load."""
 
     group_id: str
     expanded: bool = False
@@ -60,7 +59,7 @@ class LoadResult:
     unknown: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] | None = field(default_factory=list)
     error: dict[str, str] | None = None
-    fresh: list[str] = field(default_factory=list)  # loaded by this very call
+    newly_loaded: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -78,8 +77,8 @@ class LoadResult:
 
 
 def lock_session(session: AgentSession) -> AgentSession:
-    """Read an open session under a lock; refuse one that has ended, with how to go on."""
-    row = _under_lock.first(session.pk)
+    """Lock and return an open session. Raises Conflict if it has ended."""
+    row = _select_for_update.first(session.pk)
     if row is None:
         raise AgentSession.DoesNotExist
     check_open(row)
@@ -87,9 +86,9 @@ def lock_session(session: AgentSession) -> AgentSession:
 
 
 def current_state(session: AgentSession) -> str:
-    """Say what state a session is in: one that was idle too long has expired, swept or not."""
+    """Return the session's state: expired after the idle timeout, even if not yet swept."""
     idle = (timezone.now() - session.last_used_at).total_seconds()
-    # Used within the shortest time that may be chosen: nothing to look up.
+    # Fast path: below the smallest configurable timeout, skip reading the preference.
     if session.state != SessionState.OPEN or idle < MIN_IDLE_SECONDS:
         return session.state
     limit = preferences.value("session_idle_seconds")
@@ -101,16 +100,17 @@ def check_open(session: AgentSession) -> None:
     if state != SessionState.OPEN:
         raise Conflict(
             f"This session is {state}.",
-            hint=f"GET /sessions/{session.session_id}/state still gives what it had loaded: open "
-            'a new session with it as "resume".',
+            hint=f"GET /sessions/{session.session_id}/state still returns what it had loaded. Open "
+            'a new session with that as "resume".',
             code=f"session_{state}",
         )
 
 
-def check_number(names: Sequence[str]) -> None:
+def check_name_count(names: Sequence[str]) -> None:
     if len(names) > MAX_NAMES:
         raise Invalid(
-            f"{len(names):,} names at once; the cap is {MAX_NAMES:,}.", hint="Name fewer."
+            f"{len(names):,} names in one request; the limit is {MAX_NAMES:,}.",
+            hint="Send fewer names.",
         )
 
 
@@ -118,33 +118,33 @@ def check_number(names: Sequence[str]) -> None:
 def load(
     session: AgentSession, group_id: str, names: Sequence[str] | None, *, how: str = "load"
 ) -> LoadResult:
-    """Load a group, whole (names None) or by names."""
-    check_number(names or ())
+    """Load all tools of a group (`names` is None) or those named."""
+    check_name_count(names or ())
     session = lock_session(session)
-    seen = scope.scope_of_session(session)
-    group = _group(session, seen, group_id)
+    scope = scope_of_session(session)
+    group = _find_group(session, scope, group_id)
     if group is None:
-        return LoadResult(group_id, error=_unknown_group(group_id, seen))
-    work = _Load(session, group_id, group)
-    result = work.whole() if names is None else work.some(names)
+        return LoadResult(group_id, error=_unknown_group(group_id, scope))
+    operation = _GroupLoad(session, group_id, group)
+    result = operation.load_all() if names is None else operation.load_names(names)
     if result.error is None:
-        work.save()
-        _count(session, result, how, work.cost)
+        operation.save()
+        _record_load(session, result, how, operation.cost)
     if session.strategy == Strategy.INJECT:
         result.schemas = None
     return result
 
 
-def _group(session: AgentSession, seen: SessionScope, group_id: str) -> CachedGroup | None:
-    """Find a group by the id the model knows, which may be an older one."""
-    if group_id in seen.by_id:
-        return seen.by_id[group_id]
+def _find_group(session: AgentSession, scope: SessionScope, group_id: str) -> CachedGroup | None:
+    """Find a group by the id in the session's catalog; the group may have been renamed since."""
+    if group_id in scope.by_id:
+        return scope.by_id[group_id]
     key = surface_of(session.snapshot).keys.get(group_id)
-    return next((group for group in seen.groups if group.pk == key), None)
+    return next((group for group in scope.groups if group.pk == key), None)
 
 
-def _unknown_group(group_id: str, seen: SessionScope) -> dict[str, str]:
-    available = ", ".join(sorted(line.group_id for line in seen.lines)) or "none"
+def _unknown_group(group_id: str, scope: SessionScope) -> dict[str, str]:
+    available = ", ".join(sorted(line.group_id for line in scope.lines)) or "none"
     return {
         "code": "unknown_group",
         "message": f"Unknown group_id: {group_id[:80]!r} is not available in this session. "
@@ -153,8 +153,8 @@ def _unknown_group(group_id: str, seen: SessionScope) -> dict[str, str]:
     }
 
 
-class _Load:
-    """One load while it is worked out. Lives inside one transaction."""
+class _GroupLoad:
+    """One load of a group. Lives inside one transaction."""
 
     def __init__(self, session: AgentSession, group_id: str, group: CachedGroup) -> None:
         self.session = session
@@ -166,121 +166,123 @@ class _Load:
         pins: dict[str, dict[str, Pin]] = {row.group_id: json.loads(row.pins) for row in rows}
         self.next_seq = 1 + sum(map(len, pins.values()))
         self.pins = pins.pop(group_id, {})
-        self.elsewhere = first_pins(pins.values())
+        self.other_pins = first_pins(pins.values())  # loaded through other groups
         self.offered = {member.tool.name: member for member in group.members if member.tool.offered}
-        self.fresh: list[str] = []
-        self.cost = 0  # tokens of what is loaded anew
+        self.newly_loaded: list[str] = []
+        self.cost = 0  # tokens of the newly loaded definitions
 
-    def whole(self) -> LoadResult:
+    def load_all(self) -> LoadResult:
         if self.row.listed is None:
             for member in self.offered.values():
                 self._pin(member)
             self.row.listed = list(self.offered)
         self.row.names = None
-        return self._answer(self.row.listed)
+        return self._result(self.row.listed)
 
-    def some(self, names: Sequence[str]) -> LoadResult:
-        chosen, unknown, problems = [], [], []
+    def load_names(self, names: Sequence[str]) -> LoadResult:
+        resolved, unknown, errors = [], [], []
         for name in dict.fromkeys(names):
             try:
-                chosen.append(self._resolve(name))
+                resolved.append(self._resolve(name))
             except (NotAvailable, Ambiguous) as error:
                 unknown.append(name)
-                problems.append(error)
-        if problems and not chosen:
+                errors.append(error)
+        if errors and not resolved:
             return LoadResult(
                 self.row.group_id,
                 remaining=self._remaining(),
                 unknown=unknown,
                 error={
-                    "code": problems[0].code,
-                    "message": problems[0].message,
-                    "hint": problems[0].hint,
+                    "code": errors[0].code,
+                    "message": errors[0].message,
+                    "hint": errors[0].hint,
                 },
             )
-        for name in chosen:
+        for name in resolved:
             if name not in self.pins:
                 self._pin(self.offered[name])
-        if self.row.names is not None and not set(chosen) <= set(self.row.names):
-            loaded = self._ordered({*self.row.names, *chosen})
-            whole = self._complete(loaded)
-            self.row.names = None if whole else loaded
-            if whole:
+        if self.row.names is not None and not set(resolved) <= set(self.row.names):
+            loaded = self._sort({*self.row.names, *resolved})
+            complete = self._is_complete(loaded)
+            self.row.names = None if complete else loaded
+            if complete:
                 self.row.listed = loaded
-        result = self._answer(self._ordered(chosen))
+        result = self._result(self._sort(resolved))
         result.unknown = unknown
         return result
 
     def _resolve(self, name: str) -> str:
-        """Return the public name of a tool of this group; loaded ones stay loadable."""
+        """Return the public name of a tool in this group. Loaded tools remain loadable."""
         if name in self.pins or name in self.offered:
             return name
-        found = self.bare.get(name, [])
-        if len(found) == 1:
-            return found[0]
-        if found:
+        matches = self.by_bare_name.get(name, [])
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
             raise Ambiguous(
-                f"{len(found)} tools of {self.row.group_id} are called {name!r}: "
-                f"{', '.join(sorted(found))}.",
+                f"{len(matches)} tools of {self.row.group_id} are named {name!r}: "
+                f"{', '.join(sorted(matches))}.",
                 hint="Use the full name.",
             )
-        if name in self.withheld:
-            item = self.withheld[name]
-            raise NotAvailable(unavailable_reason(item), hint="", code=unavailable_code(item))
+        if name in self.unavailable:
+            tool = self.unavailable[name]
+            raise NotAvailable(unavailable_reason(tool), hint="", code=unavailable_code(tool))
         raise NotAvailable(
             f"{name[:100]!r} is not available in this session under {self.row.group_id}.",
             hint=f"Its tools: {', '.join(islice(self.offered, 50)) or 'none'}.",
         )
 
     @cached_property
-    def bare(self) -> dict[str, list[str]]:
-        """Public names by the server's own name and by its safe form."""
-        found: dict[str, list[str]] = {}
+    def by_bare_name(self) -> dict[str, list[str]]:
+        """Public names by the server's name for the tool and by its safe form."""
+        names: dict[str, list[str]] = {}
         for name, member in self.offered.items():
-            for other in {member.tool.original_name, name.partition("__")[2]}:
-                found.setdefault(other, []).append(name)
-        for name, pin in self.pins.items():  # loaded ones, though no longer offered
+            for bare_name in {member.tool.original_name, name.partition("__")[2]}:
+                names.setdefault(bare_name, []).append(name)
+        for name, pin in self.pins.items():  # loaded tools that are no longer offered
             original_name = cache.cached_definition(pin["definition"]).tool["name"]
-            for other in {original_name, name.partition("__")[2]}:
-                found.setdefault(other, [name])
-        return found
+            for bare_name in {original_name, name.partition("__")[2]}:
+                names.setdefault(bare_name, [name])
+        return names
 
     @cached_property
-    def withheld(self) -> dict[str, CachedTool]:
-        """Tools of the group that cannot be had now, by both their names."""
-        items = [member.tool for member in self.group.members if not member.tool.offered]
-        return {name: item for item in reversed(items) for name in (item.original_name, item.name)}
+    def unavailable(self) -> dict[str, CachedTool]:
+        """Tools of the group that are not offered now, by public and original name."""
+        tools = [member.tool for member in self.group.members if not member.tool.offered]
+        return {name: tool for tool in reversed(tools) for name in (tool.original_name, tool.name)}
 
     def _pin(self, member: CachedMember) -> None:
         name = member.tool.name
         if name in self.pins:
             return
-        if before := self.elsewhere.get(name):  # what it was shown, and after what, stays
-            self.pins[name] = {**before, "position": member.position}
+        if pin := self.other_pins.get(name):  # keep the definition and the load order
+            self.pins[name] = {**pin, "position": member.position}
             return
         self.pins[name] = pin_of(member.tool, member.position, self.next_seq)
         self.next_seq += 1
-        self.fresh.append(name)
+        self.newly_loaded.append(name)
 
-    def _ordered(self, names: Iterable[str]) -> list[str]:
+    def _sort(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=lambda name: (self.pins[name]["position"], name))
 
-    def _base(self) -> Iterable[str]:
-        """What the group's line counted when the session opened."""
+    def _initial_names(self) -> Iterable[str]:
+        """Return the names in the group's catalog line when the session opened."""
         lines = surface_of(self.session.snapshot).groups
         line = next((line for line in lines if line.group_id == self.row.group_id), None)
         return line.names if line else list(self.offered)
 
-    def _complete(self, names: Sequence[str]) -> bool:
+    def _is_complete(self, names: Sequence[str]) -> bool:
         loaded = set(names)
-        return bool(loaded) and (loaded >= self.offered.keys() or loaded >= set(self._base()))
+        return bool(loaded) and (
+            loaded >= self.offered.keys() or loaded >= set(self._initial_names())
+        )
 
     def _remaining(self) -> int:
         if self.row.names is None:
             return 0
-        return len(set(self._base()) - set(self.row.names))
+        return len(set(self._initial_names()) - set(self.row.names))
 
-    def _answer(self, names: list[str]) -> LoadResult:
+    def _result(self, names: list[str]) -> LoadResult:
         pins = replace_with_last_shown(self.session, self.pins)
         return LoadResult(
             self.row.group_id,
@@ -288,7 +290,7 @@ class _Load:
             tool_names=names,
             remaining=self._remaining(),
             schemas=[render_pin(name, pins[name]) for name in names],
-            fresh=self.fresh,
+            newly_loaded=self.newly_loaded,
         )
 
     def save(self) -> None:
@@ -299,25 +301,26 @@ class _Load:
     def _check_budget(self) -> None:
         budget = self.session.agent.budget
         cost = sum(
-            cache.cached_definition(self.pins[name]["definition"]).tokens for name in self.fresh
+            cache.cached_definition(self.pins[name]["definition"]).tokens
+            for name in self.newly_loaded
         )
-        held = self.session.tokens_loaded
-        if budget is not None and cost and held + cost > budget:
+        used = self.session.tokens_loaded
+        if budget is not None and cost and used + cost > budget:
             raise OverBudget(
-                f"Loading this needs {cost:,} tokens; {max(budget - held, 0):,} of {budget:,} "
+                f"Loading this needs {cost:,} tokens; {max(budget - used, 0):,} of {budget:,} "
                 "are free.",
                 hint="Load fewer tools, by name, or ask for a larger budget.",
             )
         self.cost = cost
 
 
-def _count(session: AgentSession, result: LoadResult, how: str, cost: int) -> None:
-    # A resumed session's model has read these schemas; search gives its own account of them.
-    given = count(canonical(result.schemas)) if how in ("load", "preload") else 0
+def _record_load(session: AgentSession, result: LoadResult, how: str, cost: int) -> None:
+    # A resumed session's model already has these schemas; a search counts its own response.
+    tokens = count(canonical(result.schemas)) if how in ("load", "preload") else 0
     events.record_event(
         session,
         EventKind.LOADED,
-        tokens=given,
+        tokens=tokens,
         group_id=result.group_id,
         details={
             "names": result.tool_names,
@@ -330,31 +333,34 @@ def _count(session: AgentSession, result: LoadResult, how: str, cost: int) -> No
     )
 
 
-def unavailable_code(item: CachedTool) -> str:
-    return item.state if item.server_enabled else "server_disabled"
+def unavailable_code(tool: CachedTool) -> str:
+    return tool.state if tool.server_enabled else "server_disabled"
 
 
-def unavailable_reason(item: CachedTool) -> str:
-    """Say why a tool in scope cannot be used now."""
+def unavailable_reason(tool: CachedTool) -> str:
+    """Return a sentence that says why a tool in scope is not available."""
     reasons = {
-        ToolState.HELD: f"{item.name} is held by an admin"
-        + (f": {item.held_reason.rstrip('.')}" if item.held_reason else ""),
-        ToolState.MISSING: f"{item.name} is no longer offered by {item.server}",
-        ToolState.REJECTED: f"{item.name} cannot be used: its definition is not sound",
-        ToolState.WAITING: f"{item.name} waits for an admin's approval",
+        ToolState.HELD: f"{tool.name} is hidden by an admin"
+        + (f": {tool.held_reason.rstrip('.')}" if tool.held_reason else ""),
+        ToolState.MISSING: f"{tool.name} is no longer offered by {tool.server}",
+        ToolState.REJECTED: f"{tool.name} is not available: its definition is invalid",
+        ToolState.WAITING: f"{tool.name} is pending review by an admin",
     }
-    if not item.server_enabled:
-        return f"The server {item.server} of {item.name} is disabled."
-    return reasons.get(ToolState(item.state), f"{item.name} is not available") + "."
+    if not tool.server_enabled:
+        return f"The server {tool.server} of {tool.name} is disabled."
+    return reasons.get(ToolState(tool.state), f"{tool.name} is not available") + "."
 
 
 def preload(session: AgentSession, names: Sequence[str]) -> dict[str, Any]:
-    """Load tools by name, whatever group they are in."""
-    check_number(names)
+    """Load tools by name from any group."""
+    check_name_count(names)
     with transaction.atomic():
         session = lock_session(session)
-        found, unknown = names_by_group(session, scope.scope_of_session(session), names)
-        results = [load(session, group, part, how="preload") for group, part in found.items()]
+        by_group, unknown = names_by_group(scope_of_session(session), names)
+        results = [
+            load(session, group_id, group_names, how="preload")
+            for group_id, group_names in by_group.items()
+        ]
     schemas: list[dict[str, Any]] | None = [
         schema for result in results for schema in result.schemas or []
     ]
@@ -368,26 +374,26 @@ def preload(session: AgentSession, names: Sequence[str]) -> dict[str, Any]:
 
 
 def names_by_group(
-    session: AgentSession, seen: SessionScope, names: Sequence[str]
+    scope: SessionScope, names: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Sort names by the first group that has them; tell those that no group has."""
-    found: dict[str, list[str]] = {}
+    """Group names by the first group that has the tool; also return the unknown names."""
+    by_group: dict[str, list[str]] = {}
     unknown = []
     for name in dict.fromkeys(names):
-        item = seen.lookup(name)
-        if item is not None and item.offered:
-            group = seen.homes[item.name][0].group_id
-            found.setdefault(group, []).append(item.name)
+        tool = scope.lookup(name)
+        if tool is not None and tool.offered:
+            group_id = scope.groups_by_tool[tool.name][0].group_id
+            by_group.setdefault(group_id, []).append(tool.name)
         else:
             unknown.append(name)
-    return found, unknown
+    return by_group, unknown
 
 
 # --- State and stats ------------------------------------------------------------------------------
 
 
 def export_state(session: AgentSession) -> dict[str, Any]:
-    """Export what was loaded, to open another session with."""
+    """Export the loaded groups and tools, to resume in another session."""
     return {
         "strategy": session.strategy,
         "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},
@@ -408,8 +414,7 @@ def token_ledger(session: AgentSession) -> dict[str, Any]:
 
 
 def stats(session: AgentSession) -> dict[str, Any]:
-    seen = scope.scope_of_session(session)
-    offered = {item.name for item in seen.offered}
+    offered = {tool.name for tool in scope_of_session(session).offered}
     loaded = {**surface_of(session.snapshot).pins, **pins_of(session)}.keys() & offered
     return {
         "total_registered": len(offered),

@@ -1,4 +1,4 @@
-"""The bodies of the agent API: what it takes, and what it documents to give."""
+"""Request and response schemas of the agent API."""
 
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -16,26 +16,27 @@ DetailName = Literal["name", "summary", "full"]
 
 
 class FormatIn(Schema):
-    """Which form an answer has."""
+    """Format of a catalog or tools response."""
 
     format: FormatName = "json"
     native: bool = Field(
         False,
-        description="Every tool, deferred in the provider's own way (anthropic, openai-responses)",
+        description="All tools, with the provider's deferred loading (anthropic, openai-responses)",
     )
     search: Literal["regex", "bm25", "server", "client"] | None = Field(
         None,
-        description="Native: who finds tools. anthropic: regex, bm25; openai-responses: server",
+        description="Native: how tools are searched. anthropic: regex, bm25; "
+        "openai-responses: server; both: client",
     )
     toolset: bool = Field(False, description="Native, anthropic: through the MCP connector")
 
 
 class FoundIn(Schema):
-    """Which form the answer to a search has."""
+    """Format of a search response."""
 
     format: Literal["json", "anthropic", "openai-responses"] = "json"
     call_id: Annotated[str, Field(max_length=200)] = Field(
-        "", description="The provider's id of the call that is answered"
+        "", description="The provider's id of the tool call being answered"
     )
 
 
@@ -162,7 +163,7 @@ class SearchOut(Schema):
 
 
 class ToolResult(Schema):
-    """What was found, as Anthropic takes it."""
+    """Search result in Anthropic's format."""
 
     type: Literal["tool_result"]
     tool_use_id: str | None = None
@@ -170,7 +171,7 @@ class ToolResult(Schema):
 
 
 class ToolSearchOutput(Schema):
-    """What was found, as OpenAI takes it."""
+    """Search result in OpenAI's format."""
 
     type: Literal["tool_search_output"]
     call_id: str | None

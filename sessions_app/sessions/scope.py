@@ -1,7 +1,8 @@
-"""What a session may see and do: the one authorization function, asked before everything else.
+"""Authorization scope of a session: the groups and tools it may use.
 
-Catalog, search, details, load and call all go through `of`. A tool that is out of scope does
-not exist for a session: it is not counted, ranked, suggested or named in an error.
+Catalog, search, details, load and call all use `scope_of_session`. A tool out of scope does not
+exist for a session: it is not counted, ranked, suggested or named in an error. Scopes are cached
+per catalog revision; after a change, a background thread rebuilds the search indexes in use.
 """
 
 import logging
@@ -15,7 +16,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
 from catalog import cache
 from catalog.cache import CachedGroup, CachedTool, CatalogCache
@@ -25,14 +26,15 @@ from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import suggest_names
 from catalog.search.index import Index, Searchable, make_searchable
 from sessions_app.models import Agent, AgentSession
+from toolcrib.lib.db_threads import fresh_connections
 from toolcrib.lib.errors import ToolcribError
 
-NAMES_IN_ERROR = 20  # names in an error
-MOST_SCOPES = 256
-MOST_RECENT = 32
+NAMES_IN_ERROR = 20
+MAX_SCOPES_PER_REVISION = 256
+MAX_RECENT_SCOPES = 32
 logger = logging.getLogger(__name__)
-_again = threading.Event()
-_busy = threading.Lock()
+_warming_requested = threading.Event()
+_warming_lock = threading.Lock()
 
 
 class NotAvailable(ToolcribError):
@@ -47,50 +49,53 @@ class Ambiguous(ToolcribError):
 
 @dataclass(frozen=True)
 class ScopeFilter:
-    """How far a session asked to be narrowed when it opened."""
+    """Restrictions that a session requested when it opened. None means unrestricted."""
 
-    groups: tuple[int, ...] | None = None  # by key: a group may be renamed meanwhile
+    groups: tuple[int, ...] | None = None  # primary keys: a group may be renamed later
     servers: tuple[str, ...] | None = None
     without_mcp: bool = False
 
 
+NO_FILTER = ScopeFilter()
+
+
 class SessionScope:
-    """The groups and tools of one agent's session at one revision. Shared; never changed."""
+    """The groups and tools of a session at one revision. Immutable, shared by sessions."""
 
     def __init__(self, revision: int, groups: Sequence[CachedGroup]) -> None:
         self.revision = revision
         self.groups = tuple(groups)
         self.by_id = {group.group_id: group for group in groups}
-        self.items: dict[str, CachedTool] = {}
-        self.bare: dict[str, list[CachedTool]] = {}
-        self.homes: dict[str, list[CachedGroup]] = {}
-        self.surfaces: dict[object, Any] = {}  # what opening.py made of this scope before
+        self.tools: dict[str, CachedTool] = {}  # by public name
+        self.by_bare_name: dict[str, list[CachedTool]] = {}
+        self.groups_by_tool: dict[str, list[CachedGroup]] = {}
+        self.snapshots: dict[object, Any] = {}  # cache of surface.take_snapshot
         for group in groups:
             for member in group.members:
-                item = member.tool
-                self.homes.setdefault(item.name, []).append(group)
-                if item.name in self.items:
+                tool = member.tool
+                self.groups_by_tool.setdefault(tool.name, []).append(group)
+                if tool.name in self.tools:
                     continue
-                self.items[item.name] = item
-                # The server's own name, and its safe form as the catalog prints it.
-                for name in {item.original_name, item.name.partition("__")[2]} - {item.name, ""}:
-                    self.bare.setdefault(name, []).append(item)
+                self.tools[tool.name] = tool
+                # The server's name for the tool, and its safe form as printed in the catalog.
+                for name in {tool.original_name, tool.name.partition("__")[2]} - {tool.name, ""}:
+                    self.by_bare_name.setdefault(name, []).append(tool)
 
     @cached_property
     def offered(self) -> list[CachedTool]:
-        return [item for item in self.items.values() if item.offered]
+        return [tool for tool in self.tools.values() if tool.offered]
 
     @cached_property
     def _ids(self) -> "array[int]":
-        return array("Q", sorted(item.tool_id for item in self.items.values()))
+        return array("Q", sorted(tool.tool_id for tool in self.tools.values()))
 
-    def number_of(self, item: CachedTool) -> int:
-        """Return a small number that stands for this tool in this scope."""
-        return bisect_left(self._ids, item.tool_id)
+    def tool_index(self, tool: CachedTool) -> int:
+        """Return the tool's position in this scope, used as its bit in bit sets."""
+        return bisect_left(self._ids, tool.tool_id)
 
     @cached_property
     def tokens_all(self) -> int:
-        return sum(item.approved.tokens for item in self.offered if item.approved)
+        return sum(tool.approved.tokens for tool in self.offered if tool.approved)
 
     @cached_property
     def lines(self) -> list[GroupLine]:
@@ -102,60 +107,63 @@ class SessionScope:
 
     @cached_property
     def servers(self) -> list[str]:
-        return sorted({item.server for item in self.offered if item.server})
+        return sorted({tool.server for tool in self.offered if tool.server})
 
     @cached_property
     def index(self) -> Index:
-        """What can be searched: offered tools only, so no statistic knows any other."""
-        return index.get_index([self._searchable(item) for item in self.offered])
+        """The search index. Contains only offered tools, so others do not affect statistics."""
+        return index.get_index([self._searchable(tool) for tool in self.offered])
 
-    def _searchable(self, item: CachedTool) -> Searchable:
+    def _searchable(self, tool: CachedTool) -> Searchable:
         texts = tuple(
             text
-            for group in self.homes[item.name]
+            for group in self.groups_by_tool[tool.name]
             for text in (group.group_id, group.display_name, group.description)
             if text
         )
-        return make_searchable(item, texts)
+        return make_searchable(tool, texts)
 
     def lookup(self, name: str) -> CachedTool | None:
-        """Return the one tool of this name, public or bare. Cheap, where thousands are asked."""
-        found = self.items.get(name)
-        if found is not None:
-            return found
+        """Return the tool with this public or bare name, or None if unknown or ambiguous.
+
+        Builds no error, so it is cheap for requests with thousands of names.
+        """
+        tool = self.tools.get(name)
+        if tool is not None:
+            return tool
         candidates = self._candidates(name)
         return candidates[0] if len(candidates) == 1 else None
 
     def _candidates(self, name: str) -> list[CachedTool]:
-        candidates = self.bare.get(name, [])
-        offered = [item for item in candidates if item.offered]
+        candidates = self.by_bare_name.get(name, [])
+        offered = [tool for tool in candidates if tool.offered]
         return offered or candidates
 
-    def find(self, name: str) -> CachedTool:
-        """Return the tool of this name, public or bare. Says what there is if there is none."""
-        found = self.lookup(name)
-        if found is not None:
-            return found
+    def find_tool(self, name: str) -> CachedTool:
+        """Return the tool with this public or bare name. Raises Ambiguous or NotAvailable."""
+        tool = self.lookup(name)
+        if tool is not None:
+            return tool
         if candidates := self._candidates(name):
-            names = sorted(item.name for item in candidates)
+            names = sorted(candidate.name for candidate in candidates)
             raise Ambiguous(
-                f"{len(names)} tools are called {name!r}: {_listed(names)}.",
+                f"{len(names)} tools are named {name!r}: {_join_names(names)}.",
                 hint="Use the full name.",
                 details={"candidates": names[:NAMES_IN_ERROR]},
             )
-        raise self.unknown(name)
+        raise self.unknown_tool_error(name)
 
-    def unknown(self, name: str) -> NotAvailable:
-        """Say that there is no such tool here, and which there are: the likeliest first."""
-        near = suggest_names(self.index, name)
-        names = near + sorted({item.name for item in self.offered} - set(near))
-        groups = _listed([line.group_id for line in self.lines]) or "none"
+    def unknown_tool_error(self, name: str) -> NotAvailable:
+        """Return an error that lists the available tools, the most similar names first."""
+        similar = suggest_names(self.index, name)
+        names = similar + sorted({tool.name for tool in self.offered} - set(similar))
+        groups = _join_names([line.group_id for line in self.lines]) or "none"
         return NotAvailable(
             f"{name[:100]!r} is not available in this session. "
-            f"Valid names: {_listed(names) or 'none'}.",
+            f"Valid names: {_join_names(names) or 'none'}.",
             hint="Find tools with search_tools, or list a group's with load_tools(group_id=…). "
             f"Groups: {groups}.",
-            details={"suggestions": near, "servers": self.servers},
+            details={"suggestions": similar, "servers": self.servers},
         )
 
 
@@ -163,21 +171,21 @@ def offered_names(group: CachedGroup) -> tuple[str, ...]:
     return tuple(member.tool.name for member in group.members if member.tool.offered)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = len(names) - NAMES_IN_ERROR
     return ", ".join(names[:NAMES_IN_ERROR]) + (f" and {more} more" if more > 0 else "")
 
 
 def group_keys(agent: Agent) -> tuple[int, ...] | None:
-    """The groups an agent may use, in its order; None means all."""
+    """Return the keys of the groups an agent may use, in order. None means all groups."""
     if agent.all_groups:
         return None
     return tuple(agent.group_links.values_list("group_id", flat=True))
 
 
-def scope_of_agent(agent: Agent, wish: ScopeFilter = ScopeFilter()) -> SessionScope:  # noqa: B008 - frozen
-    """Return what this agent may see now, narrowed by the session's wish."""
-    return _scope(cache.current(), group_keys(agent), wish)
+def scope_of_agent(agent: Agent, scope_filter: ScopeFilter = NO_FILTER) -> SessionScope:
+    """Return the current scope of an agent, restricted by the filter."""
+    return _scope(cache.current(), group_keys(agent), scope_filter)
 
 
 def scope_of_session(session: AgentSession) -> SessionScope:
@@ -193,50 +201,55 @@ def scope_filter_of(session: AgentSession) -> ScopeFilter:
     )
 
 
-_scopes: WeakKeyDictionary[
-    CatalogCache, dict[tuple[tuple[int, ...] | None, ScopeFilter], SessionScope]
-] = WeakKeyDictionary()
+# --- Scope cache ----------------------------------------------------------------------------------
+
+ScopeKey = tuple[tuple[int, ...] | None, ScopeFilter]  # group keys, filter
+_scopes: WeakKeyDictionary[CatalogCache, dict[ScopeKey, SessionScope]] = WeakKeyDictionary()
+_recent: dict[ScopeKey, None] = {}  # least recently used first
 
 
-_recent: dict[tuple[tuple[int, ...] | None, ScopeFilter], None] = {}  # asked for last comes last
+def rebuild_recent_indexes() -> None:
+    """Build the indexes of recently used scopes at the current revision."""
+    for keys, scope_filter in list(_recent)[::-1]:
+        _scope(cache.current(), keys, scope_filter).index  # noqa: B018 - cached property
 
 
-def rebuild_recent() -> None:
-    """Build what was asked for lately at the newest revision, before it is asked for again."""
-    for keys, wish in list(_recent)[::-1]:
-        _scope(cache.current(), keys, wish).index  # noqa: B018 - worked out once
-
-
-def _scope(standing: CatalogCache, keys: tuple[int, ...] | None, wish: ScopeFilter) -> SessionScope:
-    """Build a scope once for each shelf; it goes when the shelf does."""
-    _recent[keys, wish] = _recent.pop((keys, wish), None)
-    if len(_recent) > MOST_RECENT:
-        with suppress(KeyError, RuntimeError):  # another thread was at it too
+def _scope(
+    catalog: CatalogCache, keys: tuple[int, ...] | None, scope_filter: ScopeFilter
+) -> SessionScope:
+    """Return the cached scope. It lives as long as the catalog of its revision."""
+    key = keys, scope_filter
+    _recent[key] = _recent.pop(key, None)
+    if len(_recent) > MAX_RECENT_SCOPES:
+        with suppress(KeyError, RuntimeError):  # another thread changed it
             del _recent[next(iter(_recent))]
-    made = _scopes.setdefault(standing, {})
-    found = made.get((keys, wish))
-    if found is None:
-        if len(made) >= MOST_SCOPES:
-            made.clear()  # other threads may be at it: what they found, they hold
-        found = made[keys, wish] = _build(standing, keys, wish)
-    return found
+    scopes = _scopes.setdefault(catalog, {})
+    scope = scopes.get(key)
+    if scope is None:
+        if len(scopes) >= MAX_SCOPES_PER_REVISION:
+            scopes.clear()  # other threads keep references to the scopes they use
+        scope = scopes[key] = _build(catalog, keys, scope_filter)
+    return scope
 
 
-def _build(standing: CatalogCache, keys: tuple[int, ...] | None, wish: ScopeFilter) -> SessionScope:
+def _build(
+    catalog: CatalogCache, keys: tuple[int, ...] | None, scope_filter: ScopeFilter
+) -> SessionScope:
     if keys is None:
-        groups = list(standing.groups)
+        groups = list(catalog.groups)
     else:
-        groups = [standing.by_pk[key] for key in keys if key in standing.by_pk]
-    if wish.groups is not None:
-        groups = [group for group in groups if group.pk in wish.groups]
-    if wish.servers is not None or wish.without_mcp:
-        # A group of which nothing is left is not there at all: its id would tell of it.
-        groups = [left for group in groups if (left := _filter_group(group, wish)).members]
-    return SessionScope(standing.revision, groups)
+        groups = [catalog.by_pk[key] for key in keys if key in catalog.by_pk]
+    if scope_filter.groups is not None:
+        groups = [group for group in groups if group.pk in scope_filter.groups]
+    if scope_filter.servers is not None or scope_filter.without_mcp:
+        # Drop groups that became empty: their ids would disclose that they exist.
+        filtered = (_filter_group(group, scope_filter) for group in groups)
+        groups = [group for group in filtered if group.members]
+    return SessionScope(catalog.revision, groups)
 
 
-def _filter_group(group: CachedGroup, wish: ScopeFilter) -> CachedGroup:
-    members = tuple(member for member in group.members if _wanted(member.tool, wish))
+def _filter_group(group: CachedGroup, scope_filter: ScopeFilter) -> CachedGroup:
+    members = tuple(member for member in group.members if _is_allowed(member.tool, scope_filter))
     return CachedGroup(
         group.pk,
         group.group_id,
@@ -247,34 +260,34 @@ def _filter_group(group: CachedGroup, wish: ScopeFilter) -> CachedGroup:
     )
 
 
-def _wanted(item: CachedTool, wish: ScopeFilter) -> bool:
-    if not item.server_id:
+def _is_allowed(tool: CachedTool, scope_filter: ScopeFilter) -> bool:
+    if not tool.server_id:
         return True
-    return not wish.without_mcp and (wish.servers is None or item.server in wish.servers)
+    servers = scope_filter.servers
+    return not scope_filter.without_mcp and (servers is None or tool.server in servers)
 
 
-def unknown_names(wanted: Collection[str], known: Collection[str]) -> list[str]:
-    return [name for name in wanted if name not in known]
+def unknown_names(requested: Collection[str], known: Collection[str]) -> list[str]:
+    return [name for name in requested if name not in known]
 
 
-# --- Building indexes ahead -----------------------------------------------------------------------
+# --- Index warming --------------------------------------------------------------------------------
 
 
-def warm_indexes_soon(revision: int) -> None:
-    """Start a thread, or have the one that is at it go round again."""
-    _again.set()
-    threading.Thread(target=_warm, name="warming", daemon=True).start()
+def warm_indexes_in_background(revision: int) -> None:
+    """Rebuild indexes in a thread. If one is running, it starts another round afterwards."""
+    _warming_requested.set()
+    threading.Thread(target=_warm_indexes, name="warming", daemon=True).start()
 
 
-def _warm() -> None:
-    while _again.is_set() and _busy.acquire(blocking=False):
+def _warm_indexes() -> None:
+    while _warming_requested.is_set() and _warming_lock.acquire(blocking=False):
         try:
-            close_old_connections()
-            _again.clear()
-            vector_store.model.load_in_background()
-            rebuild_recent()
+            with fresh_connections():
+                _warming_requested.clear()
+                vector_store.model.load_in_background()
+                rebuild_recent_indexes()
         except DatabaseError:
-            logger.exception("Indexes could not be built ahead; searches build them")
+            logger.exception("Index warming failed; searches will build the indexes")
         finally:
-            close_old_connections()
-            _busy.release()
+            _warming_lock.release()

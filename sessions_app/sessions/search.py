@@ -1,4 +1,4 @@
-"""Search for tools and read one, within a session's scope; record what was asked and found."""
+"""Tool search and tool details within a session's scope. Records both as events."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from catalog.search.engine import (
 )
 from sessions_app.ledger import events
 from sessions_app.models import AgentSession, EventKind
-from sessions_app.sessions import loading, scope, surface
+from sessions_app.sessions import loading, surface
 from sessions_app.sessions.schemas import SearchIn
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope, scope_of_session
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
-PLENTY = "Use load_tools or get_tool_details for a schema, or call the tool at once."
+NEXT_STEP = "Use load_tools or get_tool_details for a schema, or call the tool at once."
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class SessionQuery:
     limit: int = 10
     detail: str = "summary"
     load: bool = False
-    server_hint: str = ""  # what kind of server is meant, in words
+    server_hint: str = ""  # free text that describes the server
 
 
-def parse_body(body: SearchIn, *, most: int = MAX_HITS, full: bool = False) -> SessionQuery:
-    """What an agent asks for; a tool asked for by name is shown in full, and loaded."""
+def parse_body(body: SearchIn, *, max_limit: int = MAX_HITS, full: bool = False) -> SessionQuery:
+    """Convert a request body to a query. A search by name loads the tool and returns it in full."""
     full = full or (bool(body.name) and body.detail == "summary")
     return SessionQuery(
         query=body.query,
@@ -50,139 +50,150 @@ def parse_body(body: SearchIn, *, most: int = MAX_HITS, full: bool = False) -> S
         name=body.name,
         strategy=body.strategy or "",
         server=body.server,
-        limit=max(1, min(most, body.limit)),
+        limit=max(1, min(max_limit, body.limit)),
         detail="full" if full else body.detail,
         load=bool(body.name) if body.load is None else body.load,
         server_hint=body.server_hint,
     )
 
 
-def search_session(session: AgentSession, asked: SessionQuery) -> dict[str, Any]:
-    """Answer a search; with `load`, what it finds is loaded too."""
+def search_session(session: AgentSession, query: SessionQuery) -> dict[str, Any]:
+    """Search a session's tools and record the search; with `load`, also load the hits."""
     loading.check_open(session)
-    seen = scope.scope_of_session(session)
-    found, missing = search_scope(seen, asked)
+    scope = scope_of_session(session)
+    result, error = search_scope(scope, query)
     with transaction.atomic():
-        newly = _load(session, seen, found) if asked.load and found.hits else []
-        pins = surface.shown_pins(session)
-        at_once = surface.surface_of(session.snapshot).pins
-        told = search_answer(seen, asked, found, missing, pins=pins, at_once=at_once, newly=newly)
-        _record(session, asked, found, newly, count(canonical(told)))
-    return told
+        newly_loaded = _load_hits(session, scope, result) if query.load and result.hits else []
+        response = search_response(
+            scope,
+            query,
+            result,
+            error,
+            pins=surface.shown_pins(session),
+            preloaded=surface.surface_of(session.snapshot).pins,
+            newly_loaded=newly_loaded,
+        )
+        _record(session, query, result, newly_loaded, count(canonical(response)))
+    return response
 
 
-def search_answer(
-    seen: SessionScope,
-    asked: SessionQuery,
-    found: SearchResult,
-    missing: str,
+def search_response(
+    scope: SessionScope,
+    query: SessionQuery,
+    result: SearchResult,
+    error: str,
     *,
     pins: Mapping[str, surface.Pin],
-    at_once: Collection[str],
-    newly: Sequence[str] = (),
+    preloaded: Collection[str],
+    newly_loaded: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Say what was found as agents read it; `pins` and `at_once` are what they have already."""
+    """Return the response to a search. `pins` and `preloaded`: tools the session already has."""
     tools = [
-        _shown(seen, seen.items[hit.name], hit, asked.detail, pins, at_once) for hit in found.hits
+        _render_hit(scope, scope.tools[hit.name], hit, query.detail, pins, preloaded)
+        for hit in result.hits
     ]
-    told: dict[str, Any] = {
+    response: dict[str, Any] = {
         "status": "success" if tools else "no_matches",
-        "strategy": found.strategy,
-        "total_matches": found.total,
+        "strategy": result.strategy,
+        "total_matches": result.total,
         "tools": tools,
-        "newly_loaded": len(newly),
-        "message": missing or _message(found, newly),
+        "newly_loaded": len(newly_loaded),
+        "message": error or _message(result, newly_loaded),
     }
     if not tools:
-        told["suggestions"] = _suggestions(seen, asked)
-    return told
+        response["suggestions"] = _suggestions(scope, query)
+    return response
 
 
 def search_scope(
-    seen: SessionScope, asked: SessionQuery, *, explain: bool = False
+    scope: SessionScope, query: SessionQuery, *, explain: bool = False
 ) -> tuple[SearchResult, str]:
-    """Search a scope: what is found, or why nothing of that name is there. Records nothing."""
-    if not (asked.name or asked.query or asked.pattern):
+    """Search a scope without recording it. Return the result, and an error for a search by name."""
+    if not (query.name or query.query or query.pattern):
         raise Invalid("Give a query in words, a pattern, or the exact name of a tool.")
-    if not asked.name:
-        found = search(
-            seen.index,
-            query=asked.query,
-            pattern=asked.pattern,
-            strategy=asked.strategy,
-            server=asked.server,
-            server_hint=asked.server_hint,
-            limit=asked.limit,
+    if not query.name:
+        result = search(
+            scope.index,
+            query=query.query,
+            pattern=query.pattern,
+            strategy=query.strategy,
+            server=query.server,
+            server_hint=query.server_hint,
+            limit=query.limit,
             explain=explain,
         )
-        return found, ""
+        return result, ""
     try:
-        item = seen.find(asked.name)
+        tool = scope.find_tool(query.name)
     except (NotAvailable, Ambiguous) as error:
         return SearchResult("name", 0, ()), error.sentence
-    if not item.offered:
-        return SearchResult("name", 0, ()), loading.unavailable_reason(item)
-    return SearchResult("name", 1, (Hit(item.name, None, ("name",)),)), ""
+    if not tool.offered:
+        return SearchResult("name", 0, ()), loading.unavailable_reason(tool)
+    return SearchResult("name", 1, (Hit(tool.name, None, ("name",)),)), ""
 
 
-def _load(session: AgentSession, seen: SessionScope, found: SearchResult) -> list[str]:
-    groups, _ = loading.names_by_group(session, seen, [hit.name for hit in found.hits])
-    newly: list[str] = []
-    for group_id, names in groups.items():
-        newly += loading.load(session, group_id, names, how="search").fresh
-    return newly
+def _load_hits(session: AgentSession, scope: SessionScope, result: SearchResult) -> list[str]:
+    by_group, _ = loading.names_by_group(scope, [hit.name for hit in result.hits])
+    newly_loaded: list[str] = []
+    for group_id, names in by_group.items():
+        newly_loaded += loading.load(session, group_id, names, how="search").newly_loaded
+    return newly_loaded
 
 
-def _shown(
-    seen: SessionScope,
-    item: CachedTool,
+def _render_hit(
+    scope: SessionScope,
+    tool: CachedTool,
     hit: Hit,
     detail: str,
     pins: Mapping[str, surface.Pin],
-    at_once: Collection[str],
+    preloaded: Collection[str],
 ) -> dict[str, Any]:
-    shown: dict[str, Any] = {"name": item.name}
+    body: dict[str, Any] = {"name": tool.name}
     if detail != "name":
         full = detail == "full"
-        shown["description"] = item.description if full else rendering.summary(item.description)
-    shown |= {
-        "group_id": seen.homes[item.name][0].group_id,
-        "server": item.server or None,
-        "source": item.source,
-        "loaded": item.name in pins or item.name in at_once,
-        "tokens": item.approved.tokens if item.approved else 0,
+        body["description"] = tool.description if full else rendering.summary(tool.description)
+    body |= {
+        "group_id": scope.groups_by_tool[tool.name][0].group_id,
+        "server": tool.server or None,
+        "source": tool.source,
+        "loaded": tool.name in pins or tool.name in preloaded,
+        "tokens": tool.approved.tokens if tool.approved else 0,
     }
-    if item.server:
-        shown["mcpServer"] = item.server
+    if tool.server:
+        body["mcpServer"] = tool.server
     if hit.score is not None:
-        shown["score"] = round(hit.score, 3)
-    if detail == "full" and item.approved:
-        pin = pins.get(item.name) or surface.pin_of(item)
-        shown["schema"] = surface.render_pin(item.name, pin)["parameters"]
-    return shown
+        body["score"] = round(hit.score, 3)
+    if detail == "full" and tool.approved:
+        pin = pins.get(tool.name) or surface.pin_of(tool)
+        body["schema"] = surface.render_pin(tool.name, pin)["parameters"]
+    return body
 
 
-def _message(found: SearchResult, newly: Sequence[str]) -> str:
-    if not found.hits:
-        return f"No tool matches. Try other words, or fewer. {found.note}".strip()
-    count_ = f"Found {found.total} tool{'' if found.total == 1 else 's'}"
-    if found.total > len(found.hits):
-        count_ += f", the best {len(found.hits)} shown"
-    told = f"{count_}. " + ("They are loaded." if newly else PLENTY)
-    return f"{told} {found.note}".strip()
+def _message(result: SearchResult, newly_loaded: Sequence[str]) -> str:
+    if not result.hits:
+        return f"No tool matches. Try other words, or fewer. {result.note}".strip()
+    total = f"Found {result.total} tool{'' if result.total == 1 else 's'}"
+    if result.total > len(result.hits):
+        total += f", the best {len(result.hits)} shown"
+    next_step = "They are loaded." if newly_loaded else NEXT_STEP
+    return f"{total}. {next_step} {result.note}".strip()
 
 
-def _suggestions(seen: SessionScope, asked: SessionQuery) -> list[str]:
-    text = asked.name or asked.query or asked.pattern
-    return suggest_names(seen.index, text) or [line.group_id for line in seen.lines[:10]]
+def _suggestions(scope: SessionScope, query: SessionQuery) -> list[str]:
+    text = query.name or query.query or query.pattern
+    return suggest_names(scope.index, text) or [line.group_id for line in scope.lines[:10]]
 
 
 def _record(
-    session: AgentSession, asked: SessionQuery, found: SearchResult, newly: list[str], tokens: int
+    session: AgentSession,
+    query: SessionQuery,
+    result: SearchResult,
+    newly_loaded: list[str],
+    tokens: int,
 ) -> None:
-    asked_for = {
+    terms = {
         key: value[:MAX_QUERY_LENGTH]
-        for key, value in (("query", asked.query), ("pattern", asked.pattern), ("name", asked.name))
+        for key, value in (("query", query.query), ("pattern", query.pattern), ("name", query.name))
         if value
     }
     events.record_event(
@@ -190,51 +201,50 @@ def _record(
         EventKind.SEARCHED,
         tokens=tokens,
         details={
-            **asked_for,
-            "strategy": found.strategy,
-            "server": asked.server,
-            "total": found.total,
-            "hits": [hit.name for hit in found.hits],
-            "newly_loaded": len(newly),
+            **terms,
+            "strategy": result.strategy,
+            "server": query.server,
+            "total": result.total,
+            "hits": [hit.name for hit in result.hits],
+            "newly_loaded": len(newly_loaded),
         },
     )
 
 
 def tool_details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
-    """Return one tool's definition as this session knows it, its output schema included."""
+    """Return a tool's definition as shown to this session, including its output schema."""
     loading.check_open(session)
-    seen = scope.scope_of_session(session)
     try:
-        item = seen.find(name)
-        if not item.offered:
+        tool = scope_of_session(session).find_tool(name)
+        if not tool.offered:
             raise NotAvailable(
-                loading.unavailable_reason(item), code=loading.unavailable_code(item)
+                loading.unavailable_reason(tool), code=loading.unavailable_code(tool)
             )
     except (NotAvailable, Ambiguous):
         events.record_event(session, EventKind.DETAILS, tool_name=name, details={"found": False})
         raise
-    pin = surface.last_shown(session, item.name) or surface.pin_of(item)
-    answer = _definition(item, pin, detail)
+    pin = surface.last_shown(session, tool.name) or surface.pin_of(tool)
+    body = _render_details(tool, pin, detail)
     events.record_event(
         session,
         EventKind.DETAILS,
-        tool_name=item.name,
-        tokens=count(canonical(answer)),
+        tool_name=tool.name,
+        tokens=count(canonical(body)),
         details={"found": True},
     )
-    return answer
+    return body
 
 
-def _definition(item: CachedTool, pin: surface.Pin, detail: str) -> dict[str, Any]:
-    made = surface.render_pin(item.name, pin)
+def _render_details(tool: CachedTool, pin: surface.Pin, detail: str) -> dict[str, Any]:
+    body = surface.render_pin(tool.name, pin)
     if detail == "name":
-        return {key: made[key] for key in ("name", "source", "mcpServer") if key in made}
+        return {key: body[key] for key in ("name", "source", "mcpServer") if key in body}
     if detail == "summary":
-        made["description"] = rendering.summary(made["description"])
-        del made["parameters"]
-        return made
-    whole = cache.cached_definition(pin["definition"]).tool
+        body["description"] = rendering.summary(body["description"])
+        del body["parameters"]
+        return body
+    definition = cache.cached_definition(pin["definition"]).tool
     for key in ("title", "outputSchema", "annotations"):
-        if whole.get(key) is not None:
-            made[key] = whole[key]
-    return made | {"original_name": item.original_name}
+        if definition.get(key) is not None:
+            body[key] = definition[key]
+    return body | {"original_name": tool.original_name}

@@ -1,7 +1,7 @@
-"""What a session sees: the fixed part from its snapshot, and what it loaded as it was then.
+"""The catalog text and tools array of a session: its immutable snapshot and loaded tools.
 
-A pin keeps what a session was shown of a tool, so that whatever changes later, the same request
-gives the same bytes.
+A pin fixes the definition that a session was shown, so a repeated request returns the same bytes
+even if the tool has changed.
 """
 
 import json
@@ -27,22 +27,21 @@ from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.token_counter import count
 
-MOST_SURFACES = 64  # kept ready for one scope
+MAX_SNAPSHOTS_PER_SCOPE = 64
+MAX_CACHED_CHARACTERS = 16_000_000  # of snapshot bodies; parsed, a body takes several times that
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
-DeferredTool = list[Any]  # of a tool that was not shown yet: definition, override, server
+DeferredTool = list[Any]  # a tool not shown yet: definition, override, server
 
 expansions = PreparedQuery(1, lambda session: Expansion.objects.filter(session=session))
-
-MOST_KEPT = 16_000_000  # characters of bodies; read, a body takes a few times that
 
 
 @dataclass(frozen=True)
 class Surface:
-    """What a snapshot holds: fixed for the life of every session that has it."""
+    """Parsed body of a snapshot. Immutable, shared by all sessions with this snapshot."""
 
     groups: tuple[GroupLine, ...]
-    keys: dict[str, int]  # of groups, by the id the model knows
+    keys: dict[str, int]  # primary keys of groups, by the group id in the catalog
     tools: list[dict[str, Any]]
     pins: dict[str, Pin]
     left_out: dict[str, Any] | None
@@ -54,80 +53,81 @@ class Surface:
     deferred: dict[str, DeferredTool]
 
 
-_kept: dict[str, tuple[Surface, int]] = {}  # by digest, with the size of its body
-_lock = threading.Lock()
+_cache: dict[str, tuple[Surface, int]] = {}  # by digest: surface, size of its body
+_cache_lock = threading.Lock()
 
 
 def surface_of(snapshot: CatalogSnapshot) -> Surface:
-    """What a snapshot holds; its body is read from the database once, while it is kept here."""
-    kept = _kept.get(snapshot.sha256)
-    if kept is None:
-        kept = _read(snapshot.body), len(snapshot.body)
-        with _lock:
-            _kept[snapshot.sha256] = kept
-            while len(_kept) > 1 and sum(size for _, size in _kept.values()) > MOST_KEPT:
-                del _kept[next(iter(_kept))]  # the oldest
-    return kept[0]
+    """Return the parsed body of a snapshot, cached in this process."""
+    entry = _cache.get(snapshot.sha256)
+    if entry is None:
+        entry = _parse(snapshot.body), len(snapshot.body)
+        with _cache_lock:
+            _cache[snapshot.sha256] = entry
+            while (
+                len(_cache) > 1 and sum(size for _, size in _cache.values()) > MAX_CACHED_CHARACTERS
+            ):
+                del _cache[next(iter(_cache))]  # the oldest
+    return entry[0]
 
 
-def _read(body: str) -> Surface:
-    found = json.loads(body)
+def _parse(text: str) -> Surface:
+    body = json.loads(text)
     return Surface(
         groups=tuple(
             GroupLine(row["group_id"], row["display_name"], row["description"], tuple(row["names"]))
-            for row in found["groups"]
+            for row in body["groups"]
         ),
-        keys={row["group_id"]: row["key"] for row in found["groups"]},
-        tools=found["tools"],
-        pins=found["pins"],
-        left_out=found["left_out"],
-        header=found["header"],
-        budget=found["budget"],
-        tools_tokens=count(canonical(found["tools"])) if found["tools"] else 0,
-        mode=found["mode"],
-        # Snapshots made before these were kept have neither.
-        preloaded=tuple(found.get("preloaded", found["pins"])),
-        deferred=found.get("deferred", {}),
+        keys={row["group_id"]: row["key"] for row in body["groups"]},
+        tools=body["tools"],
+        pins=body["pins"],
+        left_out=body["left_out"],
+        header=body["header"],
+        budget=body["budget"],
+        tools_tokens=count(canonical(body["tools"])) if body["tools"] else 0,
+        mode=body["mode"],
+        # Snapshots of older releases lack these two fields.
+        preloaded=tuple(body.get("preloaded", body["pins"])),
+        deferred=body.get("deferred", {}),
     )
 
 
 def catalog_text(session: AgentSession) -> tuple[str, int, dict[str, Any] | None]:
-    """The text for the system prompt, its tokens, and what the budget left out.
+    """Return the text for the system prompt, its tokens, and what the budget left out.
 
-    Fixed for dispatch. For inject, what is in the tools array leaves the text.
+    Fixed for dispatch. For inject, tools in the tools array are removed from the text.
     """
-    if session.strategy == Strategy.DISPATCH or not session.snapshot.text:
-        surface = surface_of(session.snapshot)
-        return session.snapshot.text, session.snapshot.tokens, surface.left_out
     surface = surface_of(session.snapshot)
-    left = rendering.remaining(surface.groups, pins_of(session).keys())
-    made = rendering.catalog(left, header=surface.header, budget=surface.budget)
-    return made.text, made.tokens, made.left_out
+    if session.strategy == Strategy.DISPATCH or not session.snapshot.text:
+        return session.snapshot.text, session.snapshot.tokens, surface.left_out
+    groups = rendering.remaining_groups(surface.groups, pins_of(session).keys())
+    catalog = rendering.catalog(groups, header=surface.header, budget=surface.budget)
+    return catalog.text, catalog.tokens, catalog.left_out
 
 
 def tools_array(session: AgentSession) -> list[dict[str, Any]]:
-    """What belongs in the tools array now: the fixed part, then for inject what was loaded."""
+    """Return the current tools array: the fixed part, then for inject the loaded tools."""
     surface = surface_of(session.snapshot)
     if session.strategy == Strategy.DISPATCH:
         return surface.tools
-    added = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
+    loaded = sorted(pins_of(session).items(), key=lambda pair: (pair[1]["seq"], pair[0]))
     return surface.tools + [
-        render_pin(name, pin) for name, pin in added if name not in surface.pins
+        render_pin(name, pin) for name, pin in loaded if name not in surface.pins
     ]
 
 
 def pins_of(session: AgentSession) -> dict[str, Pin]:
-    """Everything loaded, by name."""
+    """Return the pins of all loaded tools, by name."""
     return first_pins(json.loads(row.pins) for row in expansions.all(session.pk))
 
 
 def shown_pins(session: AgentSession) -> dict[str, Pin]:
-    """Everything loaded, by name, as the session was last shown it."""
+    """Return the pins of all loaded tools, by name, with the definitions last shown."""
     return replace_with_last_shown(session, pins_of(session))
 
 
 def replace_with_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
-    """Replace the definitions for which a `definition_changed` answer gave a newer one."""
+    """Replace definitions for which a `definition_changed` error returned a newer one."""
     rows = ShownDefinition.objects.filter(session=session).values_list(
         "tool__public_name", "definition_id", "override"
     )
@@ -136,39 +136,39 @@ def replace_with_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict
 
 
 def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
-    """Of a tool that was loaded through several groups, what was shown first."""
-    found: dict[str, Pin] = {}
+    """Merge the pins of several groups; a tool in more than one keeps its first pin."""
+    first: dict[str, Pin] = {}
     for pins in groups:
         for name, pin in pins.items():
-            if name not in found or pin["seq"] < found[name]["seq"]:
-                found[name] = pin
-    return found
+            if name not in first or pin["seq"] < first[name]["seq"]:
+                first[name] = pin
+    return first
 
 
 def last_shown(session: AgentSession, name: str) -> Pin | None:
-    """What the session was last shown of a tool, if anything."""
+    """Return the definition of a tool that the session was last shown, if any."""
     pin = pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
     return replace_with_last_shown(session, {name: pin})[name] if pin else None
 
 
-def pin_of(item: CachedTool, position: int = 0, seq: int = 0) -> Pin:
+def pin_of(tool: CachedTool, position: int = 0, seq: int = 0) -> Pin:
     return {
-        "definition": item.approved.pk if item.approved else None,
-        "override": item.description_override,
-        "server": item.server,
-        "source": item.source,
+        "definition": tool.approved.pk if tool.approved else None,
+        "override": tool.description_override,
+        "server": tool.server,
+        "source": tool.source,
         "position": position,
         "seq": seq,
     }
 
 
-def deferred_tool_of(item: CachedTool) -> DeferredTool:
-    """What is kept of a tool in scope, so that a provider can be given it as it was."""
-    return [item.approved.pk if item.approved else None, item.description_override, item.server]
+def deferred_tool_of(tool: CachedTool) -> DeferredTool:
+    """Return what a snapshot stores of a deferred tool, to render it later as it was."""
+    return [tool.approved.pk if tool.approved else None, tool.description_override, tool.server]
 
 
 def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
-    """Every tool that was in scope, as it was then, by name in the order of its groups."""
+    """Return every tool in the snapshot's scope by name, in the order of the groups."""
     surface = surface_of(snapshot)
     pins = dict(surface.pins)
     for name, (definition, override, server) in surface.deferred.items():
@@ -184,11 +184,11 @@ def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
 
 
 def render_pin(name: str, pin: Pin) -> dict[str, Any]:
-    kept = cache.cached_definition(pin["definition"])
+    definition = cache.cached_definition(pin["definition"])
     return rendering.tool_object(
         name,
-        pin["override"] or kept.description,
-        kept.input_schema,
+        pin["override"] or definition.description,
+        definition.input_schema,
         source=pin["source"],
         server=pin["server"],
     )
@@ -196,44 +196,51 @@ def render_pin(name: str, pin: Pin) -> dict[str, Any]:
 
 def take_snapshot(
     agent: Agent,
-    seen: SessionScope,
+    scope: SessionScope,
     strategy: str,
     mode: str,
     *,
     header: str | None = None,
     preload: Sequence[str] = (),
 ) -> tuple[CatalogSnapshot, list[str]]:
-    """Fix the catalog text and the tools array, stored by their content.
+    """Store the catalog text and the tools array, addressed by their content.
 
-    Also returns the names to preload that are not available.
+    Also return the names in `preload` that are not available.
     """
     if header is None:
         header = agent.catalog_header
-    ours = rendering.DISPATCH_HEADER if strategy == Strategy.DISPATCH else rendering.INJECT_HEADER
-    asked = (header or ours, strategy, mode, agent.catalog_budget, tuple(preload))
-    made = seen.surfaces.get(asked)
-    if made is None:
-        made = _build_snapshot(seen, *asked)
-        if len(seen.surfaces) < MOST_SURFACES:
-            seen.surfaces[asked] = made
-    text, body, sha256, unknown = made
-    return _stored(text, body, sha256), list(unknown)
+    if not header:
+        dispatch = strategy == Strategy.DISPATCH
+        header = rendering.DISPATCH_HEADER if dispatch else rendering.INJECT_HEADER
+    key = (header, strategy, mode, agent.catalog_budget, tuple(preload))
+    snapshot = scope.snapshots.get(key)
+    if snapshot is None:
+        snapshot = _build_snapshot(scope, *key)
+        if len(scope.snapshots) < MAX_SNAPSHOTS_PER_SCOPE:
+            scope.snapshots[key] = snapshot
+    catalog, body, sha256, unknown = snapshot
+    return _store(catalog, body, sha256), list(unknown)
 
 
 def _build_snapshot(
-    seen: SessionScope, header: str, strategy: str, mode: str, budget: int, preload: tuple[str, ...]
+    scope: SessionScope,
+    header: str,
+    strategy: str,
+    mode: str,
+    budget: int,
+    preload: tuple[str, ...],
 ) -> tuple[rendering.Catalog, str, str, list[str]]:
     full = mode == Mode.FULL
-    early, missing = _preloaded(seen, preload)
-    chosen, unknown = (seen.offered, []) if full else (early, missing)
-    text = rendering.catalog([] if full else seen.lines, header=header, budget=budget)
-    meta = [] if full or not seen.offered else rendering.meta_tools(strategy)
-    pins = {item.name: pin_of(item) for item in chosen}
+    preloaded, unavailable = _preloaded_tools(scope, preload)
+    initial, unknown = (scope.offered, []) if full else (preloaded, unavailable)
+    catalog = rendering.catalog([] if full else scope.lines, header=header, budget=budget)
+    meta_tools = [] if full or not scope.offered else rendering.meta_tools(strategy)
+    pins = {tool.name: pin_of(tool) for tool in initial}
     body = canonical(
         {
             "budget": budget,
             "deferred": {
-                item.name: deferred_tool_of(item) for item in seen.offered if item.name not in pins
+                tool.name: deferred_tool_of(tool) for tool in scope.offered if tool.name not in pins
             },
             "groups": [
                 {
@@ -241,44 +248,46 @@ def _build_snapshot(
                     "display_name": line.display_name,
                     "description": line.description,
                     "names": list(line.names),
-                    "key": seen.by_id[line.group_id].pk,
+                    "key": scope.by_id[line.group_id].pk,
                 }
-                for line in seen.lines
+                for line in scope.lines
             ],
             "header": header,
-            "left_out": text.left_out,
+            "left_out": catalog.left_out,
             "mode": mode,
             "pins": pins,
-            "preloaded": [item.name for item in early],
+            "preloaded": [tool.name for tool in preloaded],
             "strategy": strategy,
-            "tools": [*meta, *(render_pin(name, pin) for name, pin in pins.items())],
+            "tools": [*meta_tools, *(render_pin(name, pin) for name, pin in pins.items())],
         }
     )
-    return text, body, digest(text.text + "\0" + body), unknown
+    return catalog, body, digest(catalog.text + "\0" + body), unknown
 
 
-def _preloaded(seen: SessionScope, asked: Sequence[str]) -> tuple[list[CachedTool], list[str]]:
-    """Tools whose schemas are there from the start: by flag, then those asked for."""
-    chosen = {
+def _preloaded_tools(
+    scope: SessionScope, requested: Sequence[str]
+) -> tuple[list[CachedTool], list[str]]:
+    """Return the preloaded tools: by group setting, then by request; and unavailable names."""
+    tools = {
         member.tool.name: member.tool
-        for group in seen.groups
+        for group in scope.groups
         for member in group.members
         if member.preload and member.tool.offered
     }
     unknown = []
-    for name in dict.fromkeys(asked):
-        item = seen.lookup(name)
-        if item is not None and item.offered:
-            chosen.setdefault(item.name, item)
+    for name in dict.fromkeys(requested):
+        tool = scope.lookup(name)
+        if tool is not None and tool.offered:
+            tools.setdefault(tool.name, tool)
         else:
             unknown.append(name)
-    return list(chosen.values()), unknown
+    return list(tools.values()), unknown
 
 
-def _stored(text: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
-    found = CatalogSnapshot.objects.filter(sha256=sha256).first()
-    if found is None:
-        row = CatalogSnapshot(sha256=sha256, text=text.text, body=body, tokens=text.tokens)
+def _store(catalog: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
+    snapshot = CatalogSnapshot.objects.filter(sha256=sha256).first()
+    if snapshot is None:
+        row = CatalogSnapshot(sha256=sha256, text=catalog.text, body=body, tokens=catalog.tokens)
         CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
-        found = CatalogSnapshot.objects.get(sha256=sha256)
-    return found
+        snapshot = CatalogSnapshot.objects.get(sha256=sha256)
+    return snapshot

@@ -1,5 +1,5 @@
-// [data-slider="id"]: a range beside the number field of that id; either moves the other. Without
-// scripts only the field is there.
+// [data-slider="id"]: keeps a range input and the number field with that id in sync. The range input
+// is hidden without JavaScript.
 for (const slider of document.querySelectorAll("[data-slider]")) {
   const field = document.getElementById(slider.dataset.slider);
   if (!field) continue;

@@ -1,7 +1,8 @@
-"""Database work off the event loop, for code that lives on it."""
+"""Run database work in threads that outlive a request."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from django.db import close_old_connections
@@ -10,14 +11,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-async def run_in_db_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run database work in a thread that may have slept through a database restart."""
+@contextmanager
+def fresh_connections() -> Iterator[None]:
+    """Discard stale connections of this thread before and after the block.
 
-    def fresh() -> R:
+    A pooled thread may hold a connection from before a database restart.
+    """
+    close_old_connections()
+    try:
+        yield
+    finally:
         close_old_connections()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            close_old_connections()
 
-    return await asyncio.to_thread(fresh)
+
+async def run_in_db_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function in a thread with fresh database connections."""
+
+    def run() -> R:
+        with fresh_connections():
+            return function(*args, **kwargs)
+
+    return await asyncio.to_thread(run)

@@ -1,4 +1,4 @@
-"""Make an agent and its first key."""
+"""Create an agent and its first key."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ OPTIONS = ("strategy", "mode", "calls_per_minute", "calls_in_flight")
 
 
 class Command(BaseCommand):
-    help = "Make an agent and print its key, once."
+    help = "Create an agent and print its key once."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
@@ -27,10 +27,10 @@ class Command(BaseCommand):
             action="append",
             default=[],
             metavar="ID",
-            help="A group it may use, such as mcp:github; repeat it for more, in order.",
+            help="A group the agent can use, for example mcp:github. Repeatable; order is kept.",
         )
         groups.add_argument(
-            "--all-groups", action="store_true", help="Every group, and those to come."
+            "--all-groups", action="store_true", help="Grant all current and future groups."
         )
         parser.add_argument("--strategy", choices=Strategy.values)
         parser.add_argument("--mode", choices=Mode.values)
@@ -39,14 +39,14 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        given = {name: options[name] for name in OPTIONS if options[name] is not None}
+        settings_ = {name: options[name] for name in OPTIONS if options[name] is not None}
         try:
             agent, key = agent_actions.create_with_key(
                 options["name"],
                 groups=options["group"],
                 all_groups=options["all_groups"],
                 actor=Actor.command("create_agent"),
-                **given,
+                **settings_,
             )
         except ToolcribError as error:
             self.stderr.write(error.sentence)
@@ -54,17 +54,16 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"agent": agent.name, "key": key}))
         else:
-            self._tell(agent, key)
+            self._print_agent(agent, key)
 
-    def _tell(self, agent: Agent, key: str) -> None:
-        ids = agent_actions.group_ids(agent)
-        sees = "all groups" if agent.all_groups else ", ".join(ids)
+    def _print_agent(self, agent: Agent, key: str) -> None:
+        groups = "all" if agent.all_groups else ", ".join(agent_actions.group_ids(agent))
         self.stdout.write(
-            f"Made agent {agent.name}. It has {sees}."
-            if sees
-            else f"Made agent {agent.name}. It has no groups, so it sees no tools yet."
+            f"Created agent {agent.name}. Groups: {groups}."
+            if groups
+            else f"Created agent {agent.name}. It has no groups, so it has no tools yet."
         )
-        self.stdout.write(f"\n  {key}\n\nKeep it now: it is not shown again. Try it:\n")
+        self.stdout.write(f"\n  {key}\n\nStore this key now: it is not shown again. Test it:\n")
         self.stdout.write(
             f"  curl -sS -X POST {settings.PUBLIC_URL}/api/v1/sessions"
             f" -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{{}}'"

@@ -1,4 +1,4 @@
-"""Make a bearer token for the API."""
+"""Create a bearer token for the API."""
 
 import argparse
 import json
@@ -16,12 +16,14 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):
-    help = "Make a token and print its key, once."
+    help = "Create a token and print its key once."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
         parser.add_argument("--scope", choices=KeyScope.values, required=True)
-        parser.add_argument("--days", type=int, help="Days until it expires; never by default.")
+        parser.add_argument(
+            "--days", type=int, help="Days until the token expires. Default: never."
+        )
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -41,4 +43,4 @@ class Command(BaseCommand):
             body = {"token": key.name, "scope": key.scope, "key": text}
             self.stdout.write(json.dumps(body))
         else:
-            self.stdout.write(f"{text}\nKeep it now: it is not shown again.")
+            self.stdout.write(f"{text}\nStore this key now: it is not shown again.")

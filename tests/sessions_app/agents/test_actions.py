@@ -1,4 +1,4 @@
-"""Writes to agents: each one whole or not at all, audited, and refused in a sentence."""
+"""Agent writes: atomic, audited, and rejected with a readable error."""
 
 import pytest
 from django.db import transaction
@@ -7,6 +7,7 @@ from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Group, Revision
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
@@ -16,7 +17,7 @@ ADA = Actor("user", "ada@example.org", 1)
 
 @pytest.fixture
 def groups(db):
-    """Three groups, in no order that a name would give."""
+    """Three groups whose order is not alphabetical."""
     for slug in ("weather", "files", "crm"):
         make_server(slug=slug)
     return ["mcp:weather", "mcp:files", "mcp:crm"]
@@ -27,20 +28,20 @@ def scout(groups):
     return agent_actions.create("scout", groups=groups, actor=ADA)
 
 
-def newest():
+def newest_entry():
     return AuditEntry.objects.latest("id")
 
 
-def said(error):
-    """The sentence, which must be one."""
+def sentence_of(error):
+    """Return the message and hint; the message must be a sentence."""
     assert error.value.message.endswith(".")
     return error.value.sentence
 
 
-# --- Making -------------------------------------------------------------------------------------
+# --- Create -------------------------------------------------------------------------------------
 
 
-def test_a_name_is_enough_and_gives_the_defaults_of_the_design(db):
+def test_only_the_name_is_required_and_settings_have_defaults(db):
     agent = agent_actions.create("scout", actor=ADA)
 
     agent.refresh_from_db()
@@ -55,86 +56,91 @@ def test_a_name_is_enough_and_gives_the_defaults_of_the_design(db):
     assert (agent.searches_per_minute, agent.max_sessions) == (120, 100)
     assert agent_actions.group_ids(agent) == []
     assert not agent.all_groups
-    assert sentence(newest()) == "ada@example.org made agent scout"
+    assert sentence(newest_entry()) == "ada@example.org created agent scout"
 
 
-def test_groups_keep_the_order_they_were_given_in(groups):
-    wanted = ["mcp:files", "mcp:weather"]
+def test_groups_keep_their_order_without_duplicates(groups):
+    expected = ["mcp:files", "mcp:weather"]
 
-    agent = agent_actions.create("scout", groups=[*wanted, "mcp:files"], actor=ADA)
+    agent = agent_actions.create("scout", groups=[*expected, "mcp:files"], actor=ADA)
 
-    assert agent_actions.group_ids(agent) == wanted
-    assert newest().after["groups"] == wanted
+    assert agent_actions.group_ids(agent) == expected
+    assert newest_entry().after["groups"] == expected
 
 
-def test_an_agent_with_all_groups_has_no_list_of_them(groups):
+def test_an_agent_with_all_groups_has_no_group_list(groups):
     agent = agent_actions.create("scout", all_groups=True, actor=ADA)
 
     assert Agent.objects.get(pk=agent.pk).all_groups
     assert agent_actions.group_ids(agent) == []
-    assert newest().after["groups"] == "all"
+    assert newest_entry().after["groups"] == "all"
 
 
-def test_settings_can_be_given_when_it_is_made(db):
+def test_an_agent_can_be_created_with_settings(db):
     agent = agent_actions.create("scout", mode="full", budget=5_000, calls_per_minute=9, actor=ADA)
 
     agent.refresh_from_db()
     assert (agent.mode, agent.budget, agent.calls_per_minute) == ("full", 5_000, 9)
-    assert newest().after == {"mode": "full", "budget": 5_000, "calls_per_minute": 9, "groups": []}
+    assert newest_entry().after == {
+        "mode": "full",
+        "budget": 5_000,
+        "calls_per_minute": 9,
+        "groups": [],
+    }
 
 
 @pytest.mark.parametrize(
     "name", ["", "   ", "x" * 81, "a\nb", "a\0b", "a\u202eb", "\ud800", "a/b", ".", ".."]
 )
-def test_a_name_that_cannot_be_used_is_refused(name, db):
+def test_an_invalid_name_is_rejected(name, db):
     with pytest.raises(Invalid) as error:
         agent_actions.create(name, actor=ADA)
 
-    assert "name" in said(error)
+    assert "name" in sentence_of(error)
     assert not Agent.objects.exists()
 
 
 @pytest.mark.parametrize("name", ["x", "x" * 80, "Späher Nr. 1", "новый", "a&b?c=d#e%f", "new"])
-def test_a_name_may_be_anything_printable(name, db):
-    assert agent_actions.find_agent(agent_actions.create(f" {name} ", actor=ADA).name).name == name
+def test_a_name_may_contain_any_printable_characters(name, db):
+    assert find_agent(agent_actions.create(f" {name} ", actor=ADA).name).name == name
 
 
-def test_a_name_is_used_once(scout):
+def test_a_name_is_unique(scout):
     with pytest.raises(Conflict) as error:
         agent_actions.create("scout", actor=ADA)
 
-    assert "There is an agent called scout already." in said(error)
+    assert "An agent named scout already exists." in sentence_of(error)
     assert Agent.objects.count() == 1
 
 
-def test_unknown_groups_are_named_with_those_that_exist_and_nothing_is_made(groups):
+def test_an_error_lists_unknown_and_existing_groups_and_creates_nothing(groups):
     with pytest.raises(NotFound) as error:
         agent_actions.create("scout", groups=["mcp:weather", "mcp:nope", "a\0b"], actor=ADA)
 
     assert "mcp:nope" in error.value.message
     assert "mcp:weather" not in error.value.message
-    for one in groups:
-        assert one in error.value.hint
+    for group_id in groups:
+        assert group_id in error.value.hint
     assert not Agent.objects.exists()
     assert not AuditEntry.objects.exists()
 
 
-def test_without_any_group_the_error_says_so(db):
+def test_the_error_says_that_no_groups_exist(db):
     with pytest.raises(NotFound) as error:
         agent_actions.create("scout", groups=["mcp:nope"], actor=ADA)
 
-    assert "There are no groups yet." in said(error)
+    assert "No groups exist yet." in sentence_of(error)
 
 
-def test_chosen_groups_and_all_of_them_exclude_each_other(groups):
+def test_selected_groups_and_all_groups_are_mutually_exclusive(groups):
     with pytest.raises(Invalid) as error:
         agent_actions.create("scout", groups=groups, all_groups=True, actor=ADA)
 
-    assert "not both" in said(error)
+    assert "not both" in sentence_of(error)
     assert not Agent.objects.exists()
 
 
-def test_the_agent_and_its_first_key_are_made_together_or_not_at_all(db):
+def test_an_agent_and_its_first_key_are_created_atomically(db):
     agent, text = agent_actions.create_with_key("scout", actor=ADA)
     assert api_keys.find_key(text).agent == agent
 
@@ -176,27 +182,27 @@ BAD_SETTINGS = [
 
 
 @pytest.mark.parametrize(("key", "value"), BAD_SETTINGS)
-def test_a_setting_that_cannot_be_meant_is_refused_and_changes_nothing(key, value, scout):
+def test_an_invalid_setting_is_rejected_and_changes_nothing(key, value, scout):
     before, entries = Agent.objects.values().get(), AuditEntry.objects.count()
 
     with pytest.raises(Invalid) as error:
         agent_actions.change(scout, actor=ADA, **{"description": "Finds things.", key: value})
 
-    assert said(error)
+    assert sentence_of(error)
     assert Agent.objects.values().get() == before
     assert AuditEntry.objects.count() == entries
 
 
-def test_a_change_is_audited_with_what_was_and_what_is(scout):
+def test_a_change_is_audited_with_old_and_new_values(scout):
     agent_actions.change(scout, mode="full", budget=900, calls_in_flight=20, actor=ADA)
 
-    entry = newest()
+    entry = newest_entry()
     assert sentence(entry) == "ada@example.org changed settings of agent scout"
     assert entry.before == {"mode": "auto", "budget": None}
     assert entry.after == {"mode": "full", "budget": 900}
 
 
-def test_writing_what_already_stands_records_nothing(scout):
+def test_writing_unchanged_values_records_nothing(scout):
     before, revision = AuditEntry.objects.count(), Revision.current()
 
     agent_actions.change(scout, mode="auto", actor=ADA)
@@ -207,47 +213,47 @@ def test_writing_what_already_stands_records_nothing(scout):
     assert Revision.current() == revision
 
 
-def test_a_budget_can_be_taken_away_again(scout):
+def test_a_budget_can_be_removed(scout):
     agent_actions.change(scout, budget=900, actor=ADA)
 
     assert agent_actions.change(scout, budget=None, actor=ADA).budget is None
 
 
-def test_renaming_to_a_name_in_use_is_refused_and_keeps_the_old_one(scout):
+def test_renaming_to_an_existing_name_is_rejected_and_keeps_the_old_name(scout):
     agent_actions.create("drifter", actor=ADA)
 
     with pytest.raises(Conflict), transaction.atomic():
         agent_actions.change(scout, name="drifter", actor=ADA)
 
-    assert agent_actions.find_agent("scout").pk == scout.pk
+    assert find_agent("scout").pk == scout.pk
 
 
 @pytest.mark.parametrize(
-    ("change", "seen"), [({"mode": "full"}, True), ({"description": "x"}, False)]
+    ("change", "bumps"), [({"mode": "full"}, True), ({"description": "x"}, False)]
 )
-def test_the_revision_rises_when_what_the_agent_is_given_changes(change, seen, scout):
+def test_a_change_to_the_catalog_settings_bumps_the_revision(change, bumps, scout):
     before = Revision.current()
 
     agent_actions.change(scout, **change, actor=ADA)
 
-    assert (Revision.current() > before) == seen
+    assert (Revision.current() > before) == bumps
 
 
 # --- Groups -------------------------------------------------------------------------------------
 
 
-def test_the_groups_are_replaced_as_a_whole_and_audited(scout, groups):
+def test_setting_groups_replaces_the_list_and_is_audited(scout, groups):
     before = Revision.current()
 
     agent_actions.set_groups(scout, ["mcp:crm", "mcp:weather"], actor=ADA)
 
     assert agent_actions.group_ids(scout) == ["mcp:crm", "mcp:weather"]
-    assert newest().before == {"groups": groups}
-    assert newest().after == {"groups": ["mcp:crm", "mcp:weather"]}
+    assert newest_entry().before == {"groups": groups}
+    assert newest_entry().after == {"groups": ["mcp:crm", "mcp:weather"]}
     assert Revision.current() > before
 
 
-def test_all_groups_takes_the_place_of_the_list_and_back(scout):
+def test_all_groups_replaces_the_list_and_a_list_replaces_all_groups(scout):
     assert agent_actions.set_groups(scout, all_groups=True, actor=ADA).all_groups
     assert agent_actions.group_ids(scout) == []
 
@@ -256,7 +262,7 @@ def test_all_groups_takes_the_place_of_the_list_and_back(scout):
     assert agent_actions.group_ids(agent) == ["mcp:crm"]
 
 
-def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
+def test_an_unknown_group_leaves_the_list_unchanged(scout, groups):
     with pytest.raises(NotFound):
         agent_actions.set_groups(scout, ["mcp:crm", "mcp:nope"], actor=ADA)
 
@@ -264,7 +270,7 @@ def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
 
 
 @pytest.mark.parametrize(
-    ("act", "group", "left"),
+    ("action", "group", "expected"),
     [
         ("up", "mcp:files", ["mcp:files", "mcp:weather", "mcp:crm"]),
         ("up", "mcp:weather", ["mcp:weather", "mcp:files", "mcp:crm"]),
@@ -275,16 +281,16 @@ def test_an_unknown_group_leaves_the_list_as_it_was(scout, groups):
         ("add", "mcp:files", ["mcp:weather", "mcp:files", "mcp:crm"]),
     ],
 )
-def test_one_group_is_moved_added_or_removed(act, group, left, scout):
+def test_one_group_is_moved_added_or_removed(action, group, expected, scout):
     Group.objects.create(group_id="mcp:late", display_name="Late")
 
-    agent_actions.reorder_groups(scout, act, group, actor=ADA)
+    agent_actions.apply_group_action(scout, action, group, actor=ADA)
 
-    assert agent_actions.group_ids(scout) == left
+    assert agent_actions.group_ids(scout) == expected
 
 
 @pytest.mark.parametrize(
-    ("act", "group", "error"),
+    ("action", "group", "error"),
     [
         ("up", "mcp:nope", NotFound),
         ("add", "mcp:nope", NotFound),
@@ -292,30 +298,30 @@ def test_one_group_is_moved_added_or_removed(act, group, left, scout):
         ("turn", "mcp:files", Invalid),
     ],
 )
-def test_an_act_that_cannot_be_done_is_refused(act, group, error, scout, groups):
-    with pytest.raises(error) as refused:
-        agent_actions.reorder_groups(scout, act, group, actor=ADA)
+def test_an_invalid_group_action_is_rejected(action, group, error, scout, groups):
+    with pytest.raises(error) as raised:
+        agent_actions.apply_group_action(scout, action, group, actor=ADA)
 
-    assert said(refused)
+    assert sentence_of(raised)
     assert agent_actions.group_ids(scout) == groups
 
 
-def test_an_agent_with_all_groups_has_none_to_move(scout):
+def test_group_actions_are_rejected_for_an_agent_with_all_groups(scout):
     agent_actions.set_groups(scout, all_groups=True, actor=ADA)
 
     with pytest.raises(Conflict) as error:
-        agent_actions.reorder_groups(scout, "add", "mcp:files", actor=ADA)
+        agent_actions.apply_group_action(scout, "add", "mcp:files", actor=ADA)
 
-    assert "has all groups" in said(error)
+    assert "has all groups" in sentence_of(error)
 
 
-def test_a_deleted_group_leaves_the_agent_with_the_others(scout):
+def test_deleting_a_group_removes_it_from_the_agent(scout):
     Group.objects.get(group_id="mcp:files").delete()
 
     assert agent_actions.group_ids(scout) == ["mcp:weather", "mcp:crm"]
 
 
-# --- The end ------------------------------------------------------------------------------------
+# --- Disable and delete -------------------------------------------------------------------------
 
 
 def test_disabling_and_enabling_is_recorded_once_each(scout):
@@ -327,15 +333,15 @@ def test_disabling_and_enabling_is_recorded_once_each(scout):
     assert list(verbs)[-2:] == ["agent.disable", "agent.enable"]
 
 
-def test_a_deleted_agent_takes_its_keys_along_and_stays_in_the_log(scout):
+def test_deleting_an_agent_deletes_its_keys_and_keeps_its_audit_entries(scout):
     _, text = api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     agent_actions.delete(scout, actor=ADA)
 
     assert not Agent.objects.exists()
     assert api_keys.find_key(text) is None
-    assert sentence(newest()) == "ada@example.org deleted agent scout"
-    assert newest().before["keys"] == 1
+    assert sentence(newest_entry()) == "ada@example.org deleted agent scout"
+    assert newest_entry().before["keys"] == 1
 
 
 @pytest.mark.parametrize(
@@ -347,10 +353,10 @@ def test_a_deleted_agent_takes_its_keys_along_and_stays_in_the_log(scout):
         lambda agent: agent_actions.delete(agent, actor=ADA),
     ],
 )
-def test_whoever_comes_after_a_deletion_is_told(write, scout):
+def test_writes_to_a_deleted_agent_raise_not_found(write, scout):
     Agent.objects.get().delete()
 
     with pytest.raises(NotFound) as error:
         write(scout)
 
-    assert "scout is gone." in said(error)
+    assert "scout no longer exists." in sentence_of(error)

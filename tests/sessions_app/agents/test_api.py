@@ -1,4 +1,4 @@
-"""The admin API of agents and keys."""
+"""The admin API for agents and keys."""
 
 import json
 from datetime import timedelta
@@ -16,7 +16,7 @@ from tests.support.factories import make_server
 
 @pytest.fixture
 def api(client, admin_token):
-    """Call the API: api("POST", "/agents", {...}, key=...) gives status and body."""
+    """Call the API: api("POST", "/agents", {...}, key=...) returns status and body."""
 
     def call(method, path, body=None, key=admin_token):
         response = client.generic(
@@ -54,7 +54,7 @@ def is_error(answer, status, code):
 # --- Agents -------------------------------------------------------------------------------------
 
 
-def test_an_agent_is_made_read_changed_and_deleted(api, groups):
+def test_an_agent_is_created_read_updated_and_deleted(api, groups):
     body = {"name": "scout", "groups": ["mcp:files", "mcp:weather"], "mode": "deferred"}
     status, made = api("POST", "/agents", body)
     assert status == 201
@@ -76,7 +76,7 @@ def test_an_agent_is_made_read_changed_and_deleted(api, groups):
     assert set(verbs.values_list("actor_kind", flat=True)) == {"token"}
 
 
-def test_null_takes_the_budget_away_and_says_nothing_elsewhere(api, scout):
+def test_null_removes_the_budget_and_leaves_other_settings_unchanged(api, scout):
     api("PATCH", "/agents/scout", {"budget": 900})
 
     status, body = api("PATCH", "/agents/scout", {"budget": None, "mode": None, "groups": None})
@@ -86,7 +86,7 @@ def test_null_takes_the_budget_away_and_says_nothing_elsewhere(api, scout):
     assert body["groups"] == ["mcp:weather", "mcp:files"]
 
 
-def test_all_groups_and_a_list_take_each_others_place(api, scout):
+def test_all_groups_and_a_list_replace_each_other(api, scout):
     _, body = api("PATCH", "/agents/scout", {"all_groups": True})
     assert (body["all_groups"], body["groups"]) == (True, [])
 
@@ -123,14 +123,14 @@ def test_all_groups_and_a_list_take_each_others_place(api, scout):
         ("GET", "/keys?scope=root", None),
     ],
 )
-def test_what_cannot_be_meant_is_refused(method, path, body, api, scout):
+def test_invalid_requests_are_rejected(method, path, body, api, scout):
     before = Agent.objects.values().get(), ApiKey.objects.count()
 
     assert is_error(api(method, path, body), 422, "invalid")
     assert (Agent.objects.values().get(), ApiKey.objects.count()) == before
 
 
-def test_a_change_with_one_bad_part_changes_nothing(api, scout):
+def test_an_update_with_one_invalid_field_changes_nothing(api, scout):
     answer = api("PATCH", "/agents/scout", {"mode": "full", "groups": ["mcp:nope"]})
 
     assert is_error(answer, 404, "not_found")
@@ -140,7 +140,7 @@ def test_a_change_with_one_bad_part_changes_nothing(api, scout):
     assert not AuditEntry.objects.filter(verb="agent.edit").exists()
 
 
-def test_a_name_in_use_is_a_conflict(api, scout):
+def test_a_duplicate_name_is_a_conflict(api, scout):
     assert is_error(api("POST", "/agents", {"name": "scout"}), 409, "name_taken")
 
 
@@ -158,25 +158,27 @@ def test_a_name_in_use_is_a_conflict(api, scout):
         ("POST", "/keys/" + "9" * 30 + "/revoke", None),
     ],
 )
-def test_what_is_not_there_is_not_found(method, path, body, api, scout):
+def test_unknown_agents_and_keys_are_not_found(method, path, body, api, scout):
     assert is_error(api(method, path, body), 404, "not_found")
 
 
-def test_agents_are_listed_in_pages_at_a_fixed_cost(api, scout, django_assert_max_num_queries):
+def test_agents_are_paginated_with_a_constant_number_of_queries(
+    api, scout, django_assert_max_num_queries
+):
     for number in range(5):
         agent_actions.create(f"agent-{number}", groups=["mcp:files"], actor=SYSTEM)
     names, cursor = [], ""
     while cursor is not None:
         with django_assert_max_num_queries(6):
             _, body = api("GET", f"/agents?limit=2&cursor={cursor}")
-        names += [one["name"] for one in body["items"]]
+        names += [agent["name"] for agent in body["items"]]
         cursor = body["next_cursor"]
 
     assert names == sorted(Agent.objects.values_list("name", flat=True))
     assert len(names) == 6
 
 
-def test_a_name_of_any_characters_can_be_addressed(api, db):
+def test_a_name_with_special_characters_works_in_the_path(api, db):
     assert api("POST", "/agents", {"name": "Späher a&b?c#d%e"})[0] == 201
 
     path = "/agents/Sp%C3%A4her%20a&b%3Fc%23d%25e"
@@ -186,7 +188,7 @@ def test_a_name_of_any_characters_can_be_addressed(api, db):
 # --- Keys ---------------------------------------------------------------------------------------
 
 
-def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
+def test_a_keys_text_is_only_in_the_response_that_creates_it(api, scout):
     status, made = api("POST", "/agents/scout/keys", {"name": "laptop", "days": 30})
     assert status == 201
     assert api.response["Cache-Control"] == "no-store"
@@ -200,47 +202,47 @@ def test_a_keys_text_is_only_in_the_answer_that_makes_it(api, scout):
 
     paths = ["/agents", "/agents/scout", "/agents/scout/keys", "/keys", "/audit"]
     paths += [f"/keys/{made['id']}", f"/keys/{new['prefix']}"]
-    seen = json.dumps([api("GET", path) for path in paths])
+    bodies = json.dumps([api("GET", path) for path in paths])
     for text in (made["key"], new["key"]):
-        assert text not in seen
-        assert text[10:] not in seen
-    assert made["prefix"] in seen
+        assert text not in bodies
+        assert text[10:] not in bodies
+    assert made["prefix"] in bodies
 
 
 def test_keys_are_listed_with_their_state(api, scout):
-    made = [
+    keys = [
         api_keys.create_key(f"key {n}", "agent", agent=scout, actor=SYSTEM)[0] for n in range(3)
     ]
-    api_keys.revoke(made[0], actor=SYSTEM)
-    ApiKey.objects.filter(pk=made[1].pk).update(expires_at=timezone.now() - timedelta(days=1))
+    api_keys.revoke(keys[0], actor=SYSTEM)
+    ApiKey.objects.filter(pk=keys[1].pk).update(expires_at=timezone.now() - timedelta(days=1))
 
     _, body = api("GET", "/agents/scout/keys")
 
-    assert [(one["name"], one["state"]) for one in body["items"]] == [
+    assert [(key["name"], key["state"]) for key in body["items"]] == [
         ("key 2", "active"),
         ("key 1", "expired"),
         ("key 0", "revoked"),
     ]
-    assert {one["agent"] for one in body["items"]} == {"scout"}
+    assert {key["agent"] for key in body["items"]} == {"scout"}
     assert api("GET", "/agents/scout")[1]["keys"] == 1
     _, first = api("GET", "/agents/scout/keys?limit=2")
     _, second = api("GET", f"/agents/scout/keys?limit=2&cursor={first['next_cursor']}")
-    assert [one["name"] for one in second["items"]] == ["key 0"]
+    assert [key["name"] for key in second["items"]] == ["key 0"]
 
 
-def test_keys_of_people_are_listed_beside_and_apart(api, scout):
+def test_keys_can_be_filtered_by_scope(api, scout):
     api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
-    assert {one["scope"] for one in api("GET", "/keys")[1]["items"]} == {"admin", "agent"}
+    assert {key["scope"] for key in api("GET", "/keys")[1]["items"]} == {"admin", "agent"}
     (only,) = api("GET", "/keys?scope=admin")[1]["items"]
     assert (only["name"], only["agent"]) == ("tests", None)
 
 
-def test_a_key_is_named_after_its_agent_unless_told(api, scout):
+def test_a_key_has_the_agents_name_by_default(api, scout):
     assert api("POST", "/agents/scout/keys", {})[1]["name"] == "scout"
 
 
-def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_token):
+def test_a_revoked_key_is_rejected_from_the_next_request_on(api, scout, operator_token):
     key = api_keys.find_key(operator_token)
     assert api("GET", "/agents", key=operator_token)[0] == 200
 
@@ -251,7 +253,7 @@ def test_a_revoked_key_is_refused_from_the_next_request_on(api, scout, operator_
     assert is_error(api("POST", f"/keys/{key.pk}/rotate"), 409, "conflict")
 
 
-def test_a_disabled_agent_is_seen_as_such(api, scout):
+def test_an_agent_can_be_disabled_and_enabled(api, scout):
     _, text = api_keys.create_key("laptop", "agent", agent=scout, actor=SYSTEM)
 
     assert api("PATCH", "/agents/scout", {"enabled": False})[1]["enabled"] is False

@@ -1,4 +1,4 @@
-"""Keys: shown once, kept as digests, good until revoked, expired or their owner is disabled."""
+"""API keys: shown once, stored as digests, valid until revoked, expired or the owner disabled."""
 
 import json
 import subprocess
@@ -24,36 +24,36 @@ def scout(db):
     return agent_actions.create("scout", actor=SYSTEM)
 
 
-def mint(agent, name="laptop", **more):
+def create(agent, name="laptop", **more):
     return api_keys.create_key(name, "agent", agent=agent, actor=ADA, **more)
 
 
-def everything_kept():
-    """What the database holds of keys, as text."""
+def stored_rows():
+    """Return all stored keys and audit entries, as text."""
     rows = [*ApiKey.objects.values(), *AuditEntry.objects.values()]
     return json.dumps(rows, default=str)
 
 
-def age(key, **moments):
-    ApiKey.objects.filter(pk=key.pk).update(**moments)
+def update(key, **fields):
+    ApiKey.objects.filter(pk=key.pk).update(**fields)
 
 
-# --- Making and finding -------------------------------------------------------------------------
+# --- Create and find ----------------------------------------------------------------------------
 
 
-def test_a_key_is_found_by_its_text_and_kept_as_a_digest(scout):
-    key, text = mint(scout)
+def test_a_key_is_found_by_its_text_and_stored_as_a_digest(scout):
+    key, text = create(scout)
 
     found = api_keys.find_key(text)
     assert (found.pk, found.agent, found.scope) == (key.pk, scout, "agent")
     assert text.startswith(key.prefix)
     assert len(key.prefix) == 10
-    assert text not in everything_kept()
-    assert text[10:] not in everything_kept()
+    assert text not in stored_rows()
+    assert text[10:] not in stored_rows()
 
 
-def test_a_key_says_who_made_it_and_when_it_was_used(scout):
-    key, text = mint(scout)
+def test_a_key_records_its_creator_and_last_use(scout):
+    key, text = create(scout)
     assert (key.created_by, key.last_used_at) == ("ada@example.org", None)
 
     api_keys.find_key(text)
@@ -62,20 +62,20 @@ def test_a_key_says_who_made_it_and_when_it_was_used(scout):
 
     assert first is not None
     assert ApiKey.objects.get(pk=key.pk).last_used_at == first  # once a minute is enough
-    age(key, last_used_at=first - timedelta(minutes=2))
+    update(key, last_used_at=first - timedelta(minutes=2))
     api_keys.find_key(text)
     assert ApiKey.objects.get(pk=key.pk).last_used_at >= first
 
 
-def test_no_two_keys_are_alike(scout):
-    texts = {mint(scout)[1] for _ in range(50)}
+def test_keys_are_unique(scout):
+    texts = {create(scout)[1] for _ in range(50)}
 
     assert len(texts) == 50
 
 
 @pytest.mark.parametrize("text", ["", "tcb_", "tcb_wrong", "tcb_" + "x" * 500, "Bearer", "tcb_\0"])
-def test_what_is_no_key_finds_nothing(text, scout):
-    mint(scout)
+def test_an_invalid_text_finds_no_key(text, scout):
+    create(scout)
 
     assert api_keys.find_key(text) is None
 
@@ -83,13 +83,13 @@ def test_what_is_no_key_finds_nothing(text, scout):
 @pytest.mark.parametrize(
     ("scope", "with_agent", "words"),
     [
-        ("agent", False, "belongs to an agent"),
-        ("admin", True, "has the scope agent"),
-        ("operator", True, "has the scope agent"),
-        ("root", False, "A scope is one of"),
+        ("agent", False, "must belong to an agent"),
+        ("admin", True, "must have the scope agent"),
+        ("operator", True, "must have the scope agent"),
+        ("root", False, "scope must be one of"),
     ],
 )
-def test_a_scope_and_its_owner_must_fit(scope, with_agent, words, scout):
+def test_the_scope_must_match_the_owner(scope, with_agent, words, scout):
     with pytest.raises(Invalid) as error:
         api_keys.create_key("laptop", scope, agent=scout if with_agent else None, actor=ADA)
 
@@ -98,33 +98,33 @@ def test_a_scope_and_its_owner_must_fit(scope, with_agent, words, scout):
 
 
 @pytest.mark.parametrize("name", ["", "  ", "x" * 121, "a\nb", "a\0b"])
-def test_a_name_that_cannot_be_kept_is_refused(name, scout):
+def test_an_invalid_name_is_rejected(name, scout):
     with pytest.raises(Invalid):
-        mint(scout, name)
+        create(scout, name)
 
 
-# --- Their end ----------------------------------------------------------------------------------
+# --- Expire, revoke and rotate ------------------------------------------------------------------
 
 
-def test_a_key_ends_when_it_says(scout):
-    key, text = mint(scout, expires_at=timezone.now() + timedelta(hours=1))
+def test_a_key_is_invalid_after_its_expiry_time(scout):
+    key, text = create(scout, expires_at=timezone.now() + timedelta(hours=1))
     assert api_keys.find_key(text)
 
-    age(key, expires_at=timezone.now() - timedelta(seconds=1))
+    update(key, expires_at=timezone.now() - timedelta(seconds=1))
 
     assert api_keys.find_key(text) is None
 
 
-def test_a_key_that_has_expired_already_is_not_made(scout):
+def test_an_expiry_time_in_the_past_is_rejected(scout):
     with pytest.raises(Invalid) as error:
-        mint(scout, expires_at=timezone.now() - timedelta(seconds=1))
+        create(scout, expires_at=timezone.now() - timedelta(seconds=1))
 
-    assert "expired already" in error.value.message
+    assert "in the past" in error.value.message
 
 
-def test_a_revoked_key_is_refused_and_its_siblings_are_not(scout):
-    key, text = mint(scout)
-    _, other = mint(scout)
+def test_revoking_a_key_leaves_the_agents_other_keys_valid(scout):
+    key, text = create(scout)
+    _, other = create(scout)
 
     api_keys.revoke(key, actor=ADA)
     api_keys.revoke(key, actor=ADA)
@@ -136,8 +136,8 @@ def test_a_revoked_key_is_refused_and_its_siblings_are_not(scout):
     assert entry.before == {"scope": "agent", "agent": "scout"}
 
 
-def test_a_disabled_agents_keys_are_refused_until_it_is_enabled(scout):
-    _, text = mint(scout)
+def test_a_disabled_agents_keys_are_rejected_until_it_is_enabled(scout):
+    _, text = create(scout)
 
     agent_actions.disable(scout, actor=ADA)
     assert api_keys.find_key(text) is None
@@ -146,8 +146,8 @@ def test_a_disabled_agents_keys_are_refused_until_it_is_enabled(scout):
     assert api_keys.find_key(text)
 
 
-def test_a_refused_key_does_not_count_as_used(scout):
-    key, text = mint(scout)
+def test_a_rejected_key_does_not_count_as_used(scout):
+    key, text = create(scout)
     agent_actions.disable(scout, actor=ADA)
 
     api_keys.find_key(text)
@@ -155,8 +155,8 @@ def test_a_refused_key_does_not_count_as_used(scout):
     assert ApiKey.objects.get(pk=key.pk).last_used_at is None
 
 
-def test_rotating_gives_a_new_key_and_lets_the_old_one_end_in_a_day(scout):
-    key, text = mint(scout)
+def test_rotating_creates_a_key_and_keeps_the_old_one_valid_for_24_hours(scout):
+    key, text = create(scout)
     before = timezone.now()
 
     new, new_text = api_keys.rotate(key, actor=ADA)
@@ -164,30 +164,31 @@ def test_rotating_gives_a_new_key_and_lets_the_old_one_end_in_a_day(scout):
     key.refresh_from_db()
     assert api_keys.find_key(text).pk == key.pk
     assert api_keys.find_key(new_text).pk == new.pk != key.pk
-    assert before + api_keys.OVERLAP <= key.expires_at <= timezone.now() + api_keys.OVERLAP
+    overlap = api_keys.ROTATION_OVERLAP
+    assert before + overlap <= key.expires_at <= timezone.now() + overlap
     assert (new.name, new.agent, new.scope, new.expires_at) == ("laptop", scout, "agent", None)
-    age(key, expires_at=timezone.now())
+    update(key, expires_at=timezone.now())
     assert api_keys.find_key(text) is None
     assert api_keys.find_key(new_text)
     entry = AuditEntry.objects.get(verb="key.rotate")
     assert entry.after["replaced_by"] == new.prefix
-    assert new_text not in everything_kept()
+    assert new_text not in stored_rows()
 
 
-def test_the_new_key_lasts_as_long_as_the_old_one_was_meant_to(scout):
+def test_the_new_key_has_the_same_lifetime_as_the_old_one(scout):
     now = timezone.now()
-    key, _ = mint(scout, expires_at=now + timedelta(days=60))
-    age(key, created_at=now - timedelta(days=30))
+    key, _ = create(scout, expires_at=now + timedelta(days=60))
+    update(key, created_at=now - timedelta(days=30))
 
     new, _ = api_keys.rotate(ApiKey.objects.get(pk=key.pk), actor=ADA)
 
     assert now + timedelta(days=90) <= new.expires_at <= timezone.now() + timedelta(days=90)
 
 
-def test_a_key_that_ended_or_ends_soon_is_not_rotated(scout):
-    revoked, _ = mint(scout)
+def test_a_revoked_or_soon_expiring_key_cannot_be_rotated(scout):
+    revoked, _ = create(scout)
     api_keys.revoke(revoked, actor=ADA)
-    rotated, _ = mint(scout)
+    rotated, _ = create(scout)
     api_keys.rotate(rotated, actor=ADA)
     before = ApiKey.objects.count()
 
@@ -198,7 +199,7 @@ def test_a_key_that_ended_or_ends_soon_is_not_rotated(scout):
     assert ApiKey.objects.count() == before
 
 
-def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
+def test_rotating_an_admin_key_is_audited_as_a_token(db):
     key, _ = api_keys.create_key("tests", "admin", actor=ADA)
 
     new, text = api_keys.rotate(key, actor=ADA)
@@ -207,11 +208,11 @@ def test_tokens_of_people_rotate_too_and_are_called_tokens(db):
     assert AuditEntry.objects.filter(verb="token.rotate").count() == 1
 
 
-# --- Naming one ---------------------------------------------------------------------------------
+# --- Find by reference --------------------------------------------------------------------------
 
 
-def test_a_key_is_named_by_id_or_prefix(scout):
-    key, _ = mint(scout)
+def test_a_key_is_found_by_id_or_prefix(scout):
+    key, _ = create(scout)
 
     assert (
         api_keys.find_key_by_reference(str(key.pk))
@@ -221,41 +222,41 @@ def test_a_key_is_named_by_id_or_prefix(scout):
 
 
 @pytest.mark.parametrize("name", ["0", "9" * 17, "9" * 40, "tcb_nobody", "", "tcb_\0"])
-def test_a_key_that_is_not_there_is_told(name, scout):
+def test_an_unknown_reference_raises_not_found(name, scout):
     with pytest.raises(NotFound):
         api_keys.find_key_by_reference(name)
 
 
-def test_a_prefix_of_two_keys_names_neither(scout):
-    key, _ = mint(scout)
-    age(mint(scout)[0], prefix=key.prefix)
+def test_an_ambiguous_prefix_is_a_conflict(scout):
+    key, _ = create(scout)
+    update(create(scout)[0], prefix=key.prefix)
 
     with pytest.raises(Conflict) as error:
         api_keys.find_key_by_reference(key.prefix)
 
-    assert "by its id" in error.value.hint
+    assert "id" in error.value.hint
 
 
-# --- Every process ------------------------------------------------------------------------------
+# --- Several processes --------------------------------------------------------------------------
 
-ASKING = """
+CHECK_KEYS = """
 import os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "toolcrib.settings"
 import django
 django.setup()
 from sessions_app.agents import api_keys as keys
 for line in sys.stdin:
-    found = keys.find_key(line.strip())
-    print("good" if found else "refused", flush=True)
+    key = keys.find_key(line.strip())
+    print("valid" if key else "invalid", flush=True)
 """
 
 
-class Asking:
-    """A process that stays, and says of each key whether it is good."""
+class KeyChecker:
+    """A long-running process that reports whether a key is valid."""
 
     def __init__(self, toolcrib):
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ASKING],
+            [sys.executable, "-c", CHECK_KEYS],
             cwd=ROOT,
             env=toolcrib.env,
             stdin=subprocess.PIPE,
@@ -268,26 +269,26 @@ class Asking:
         self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def end(self):
+    def stop(self):
         self.process.communicate(timeout=30)
 
 
-def test_what_one_process_revokes_or_disables_every_other_refuses_next(tmp_path):
+def test_a_change_by_one_process_takes_effect_in_all_others(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     key = json.loads(toolcrib.command("create_agent", "scout", "--json").stdout)["key"]
-    processes = [Asking(toolcrib), Asking(toolcrib)]
+    checkers = [KeyChecker(toolcrib), KeyChecker(toolcrib)]
     try:
-        assert [ask(key) for ask in processes] == ["good", "good"]
+        assert [check(key) for check in checkers] == ["valid", "valid"]
         change = "from sessions_app.agents import {0} as x; from sessions_app.models import *; "
         change += "from catalog.audit import SYSTEM; x.{1}({2}.objects.get(), actor=SYSTEM)"
-        for words, answer in (
-            (("actions", "disable", "Agent"), "refused"),
-            (("actions", "enable", "Agent"), "good"),
-            (("api_keys", "revoke", "ApiKey"), "refused"),
+        for words, expected in (
+            (("actions", "disable", "Agent"), "invalid"),
+            (("actions", "enable", "Agent"), "valid"),
+            (("api_keys", "revoke", "ApiKey"), "invalid"),
         ):
             done = toolcrib.command("shell", "--no-imports", "-c", change.format(*words))
             assert done.returncode == 0, done.stderr
-            assert [ask(key) for ask in processes] == [answer, answer]
+            assert [check(key) for check in checkers] == [expected, expected]
     finally:
-        for ask in processes:
-            ask.end()
+        for checker in checkers:
+            checker.stop()

@@ -1,4 +1,4 @@
-"""`manage.py create_agent`: an agent and its key, for scripts and for people."""
+"""`manage.py create_agent`: creates an agent with a key, with text or JSON output."""
 
 import json
 
@@ -8,6 +8,7 @@ from django.core.management import CommandError, call_command
 from catalog.models import AuditEntry
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, ApiKey
 from tests.support.factories import make_server
 from tests.support.installation import Installation
@@ -21,7 +22,7 @@ def groups(db):
 
 @pytest.fixture
 def run(capsys):
-    """Run the command and give its exit code and what it printed."""
+    """Run the command and return its exit code, stdout and stderr."""
 
     def create_agent(*arguments):
         code = 0
@@ -29,47 +30,47 @@ def run(capsys):
             call_command("create_agent", *arguments)
         except SystemExit as stop:
             code = stop.code
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        output = capsys.readouterr()
+        return code, output.out, output.err
 
     return create_agent
 
 
-def test_json_is_one_document_with_the_agent_and_its_key(run, groups):
+def test_json_output_is_one_document_with_the_agent_and_its_key(run, groups):
     code, out, err = run("scout", "--group", "mcp:files", "--group", "mcp:weather", "--json")
 
     assert (code, err) == (0, "")
-    made = json.loads(out)
-    assert set(made) == {"agent", "key"}
-    assert made["agent"] == "scout"
-    agent = api_keys.find_key(made["key"]).agent
+    body = json.loads(out)
+    assert set(body) == {"agent", "key"}
+    assert body["agent"] == "scout"
+    agent = api_keys.find_key(body["key"]).agent
     assert agent_actions.group_ids(agent) == ["mcp:files", "mcp:weather"]
-    assert made["key"] not in json.dumps(list(AuditEntry.objects.values()), default=str)
+    assert body["key"] not in json.dumps(list(AuditEntry.objects.values()), default=str)
 
 
-def test_people_read_the_key_once_and_a_line_to_try_it(run, groups, settings):
+def test_text_output_has_the_key_and_a_command_to_test_it(run, groups, settings):
     settings.PUBLIC_URL = "https://crib.example.org"
 
     code, out, _ = run("scout", "--all-groups")
 
     key = ApiKey.objects.get()
     assert code == 0
-    assert "It has all groups." in out
+    assert "Created agent scout. Groups: all." in out
     assert "not shown again" in out
     text = next(line.strip() for line in out.splitlines() if line.startswith("  tcb_"))
     assert api_keys.find_key(text) == key
     assert f"https://crib.example.org/api/v1/sessions -H 'Authorization: Bearer {text}'" in out
 
 
-def test_an_agent_without_groups_is_legal_and_said(run, groups):
+def test_an_agent_without_groups_is_allowed_and_reported(run, groups):
     code, out, _ = run("drifter")
 
     assert code == 0
-    assert "It has no groups, so it sees no tools yet." in out
-    assert agent_actions.group_ids(agent_actions.find_agent("drifter")) == []
+    assert "It has no groups, so it has no tools yet." in out
+    assert agent_actions.group_ids(find_agent("drifter")) == []
 
 
-def test_settings_are_taken(run, groups):
+def test_options_set_the_settings(run, groups):
     options = ["--strategy", "inject", "--mode", "full"]
     options += ["--calls-per-minute", "90000", "--calls-in-flight", "500"]
 
@@ -86,10 +87,10 @@ def test_settings_are_taken(run, groups):
         (["scout", "--group", "mcp:nope"], "mcp:nope"),
         (["scout", "--calls-in-flight", "0"], "calls_in_flight"),
         ([""], "1 to 80 printable"),
-        (["a/b"], "no /"),
+        (["a/b"], 'cannot contain "/"'),
     ],
 )
-def test_what_is_refused_is_told_on_standard_error_and_makes_nothing(arguments, words, run, groups):
+def test_errors_are_written_to_stderr_and_nothing_is_created(arguments, words, run, groups):
     code, out, err = run(*arguments, "--json")
 
     assert (code, out) == (1, "")
@@ -98,7 +99,7 @@ def test_what_is_refused_is_told_on_standard_error_and_makes_nothing(arguments, 
     assert not ApiKey.objects.exists()
 
 
-def test_a_second_agent_of_the_name_is_refused(run, groups):
+def test_a_duplicate_name_is_rejected(run, groups):
     run("scout")
 
     code, _, err = run("scout", "--json")
@@ -116,14 +117,14 @@ def test_a_second_agent_of_the_name_is_refused(run, groups):
         ["x", "--calls-in-flight", "a"],
     ],
 )
-def test_options_that_are_none_are_refused_before_anything(arguments, groups):
+def test_invalid_options_are_rejected_by_the_parser(arguments, groups):
     with pytest.raises(CommandError):
         call_command("create_agent", *arguments)
 
     assert not Agent.objects.exists()
 
 
-def test_it_works_where_nobody_has_started_anything_yet(tmp_path):
+def test_the_command_works_on_a_new_installation(tmp_path):
     new = Installation(tmp_path / "data")
 
     done = new.command("create_agent", "scout", "--all-groups", "--json")
@@ -132,4 +133,4 @@ def test_it_works_where_nobody_has_started_anything_yet(tmp_path):
     assert json.loads(done.stdout)["agent"] == "scout"
     again = new.command("create_agent", "scout", "--json")
     assert (again.returncode, again.stdout) == (1, "")
-    assert "There is an agent called scout already." in again.stderr
+    assert "An agent named scout already exists." in again.stderr

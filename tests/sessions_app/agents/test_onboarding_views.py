@@ -1,4 +1,4 @@
-"""The end of the first sixty seconds: the saving, the group, the first agent, the live line."""
+"""Onboarding: token savings, the server's group, the first agent and its first request."""
 
 import re
 
@@ -24,36 +24,35 @@ def as_admin(client, admin):
 
 
 def weighed():
-    return token_savings.token_savings(list(Server.objects.values_list("pk", flat=True)))
+    return token_savings.compute_savings(list(Server.objects.values_list("pk", flat=True)))
 
 
 @pytest.mark.parametrize("preloads", [0, 2])
-def test_the_promised_figure_is_what_a_session_is_given(as_admin, github, slack, preloads):
+def test_the_predicted_savings_match_the_first_session(as_admin, github, slack, preloads):
     chosen = Membership.objects.order_by("pk")[:preloads].values_list("pk", flat=True)
     Membership.objects.filter(pk__in=list(chosen)).update(preload=True)
     promised = weighed()
-    assert bool(promised.preloads) == bool(preloads)
+    assert bool(promised.preload_tokens) == bool(preloads)
 
     as_admin.post("/welcome/agent")
     opened = AgentClient(Agent.objects.get(name="scout")).open()
     tokens = opened.opened["stats"]["tokens"]
-    assert promised.paid == tokens["by"]["catalog"]
-    assert promised.all_tokens == tokens["all_schemas"]
+    assert promised.initial_tokens == tokens["by"]["catalog"]
+    assert promised.baseline_tokens == tokens["all_schemas"]
 
 
-def test_a_server_without_tools_costs_nothing_and_promises_nothing(db):
+def test_a_server_without_tools_has_no_costs_and_no_savings(db):
     add_tools("empty")
     found = weighed()
-    assert (found.tools, found.all_tokens, found.paid, found.saves) == (0, 0, 0, False)
+    assert (found.tools, found.baseline_tokens, found.initial_tokens) == (0, 0, 0)
+    assert not found.saves_tokens
 
 
-def test_make_it_so_opens_the_servers_group_with_the_agent_as_what_comes_next(
-    as_admin, github, slack
-):
+def test_starting_opens_the_servers_group_with_the_agent_as_next_step(as_admin, github, slack):
     done = as_admin.post("/welcome/start", {"server": "slack"})
     assert done.headers["Location"] == "/groups/mcp:slack"
     page = text_of(as_admin.get("/groups/mcp:slack"))
-    assert "Next: Connect an agent Skip" in page
+    assert "Next step: Connect an agent Skip" in page
     assert "Connect an agent" not in text_of(as_admin.get("/tools"))
 
     as_admin.post("/welcome/skip")
@@ -61,23 +60,23 @@ def test_make_it_so_opens_the_servers_group_with_the_agent_as_what_comes_next(
 
 
 @pytest.mark.parametrize("server", ["", "nothing-like-it", "a\0b"])
-def test_a_server_nobody_knows_leads_to_the_first_group(as_admin, github, server):
+def test_an_unknown_server_redirects_to_the_first_group(as_admin, github, server):
     done = as_admin.post("/welcome/start", {"server": server})
     assert done.headers["Location"] == "/groups/mcp:github"
 
 
-def test_without_any_group_it_leads_to_their_list(as_admin, db):
+def test_without_groups_it_redirects_to_the_group_list(as_admin, db):
     assert as_admin.post("/welcome/start").headers["Location"] == "/groups"
 
 
-def test_with_an_agent_there_nothing_comes_next(as_admin, scout):
+def test_no_next_step_is_shown_if_an_agent_exists(as_admin, scout):
     as_admin.post("/welcome/start", {"server": "github"})
     assert "Connect an agent Skip" not in text_of(as_admin.get("/groups/mcp:github"))
 
 
-def test_the_first_agent_is_made_once_with_its_key_in_that_answer_alone(as_admin, github):
+def test_the_first_agent_is_created_once_and_its_key_is_only_in_that_response(as_admin, github):
     before = text_of(as_admin.get("/welcome/agent"))
-    assert "This makes the agent scout" in before
+    assert "Creates the agent scout" in before
     assert not Agent.objects.exists()
 
     made = as_admin.post("/welcome/agent")
@@ -99,7 +98,7 @@ def test_the_first_agent_is_made_once_with_its_key_in_that_answer_alone(as_admin
     assert ApiKey.objects.count() == 2
 
 
-def test_the_line_waits_until_the_agent_opened_a_session(as_admin, github):
+def test_the_status_is_running_until_the_agent_opens_a_session(as_admin, github):
     htmx = {"headers": {"HX-Request": "true"}}
     assert as_admin.get("/welcome/agent/waiting", **htmx).headers["Location"] == "/welcome/agent"
     as_admin.post("/welcome/agent")
@@ -115,7 +114,7 @@ def test_the_line_waits_until_the_agent_opened_a_session(as_admin, github):
     assert f"/sessions/{opened.id}" in as_admin.get("/welcome/agent").content.decode()
 
 
-def test_only_admins_make_agents_and_only_by_posting(client, operator, github):
+def test_only_admins_create_agents_and_only_with_post(client, operator, github):
     client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
     assert client.get("/welcome/agent").status_code == 403
     assert client.post("/welcome/agent").status_code == 403
@@ -124,7 +123,7 @@ def test_only_admins_make_agents_and_only_by_posting(client, operator, github):
     assert not Agent.objects.exists()
 
 
-def test_a_renamed_first_agent_leaves_room_for_another(as_admin, github, admin):
+def test_after_a_rename_the_first_agent_can_be_created_again(as_admin, github, admin):
     as_admin.post("/welcome/agent")
     agent_actions.change(Agent.objects.get(), name="ranger", actor=Actor.user(admin))
     assert as_admin.post("/welcome/agent").status_code == 201

@@ -1,4 +1,4 @@
-"""The agents' pages: who may see and change what, what they say, and what they never keep."""
+"""Agent pages: permissions, texts, and keys that are shown only once."""
 
 import ast
 import html
@@ -19,13 +19,14 @@ from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, CatalogSnapshot
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, snippets
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, AgentSession, ApiKey
 from sessions_app.urls import agent_pages
 from tests.support.factories import make_server, make_tool
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
-# route: (method, status for operators, status for admins). Outsiders always get 403 and
-# anonymous people the sign-in page; a route that is missing here fails the test.
+# route: (method, status for operators, status for admins). Outsiders always get 403, anonymous
+# users the sign-in page. A route that is missing here fails the test.
 ROUTES = {
     "agents": ("get", 200, 200),
     "agent-add": ("get", 403, 200),
@@ -46,7 +47,7 @@ BODIES = {
     "agent-delete": {"typed_name": "scout"},
 }
 READS = [name for name, row in ROUTES.items() if row[0] == "get"]
-# Pages whose POST needs more than their GET.
+# Routes with a POST that requires the admin role.
 POSTS = [name for name in ROUTES if name not in READS] + [
     "agent-add",
     "agent-keys",
@@ -71,8 +72,8 @@ def ada(admin):
     return signed_in(admin)
 
 
-def address(name):
-    route = next(str(one.pattern) for one in agent_pages if one.name == name)
+def path_of(name):
+    route = next(str(page.pattern) for page in agent_pages if page.name == name)
     arguments = ["scout"] if "<str:name>" in route else []
     return reverse(name, args=arguments + ([ApiKey.objects.get().pk] if "key_id" in route else []))
 
@@ -89,10 +90,10 @@ def text_of(response):
 
 
 def key_in(response):
-    """The key a page shows."""
-    found = re.findall(r"tcb_[\w-]{40,}", response.content.decode())
-    assert len(set(found)) == 1
-    return found[0]
+    """Return the key that a page contains."""
+    keys = re.findall(r"tcb_[\w-]{40,}", response.content.decode())
+    assert len(set(keys)) == 1
+    return keys[0]
 
 
 def open_session(agent, **fields):
@@ -111,59 +112,59 @@ def open_session(agent, **fields):
     )
 
 
-# --- Who may ------------------------------------------------------------------------------------
+# --- Permissions --------------------------------------------------------------------------------
 
 
-def test_every_address_is_in_the_table():
-    assert {one.name for one in agent_pages} == set(ROUTES)
+def test_every_route_is_in_the_table():
+    assert {page.name for page in agent_pages} == set(ROUTES)
 
 
 @pytest.mark.parametrize("name", ROUTES)
-def test_each_route_answers_everybody_as_the_table_says(name, scout, admin, operator, outsider):
+def test_each_route_has_the_expected_status_for_each_role(name, scout, admin, operator, outsider):
     method, for_operator, for_admin = ROUTES[name]
-    path = address(name)
+    path = path_of(name)
 
-    def answer(user):
+    def request(user):
         body = BODIES.get(name, {}) if method == "post" else {}
         return getattr(signed_in(user), method)(path, body)
 
-    asked = answer(None)
-    assert asked.status_code == 302
-    assert asked["Location"] == f"/sign-in?next={path}"
-    assert answer(outsider).status_code == 403
-    assert answer(operator).status_code == for_operator
-    assert answer(admin).status_code == for_admin
+    anonymous = request(None)
+    assert anonymous.status_code == 302
+    assert anonymous["Location"] == f"/sign-in?next={path}"
+    assert request(outsider).status_code == 403
+    assert request(operator).status_code == for_operator
+    assert request(admin).status_code == for_admin
 
 
-def kept():
+def stored_rows():
     return list(Agent.objects.values()), list(ApiKey.objects.values()), AuditEntry.objects.count()
 
 
 @pytest.mark.parametrize("name", POSTS)
-def test_operators_change_nothing(name, scout, operator):
-    before, path = kept(), address(name)
+def test_operators_cannot_change_anything(name, scout, operator):
+    before, path = stored_rows(), path_of(name)
 
     assert signed_in(operator).post(path, BODIES.get(name, {})).status_code == 403
-    assert kept() == before
+    assert stored_rows() == before
 
 
 @pytest.mark.parametrize("name", POSTS)
-def test_a_post_without_the_csrf_token_is_refused(name, scout, admin):
-    before, path = kept(), address(name)
+def test_a_post_without_a_csrf_token_is_rejected(name, scout, admin):
+    before, path = stored_rows(), path_of(name)
     client = signed_in(admin, enforce_csrf_checks=True)
 
     assert client.post(path, BODIES.get(name, {})).status_code == 403
-    assert kept() == before
+    assert stored_rows() == before
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTES if name not in READS])
-def test_what_changes_something_cannot_be_fetched(name, scout, ada):
-    assert ada.get(address(name)).status_code == 405
+def test_write_routes_reject_get(name, scout, ada):
+    assert ada.get(path_of(name)).status_code == 405
 
 
 @pytest.mark.parametrize("name", [name for name in READS if name != "agent-add"])
-def test_operators_see_no_button_that_would_be_refused(name, scout, operator):
-    page = signed_in(operator).get(address(name)).content.decode()
+def test_operators_see_no_forms_they_cannot_submit(name, scout, operator):
+    page = signed_in(operator).get(path_of(name)).content.decode()
 
     forms = re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page)
     assert set(forms) <= {"/theme", "/sign-out"}
@@ -171,26 +172,26 @@ def test_operators_see_no_button_that_would_be_refused(name, scout, operator):
 
 
 @pytest.mark.parametrize("path", ["/agents/nobody", "/agents/nobody/keys", "/agents/%00"])
-def test_an_agent_that_is_not_there_is_told_in_words(path, ada):
-    answer = ada.get(path)
+def test_an_unknown_agent_is_not_found(path, ada):
+    response = ada.get(path)
 
-    assert answer.status_code == 404
-    assert "There is no agent of this name." in text_of(answer)
+    assert response.status_code == 404
+    assert "Agent not found." in text_of(response)
 
 
-def test_another_agents_key_is_not_reached_through_this_one(scout, ada):
+def test_a_key_of_another_agent_is_not_found(scout, ada):
     agent_actions.create("drifter", actor=SYSTEM)
 
-    answer = ada.post(f"/agents/drifter/keys/{ApiKey.objects.get().pk}/revoke")
+    response = ada.post(f"/agents/drifter/keys/{ApiKey.objects.get().pk}/revoke")
 
-    assert answer.status_code == 404
+    assert response.status_code == 404
     assert ApiKey.objects.get().revoked_at is None
 
 
-# --- The list -----------------------------------------------------------------------------------
+# --- List ---------------------------------------------------------------------------------------
 
 
-def test_the_list_says_groups_keys_sessions_and_limits(scout, ada):
+def test_the_list_shows_groups_keys_sessions_and_limits(scout, ada):
     open_session(scout)
     old = open_session(scout, state="closed")
     AgentSession.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(days=2))
@@ -199,15 +200,15 @@ def test_the_list_says_groups_keys_sessions_and_limits(scout, ada):
 
     page = text_of(ada.get("/agents"))
 
-    assert "3 agents may ask for tools." in page
-    assert "scout mcp:files , mcp:weather none 1 never 1 1 open 600 20" in page
-    assert "drifter Disabled none: sees no tools none 0 never 0 600 20" in page
-    assert "everything all groups none 0" in page
+    assert "3 agents" in page
+    assert "scout mcp:files , mcp:weather None 1 never 1 1 open 600 /min 20" in page
+    assert "drifter Disabled None: no tools available None 0 never 0 600 /min 20" in page
+    assert "everything All groups None 0" in page
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_page_costs_the_same_however_many_agents_there_are(name, scout, ada):
-    path = address(name)
+def test_the_number_of_queries_does_not_depend_on_the_number_of_agents(name, scout, ada):
+    path = path_of(name)
 
     def cost():
         with CaptureQueriesContext(connection) as captured:
@@ -225,7 +226,7 @@ def test_a_page_costs_the_same_however_many_agents_there_are(name, scout, ada):
     assert cost() == few <= 20
 
 
-def test_more_than_a_page_of_agents_is_paged(ada):
+def test_the_list_is_paginated(ada):
     for number in range(53):
         Agent.objects.create(name=f"agent-{number:02}")
 
@@ -237,60 +238,60 @@ def test_more_than_a_page_of_agents_is_paged(ada):
     assert "agent-49" not in text_of(second)
 
 
-def test_without_agents_the_list_is_the_form_and_operators_are_told(ada, operator):
-    assert "Add your first agent" in text_of(ada.get("/agents"))
+def test_an_empty_list_shows_admins_the_form_and_operators_a_message(ada, operator):
+    assert "Create your first agent" in text_of(ada.get("/agents"))
     assert "No agents yet" in text_of(signed_in(operator).get("/agents"))
 
 
-def test_the_navigation_leads_there_with_a_count(scout, ada):
+def test_the_navigation_shows_the_number_of_agents(scout, ada):
     page = ada.get("/groups").content.decode()
 
-    link = re.search(r'<a href="/agents" data-go="a">(.*?)</a>', page, re.S)
+    link = re.search(r'<a\s+href="/agents"\s+data-go="a"\s*>(.*?)</a>', page, re.S)
     assert re.sub(r"<[^>]+>|\s", "", link[1]) == "Agents1ga"
 
 
-# --- Making one ---------------------------------------------------------------------------------
+# --- Create -------------------------------------------------------------------------------------
 
 
-def test_a_name_is_enough_and_the_key_is_shown_with_lines_that_hold_it(ada, settings):
+def test_a_new_agents_key_is_shown_with_snippets_that_contain_it(ada, settings):
     settings.PUBLIC_URL = "https://crib.example.org"
 
-    answer = ada.post("/agents/new/add", {"name": "scout"})
+    response = ada.post("/agents/new/add", {"name": "scout"})
 
-    assert answer.status_code == 201
-    text = key_in(answer)
+    assert response.status_code == 201
+    text = key_in(response)
     assert api_keys.find_key(text).agent.name == "scout"
-    page = html.unescape(answer.content.decode())
+    page = html.unescape(response.content.decode())
     assert f"export TOOLCRIB_KEY={text}" in page
     assert "https://crib.example.org/api/v1" in page
     assert "it is not shown again" in page
 
 
-def test_groups_are_ticked_or_all_of_them(scout, ada):
+def test_the_form_grants_selected_groups_or_all_groups(scout, ada):
     ada.post("/agents/new/add", {"name": "chosen", "groups": ["mcp:weather"]})
     ada.post("/agents/new/add", {"name": "everything", "all_groups": "on"})
 
-    assert agent_actions.group_ids(agent_actions.find_agent("chosen")) == ["mcp:weather"]
-    assert agent_actions.find_agent("everything").all_groups
+    assert agent_actions.group_ids(find_agent("chosen")) == ["mcp:weather"]
+    assert find_agent("everything").all_groups
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
     [
         ({"name": ""}, "This field is required."),
-        ({"name": "scout"}, "There is an agent called scout already. Choose another name"),
-        ({"name": "a/b"}, "it has no / and more than dots."),
-        ({"name": "x", "groups": ["mcp:nope"]}, "There is no group called mcp:nope."),
+        ({"name": "scout"}, "An agent named scout already exists. Choose another name"),
+        ({"name": "a/b"}, 'it cannot contain "/" or be "." or "..".'),
+        ({"name": "x", "groups": ["mcp:nope"]}, "Unknown group: mcp:nope."),
         ({"name": "x", "groups": ["mcp:files"], "all_groups": "on"}, "not both."),
-        ({"name": HOSTILE}, "it has no /"),
+        ({"name": HOSTILE}, 'it cannot contain "/"'),
     ],
 )
-def test_what_is_refused_is_told_beside_the_form_which_stays(body, words, scout, ada):
-    answer = ada.post("/agents/new/add", body)
+def test_an_invalid_form_is_shown_again_with_its_errors(body, words, scout, ada):
+    response = ada.post("/agents/new/add", body)
 
-    assert answer.status_code == 422
-    assert words in text_of(answer)
-    assert HOSTILE not in answer.content.decode()
+    assert response.status_code == 422
+    assert words in text_of(response)
+    assert HOSTILE not in response.content.decode()
     assert Agent.objects.count() == 1
 
 
@@ -298,7 +299,7 @@ def test_what_is_refused_is_told_beside_the_form_which_stays(body, words, scout,
 
 
 @pytest.mark.parametrize(
-    ("act", "group", "left"),
+    ("action", "group", "expected"),
     [
         ("up", "mcp:weather", ["mcp:weather", "mcp:files"]),
         ("down", "mcp:files", ["mcp:weather", "mcp:files"]),
@@ -307,23 +308,23 @@ def test_what_is_refused_is_told_beside_the_form_which_stays(body, words, scout,
         ("chosen", "", []),
     ],
 )
-def test_groups_are_moved_added_and_removed(act, group, left, scout, ada):
+def test_groups_are_moved_added_and_removed(action, group, expected, scout, ada):
     make_server(slug="late")
 
-    answer = ada.post("/agents/scout/groups", {"act": act, "group": group})
+    response = ada.post("/agents/scout/groups", {"act": action, "group": group})
 
-    assert answer["Location"] == "/agents/scout"
-    assert agent_actions.group_ids(scout) == left
+    assert response["Location"] == "/agents/scout"
+    assert agent_actions.group_ids(scout) == expected
     assert AuditEntry.objects.filter(verb="agent.groups", actor_kind="user").count() == 1
 
 
-def test_all_groups_are_given_by_one_button_and_taken_back_by_another(scout, ada):
+def test_all_groups_can_be_granted_and_replaced_by_selected_groups(scout, ada):
     ada.post("/agents/scout/groups", {"act": "all"})
     page = text_of(ada.get("/agents/scout"))
 
     assert Agent.objects.get().all_groups
-    assert "It has all groups, and those to come." in page
-    assert "Choose its groups instead" in page
+    assert "This agent has all groups, including future ones." in page
+    assert "Select groups instead" in page
     assert "Remove" not in page
 
 
@@ -335,97 +336,99 @@ def test_the_page_shows_the_groups_in_order_with_their_tools(scout, ada):
     assert page.index("mcp:files Files") < page.index("mcp:weather Weather")
 
 
-def test_an_agent_without_groups_is_said_to_see_nothing(ada):
+def test_an_agent_without_groups_is_shown_as_having_no_tools(ada):
     agent_actions.create("drifter", actor=SYSTEM)
 
-    assert "This agent sees no tools" in text_of(ada.get("/agents/drifter"))
+    assert "This agent has no tools" in text_of(ada.get("/agents/drifter"))
 
 
-@pytest.mark.parametrize(("act", "group", "status"), [("turn", "x", 422), ("up", "mcp:no", 404)])
-def test_an_act_that_cannot_be_done_is_told(act, group, status, scout, ada):
-    answer = ada.post("/agents/scout/groups", {"act": act, "group": group})
+@pytest.mark.parametrize(("action", "group", "status"), [("turn", "x", 422), ("up", "mcp:no", 404)])
+def test_an_invalid_group_action_is_rejected(action, group, status, scout, ada):
+    response = ada.post("/agents/scout/groups", {"act": action, "group": group})
 
-    assert answer.status_code == status
+    assert response.status_code == status
 
 
 # --- Keys ---------------------------------------------------------------------------------------
 
 
-def ways_to_a_key(client, scout):
+def responses_with_a_key(client, scout):
     pk = scout.keys.latest("id").pk
     yield client.post("/agents/new/add", {"name": "ranger"})
     yield client.post("/agents/scout/keys", {"name": "server"})
     yield client.post(f"/agents/scout/keys/{pk}/rotate")
 
 
-def test_a_key_stands_in_one_answer_and_nowhere_else(scout, ada, caplog):
-    for answer in ways_to_a_key(ada, scout):
-        text = key_in(answer)
-        assert answer.status_code == 201  # and no redirect
-        assert "no-store" in answer["Cache-Control"]
+def test_a_key_is_in_one_response_and_nowhere_else(scout, ada, caplog):
+    for response in responses_with_a_key(ada, scout):
+        text = key_in(response)
+        assert response.status_code == 201  # not a redirect
+        assert "no-store" in response["Cache-Control"]
         assert api_keys.find_key(text)
-        assert text not in str(answer.cookies) + str(dict(ada.session)) + caplog.text
-        stored = [one.get_decoded() for one in Session.objects.all()]
+        assert text not in str(response.cookies) + str(dict(ada.session)) + caplog.text
+        stored = [session.get_decoded() for session in Session.objects.all()]
         rows = [*ApiKey.objects.values(), *AuditEntry.objects.values(), *stored]
         assert text[10:] not in json.dumps(rows, default=str)
         for path in ("/agents", "/agents/scout/keys", "/agents/ranger/keys", "/audit"):
             assert text[10:] not in ada.get(path).content.decode()
 
 
-def test_later_a_key_is_known_by_its_prefix_its_maker_and_its_use(scout, ada):
+def test_the_keys_page_shows_prefix_state_creator_and_last_use(scout, ada):
     text = key_in(ada.post("/agents/scout/keys", {"name": "server", "days": "30"}))
     api_keys.find_key(text)
 
     page = text_of(ada.get("/agents/scout/keys"))
 
-    assert f"{text[:10]}… server Active ends in 29 days just now ada@example.org just now" in page
+    assert (
+        f"{text[:10]}… server Active expires in 29 days just now ada@example.org just now" in page
+    )
     assert "laptop Active just now Toolcrib never" in page
 
 
-def test_a_key_without_a_name_has_its_agents(scout, ada):
+def test_a_key_has_the_agents_name_by_default(scout, ada):
     ada.post("/agents/scout/keys", {})
 
     assert ApiKey.objects.filter(name="scout", created_by="ada@example.org").count() == 1
 
 
 @pytest.mark.parametrize("body", [{"days": "7"}, {"name": "x" * 121}, {"name": "a\0b"}])
-def test_a_key_that_cannot_be_made_is_told_beside_the_form(body, scout, ada):
-    answer = ada.post("/agents/scout/keys", body)
+def test_an_invalid_key_form_is_shown_again_with_its_errors(body, scout, ada):
+    response = ada.post("/agents/scout/keys", body)
 
-    assert answer.status_code == 422
-    assert 'aria-invalid="true"' in answer.content.decode()
+    assert response.status_code == 422
+    assert 'aria-invalid="true"' in response.content.decode()
     assert ApiKey.objects.count() == 1
 
 
-def test_rotating_shows_the_new_key_and_says_when_the_old_one_ends(scout, ada):
+def test_rotating_shows_the_new_key_and_until_when_the_old_one_is_valid(scout, ada):
     old = ApiKey.objects.get()
 
-    answer = ada.post(f"/agents/scout/keys/{old.pk}/rotate")
+    response = ada.post(f"/agents/scout/keys/{old.pk}/rotate")
 
-    assert f"The old one, {old.prefix}…, ends in 24 hours." in text_of(answer)
+    assert f"The old key {old.prefix}… stays valid for 24 hours." in text_of(response)
     old.refresh_from_db()
     assert old.expires_at is not None
 
 
-def test_revoking_states_its_effect_first_and_is_marked_after(scout, ada):
+def test_revoking_a_key_describes_its_effect_and_shows_the_key_as_revoked(scout, ada):
     for _ in range(2):
         open_session(scout)
     key = ApiKey.objects.get()
     page = text_of(ada.get("/agents/scout/keys"))
-    assert "The next request with it is refused. scout has 2 open sessions." in page
+    assert "Requests with this key are rejected immediately. scout has 2 open sessions." in page
 
     ada.post(f"/agents/scout/keys/{key.pk}/revoke")
 
     page = text_of(ada.get("/agents/scout/keys"))
-    assert f"{key.prefix}… is revoked." in page
+    assert f"Revoked {key.prefix}…." in page
     assert "laptop Revoked" in page
     assert "Revoke key" not in page
 
 
-# --- Connecting ---------------------------------------------------------------------------------
+# --- Connect ------------------------------------------------------------------------------------
 
 
-def test_the_lines_name_this_host_and_a_tool_the_agent_really_has(scout, ada, settings):
+def test_the_snippets_contain_the_public_url_and_one_of_the_agents_tools(scout, ada, settings):
     settings.PUBLIC_URL = "https://crib.example.org"
 
     page = html.unescape(ada.get("/agents/scout/connect").content.decode())
@@ -437,7 +440,7 @@ def test_the_lines_name_this_host_and_a_tool_the_agent_really_has(scout, ada, se
     assert "export TOOLCRIB_KEY='tcb_…'" in page
 
 
-def test_the_tool_to_try_is_one_that_changes_nothing_where_there_is_one(scout, ada):
+def test_the_snippets_prefer_a_read_only_tool(scout, ada):
     files = make_server(slug="more")
     make_tool(files, "a_delete", annotations={"destructiveHint": True})
     make_tool(files, "b_read", annotations={"readOnlyHint": True})
@@ -452,7 +455,7 @@ def test_the_tool_to_try_is_one_that_changes_nothing_where_there_is_one(scout, a
         assert f'"tool_name": "{tool}"' in page
 
 
-def test_no_tool_of_a_group_the_agent_lacks_is_named(scout, ada):
+def test_the_snippets_never_use_a_tool_the_agent_lacks(scout, ada):
     agent_actions.set_groups(scout, ["mcp:files"], actor=SYSTEM)
     make_tool(make_server(slug="secret"), "open_vault")
 
@@ -462,14 +465,14 @@ def test_no_tool_of_a_group_the_agent_lacks_is_named(scout, ada):
     assert "scout has no tools yet" in text_of(page)
 
 
-def test_every_way_to_connect_is_there_to_choose_and_the_first_is_chosen(scout, ada):
+def test_every_client_can_be_selected_and_the_first_one_is(scout, ada):
     page = ada.get("/agents/scout/connect").content.decode()
 
-    chosen = re.findall(r'name="way" value="([a-z-]+)"( checked)?', page)
+    options = re.findall(r'name="way" value="([a-z-]+)"( checked)?', page)
 
-    assert chosen == [
+    assert options == [
         ("claude-code", " checked"),
-        *((way, "") for way in (
+        *((slug, "") for slug in (
             "claude-desktop", "vs-code", "cursor", "mcp-inspector", "anthropic-sdk", "openai-sdk",
             "langchain", "python", "plain-python", "curl",
         )),
@@ -477,36 +480,39 @@ def test_every_way_to_connect_is_there_to_choose_and_the_first_is_chosen(scout, 
 
 
 def is_plain(node):
-    return not any(isinstance(one, ast.Name | ast.JoinedStr) for one in ast.walk(node))
+    return not any(isinstance(child, ast.Name | ast.JoinedStr) for child in ast.walk(node))
 
 
-def test_programs_are_sound_whatever_stands_in_them():
+def test_snippets_quote_special_characters():
     arguments = {"e": "f'\"$g\n", "h": [True, None, 1.5], "ü": {}}
     awkward = snippets.Example("it's $HOME `x` {y}", 'a"b', "c'd", arguments)
-    sent = [
+    bodies = [
         {"query": awkward.query},
         {"group_id": 'a"b', "tool_names": ["c'd"]},
         {"tool_name": "c'd", "arguments": arguments},
     ]
 
-    ways = {one.title: one for one in snippets.for_agent("https://x.org/", "t'k", example=awkward)}
+    by_title = {
+        snippet.title: snippet
+        for snippet in snippets.for_agent("https://x.org/", "t'k", example=awkward)
+    }
 
-    python, curl = ways["Plain Python"], ways["curl"]
-    for way in ways.values():
-        if way.language == "python":
-            ast.parse(way.text)
-        elif way.language == "json":
-            json.loads(way.text)
+    python, curl = by_title["Plain Python"], by_title["curl"]
+    for snippet in by_title.values():
+        if snippet.language == "python":
+            ast.parse(snippet.text)
+        elif snippet.language == "json":
+            json.loads(snippet.text)
         else:
-            assert "t'k" in " ".join(shlex.split(way.text, comments=True))
-    asked = [one for one in ast.walk(ast.parse(python.text)) if isinstance(one, ast.Dict)]
-    written = [ast.literal_eval(one) for one in asked if is_plain(one)]
-    assert all(body in written for body in sent)
+            assert "t'k" in " ".join(shlex.split(snippet.text, comments=True))
+    nodes = [node for node in ast.walk(ast.parse(python.text)) if isinstance(node, ast.Dict)]
+    literals = [ast.literal_eval(node) for node in nodes if is_plain(node)]
+    assert all(body in literals for body in bodies)
     words = shlex.split(curl.text, comments=True)
-    assert [json.loads(word) for word in words if word.startswith('{"')] == sent
+    assert [json.loads(word) for word in words if word.startswith('{"')] == bodies
 
 
-def test_sample_arguments_fill_in_what_is_required():
+def test_sample_arguments_contain_the_required_arguments():
     schema = {
         "required": ["a", "b", "c", "d", "e"],
         "properties": {
@@ -518,15 +524,16 @@ def test_sample_arguments_fill_in_what_is_required():
         },
     }
 
-    assert snippets.sample(schema) == {"a": 1, "b": "red", "c": [3], "d": "Oslo", "e": "text"}
-    assert snippets.sample({"required": "a", "properties": []}) == {}
+    expected = {"a": 1, "b": "red", "c": [3], "d": "Oslo", "e": "text"}
+    assert snippets.sample_arguments(schema) == expected
+    assert snippets.sample_arguments({"required": "a", "properties": []}) == {}
 
 
-# --- Settings and the end -----------------------------------------------------------------------
+# --- Settings and deletion ----------------------------------------------------------------------
 
 
-def filled(agent, **changes):
-    """The settings form as a browser sends it."""
+def settings_form(agent, **changes):
+    """Return the settings form as a browser sends it."""
     names = [name for name in agent_actions.SETTINGS if name in Agent.__dict__]
     values = {name: getattr(agent, name) for name in names} | changes
     return {name: "" if value is None else value for name, value in values.items()}
@@ -534,13 +541,13 @@ def filled(agent, **changes):
 
 def test_settings_are_saved_and_an_unchanged_form_changes_nothing(scout, ada):
     before = AuditEntry.objects.count()
-    assert ada.post("/agents/scout/settings", filled(scout)).status_code == 302
+    assert ada.post("/agents/scout/settings", settings_form(scout)).status_code == 302
     assert AuditEntry.objects.count() == before
 
     changes = {"name": "ranger", "mode": "full", "budget": 900, "threshold_percent": 2.5}
-    answer = ada.post("/agents/scout/settings", filled(scout, **changes))
+    response = ada.post("/agents/scout/settings", settings_form(scout, **changes))
 
-    assert answer["Location"] == "/agents/ranger/settings"
+    assert response["Location"] == "/agents/ranger/settings"
     agent = Agent.objects.get()
     assert (agent.mode, agent.budget, agent.threshold_percent) == ("full", 900, 2.5)
 
@@ -549,41 +556,42 @@ def test_settings_are_saved_and_an_unchanged_form_changes_nothing(scout, ada):
     "changes",
     [{"mode": "fast"}, {"calls_in_flight": 0}, {"name": "a/b"}, {"threshold_percent": "nan"}],
 )
-def test_a_setting_that_is_refused_is_told_in_the_form_which_stays(changes, scout, ada):
-    answer = ada.post("/agents/scout/settings", filled(scout, description="Kept.", **changes))
+def test_an_invalid_settings_form_is_shown_again_with_its_errors(changes, scout, ada):
+    form = settings_form(scout, description="Kept.", **changes)
+    response = ada.post("/agents/scout/settings", form)
 
-    assert answer.status_code == 422
-    assert "Kept." in text_of(answer)
-    assert 'class="notice bad error-summary"' in answer.content.decode()
+    assert response.status_code == 422
+    assert "Kept." in text_of(response)
+    assert 'class="notice bad error-summary"' in response.content.decode()
     assert Agent.objects.get().description == ""
 
 
-def test_operators_read_every_setting_in_words(scout, operator):
+def test_operators_see_the_settings_read_only(scout, operator):
     page = text_of(signed_in(operator).get("/agents/scout/settings"))
 
-    assert "Mode Auto: defer when there are many tools" in page
-    assert "Defer over this many tokens 10,000" in page
-    assert "Budget of loaded tokens –" in page
+    assert "Mode Auto: defer above the thresholds below" in page
+    assert "Deferral threshold (tokens) 10,000" in page
+    assert "Budget (loaded tokens) –" in page
 
 
-def test_an_agent_is_disabled_and_enabled_with_the_effect_said(scout, ada):
+def test_an_agent_is_disabled_and_enabled_with_a_message(scout, ada):
     ada.post("/agents/scout/disable")
     page = text_of(ada.get("/agents/scout"))
-    assert "scout is disabled. Its keys are refused." in page
+    assert "Disabled scout. Its keys are rejected." in page
     assert not Agent.objects.get().enabled
 
     ada.post("/agents/scout/enable")
     assert Agent.objects.get().enabled
 
 
-def test_deleting_needs_the_name_and_says_what_goes(scout, ada):
+def test_deleting_requires_the_name_and_lists_what_is_deleted(scout, ada):
     open_session(scout)
     page = text_of(ada.get("/agents/scout/settings"))
-    assert "Removes scout, its keys, and the record of its 1 session with their calls." in page
+    assert "Deletes scout, its keys, and its 1 session with all calls." in page
 
-    refused = ada.post("/agents/scout/delete", {"typed_name": "scuot"})
-    assert refused.status_code == 422
-    assert "This is not the name: scuot" in text_of(refused)
+    rejected = ada.post("/agents/scout/delete", {"typed_name": "scuot"})
+    assert rejected.status_code == 422
+    assert "The name does not match: scuot" in text_of(rejected)
     assert Agent.objects.exists()
 
     assert ada.post("/agents/scout/delete", {"typed_name": "scout"})["Location"] == "/agents"
@@ -594,7 +602,7 @@ def test_deleting_needs_the_name_and_says_what_goes(scout, ada):
 def test_names_and_texts_are_escaped_on_every_page(ada):
     name = "<b>x&y?z=1#2</b>".replace("/", "-")
     agent_actions.create(name, description=HOSTILE, catalog_header=HOSTILE, actor=SYSTEM)
-    api_keys.create_key("<i>key", "agent", agent=agent_actions.find_agent(name), actor=SYSTEM)
+    api_keys.create_key("<i>key", "agent", agent=find_agent(name), actor=SYSTEM)
 
     for route in ("agent", "agent-keys", "agent-connect", "agent-settings"):
         page = ada.get(reverse(route, args=[name])).content.decode()

@@ -211,7 +211,7 @@ def test_anthropic_takes_the_strangest_schemas(zoo, form):
         assert SAFE.fullmatch(tool["name"])
         assert schema["type"] == "object"
         assert not {"oneOf", "anyOf", "allOf", "$schema"} & schema.keys()
-        assert all(providers.PROPERTY.fullmatch(name) for name in schema.get("properties", {}))
+        assert all(providers.PROPERTY_NAME.fullmatch(name) for name in schema.get("properties", {}))
         jsonschema_rs.meta.validate(schema)
 
 
@@ -304,7 +304,7 @@ def test_a_search_is_answered_with_references_to_what_the_session_has(zoo):
     assert 1 < len(names) <= 5
     assert set(names) <= given
     assert {block["type"] for block in found["content"]} == {"tool_reference"}
-    assert "a new session has it" in missed["content"][0]["text"]
+    assert "Open a new session" in missed["content"][0]["text"]
     nothing = zoo.send("POST", path, {"query": "quagga"}).json
     assert nothing["content"][0]["text"].startswith("No tool matches")
 

@@ -31,7 +31,7 @@ class Crowd:
 
 
 def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answered():
-    count = 4 * concurrency.AT_ONCE
+    count = 4 * concurrency.MAX_CONCURRENT
 
     async def crowded():
         tasks = [asyncio.create_task(crowd.request(number)) for number in range(count)]
@@ -41,11 +41,11 @@ def test_no_more_searches_run_at_once_than_there_are_processors_and_all_are_answ
 
     crowd = Crowd(count)
     asyncio.run(crowded())
-    assert crowd.most == concurrency.AT_ONCE
+    assert crowd.most == concurrency.MAX_CONCURRENT
 
 
 def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_its_turn():
-    count = 3 * concurrency.AT_ONCE
+    count = 3 * concurrency.MAX_CONCURRENT
     begun = []
 
     def search(number):
@@ -57,11 +57,11 @@ def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_it
             asyncio.create_task(concurrency.run_shielded_with_limit(search, number))
             for number in range(count)
         ]
-        await asyncio.to_thread(wait_for, lambda: crowd.inside == concurrency.AT_ONCE)
+        await asyncio.to_thread(wait_for, lambda: crowd.inside == concurrency.MAX_CONCURRENT)
         for task in tasks:
             task.cancel()
         after = asyncio.create_task(concurrency.run_shielded_with_limit(str, 5))
-        await asyncio.gather(*tasks[concurrency.AT_ONCE :], return_exceptions=True)
+        await asyncio.gather(*tasks[concurrency.MAX_CONCURRENT :], return_exceptions=True)
         assert not after.done()
         for event in crowd.let_go:
             event.set()
@@ -71,7 +71,7 @@ def test_who_leaves_before_their_turn_leaves_no_work_and_what_was_begun_keeps_it
 
     crowd = Crowd(count)
     asyncio.run(crowded())
-    assert sorted(begun) == list(range(concurrency.AT_ONCE))
+    assert sorted(begun) == list(range(concurrency.MAX_CONCURRENT))
     assert crowd.inside == 0
 
 
@@ -80,10 +80,10 @@ def test_a_search_that_fails_or_is_given_up_leaves_its_place():
         raise ValueError("no")
 
     async def attempts():
-        for _ in range(3 * concurrency.AT_ONCE):
+        for _ in range(3 * concurrency.MAX_CONCURRENT):
             await asyncio.gather(concurrency.run_with_limit(failing), return_exceptions=True)
         crowd = Crowd(1)
-        held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * concurrency.AT_ONCE)]
+        held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * concurrency.MAX_CONCURRENT)]
         for task in held:
             task.cancel()
         crowd.let_go[0].set()

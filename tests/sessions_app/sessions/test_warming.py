@@ -1,4 +1,4 @@
-"""Indexes are built ahead when the catalog changed, by one thread at a time."""
+"""Search indexes are rebuilt in the background after a catalog change, one thread at a time."""
 
 import threading
 
@@ -9,62 +9,62 @@ from catalog import cache
 from catalog.search import index_cache as index
 from servers.models import Server
 from sessions_app.sessions import scope
-from sessions_app.sessions import scope as session_scope
 from tests.support.factories import fold, tool_object
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-def warmed():
-    """Have it done, and wait for the threads that are at it."""
-    session_scope.warm_indexes_soon(cache.current().revision)
+def warm_and_wait():
+    """Start warming and wait until its threads have finished."""
+    scope.warm_indexes_in_background(cache.current().revision)
     for thread in threading.enumerate():
         if thread.name == "warming":
             thread.join(30)
 
 
-def test_after_a_change_the_first_search_finds_its_index_ready(session, monkeypatch):
+def test_the_first_search_after_a_change_uses_a_warm_index(session, monkeypatch):
     session.search("issue")
     server = Server.objects.get(slug="github")
     fold(server, tool_object("create_issue"), tool_object("paint_a_fence"))
-    warmed()
+    warm_and_wait()
 
-    def too_late(*args):
-        raise AssertionError("an index was built while a search waited")
+    def fail(*args):
+        raise AssertionError("an index was built during a search")
 
-    monkeypatch.setattr(index, "Index", too_late)
+    monkeypatch.setattr(index, "Index", fail)
     assert "paint_a_fence" in session.search("paint a fence").bytes.decode()
 
 
-def test_what_is_asked_for_while_a_thread_is_at_it_is_done_by_that_thread(monkeypatch):
-    rounds, at_it, go_on = [], threading.Event(), threading.Event()
+def test_a_running_thread_serves_requests_that_arrive_meanwhile(monkeypatch):
+    rounds, started, resume = [], threading.Event(), threading.Event()
 
-    def slowly():
+    def rebuild_slowly():
         rounds.append(threading.current_thread())
-        at_it.set()
-        assert go_on.wait(30)
+        started.set()
+        assert resume.wait(30)
 
-    monkeypatch.setattr(scope, "rebuild_recent", slowly)
-    session_scope.warm_indexes_soon(1)
-    assert at_it.wait(30)
+    monkeypatch.setattr(scope, "rebuild_recent_indexes", rebuild_slowly)
+    scope.warm_indexes_in_background(1)
+    assert started.wait(30)
     for revision in range(2, 9):
-        session_scope.warm_indexes_soon(revision)
-    wait_for(lambda: sum(one.name == "warming" for one in threading.enumerate()) == 1)
-    go_on.set()
-    warmed()
-    assert 2 <= len(rounds) <= 3  # the first, all that came meanwhile, and perhaps `warmed` itself
+        scope.warm_indexes_in_background(revision)
+    wait_for(lambda: sum(thread.name == "warming" for thread in threading.enumerate()) == 1)
+    resume.set()
+    warm_and_wait()
+    # The first round, one for all later requests, and possibly one for `warm_and_wait`.
+    assert 2 <= len(rounds) <= 3
     assert rounds[0] is rounds[1]
 
 
-def test_a_database_that_does_not_answer_is_no_end(monkeypatch, caplog):
-    def failing():
+def test_warming_works_again_after_a_database_error(monkeypatch, caplog):
+    def fail():
         raise DatabaseError("gone")
 
-    monkeypatch.setattr(scope, "rebuild_recent", failing)
-    warmed()
-    assert "searches build them" in caplog.text
-    done = threading.Event()
-    monkeypatch.setattr(scope, "rebuild_recent", done.set)
-    warmed()
-    assert done.is_set()
+    monkeypatch.setattr(scope, "rebuild_recent_indexes", fail)
+    warm_and_wait()
+    assert "Index warming failed" in caplog.text
+    rebuilt = threading.Event()
+    monkeypatch.setattr(scope, "rebuild_recent_indexes", rebuilt.set)
+    warm_and_wait()
+    assert rebuilt.is_set()
