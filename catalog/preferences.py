@@ -1,7 +1,7 @@
-"""Choices for the whole installation that admins make in the dashboard.
+"""Installation-wide settings that admins change in the dashboard.
 
-The environment wins: a variable that is set fixes its value. All else is read from the database at
-each use and never kept in memory, so that a change holds in every process at once.
+Environment variables take precedence: a variable that is set fixes its value. Everything else is
+read from the database on each use and never cached, so a change applies in every process at once.
 """
 
 import json
@@ -14,128 +14,140 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from catalog import audit
-from catalog.audit import Actor
 from catalog.models import Preference
 from toolcrib.lib.errors import Conflict, Invalid
+from toolcrib.lib.roles import Actor
 
 Number = int | float
-MOST = 1_000_000_000
+MAX_VALUE = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class PreferenceSpec:
-    """One preference: where it stands, what it does, what it may be."""
+    """One preference: its section, label, help text, range and default."""
 
     name: str
     section: str
     label: str
-    effect: str
-    low: Number
-    high: Number
-    setting: str = ""  # the attribute of settings that holds its default
-    variable: str = ""  # what fixes it
-    otherwise: Number = 0  # the default where there is no setting
-    per: int = 1  # how many of what is kept make one of what people type
+    help_text: str
+    minimum: Number
+    maximum: Number
+    setting: str = ""  # the Django setting that holds the default
+    variable: str = ""  # the environment variable that fixes the value
+    fallback: Number = 0  # the default if there is no Django setting
+    scale: int = 1  # stored units per displayed unit, e.g. 60 for seconds shown as minutes
     unit: str = ""
 
     @property
     def default(self) -> Number:
-        found: Number = getattr(settings, self.setting) if self.setting else self.otherwise
-        return found
+        value: Number = getattr(settings, self.setting) if self.setting else self.fallback
+        return value
 
     @property
-    def fixed(self) -> bool:
+    def is_fixed(self) -> bool:
         return self.variable in settings.FROM_ENVIRONMENT
 
     @property
-    def whole(self) -> bool:
-        return isinstance(self.low, int)
+    def is_integer(self) -> bool:
+        return isinstance(self.minimum, int)
 
     def accepts(self, value: object) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+        if isinstance(value, bool) or not isinstance(
+            value, int if self.is_integer else int | float
+        ):
             return False
-        return math.isfinite(value) and self.low <= value <= self.high
+        return math.isfinite(value) and self.minimum <= value <= self.maximum
 
 
-def _agent(name: str, label: str, effect: str, otherwise: Number, unit: str = "") -> PreferenceSpec:
-    low, high = (1, MOST) if isinstance(otherwise, int) else (0.01, 100.0)
+def _agent(
+    name: str, label: str, help_text: str, fallback: Number, unit: str = ""
+) -> PreferenceSpec:
+    minimum, maximum = (1, MAX_VALUE) if isinstance(fallback, int) else (0.01, 100.0)
     return PreferenceSpec(
-        f"agent_{name}", "tokens", label, effect, low, high, otherwise=otherwise, unit=unit
+        f"agent_{name}",
+        "tokens",
+        label,
+        help_text,
+        minimum,
+        maximum,
+        fallback=fallback,
+        unit=unit,
     )
 
 
 PREFERENCES = {
-    one.name: one
-    for one in (
+    spec.name: spec
+    for spec in (
         PreferenceSpec(
             "session_idle_seconds",
             "general",
-            "Sessions expire when idle for",
-            "An agent's session that nobody uses for this long ends. What it had loaded can be "
-            "resumed in a new one. 1,440 minutes are a day.",
+            "Session idle timeout",
+            "Sessions without activity for this long expire. A new session can resume the tools "
+            "that were loaded. 1,440 minutes are one day.",
             60,
             365 * 86_400,
             setting="SESSION_IDLE_SECONDS",
             variable="TOOLCRIB_SESSION_IDLE",
-            per=60,
+            scale=60,
             unit="minutes",
         ),
         _agent(
             "tool_threshold",
-            "Defer from this many tools",
-            "A new agent with fewer tools is given every schema at once.",
+            "Deferral threshold (tools)",
+            "New agents with fewer tools receive every schema at the start of a session.",
             15,
             "tools",
         ),
         _agent(
             "threshold_tokens",
-            "Defer over this many tokens",
-            "Or when all its definitions together cost more than this.",
+            "Deferral threshold (tokens)",
+            "Tools are also deferred if their definitions together cost more than this.",
             10_000,
             "tokens",
         ),
         _agent(
             "threshold_percent",
-            "Defer over this share of the context",
-            "Or when they take more than this much of a context window that the session states.",
+            "Deferral threshold (% of context window)",
+            "Tools are also deferred if their definitions take more than this share of the "
+            "context window that the session reports.",
             5.0,
             "%",
         ),
         _agent(
             "catalog_budget",
             "Catalog budget",
-            "The catalog's text stays under it: names of the largest groups are left out first.",
+            "Limit for the catalog text. Tool names of the largest groups are omitted first.",
             2_000,
             "tokens",
         ),
-        _agent("calls_in_flight", "Calls in flight", "At once; more are refused.", 20),
-        _agent("calls_per_minute", "Calls a minute", "More are told to wait.", 600),
-        _agent("searches_per_minute", "Searches a minute", "More are told to wait.", 120),
+        _agent("calls_in_flight", "Concurrent calls", "Further calls are rejected.", 20),
+        _agent("calls_per_minute", "Calls per minute", "Excess calls get status 429.", 600),
+        _agent("searches_per_minute", "Searches per minute", "Excess gets status 429.", 120),
         _agent(
             "max_sessions",
             "Open sessions",
-            "At the limit, the one idle longest ends if it was idle for 30 minutes.",
+            "At the limit, the longest-idle session ends if it was idle for 30 minutes.",
             100,
         ),
         PreferenceSpec(
             "sync_poll_seconds",
             "sync",
-            "Poll a new server every",
-            "Servers that were added before keep their own interval, which their settings show. "
-            "Each poll is up to 20 % early or late, so that they do not come together.",
+            "Sync interval of new servers",
+            "Existing servers keep the interval in their own settings. Each sync starts up to "
+            "20% early or late to spread the load.",
             60,
             30 * 86_400,
             setting="SYNC_POLL",
             variable="TOOLCRIB_SYNC_POLL",
-            per=60,
+            scale=60,
             unit="minutes",
         ),
         PreferenceSpec(
             "keep_payloads_days",
             "retention",
-            "Keep arguments and results for",
-            "Older ones are removed within ten minutes, for good. Calls stay listed with their "
-            "times and errors.",
+            "Retention of arguments and results",
+            "Older arguments and results are deleted permanently within ten minutes. Calls stay "
+            "listed with their times and errors.",
             1,
             36_500,
             setting="KEEP_PAYLOADS_DAYS",
@@ -145,9 +157,9 @@ PREFERENCES = {
         PreferenceSpec(
             "keep_sessions_days",
             "retention",
-            "Keep ended sessions for",
-            "Counted from a session's end. Older ones are removed with their timelines and calls, "
-            "for good. The audit log is kept for ever.",
+            "Retention of ended sessions",
+            "Counted from the end of the session. Older sessions are deleted permanently with "
+            "their timelines and calls. The audit log is never deleted.",
             1,
             36_500,
             setting="KEEP_SESSIONS_DAYS",
@@ -156,70 +168,77 @@ PREFERENCES = {
         ),
     )
 }
-AGENT = tuple(name.removeprefix("agent_") for name in PREFERENCES if name.startswith("agent_"))
+AGENT_SETTINGS = tuple(
+    name.removeprefix("agent_") for name in PREFERENCES if name.startswith("agent_")
+)
 
 
 def value(name: str) -> Any:
-    """Return what holds now."""
-    known = PREFERENCES[name]
-    if known.fixed:
-        return known.default
-    # By hand: asked on the way of an agent's request, and building a query costs more than it.
+    """Return the effective value of a preference."""
+    spec = PREFERENCES[name]
+    if spec.is_fixed:
+        return spec.default
+    # Raw SQL: this runs during agents' requests, and the ORM costs more than the query itself.
     with connection.cursor() as cursor:
         cursor.execute("SELECT value FROM catalog_preference WHERE name = %s", [name])
         row = cursor.fetchone()
-    return _read(known, row[0]) if row else known.default
+    return _parse(spec, row[0]) if row else spec.default
 
 
 def values(section: str = "") -> dict[str, Any]:
-    """Return what holds now in a section, or everywhere, in one query."""
-    wanted = [one for one in PREFERENCES.values() if section in ("", one.section)]
-    rows = Preference.objects.filter(name__in=[one.name for one in wanted])
-    kept = dict(rows.values_list("name", "value"))
+    """Return the effective values of a section, or of all sections, in one query."""
+    specs = [spec for spec in PREFERENCES.values() if section in ("", spec.section)]
+    rows = Preference.objects.filter(name__in=[spec.name for spec in specs])
+    stored = dict(rows.values_list("name", "value"))
     return {
-        one.name: one.default if one.fixed or one.name not in kept else _read(one, kept[one.name])
-        for one in wanted
+        spec.name: spec.default
+        if spec.is_fixed or spec.name not in stored
+        else _parse(spec, stored[spec.name])
+        for spec in specs
     }
 
 
 def agent_defaults() -> dict[str, Any]:
-    """Return the settings that an agent gets where nobody says otherwise."""
-    return {name.removeprefix("agent_"): kept for name, kept in values("tokens").items()}
+    """Return the default settings of a new agent."""
+    return {name.removeprefix("agent_"): number for name, number in values("tokens").items()}
 
 
-def _read(known: PreferenceSpec, text: str) -> Any:
-    found = json.loads(text)
-    return found if known.accepts(found) else known.default
+def _parse(spec: PreferenceSpec, text: str) -> Any:
+    stored = json.loads(text)
+    return stored if spec.accepts(stored) else spec.default
 
 
 @transaction.atomic
-def change(wanted: Mapping[str, Number], *, actor: Actor) -> list[PreferenceSpec]:
-    """Set some preferences, and return those that are different now."""
-    for name, new in wanted.items():
+def change(new_values: Mapping[str, Number], *, actor: Actor) -> list[PreferenceSpec]:
+    """Set preferences and return those whose value changed."""
+    for name, new in new_values.items():
         _check(name, new)
-    rows = {row.name: row for row in Preference.objects.select_for_update().filter(name__in=wanted)}
+    locked = Preference.objects.select_for_update().filter(name__in=new_values)
+    rows = {row.name: row for row in locked}
     changed = []
-    for name, new in wanted.items():
-        known, row = PREFERENCES[name], rows.get(name)
-        before = _read(known, row.value) if row else known.default
+    for name, new in new_values.items():
+        spec, row = PREFERENCES[name], rows.get(name)
+        before = _parse(spec, row.value) if row else spec.default
         if before == new:
             continue
-        # Of two who set it first at once, the second writes over the first.
+        # A row that does not exist yet cannot be locked: of two concurrent inserts the last wins.
         row, _ = Preference.objects.update_or_create(name=name, defaults={"value": json.dumps(new)})
         audit.record(actor, "settings.change", row, before={"value": before}, after={"value": new})
-        changed.append(known)
+        changed.append(spec)
     return changed
 
 
 def _check(name: str, new: object) -> None:
-    known = PREFERENCES.get(name)
-    if known is None:
-        raise Invalid(f"{name} is not a setting.", hint=f"Known: {', '.join(PREFERENCES)}.")
-    if known.fixed:
+    spec = PREFERENCES.get(name)
+    if spec is None:
+        raise Invalid(
+            f"{name} is not a setting.", hint=f"Available settings: {', '.join(PREFERENCES)}."
+        )
+    if spec.is_fixed:
         raise Conflict(
-            f"{known.label} is fixed by {known.variable}.",
+            f"{spec.label} is fixed by {spec.variable}.",
             hint="Remove the variable and restart to change it here.",
         )
-    if not known.accepts(new):
-        kind = "a whole number" if known.whole else "a number"
-        raise Invalid(f"{name} is {kind} from {known.low:,} to {known.high:,}.")
+    if not spec.accepts(new):
+        kind = "a whole number" if spec.is_integer else "a number"
+        raise Invalid(f"{name} must be {kind} from {spec.minimum:,} to {spec.maximum:,}.")

@@ -1,7 +1,7 @@
-"""Write the catalog an agent reads: one line a group, names under it, within a budget. Pure.
+"""Rendering of the catalog text: one line per group, tool names below, within a token budget. Pure.
 
-The API and every preview use these functions, so that what a person is shown is what an agent
-gets. The same groups give the same bytes in any process.
+The API and every preview call these functions, so a preview shows exactly what an agent receives.
+The same groups render to the same bytes in every process.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Any
 from toolcrib.lib.text import is_hidden
 from toolcrib.lib.token_counter import count
 
-FIRST_NAMES = 5
-LONGEST_DESCRIPTION = 160
+NAMES_IF_SHORTENED = 5
+MAX_DESCRIPTION_LENGTH = 160
 SPACES = re.compile(r"\s+")
 
 DISPATCH_HEADER = (
@@ -29,17 +29,19 @@ INJECT_HEADER = (
 
 @dataclass(frozen=True)
 class GroupLine:
-    """One group as the catalog shows it; names are public and in canonical order."""
+    """One group in the catalog; tool names are public and in canonical order."""
 
     group_id: str
     display_name: str
     description: str
     names: tuple[str, ...]
-    remaining: bool = False  # part of it is loaded already: these are the rest
+    remaining: bool = False  # some tools are already loaded; `names` has only the others
 
 
 @dataclass(frozen=True)
 class Catalog:
+    """Rendered catalog text, its cost, and what the budget made it omit."""
+
     text: str
     tokens: int
     left_out: dict[str, Any] | None
@@ -47,82 +49,89 @@ class Catalog:
 
 @dataclass
 class _Draft:
-    """A group's line while the budget decides how much of it is said."""
+    """One group's entry while it is shortened to fit the budget."""
 
     line: GroupLine
-    shown: int  # how many names
+    name_count: int  # names rendered
     described: bool = True
-    kept: bool = True
+    included: bool = True
 
     def render(self) -> str:
         prefix = shared_prefix(self.line.names)
         total = len(self.line.names)
         noun = f"{'remaining ' if self.line.remaining else ''}tool{'' if total == 1 else 's'}"
         label = one_line(self.line.display_name)
-        said = one_line(self.line.description)[:LONGEST_DESCRIPTION] if self.described else ""
-        text = f"- `{self.line.group_id}` — {label}{': ' + said if said else ''} ({total} {noun}"
+        description = ""
+        if self.described:
+            description = one_line(self.line.description)[:MAX_DESCRIPTION_LENGTH]
+        head = f"{label}: {description}" if description else label
+        text = f"- `{self.line.group_id}` — {head} ({total} {noun}"
         text += f", {prefix}…)\n" if prefix else ")\n"
-        if self.shown:
-            names = [name[len(prefix) :] for name in self.line.names[: self.shown]]
-            more = total - self.shown
+        if self.name_count:
+            names = [name[len(prefix) :] for name in self.line.names[: self.name_count]]
+            more = total - self.name_count
             text += f"  {', '.join(names)}{f', … {more} more' if more else ''}\n"
         return text
 
 
 def catalog(groups: Sequence[GroupLine], *, header: str, budget: int) -> Catalog:
-    """Say all names if the budget allows; else fewer, the largest groups first."""
+    """Render all names if the budget allows, otherwise shorten the largest groups first."""
     drafts = [_Draft(group, len(group.names)) for group in groups if group.names]
     if not drafts:
         return Catalog("", 0, None)
     head = header.rstrip() + "\n\n"
     _fit(drafts, budget - count(head))
-    text = head + "".join(draft.render() for draft in drafts if draft.kept)
-    dropped = sum(not draft.kept for draft in drafts)
+    text = head + "".join(draft.render() for draft in drafts if draft.included)
+    dropped = sum(not draft.included for draft in drafts)
     if dropped:
         text += f"- … {dropped} more groups: use search_tools\n"
     return Catalog(text, count(text), _left_out(drafts))
 
 
-def group_lines_after(groups: Sequence[GroupLine], most: int) -> str:
-    """The groups' lines without names: as many as `most` bytes hold, then how many are left."""
+def group_lines(groups: Sequence[GroupLine], max_bytes: int) -> str:
+    """Render the groups' lines without names, within `max_bytes`, then the number omitted."""
     lines = [_Draft(group, 0).render() for group in groups if group.names]
     sizes = [len(line.encode()) for line in lines]
-    if sum(sizes) <= most:
+    if sum(sizes) <= max_bytes:
         return "".join(lines)
     more = "- … {} more groups\n"
-    room, shown = most - len(more.format(len(lines)).encode()), 0
-    while sizes[shown] <= room:
-        room -= sizes[shown]
-        shown += 1
-    return "".join(lines[:shown]) + more.format(len(lines) - shown)
+    free, included = max_bytes - len(more.format(len(lines)).encode()), 0
+    while sizes[included] <= free:
+        free -= sizes[included]
+        included += 1
+    return "".join(lines[:included]) + more.format(len(lines) - included)
 
 
 def _fit(drafts: list[_Draft], budget: int) -> None:
-    """Shorten drafts in place until they fit, always in the same order.
+    """Shorten drafts in place, in a fixed order, until they fit the budget.
 
-    Lines are counted one by one: tokens hardly ever span a line's end, and whole texts of
-    large catalogs would take seconds to count again at every step.
+    Tokens are counted per line: they rarely span a line break, and counting the full text of a
+    large catalog again at every step would take seconds.
     """
     costs = [count(draft.render()) for draft in drafts]
     total = sum(costs)
-    order = sorted(range(len(drafts)), key=lambda at: -len(drafts[at].line.names))
+    largest_first = sorted(range(len(drafts)), key=lambda i: -len(drafts[i].line.names))
     steps: list[tuple[int, dict[str, Any]]] = [
-        *((at, {"shown": FIRST_NAMES}) for at in order if drafts[at].shown > FIRST_NAMES + 1),
-        *((at, {"shown": 0}) for at in order),
-        *((at, {"described": False}) for at in order if drafts[at].line.description),
-        *((at, {"kept": False}) for at in reversed(range(len(drafts)))),
+        *(
+            (i, {"name_count": NAMES_IF_SHORTENED})
+            for i in largest_first
+            if drafts[i].name_count > NAMES_IF_SHORTENED + 1
+        ),
+        *((i, {"name_count": 0}) for i in largest_first),
+        *((i, {"described": False}) for i in largest_first if drafts[i].line.description),
+        *((i, {"included": False}) for i in reversed(range(len(drafts)))),
     ]
-    for at, change in steps:
+    for i, change in steps:
         if total <= budget:
             return
-        drafts[at] = replace(drafts[at], **change)
-        cost = count(drafts[at].render()) if drafts[at].kept else 0
-        total += cost - costs[at]
-        costs[at] = cost
+        drafts[i] = replace(drafts[i], **change)
+        cost = count(drafts[i].render()) if drafts[i].included else 0
+        total += cost - costs[i]
+        costs[i] = cost
 
 
 def _left_out(drafts: Sequence[_Draft]) -> dict[str, Any] | None:
-    names = sum(len(draft.line.names) - draft.shown for draft in drafts)
+    names = sum(len(draft.line.names) - draft.name_count for draft in drafts)
     if not names:
         return None
     return {
@@ -130,34 +139,39 @@ def _left_out(drafts: Sequence[_Draft]) -> dict[str, Any] | None:
         "groups": [
             draft.line.group_id
             for draft in drafts
-            if draft.shown < len(draft.line.names) or not draft.kept
+            if draft.name_count < len(draft.line.names) or not draft.included
         ],
         "descriptions": sum(
             1 for draft in drafts if draft.line.description and not draft.described
         ),
-        "lines": sum(not draft.kept for draft in drafts),
+        "lines": sum(not draft.included for draft in drafts),
     }
 
 
 def shared_prefix(names: Sequence[str]) -> str:
-    """Return `github__` where every name starts with it, so that it is printed once."""
-    slug, marks, _ = names[0].partition("__")
-    prefix = slug + marks
-    same = marks and all(name.startswith(prefix) and len(name) > len(prefix) for name in names)
-    return prefix if same else ""
+    """Return the server prefix (`github__`) if all names share it, so it is printed once."""
+    slug, separator, _ = names[0].partition("__")
+    prefix = slug + separator
+    shared = separator and all(
+        name.startswith(prefix) and len(name) > len(prefix) for name in names
+    )
+    return prefix if shared else ""
 
 
 def one_line(text: str) -> str:
+    """Collapse whitespace and replace hidden characters, so the text stays on its line."""
     if not (text.isascii() and text.isprintable()):
         text = "".join(" " if is_hidden(char) else char for char in text)
     return SPACES.sub(" ", text).strip()
 
 
-def summary(text: str, longest: int = 150) -> str:
-    """Return a description's first sentence, cut with a mark where it is longer."""
+def summary(text: str, max_length: int = 150) -> str:
+    """Return the first sentence of a description, truncated with an ellipsis."""
     line = one_line(text)
-    first = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
-    return first if len(first) <= longest else first[: longest - 1].rstrip() + "…"
+    sentence = re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0]
+    if len(sentence) <= max_length:
+        return sentence
+    return sentence[: max_length - 1].rstrip() + "…"
 
 
 # --- Tools ------------------------------------------------------------------------------------
@@ -166,14 +180,14 @@ def summary(text: str, longest: int = 150) -> str:
 def tool_object(
     name: str, description: str, schema: object, *, source: str, server: str = ""
 ) -> dict[str, Any]:
-    """A tool as loads, the tools array and details give it."""
-    made: dict[str, Any] = {
+    """Return a tool in the format of loads, the tools array and tool details."""
+    tool: dict[str, Any] = {
         "name": name,
         "description": description,
         "parameters": schema,
         "source": source,
     }
-    return made | {"mcpServer": server} if server else made
+    return tool | {"mcpServer": server} if server else tool
 
 
 def _object(properties: dict[str, Any], required: Sequence[str] = ()) -> dict[str, Any]:
@@ -182,7 +196,7 @@ def _object(properties: dict[str, Any], required: Sequence[str] = ()) -> dict[st
 
 
 def meta_tools(strategy: str, groups: str = "") -> list[dict[str, Any]]:
-    """The few tools that stand for all the others. `groups`: lines to say what is behind them."""
+    """Return the tools that give access to all others. `groups`: catalog lines to include."""
     text = {"type": "string"}
     search = "Find tools by words, by a regular expression, or one by its exact name."
     tools = [
@@ -227,16 +241,19 @@ def meta_tools(strategy: str, groups: str = "") -> list[dict[str, Any]]:
             _object({"tool_name": text, "arguments": {"type": "object"}}, ["tool_name"]),
         ),
     ]
-    kept = tools if strategy == "dispatch" else tools[:3]
-    return [tool_object(name, said, schema, source="builtin") for name, said, schema in kept]
+    included = tools if strategy == "dispatch" else tools[:3]
+    return [
+        tool_object(name, description, schema, source="builtin")
+        for name, description, schema in included
+    ]
 
 
-def remaining(groups: Sequence[GroupLine], loaded: Collection[str]) -> list[GroupLine]:
-    """What is left to load, for sessions whose loaded tools join the tools array."""
-    rest = []
+def remaining_groups(groups: Sequence[GroupLine], loaded: Collection[str]) -> list[GroupLine]:
+    """Return the groups without loaded tools, for sessions that add loaded tools to their array."""
+    remaining = []
     for group in groups:
         names = tuple(name for name in group.names if name not in loaded)
         if names:
-            part = len(names) < len(group.names)
-            rest.append(replace(group, names=names, remaining=part))
-    return rest
+            is_partial = len(names) < len(group.names)
+            remaining.append(replace(group, names=names, remaining=is_partial))
+    return remaining

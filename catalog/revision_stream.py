@@ -1,7 +1,7 @@
-"""Tell every process that the revision rose.
+"""Publish catalog revision changes to all processes over a Redis stream.
 
-Production writes to a Redis stream; embedded needs nothing, since its one process looks at the
-database every 250 ms. A lost message costs a second: everybody looks at the database too.
+In embedded mode nothing is published: its single process polls the database every 250 ms. A lost
+message delays the others by a second, since they poll the database too.
 """
 
 import logging
@@ -21,9 +21,11 @@ def _redis() -> redis.Redis:
 
 
 def announce() -> None:
+    """Publish that the revision increased; without Redis, do nothing."""
+    """Publish that the revision increased; without Redis, do nothing."""
     if not settings.REDIS_URL:
         return
     try:
         _redis().xadd(STREAM, {"at": "rose"}, maxlen=1000, approximate=True)
     except redis.RedisError as error:
-        logger.warning("The new revision could not be announced on Redis: %s", error)
+        logger.warning("Publishing the new revision to Redis failed: %s", error)

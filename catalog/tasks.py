@@ -1,4 +1,4 @@
-"""Celery shells of the catalog, for the queue `index`. The work is in vectors.py."""
+"""Celery tasks of the catalog, on the queue `index`."""
 
 from celery import shared_task
 
@@ -11,6 +11,6 @@ def embed() -> None:
 
 
 def send_embedding() -> None:
-    """Have a worker encode what changed; where there is no beat."""
+    """Queue encoding of changed texts, for deployments without Celery beat."""
     if vector_store.is_due():
         embed.apply_async(expires=5)

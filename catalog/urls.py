@@ -1,7 +1,7 @@
-"""Addresses of the catalog's pages.
+"""URL routes of the catalog's pages.
 
-A tool may have any name, so nothing else lives directly under tools/: what is not a tool has two
-parts, the second of which is no act upon a tool. So it is with groups/.
+A tool may have any name, so nothing else lives directly under tools/: other pages have two path
+segments, and the second is not an action on a tool. The same applies to groups/.
 """
 
 from django.urls import URLPattern, path

@@ -1,29 +1,26 @@
-"""What waits for a person: changed definitions, and new tools of strict servers. Reads, and `hold`.
-
-Approving and keeping old are written in `catalog.ingest`, holding in `catalog.tools`.
-"""
+"""Queries on pending reviews: changed definitions, and new tools of servers with strict trust."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.apps import apps
 from django.db.models import Count, Q, QuerySet
 from django.db.models.functions import Coalesce
 
 from catalog.audit.queries import AuditRow
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import detail
+from sessions_app.models import Agent
 from toolcrib.lib.pagination import Page, page_by_offset
 
-PAGE = 20  # changes on a page, each compared word by word
-DECISIONS = ("tool.approve", "tool.keep_old", "tool.hold")
-LAST = 5
+REVIEWS_PER_PAGE = 20  # each needs a word-by-word diff
+DECISION_VERBS = ("tool.approve", "tool.keep_old", "tool.hold")
+RECENT_DECISIONS = 5
 
 
 @dataclass(frozen=True)
 class PendingReview:
-    """One tool with what a person needs to decide about its latest definition."""
+    """A tool with everything a reviewer needs to decide on its latest definition."""
 
     tool: Tool
     change: detail.Change
@@ -36,40 +33,42 @@ class PendingReview:
 
     @property
     def annotations(self) -> Mapping[str, Any]:
-        found = self.change.after.get("annotations")
-        return found if isinstance(found, dict) else {}
+        annotations = self.change.after.get("annotations")
+        return annotations if isinstance(annotations, dict) else {}
 
     @property
     def destructive(self) -> bool:
-        """Whether the server says so of either definition: then no single key approves it."""
-        said = (self.change.before or {}).get("annotations")
-        before = said.get("destructiveHint") if isinstance(said, dict) else None
+        """Return whether either definition is annotated as destructive.
+
+        Such tools are not approved by keyboard shortcut or in bulk.
+        """
+        annotations = (self.change.before or {}).get("annotations")
+        before = annotations.get("destructiveHint") if isinstance(annotations, dict) else None
         return True in (before, self.annotations.get("destructiveHint"))
 
     @property
     def effect(self) -> str:
-        """Say who is touched by the decision."""
+        """Describe how many agents the decision affects."""
         if not self.groups:
-            return "It is in no group, so no agent is affected."
-        many = "" if self.agents == 1 else "s"
+            return "Not in any group: no agents are affected."
         if not self.agents:
-            return "No agent has these groups yet."
-        return f"{self.agents:,} agent{many} {'are' if many else 'is'} affected."
+            return "No agents have these groups."
+        return f"Affects {self.agents:,} agent{'' if self.agents == 1 else 's'}."
 
 
 def pending_count() -> int:
     return Tool.objects.waiting().count()
 
 
-def page_of(server: str = "", *, offset: int) -> Page[Tool]:
-    """Return a page of what waits, the longest waiting first."""
-    rows = _open()
+def list_pending(server: str = "", *, offset: int) -> Page[Tool]:
+    """Return a page of tools with a pending review, oldest first."""
+    rows = _pending_tools()
     if server:
         rows = rows.filter(server__slug=server)
-    return page_by_offset(rows, offset, PAGE)
+    return page_by_offset(rows, offset, REVIEWS_PER_PAGE)
 
 
-def _open() -> QuerySet[Tool]:
+def _pending_tools() -> QuerySet[Tool]:
     return (
         Tool.objects.waiting()
         .with_definitions()
@@ -78,26 +77,26 @@ def _open() -> QuerySet[Tool]:
     )
 
 
-def servers() -> list[tuple[str, int]]:
-    """List the servers that something waits of, with how much."""
+def servers_with_pending() -> list[tuple[str, int]]:
+    """Return the servers with pending reviews, with their number."""
     rows = Tool.objects.waiting().exclude(server=None).values_list("server__slug")
     return list(rows.annotate(Count("pk")).order_by("server__slug"))
 
 
-def pending_reviews(found: Iterable[Tool]) -> list[PendingReview]:
-    """Put beside each tool its comparison, its groups and the agents that have them."""
-    listed = [tool for tool in found if tool.latest is not None]
+def pending_reviews(tools: Iterable[Tool]) -> list[PendingReview]:
+    """Add to each tool its diff, its groups and the number of affected agents."""
+    listed = [tool for tool in tools if tool.latest is not None]
     groups: dict[int, list[Group]] = {}
-    links = Membership.objects.filter(tool__in=listed).select_related("group")
-    for link in links.order_by("group__position", "group__group_id"):
-        groups.setdefault(link.tool_id, []).append(link.group)
-    everywhere, having = _agents({group.pk for some in groups.values() for group in some})
+    memberships = Membership.objects.filter(tool__in=listed).select_related("group")
+    for membership in memberships.order_by("group__position", "group__group_id"):
+        groups.setdefault(membership.tool_id, []).append(membership.group)
+    with_all, by_group = _agents({group.pk for some in groups.values() for group in some})
     return [
         PendingReview(
             tool=tool,
             change=detail.Change.between(tool.approved, tool.latest, tool.findings),
             groups=(own := groups.get(tool.pk, [])),
-            agents=len(everywhere.union(*(having.get(group.pk, set()) for group in own)))
+            agents=len(with_all.union(*(by_group.get(group.pk, set()) for group in own)))
             if own
             else 0,
         )
@@ -107,29 +106,26 @@ def pending_reviews(found: Iterable[Tool]) -> list[PendingReview]:
 
 
 def _agents(groups: set[int]) -> tuple[set[int], dict[int, set[int]]]:
-    """Return the agents that have all groups, and those that have each of these."""
-    # By name: agents live in an app that the catalog does not import.
-    agents = apps.get_model("sessions_app", "Agent")._default_manager.filter(enabled=True)
-    rows = agents.filter(Q(all_groups=True) | Q(groups__in=groups)).values_list(
-        "pk", "all_groups", "groups"
-    )
-    everywhere: set[int] = set()
-    having: dict[int, set[int]] = {}
+    """Return the enabled agents with all groups, and those with each of the given groups."""
+    agents = Agent.objects.filter(Q(all_groups=True) | Q(groups__in=groups), enabled=True)
+    rows = agents.values_list("pk", "all_groups", "groups")
+    with_all: set[int] = set()
+    by_group: dict[int, set[int]] = {}
     for agent, has_all, group in rows.distinct():
         if has_all:
-            everywhere.add(agent)
+            with_all.add(agent)
         elif group in groups:
-            having.setdefault(group, set()).add(agent)
-    return everywhere, having
+            by_group.setdefault(group, set()).add(agent)
+    return with_all, by_group
 
 
-def last_decisions() -> list[AuditRow]:
-    rows = AuditEntry.objects.filter(verb__in=DECISIONS, target_kind="tool")
-    return [AuditRow.of(entry) for entry in rows[:LAST]]
+def recent_decisions() -> list[AuditRow]:
+    rows = AuditEntry.objects.filter(verb__in=DECISION_VERBS, target_kind="tool")
+    return [AuditRow.from_entry(entry) for entry in rows[:RECENT_DECISIONS]]
 
 
-def decision_on(tool: Tool) -> AuditRow | None:
-    """Return the newest decision about a tool: who was faster."""
-    rows = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb__in=DECISIONS)
+def last_decision(tool: Tool) -> AuditRow | None:
+    """Return the latest decision on a tool."""
+    rows = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb__in=DECISION_VERBS)
     entry = rows.first()
-    return AuditRow.of(entry) if entry else None
+    return AuditRow.from_entry(entry) if entry else None

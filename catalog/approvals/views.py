@@ -1,7 +1,7 @@
-"""Approvals: what must a person decide? Every decision names the definition that was looked at.
+"""Approvals page: single and bulk decisions on pending definitions.
 
-Several may be decided at once, each as if alone: what changed meanwhile is left, and so is what may
-delete or overwrite, which is approved one by one.
+Every decision names the digest of the definition the reviewer saw. A bulk decision treats each
+tool separately and skips tools that changed since; destructive tools are approved one by one.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,30 +23,35 @@ from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, operator_required
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
-    "approve": (approval_actions.approve, "Agents now get the new definition of {}."),
-    "keep-old": (approval_actions.keep_old, "Agents keep the older definition of {}."),
-    "hold": (approval_actions.hold, "{} is held. Calls to it are stopped."),
+    "approve": (approval_actions.approve, "Approved {}. Agents now get the new definition."),
+    "keep-old": (
+        approval_actions.keep_old,
+        "Rejected the change of {}. Agents keep the approved definition.",
+    ),
+    "hold": (approval_actions.hold, "{} is hidden. Agents cannot find or call it."),
 }
-TOGETHER = {
-    "approve": "Approved {}: agents now get the new definitions.",
-    "keep-old": "Kept {} as approved: agents keep the older definitions.",
-    "hold": "Held {}: calls to them are stopped.",
+BULK_MESSAGES = {
+    "approve": "Approved {}. Agents now get the new definitions.",
+    "keep-old": "Rejected the changes of {}. Agents keep the approved definitions.",
+    "hold": "Hid {}. Agents cannot find or call them.",
 }
+DECISIONS_HINT = "Approve, reject the change, or hide the tool."
 
 
 @require_safe
 @operator_required
 def approval_list(request: HttpRequest) -> HttpResponse:
     server = request.GET.get("server", "").replace("\0", "")
-    page = approval_queries.page_of(server, offset=offset_of(request.GET, approval_queries.PAGE))
+    offset = offset_of(request.GET, approval_queries.REVIEWS_PER_PAGE)
+    page = approval_queries.list_pending(server, offset=offset)
     context: dict[str, Any] = {
         "page": page,
         "items": approval_queries.pending_reviews(page.rows),
-        "shown": page.says("definition"),
+        "shown": page.describe("definition"),
         "server": server,
-        "servers": approval_queries.servers(),
+        "servers": approval_queries.servers_with_pending(),
         "address": request.GET.urlencode(),
-        "decisions": approval_queries.last_decisions(),
+        "decisions": approval_queries.recent_decisions(),
     }
     context["total"] = sum(count for _, count in context["servers"])
     return render(request, "catalog/approvals/list.html", context)
@@ -56,55 +61,55 @@ def approval_list(request: HttpRequest) -> HttpResponse:
 @operator_required
 def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if act not in ACTS:
-        raise NotFound("There is no such decision.", hint="Approve, keep old, or hold.")
+        raise NotFound("Unknown decision.", hint=DECISIONS_HINT)
     tool = find_tool(public_name)
-    choice, words = ACTS[act]
-    seen = request.POST.get("seen", "")
-    if not seen:
+    decide_on, message = ACTS[act]
+    digest = request.POST.get("seen", "")
+    if not digest:
         raise Conflict(
-            "This says not which definition was looked at.", hint="Reload the page and decide."
+            "The digest of the reviewed definition is missing.",
+            hint="Reload the page and try again.",
         )
     try:
-        choice(tool, actor=actor_of(request), sha256=seen)
+        decide_on(tool, actor=actor_of(request), sha256=digest)
     except Conflict as error:
-        return _too_late(request, tool, error)
+        return _conflict(request, tool, error)
     if is_htmx_fragment(request):
-        return _settled(request, tool)
-    messages.success(request, words.format(tool.public_name))
-    return _back(request)
+        return _decided(request, tool)
+    messages.success(request, message.format(tool.public_name))
+    return _redirect_to_list(request)
 
 
 @require_POST
 @operator_required
 def decide_many(request: HttpRequest) -> HttpResponse:
-    """Decide about every selected tool: `tool` is the digest that was looked at, and the name."""
+    """Decide on all selected tools; each `tool` field has the digest seen and the name."""
     act = request.POST.get("act", "")
     if act not in ACTS:
-        raise Invalid("There is no such decision.", hint="Approve, keep old, or hold.")
-    picked = [
-        text.partition(" ")[::2] for text in request.POST.getlist("tool")[: approval_queries.PAGE]
-    ]
-    seen = {name: digest for digest, name in picked if digest and name}
-    if not seen:
+        raise Invalid("Unknown decision.", hint=DECISIONS_HINT)
+    selected = request.POST.getlist("tool")[: approval_queries.REVIEWS_PER_PAGE]
+    pairs = [value.partition(" ")[::2] for value in selected]
+    digests = {name: digest for digest, name in pairs if digest and name}
+    if not digests:
         raise Invalid("No tool is selected.", hint="Go back and select at least one.")
-    waiting = Tool.objects.with_definitions().filter(public_name__in=seen)
-    done, left = 0, [f"{name} is gone." for name in _gone(seen, waiting)]
-    for item in approval_queries.pending_reviews(waiting):
+    tools = Tool.objects.with_definitions().filter(public_name__in=digests)
+    done, skipped = 0, [f"{name} no longer exists." for name in _missing(digests, tools)]
+    for item in approval_queries.pending_reviews(tools):
         try:
-            _decide_one(request, item, act, seen[item.tool.public_name])
+            _decide_one(request, item, act, digests[item.tool.public_name])
             done += 1
         except ToolcribError as error:
-            left.append(error.message)
+            skipped.append(error.message)
     if done:
-        many = f"{done} tool{'' if done == 1 else 's'}"
-        messages.success(request, TOGETHER[act].format(many))
-    for sentence in left:
-        messages.error(request, f"Left: {sentence}")
-    return _back(request)
+        count = f"{done} tool{'' if done == 1 else 's'}"
+        messages.success(request, BULK_MESSAGES[act].format(count))
+    for reason in skipped:
+        messages.error(request, f"Skipped: {reason}")
+    return _redirect_to_list(request)
 
 
-def _gone(seen: dict[str, str], found: Iterable[Tool]) -> list[str]:
-    return sorted(set(seen) - {tool.public_name for tool in found})
+def _missing(digests: dict[str, str], tools: Iterable[Tool]) -> list[str]:
+    return sorted(set(digests) - {tool.public_name for tool in tools})
 
 
 def _decide_one(
@@ -112,22 +117,22 @@ def _decide_one(
 ) -> None:
     name = item.tool.public_name
     if act == "approve" and item.destructive:
-        raise Invalid(f"{name} may delete or overwrite. Approve it by itself.")
+        raise Invalid(f"{name} is annotated as destructive. Approve it separately.")
     if act == "keep-old" and item.is_new:
-        raise Invalid(f"{name} is new: there is no older definition to keep.")
+        raise Invalid(f"{name} is new: there is no approved definition to keep.")
     ACTS[act][0](item.tool, actor=actor_of(request), sha256=digest)
 
 
-def _back(request: HttpRequest) -> HttpResponse:
-    # Only the query is taken from the form: the address stays ours.
+def _redirect_to_list(request: HttpRequest) -> HttpResponse:
+    # Only the query string comes from the form, so this cannot redirect to another site.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return redirect(f"{reverse('approvals')}?{query}" if query else reverse("approvals"))
 
 
-def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:
-    """Say who was faster, or show what the definition became meanwhile."""
+def _conflict(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:
+    """Show the decision made by someone else, or the definition that is now the latest."""
     if not is_htmx_fragment(request):
-        context = {"tool": tool, "error": error, "decision": approval_queries.decision_on(tool)}
+        context = {"tool": tool, "error": error, "decision": approval_queries.last_decision(tool)}
         return render(
             request, "catalog/approvals/already_decided.html", context, status=error.status
         )
@@ -135,18 +140,18 @@ def _too_late(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
     if tool.state == ToolState.WAITING:
         context = {
             "item": approval_queries.pending_reviews([tool])[0],
-            "late": error,
+            "conflict": error,
             "address": request.POST.get("address", ""),
         }
         return render(request, "catalog/approvals/_item.html", context)
-    return _settled(request, tool, late=True)
+    return _decided(request, tool, conflict=True)
 
 
-def _settled(request: HttpRequest, tool: Tool, *, late: bool = False) -> HttpResponse:
+def _decided(request: HttpRequest, tool: Tool, *, conflict: bool = False) -> HttpResponse:
     context = {
         "tool": tool,
-        "decision": approval_queries.decision_on(tool),
-        "late": late,
-        "left": approval_queries.pending_count(),
+        "decision": approval_queries.last_decision(tool),
+        "conflict": conflict,
+        "remaining": approval_queries.pending_count(),
     }
     return render(request, "catalog/approvals/_settled.html", context)

@@ -1,4 +1,4 @@
-"""Read the audit log for people: by filter, in pages, as a file. Reads only."""
+"""Audit log queries: filters, pagination and CSV/JSON export."""
 
 import csv
 import io
@@ -13,27 +13,27 @@ from django.http import QueryDict
 
 from catalog.audit import SENTENCES, sentence
 from catalog.models import AuditEntry
-from toolcrib.lib.pagination import PAGE, Page, page_by_id
+from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id
 from toolcrib.lib.request import number, text
 
-EXPORTED = 20_000  # entries in one file
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what spreadsheets run or skip to run
+MAX_EXPORTED = 20_000  # entries per file
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")  # spreadsheets may evaluate these
 COLUMNS = ("id", "at", "actor_kind", "actor", "verb", "target_kind", "target", "sentence")
 FACETS = {
-    "actor": ("Who", "actor_label"),
-    "verb": ("Did", "verb"),
-    "target": ("To a", "target_kind"),
+    "actor": ("Actor", "actor_label"),
+    "verb": ("Action", "verb"),
+    "target": ("Object", "target_kind"),
 }
 
 
 @dataclass(frozen=True)
 class AuditFilter:
-    """What a person asked for in the address. Days are days of UTC, both ends included."""
+    """Filter from the query string. Dates are in UTC and inclusive."""
 
     actor: str = ""
     verb: str = ""
-    target: str = ""  # the kind of thing
-    query: str = ""  # words of the target's name
+    target: str = ""  # kind of object
+    query: str = ""  # part of the object's name
     since: date | None = None
     until: date | None = None
     before: int = 0
@@ -46,8 +46,8 @@ class AuditFilter:
             text(query, "verb"),
             text(query, "target"),
             text(query, "q"),
-            _day(text(query, "since")),
-            _day(text(query, "until")),
+            _parse_date(text(query, "since")),
+            _parse_date(text(query, "until")),
             number(query, "before"),
             number(query, "after"),
         )
@@ -69,140 +69,141 @@ class AuditFilter:
         if self.query:
             rows = rows.filter(target_label__icontains=self.query)
         if self.since:
-            rows = rows.filter(at__gte=_start(self.since))
+            rows = rows.filter(at__gte=_start_of_day(self.since))
         if self.until and self.until < date.max:
-            rows = rows.filter(at__lt=_start(self.until + timedelta(days=1)))
+            rows = rows.filter(at__lt=_start_of_day(self.until + timedelta(days=1)))
         return rows
 
 
-def _day(text: str) -> date | None:
+def _parse_date(text: str) -> date | None:
     try:
         return date.fromisoformat(text) if len(text) == 10 else None
     except ValueError:
         return None
 
 
-def _start(day: date) -> datetime:
+def _start_of_day(day: date) -> datetime:
     return datetime.combine(day, time(), tzinfo=UTC)
 
 
-# --- On the page --------------------------------------------------------------------------------
+# --- Page --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class AuditRow:
-    """One entry as a sentence in three parts, so that the page can stress what was changed."""
+    """One entry as a sentence in parts, so that the page can emphasize the object."""
 
     entry: AuditEntry
-    words: str
-    rest: str
+    action: str
+    suffix: str  # the text after the object
 
     @classmethod
-    def of(cls, entry: AuditEntry) -> "AuditRow":
-        words, _, rest = SENTENCES[entry.verb].partition("{target}")
-        return cls(entry, words.strip(), rest.strip())
+    def from_entry(cls, entry: AuditEntry) -> "AuditRow":
+        action, _, suffix = SENTENCES[entry.verb].partition("{target}")
+        return cls(entry, action.strip(), suffix.strip())
 
     @property
     def changes(self) -> list[tuple[str, str, str]]:
-        """List what was written down: (what, before, after), as people read it."""
+        """Return the recorded values as (field, before, after), formatted for display."""
         before, after = _mapping(self.entry.before), _mapping(self.entry.after)
         names = dict.fromkeys([*before, *after])
-        return [(name, _shown(before, name), _shown(after, name)) for name in names]
+        return [(name, _format(before, name), _format(after, name)) for name in names]
 
 
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, dict) else {"value": value} if value else {}
 
 
-def _shown(facts: Mapping[str, object], name: str) -> str:
-    if name not in facts:
+def _format(values: Mapping[str, object], name: str) -> str:
+    if name not in values:
         return "–"
-    fact = facts[name]
-    if isinstance(fact, str):
-        return fact or "(empty)"
-    if isinstance(fact, list) and all(isinstance(one, str) for one in fact):
-        return ", ".join(fact) or "(none)"
-    return json.dumps(fact, ensure_ascii=False)
+    value = values[name]
+    if isinstance(value, str):
+        return value or "(empty)"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value) or "(none)"
+    return json.dumps(value, ensure_ascii=False)
 
 
-def page_of(wanted: AuditFilter, size: int = PAGE) -> Page[AuditEntry]:
-    """Return a page of the log, newest first. Its cursors are ids: new entries shift nothing."""
-    return page_by_id(wanted.entries(), before=wanted.before, after=wanted.after, size=size)
+def list_entries(filters: AuditFilter, size: int = PAGE_SIZE) -> Page[AuditEntry]:
+    """Return a page of the log, newest first. Cursors are ids, so new entries shift nothing."""
+    return page_by_id(filters.entries(), before=filters.before, after=filters.after, size=size)
 
 
-def facets(wanted: AuditFilter) -> list[dict[str, object]]:
-    """List who acted, how, on what kinds of things: for the filters."""
+def facets(filters: AuditFilter) -> list[dict[str, object]]:
+    """Return the filter options: actors, actions and kinds of objects."""
     entries = AuditEntry.objects.order_by()
-    shown: list[dict[str, object]] = []
+    rows: list[dict[str, object]] = []
     for name, (label, column) in FACETS.items():
-        chosen = getattr(wanted, name)
+        chosen = getattr(filters, name)
         options: Sequence[str] = sorted(
             {
                 *entries.values_list(column, flat=True).distinct()[:200],
                 *([chosen] if chosen else []),
             }
         )
-        shown.append(
+        rows.append(
             {
                 "name": name,
                 "label": label,
                 "options": [
-                    {"value": one, "label": _word(name, one), "selected": one == chosen}
-                    for one in options
+                    {"value": value, "label": _label(name, value), "selected": value == chosen}
+                    for value in options
                 ],
             }
         )
-    return shown
+    return rows
 
 
-def _word(name: str, value: str) -> str:
+def _label(name: str, value: str) -> str:
     if name == "verb" and value in SENTENCES:
         return " ".join(SENTENCES[value].format(target="").split())
     return value
 
 
-# --- As a file ----------------------------------------------------------------------------------
+# --- Export ----------------------------------------------------------------------------------
 
 
-def left_out(total: int) -> str:
-    """Say what a file of these entries lacks; nothing if it holds them all."""
-    if total <= EXPORTED:
+def truncation_note(total: int) -> str:
+    """Return a note on the entries an export omits, or an empty string if it has all."""
+    if total <= MAX_EXPORTED:
         return ""
     return (
-        f"A file holds the newest {EXPORTED:,} of these {total:,} entries. "
-        "Narrow the days for older ones."
+        f"An export contains the newest {MAX_EXPORTED:,} of these {total:,} entries. "
+        "Select an earlier date range for older ones."
     )
 
 
-def as_json(wanted: AuditFilter) -> str:
-    rows = wanted.entries()
+def export_json(filters: AuditFilter) -> str:
+    rows = filters.entries()
     body: dict[str, Any] = {
         "entries": [
             _fields(entry) | {"before": entry.before, "after": entry.after}
-            for entry in rows[:EXPORTED]
+            for entry in rows[:MAX_EXPORTED]
         ]
     }
-    if note := left_out(rows.count()):
+    if note := truncation_note(rows.count()):
         body["note"] = note
     return json.dumps(body, ensure_ascii=False, indent=1)
 
 
-def as_csv(wanted: AuditFilter) -> str:
-    rows = wanted.entries()
+def export_csv(filters: AuditFilter) -> str:
+    rows = filters.entries()
     file = io.StringIO()
     writer = csv.writer(file)
     writer.writerow([*COLUMNS, "before", "after"])
-    writer.writerows(_lines(rows[:EXPORTED]))
-    if note := left_out(rows.count()):
+    writer.writerows(_csv_rows(rows[:MAX_EXPORTED]))
+    if note := truncation_note(rows.count()):
         writer.writerow([note])
     return file.getvalue()
 
 
-def _lines(entries: Iterable[AuditEntry]) -> Iterator[list[str]]:
+def _csv_rows(entries: Iterable[AuditEntry]) -> Iterator[list[str]]:
     for entry in entries:
         fields = _fields(entry)
-        facts = (json.dumps(one, ensure_ascii=False) for one in (entry.before, entry.after))
-        yield [escape_formula(str(cell)) for cell in (*(fields[name] for name in COLUMNS), *facts)]
+        changes = (json.dumps(body, ensure_ascii=False) for body in (entry.before, entry.after))
+        cells = (*(fields[name] for name in COLUMNS), *changes)
+        yield [escape_formula(str(cell)) for cell in cells]
 
 
 def _fields(entry: AuditEntry) -> dict[str, object]:
@@ -219,5 +220,5 @@ def _fields(entry: AuditEntry) -> dict[str, object]:
 
 
 def escape_formula(cell: str) -> str:
-    """Quote a cell that a spreadsheet would run as a formula."""
-    return f"'{cell}" if cell.startswith(FORMULA) else cell
+    """Quote a cell that a spreadsheet would evaluate as a formula."""
+    return f"'{cell}" if cell.startswith(FORMULA_PREFIXES) else cell

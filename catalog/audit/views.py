@@ -1,4 +1,4 @@
-"""The audit log: who changed what, when? Reads only; nothing writes it but `catalog.audit`."""
+"""Audit log page and exports."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,15 +17,15 @@ from toolcrib.lib.roles import operator_required
 @require_safe
 @operator_required
 def audit_log(request: HttpRequest) -> HttpResponse:
-    wanted = AuditFilter.read(request.GET)
-    page = audit_queries.page_of(wanted)
+    filters = AuditFilter.read(request.GET)
+    page = audit_queries.list_entries(filters)
     context: dict[str, Any] = {
         "page": page,
-        "rows": [AuditRow.of(entry) for entry in page.rows],
+        "rows": [AuditRow.from_entry(entry) for entry in page.rows],
         "shown": f"{page.total:,} {'entry' if page.total == 1 else 'entries'}",
-        "wanted": wanted,
+        "filters": filters,
         "local": request.GET.get("times") == "local",
-        "left_out": audit_queries.left_out(page.total),
+        "truncation_note": audit_queries.truncation_note(page.total),
         "query": _query(request, drop=("before", "after", "times")),
     }
     if is_htmx_fragment(request):
@@ -33,35 +33,36 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         query = _query(request)
         response["HX-Push-Url"] = f"{request.path}?{query}" if query else request.path
         return response
-    context["facets"] = audit_queries.facets(wanted)
+    context["facets"] = audit_queries.facets(filters)
     return render(request, "catalog/audit/log.html", context)
 
 
 def _query(request: HttpRequest, drop: tuple[str, ...] = ()) -> str:
-    """Return this address's query without the fields that were left empty."""
-    kept = QueryDict(mutable=True)
+    """Return the query string without empty fields and the dropped ones."""
+    query = QueryDict(mutable=True)
     for name, values in request.GET.lists():
         if name not in drop and (filled := [value for value in values if value]):
-            kept.setlist(name, filled)
-    return kept.urlencode()
+            query.setlist(name, filled)
+    return query.urlencode()
 
 
 @require_safe
 @operator_required
 def export_csv(request: HttpRequest) -> HttpResponse:
-    return _file(request, audit_queries.as_csv, "csv", "text/csv; charset=utf-8")
+    return _download(request, audit_queries.export_csv, "csv", "text/csv; charset=utf-8")
 
 
 @require_safe
 @operator_required
 def export_json(request: HttpRequest) -> HttpResponse:
-    return _file(request, audit_queries.as_json, "json", "application/json")
+    return _download(request, audit_queries.export_json, "json", "application/json")
 
 
-def _file(
-    request: HttpRequest, write: Callable[[AuditFilter], str], ending: str, kind: str
+def _download(
+    request: HttpRequest, export: Callable[[AuditFilter], str], extension: str, content_type: str
 ) -> HttpResponse:
-    response = HttpResponse(write(AuditFilter.read(request.GET)), content_type=kind)
-    name = f"toolcrib-audit-{timezone.now():%Y-%m-%d}.{ending}"
+    body = export(AuditFilter.read(request.GET))
+    response = HttpResponse(body, content_type=content_type)
+    name = f"toolcrib-audit-{timezone.now():%Y-%m-%d}.{extension}"
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     return response

@@ -1,8 +1,8 @@
-"""Say how two definitions of a tool differ, for a person who must decide. Pure.
+"""Word-level diff of two tool definitions, for reviews. Pure.
 
-Nothing of a change is left out: what has no section of its own is compared as JSON text. Cost is
-bounded whatever a server sends: past `MAX_EDITS` a text counts as rewritten, past `MAX_LINES`
-the rest of a section is counted instead of listed.
+Covers the whole definition: fields without a section of their own are compared as JSON text. The
+cost is bounded for any input: beyond `MAX_EDITS` a text counts as rewritten, and beyond
+`MAX_LINES` the remaining lines of a section are counted instead of listed.
 """
 
 import re
@@ -14,23 +14,22 @@ from toolcrib.lib.json_codec import canonical
 
 Span = tuple[str, str]  # (same | added | removed, text)
 MAX_EDITS = 600
-FACT_EDITS = 60  # a schema has many facts
-TEXTS = ("description", "title", "type")  # shown as written; all else as JSON, so "1" is not 1
+MAX_FACT_EDITS = 60  # lower, since a schema has many facts
+TEXT_KEYS = ("description", "title", "type")  # plain; all others as JSON, so "1" differs from 1
 MAX_LINES = 300
 MAX_DEPTH = 70
 WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 PLAIN_NAME = re.compile(r"[\w-]+")
-SAID = {True: "true", False: "false", None: "not said"}
-# What a schema node is made of, in the order people ask for it; the rest follows by name.
-FIRST_FACTS = ("type", "required", "description", "enum", "default")
-OWN_SECTION = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
+ANNOTATION_VALUES = {True: "true", False: "false", None: "not set"}
+LEADING_FACTS = ("type", "required", "description", "enum", "default")  # others follow by name
+KEYS_WITH_SECTION = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing a schema says about a field: its type, that it is required, its description."""
+    """One changed property of a schema field, such as its type or description."""
 
-    word: str
+    name: str
     spans: tuple[Span, ...]
 
 
@@ -45,16 +44,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Section:
-    """One part of a definition that differs: a text in spans, or a schema in lines."""
+    """One part of a definition that differs: text as spans, or a schema as lines."""
 
     title: str
     spans: tuple[Span, ...] = ()
     lines: tuple[Line, ...] = ()
-    left_out: int = 0
+    omitted_lines: int = 0
 
 
 def compare(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[Section]:
-    """List the parts that differ. Without a `before`, everything is new."""
+    """Return the parts that differ. Without `before`, everything is new."""
     old = before or {}
     sections = [
         _text("Name", old.get("name"), after.get("name")),
@@ -64,19 +63,19 @@ def compare(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[
         _annotations(old.get("annotations"), after.get("annotations")),
         _schema("Output schema", old.get("outputSchema"), after.get("outputSchema")),
     ]
-    for key in sorted((set(old) | set(after)) - set(OWN_SECTION)):
+    for key in sorted((set(old) | set(after)) - set(KEYS_WITH_SECTION)):
         sections.append(_text(f"Field {key}", _json(old.get(key)), _json(after.get(key))))
     return [section for section in sections if section.spans or section.lines]
 
 
-def words(before: str, after: str, *, limit: int = MAX_EDITS) -> tuple[Span, ...]:
-    """Compare two texts word by word; past `limit` edits the second counts as rewritten."""
-    return tuple(_joined(_edits(WORDS.findall(before), WORDS.findall(after), limit)))
+def diff_words(before: str, after: str, *, limit: int = MAX_EDITS) -> tuple[Span, ...]:
+    """Compare two texts word by word; beyond `limit` edits the text counts as rewritten."""
+    return tuple(_join_spans(_edits(WORDS.findall(before), WORDS.findall(after), limit)))
 
 
 def _text(title: str, before: object, after: object) -> Section:
     old, new = _as_text(before), _as_text(after)
-    return Section(title, () if old == new else words(old, new))
+    return Section(title, () if old == new else diff_words(old, new))
 
 
 def _as_text(value: object) -> str:
@@ -99,56 +98,57 @@ def _schema(title: str, before: object, after: object) -> Section:
         if old.get(path) != new.get(path)
     ]
     for path in differing[:MAX_LINES]:
-        was, now = old.get(path), new.get(path)
-        if was != now:
-            kind = "changed" if was is not None and now is not None else "added"
-            kind = "removed" if now is None else kind
-            lines.append(Line(kind, path, tuple(_facts(was or {}, now or {}))))
-    return Section(title, lines=tuple(lines), left_out=max(0, len(differing) - MAX_LINES))
+        before_facts, after_facts = old.get(path), new.get(path)
+        kind = "changed" if before_facts is not None else "added"
+        if after_facts is None:
+            kind = "removed"
+        lines.append(Line(kind, path, tuple(_facts(before_facts or {}, after_facts or {}))))
+    omitted = max(0, len(differing) - MAX_LINES)
+    return Section(title, lines=tuple(lines), omitted_lines=omitted)
 
 
-def _facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Fact]:
-    names = sorted({*was, *now} - set(FIRST_FACTS))
-    for word in (*FIRST_FACTS, *names):
-        old, new = was.get(word, ""), now.get(word, "")
+def _facts(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Fact]:
+    other_names = sorted({*before, *after} - set(LEADING_FACTS))
+    for name in (*LEADING_FACTS, *other_names):
+        old, new = before.get(name, ""), after.get(name, "")
         if old != new:
-            yield Fact(word, words(old, new, limit=FACT_EDITS))
+            yield Fact(name, diff_words(old, new, limit=MAX_FACT_EDITS))
 
 
 def _nodes(schema: object, path: str = "", required: bool = False) -> Iterator[tuple[str, Any]]:
-    """Walk a schema as (path, facts). Fields are `place.lat`, members of a list `places[]`."""
+    """Yield (path, facts) per schema node: fields as `place.lat`, list items as `places[]`."""
     if schema is None:
         return
     if not isinstance(schema, dict) or path.count(".") + path.count("[]") > MAX_DEPTH:
-        yield path or "(whole)", {"schema": _json(schema)}
+        yield path or "(root)", {"schema": _json(schema)}
         return
     properties = schema.get("properties")
     fields = properties if isinstance(properties, dict) else {}
-    needed = schema.get("required")
-    names = [name for name in needed if isinstance(name, str)] if isinstance(needed, list) else []
+    listed = schema.get("required")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     facts = {
-        key: _as_text(value) if key in TEXTS else _json(value)
+        key: _as_text(value) if key in TEXT_KEYS else _json(value)
         for key, value in schema.items()
         if key not in ("properties", "items", "required", "$defs", "definitions")
     }
     if required:
         facts["required"] = "required"
-    if strangers := sorted(set(names) - set(fields)):
-        facts["also required"] = ", ".join(strangers)
-    yield path or "(whole)", facts
+    if undeclared := sorted(set(names) - set(fields)):
+        facts["also required"] = ", ".join(undeclared)
+    yield path or "(root)", facts
     for name, sub in sorted(fields.items()):
-        step = _step(name)
-        yield from _nodes(sub, f"{path}.{step}" if path else step, name in names)
+        segment = _path_segment(name)
+        yield from _nodes(sub, f"{path}.{segment}" if path else segment, name in names)
     if "items" in schema:
         yield from _nodes(schema["items"], f"{path}[]")
     for key in ("$defs", "definitions"):
         defined = schema.get(key)
         for name, sub in sorted(defined.items()) if isinstance(defined, dict) else ():
-            yield from _nodes(sub, f"{path}#{key}/{_step(name)}")
+            yield from _nodes(sub, f"{path}#{key}/{_path_segment(name)}")
 
 
-def _step(name: str) -> str:
-    # A field called `a.b` must not hide the field b of a.
+def _path_segment(name: str) -> str:
+    # Quoted, so that a field called `a.b` differs from the field b of a.
     return name if PLAIN_NAME.fullmatch(name) else canonical(name)
 
 
@@ -158,39 +158,41 @@ def _annotations(before: object, after: object) -> Section:
     lines = [
         Line("changed", key, (Fact("", (("removed", was), ("same", " "), ("added", now))),))
         for key in sorted({*old, *new})
-        if (was := _said(old.get(key))) != (now := _said(new.get(key)))
+        if (was := _annotation(old.get(key))) != (now := _annotation(new.get(key)))
     ]
-    return Section("What the server claims", lines=tuple(lines[:MAX_LINES]))
+    return Section("Annotations", lines=tuple(lines[:MAX_LINES]))
 
 
-def _said(value: object) -> str:
-    return SAID[value] if value is None or isinstance(value, bool) else _json(value)
+def _annotation(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return ANNOTATION_VALUES[value]
+    return _json(value)
 
 
 # --- Words --------------------------------------------------------------------------------------
 
 
 def _edits(old: Sequence[str], new: Sequence[str], limit: int) -> Iterator[Span]:
-    """Trim what is alike at both ends, and find the shortest edit of the middle."""
+    """Trim the common prefix and suffix, and find the shortest edit of the middle."""
     start = 0
     while start < min(len(old), len(new)) and old[start] == new[start]:
         start += 1
     end = 0
     while end < min(len(old), len(new)) - start and old[-1 - end] == new[-1 - end]:
         end += 1
-    was, now = old[start : len(old) - end], new[start : len(new) - end]
+    old_middle, new_middle = old[start : len(old) - end], new[start : len(new) - end]
     yield from (("same", word) for word in old[:start])
-    steps = _shortest(was, now, limit)
-    if steps is None:
-        yield from (("removed", word) for word in was)
-        yield from (("added", word) for word in now)
+    edits = _shortest_edit(old_middle, new_middle, limit)
+    if edits is None:
+        yield from (("removed", word) for word in old_middle)
+        yield from (("added", word) for word in new_middle)
     else:
-        yield from steps
+        yield from edits
     yield from (("same", word) for word in old[len(old) - end :])
 
 
-def _shortest(old: Sequence[str], new: Sequence[str], limit: int) -> list[Span] | None:
-    """Myers' greedy algorithm; None past the limit, so that its cost has a bound."""
+def _shortest_edit(old: Sequence[str], new: Sequence[str], limit: int) -> list[Span] | None:
+    """Run Myers' greedy diff; return None beyond `limit` edits, to bound the cost."""
     furthest = {1: 0}
     trail: list[dict[int, int]] = []
     for edits in range(min(len(old) + len(new), limit) + 1):
@@ -205,11 +207,11 @@ def _shortest(old: Sequence[str], new: Sequence[str], limit: int) -> list[Span] 
                 x, y = x + 1, y + 1
             furthest[diagonal] = x
             if x >= len(old) and y >= len(new):
-                return _walk_back(old, new, trail)
+                return _backtrack(old, new, trail)
     return None
 
 
-def _walk_back(
+def _backtrack(
     old: Sequence[str], new: Sequence[str], trail: Sequence[dict[int, int]]
 ) -> list[Span]:
     x, y, spans = len(old), len(new), list[Span]()
@@ -230,8 +232,8 @@ def _walk_back(
     return spans[::-1]
 
 
-def _joined(steps: Iterator[Span]) -> Iterator[Span]:
-    """Join words into spans. A mere space between two changes belongs to both of them."""
+def _join_spans(steps: Iterator[Span]) -> Iterator[Span]:
+    """Join words into spans. Whitespace between two changes becomes part of both."""
     removed, added, space = "", "", ""
     same = ""
     for kind, word in steps:

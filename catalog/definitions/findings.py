@@ -1,7 +1,7 @@
-"""Advice about a definition, and about a change of one. Never a gate. Pure.
+"""Lint warnings on tool definitions and on definition changes. Pure.
 
-A finding says what was seen and lets a person decide; agents are protected by approval, not by
-this list being complete.
+Warnings inform a reviewer and never block anything: agents are protected by approval, not by the
+completeness of these checks.
 """
 
 import re
@@ -31,7 +31,11 @@ INSTRUCTIONS = re.compile(
 BASE64 = re.compile(r"[A-Za-z0-9+/]{120,}={0,2}")
 WORDS = re.compile(r"[\w-]+")
 ANNOTATIONS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
-DEFAULTS = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
+ANNOTATION_DEFAULTS = {
+    "readOnlyHint": False,
+    "destructiveHint": True,
+    "openWorldHint": True,
+}
 
 
 @dataclass(frozen=True)
@@ -43,68 +47,72 @@ class Finding:
         return asdict(self)
 
 
-class Neighbours:
-    """The names around a tool, prepared once for a whole list of tools."""
+class KnownNames:
+    """Names of other tools, indexed once for checking a whole list of tools."""
 
     def __init__(self, siblings: Iterable[str] = (), foreign: Iterable[str] = ()) -> None:
-        self.looks: dict[str, list[str]] = {}
+        self.by_skeleton: dict[str, list[str]] = {}
         for name in (*siblings, *foreign):
-            self.looks.setdefault(skeleton(name), []).append(name)
-        # Only names no ordinary sentence holds: `search` is a word, `search_issues` is a tool.
+            self.by_skeleton.setdefault(skeleton(name), []).append(name)
+        # Only names that are not ordinary words: `search` is a word, `search_issues` is a tool.
         self.foreign = {name for name in foreign if "_" in name or "-" in name}
 
 
-def findings_of(tool: dict[str, Any], neighbours: Neighbours) -> list[Finding]:
-    """Look at one definition among its neighbours."""
+def definition_findings(tool: dict[str, Any], known_names: KnownNames) -> list[Finding]:
+    """Return the lint warnings on one definition."""
     name = tool["name"]
     text = "\n|\n".join(_texts(tool))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     hidden = sorted(hidden_characters(text))
     if hidden:
-        marks = ", ".join(f"U+{ord(mark):04X}" for mark in hidden[:6])
-        found.append(Finding("hidden_characters", f"Holds characters nobody sees: {marks}."))
-    quoted = INSTRUCTIONS.search(text)
-    if quoted:
-        words = " ".join(quoted[0].split())
-        found.append(Finding("instructs_reader", f"Speaks to the model: “{words}”."))
-    if BASE64.search(text):
-        found.append(Finding("encoded_text", "Holds a long run of encoded text."))
-    named = sorted(neighbours.foreign & set(WORDS.findall(text)))
-    if named:
-        found.append(
-            Finding("names_other_tools", f"Names tools of other servers: {', '.join(named[:5])}.")
+        codes = ", ".join(f"U+{ord(char):04X}" for char in hidden[:6])
+        findings.append(Finding("hidden_characters", f"Contains invisible characters: {codes}."))
+    instruction = INSTRUCTIONS.search(text)
+    if instruction:
+        quote = " ".join(instruction[0].split())
+        findings.append(
+            Finding("instructs_reader", f"Contains an instruction to the model: “{quote}”.")
         )
+    if BASE64.search(text):
+        findings.append(Finding("encoded_text", "Contains a long run of encoded text."))
+    mentioned = sorted(known_names.foreign & set(WORDS.findall(text)))
+    if mentioned:
+        names = ", ".join(mentioned[:5])
+        findings.append(Finding("names_other_tools", f"Mentions tools of other servers: {names}."))
     if not name.isascii():
-        found.append(Finding("unusual_name", "Its name holds letters outside ASCII."))
-    twins = sorted({other for other in neighbours.looks.get(skeleton(name), ()) if other != name})
-    if twins:
-        found.append(Finding("lookalike", f"Its name looks like {', '.join(twins[:3])}."))
+        findings.append(Finding("unusual_name", "The name contains non-ASCII characters."))
+    similar = known_names.by_skeleton.get(skeleton(name), ())
+    lookalikes = sorted({other for other in similar if other != name})
+    if lookalikes:
+        names = ", ".join(lookalikes[:3])
+        findings.append(Finding("lookalike", f"The name looks like {names}."))
     if name in META_TOOLS:
-        found.append(Finding("reserved_name", "Toolcrib's own tools use this name too."))
+        findings.append(Finding("reserved_name", "The name is also used by a built-in tool."))
     patterns = unenforceable_patterns(tool["inputSchema"]) if "pattern" in text else []
     if patterns:
-        shown = printable_name(patterns[0][:60])
-        found.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {shown}"))
-    return found
+        pattern = printable_name(patterns[0][:60])
+        findings.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {pattern}"))
+    return findings
 
 
 def change_findings(before: dict[str, Any], after: dict[str, Any]) -> list[Finding]:
-    """Say what in a change deserves a second look."""
-    found: list[Finding] = []
+    """Return the lint warnings on a change of a definition."""
+    findings: list[Finding] = []
     new = required_names(after["inputSchema"]) - required_names(before["inputSchema"])
     if new:
         names = ", ".join(sorted(new)[:5])
-        found.append(Finding("new_required_field", f"Now requires: {names}."))
+        findings.append(Finding("new_required_field", f"New required fields: {names}."))
     old, now = _annotations(before), _annotations(after)
     for key in ANNOTATIONS:
-        if old.get(key, DEFAULTS.get(key)) != now.get(key, DEFAULTS.get(key)):
-            found.append(
+        default = ANNOTATION_DEFAULTS.get(key)
+        if old.get(key, default) != now.get(key, default):
+            findings.append(
                 Finding(
                     "annotation_turned",
-                    f"{key} turned from {_said(old.get(key))} to {_said(now.get(key))}.",
+                    f"{key} changed from {_value(old.get(key))} to {_value(now.get(key))}.",
                 )
             )
-    return found
+    return findings
 
 
 def _texts(value: object) -> Iterable[str]:
@@ -121,10 +129,10 @@ def _texts(value: object) -> Iterable[str]:
             stack.extend(node)
 
 
-def _said(value: object) -> str:
-    return "unsaid" if value is None else str(value).lower()[:40]
+def _value(value: object) -> str:
+    return "not set" if value is None else str(value).lower()[:40]
 
 
 def _annotations(tool: dict[str, Any]) -> dict[str, Any]:
-    found = tool.get("annotations")
-    return found if isinstance(found, dict) else {}
+    annotations = tool.get("annotations")
+    return annotations if isinstance(annotations, dict) else {}

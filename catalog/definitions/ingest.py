@@ -1,8 +1,8 @@
-"""Fold a server's definitions into tools, and decide what agents are served.
+"""Ingest of a server's tool list: stores definitions and updates tools and their states.
 
-`prepare` keeps definitions and `judge` looks at them (slow, outside any transaction); `apply`
-points tools at them (short, inside the caller's transaction). Approving and keeping old are the
-only other writers.
+`store_definitions` and `collect_findings` are slow and run outside any transaction;
+`apply_listing` is short and runs inside the caller's transaction. Besides it, only approvals and
+custom tools change which definition a tool points at.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from django.utils import timezone
 
 from catalog.definitions import public_names
-from catalog.definitions.findings import Neighbours, findings_of
+from catalog.definitions.findings import KnownNames, definition_findings
 from catalog.definitions.parsing import Rejection, RemoteTool, search_text
 from catalog.groups.state import next_position
 from catalog.models import (
@@ -30,7 +30,7 @@ from toolcrib.lib.token_counter import count_definition
 if TYPE_CHECKING:
     from servers.models import Server
 
-CHUNK = 500  # rows a statement, under SQLite's limit of variables
+BATCH_SIZE = 500  # rows per statement, within SQLite's limit of variables
 TOOL_FIELDS = [
     "approved",
     "latest",
@@ -45,7 +45,7 @@ TOOL_FIELDS = [
 
 @dataclass
 class IngestResult:
-    """What one list did to the catalog."""
+    """Changes that one tool list made to the catalog."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
@@ -54,17 +54,17 @@ class IngestResult:
     removals_held: bool = False
 
     @property
-    def quiet(self) -> bool:
-        return not (self.added or self.changed or self.removed)
+    def has_changes(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
 
 
 def store_definitions(remote: Sequence[RemoteTool]) -> dict[str, int]:
-    """Keep every definition not kept yet; return ids by digest.
+    """Store new definitions and return the ids of all by digest.
 
-    Definitions never change and nothing points at a new one until `apply`, so that what is left
-    behind by a crash is harmless.
+    Definitions are immutable and nothing refers to a new one before `apply_listing`, so rows left
+    behind by a crash are harmless.
     """
-    ids = _known([tool.sha256 for tool in remote])
+    ids = _stored_ids([tool.sha256 for tool in remote])
     new = {tool.sha256: tool for tool in remote if tool.sha256 not in ids}
     rows = [
         Definition(
@@ -77,82 +77,85 @@ def store_definitions(remote: Sequence[RemoteTool]) -> dict[str, int]:
         for tool in new.values()
     ]
     if rows:
-        Definition.objects.bulk_create(rows, batch_size=CHUNK, ignore_conflicts=True)
-        ids |= _known(list(new))
+        Definition.objects.bulk_create(rows, batch_size=BATCH_SIZE, ignore_conflicts=True)
+        ids |= _stored_ids(list(new))
     return ids
 
 
-def find_findings(
+def collect_findings(
     server: "Server", remote: Sequence[RemoteTool]
 ) -> dict[str, list[dict[str, str]]]:
-    """Look for what deserves advice in definitions that are new for this server, by tool."""
-    seen = known_digests(server)
-    neighbours = Neighbours([tool.name for tool in remote], _foreign_names(server))
+    """Return lint warnings by tool name, for definitions that are new for this server."""
+    known = known_digests(server)
+    names = KnownNames([tool.name for tool in remote], _foreign_names(server))
     return {
-        tool.name: [finding.as_json() for finding in findings_of(tool.tool, neighbours)]
+        tool.name: [finding.as_json() for finding in definition_findings(tool.tool, names)]
         for tool in remote
-        if tool.sha256 not in seen
+        if tool.sha256 not in known
     }
 
 
 def known_digests(server: "Server") -> set[str]:
-    """Digests of the definitions this server offered last, all of them judged then."""
+    """Return the digests of the server's latest definitions, which are already checked."""
     rows = Tool.objects.filter(server=server).exclude(latest=None)
     return set(rows.values_list("latest__sha256", flat=True))
 
 
-def _known(digests: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for start in range(0, len(digests), CHUNK):
-        rows = Definition.objects.filter(sha256__in=digests[start : start + CHUNK])
-        found.update(rows.values_list("sha256", "id"))
-    return found
+def _stored_ids(digests: Sequence[str]) -> dict[str, int]:
+    ids: dict[str, int] = {}
+    for start in range(0, len(digests), BATCH_SIZE):
+        rows = Definition.objects.filter(sha256__in=digests[start : start + BATCH_SIZE])
+        ids.update(rows.values_list("sha256", "id"))
+    return ids
 
 
 class ListingUpdate:
-    """One list being folded into one server's tools. Lives inside one transaction."""
+    """Update of one server's tools from one tool list, inside one transaction."""
 
     def __init__(self, server: "Server", definition_ids: dict[str, int], now: datetime) -> None:
         self.server = server
         self.ids = definition_ids
         self.now = now
         self.result = IngestResult()
-        # Locked: a decision made meanwhile must not be written over.
+        # Locked: a concurrent review decision must not be overwritten.
         rows = Tool.objects.select_for_update().filter(server=server)
         self.tools = {tool.name: tool for tool in rows}
-        self.seen_before = {name: _seen_by_agents(tool) for name, tool in self.tools.items()}
-        self.fresh: list[Tool] = []
-        self.touched: dict[str, Tool] = {}
+        self.visible_before = {name: _visible_facts(tool) for name, tool in self.tools.items()}
+        self.new_tools: list[Tool] = []
+        self.updated: dict[str, Tool] = {}
         self.changes: list[DefinitionChange] = []
-        self.settled: dict[int, str] = {}  # what became of changes that waited, by tool
+        self.closed: dict[int, str] = {}  # outcomes for pending changes, by tool id
 
-    def take(self, remote: RemoteTool, findings: list[dict[str, str]], public: str) -> None:
+    def add_or_update(
+        self, remote: RemoteTool, findings: list[dict[str, str]], public: str
+    ) -> None:
+        """Apply one valid tool of the list."""
         tool = self.tools.get(remote.name)
         definition = self.ids[remote.sha256]
         if tool is None:
             tool = Tool(server=self.server, name=remote.name, public_name=public)
             self._add(tool, definition, findings)
-            tool.state = tool.settled_state()
-            self.fresh.append(tool)
+            tool.state = tool.derive_state()
+            self.new_tools.append(tool)
             return
-        back = tool.missing_since is not None or bool(tool.rejected_reason)
+        was_unusable = tool.missing_since is not None or bool(tool.rejected_reason)
         tool.missing_since, tool.rejected_reason = None, ""
-        if tool.latest_id is None:  # known by name only, since it was rejected from the start
+        if tool.latest_id is None:  # was invalid from the start, so only its name is known
             self._add(tool, definition, findings)
         elif tool.latest_id != definition:
             self._change(tool, definition, findings)
             self.result.changed.append(tool.name)
-        elif back:
+        elif was_unusable:
             self.result.added.append(tool.name)
         else:
             self.result.unchanged += 1
             return
-        self._touch(tool)
+        self._mark_updated(tool)
 
     def _add(self, tool: Tool, definition: int, findings: list[dict[str, str]]) -> None:
         tool.latest_id, tool.findings = definition, findings
         if self.server.trust == "strict":
-            self._note(tool, None, definition, DefinitionChange.Outcome.WAITING)
+            self._record_change(tool, None, definition, DefinitionChange.Outcome.WAITING)
         else:
             tool.approved_id = definition
         self.result.added.append(tool.name)
@@ -162,72 +165,75 @@ class ListingUpdate:
         tool.findings, tool.changed_at = findings, self.now
         outcome = DefinitionChange.Outcome.WAITING
         if definition == tool.approved_id:
-            # Back to what was approved: nothing waits any more.
+            # Reverted to the approved definition: the review is no longer needed.
             outcome, tool.kept_against_id = DefinitionChange.Outcome.WITHDRAWN, None
         elif self.server.trust == "auto":
             outcome, tool.approved_id = DefinitionChange.Outcome.APPROVED, definition
         elif definition == tool.kept_against_id:
-            outcome = DefinitionChange.Outcome.KEPT_OLD  # as was decided about it before
+            outcome = DefinitionChange.Outcome.KEPT_OLD  # this definition was rejected before
         withdrawn = outcome == DefinitionChange.Outcome.WITHDRAWN
-        self.settled[tool.pk] = outcome if withdrawn else DefinitionChange.Outcome.SUPERSEDED
-        self._note(tool, before, definition, outcome)
+        self.closed[tool.pk] = outcome if withdrawn else DefinitionChange.Outcome.SUPERSEDED
+        self._record_change(tool, before, definition, outcome)
 
-    def _note(self, tool: Tool, before: int | None, after: int, outcome: str) -> None:
+    def _record_change(self, tool: Tool, before: int | None, after: int, outcome: str) -> None:
         self.changes.append(
             DefinitionChange(
                 tool=tool, before_id=before, after_id=after, at=self.now, outcome=outcome
             )
         )
 
-    def refuse(self, rejection: Rejection, public: str) -> None:
+    def reject(self, rejection: Rejection, public: str) -> None:
+        """Apply one invalid tool of the list."""
         tool = self.tools.get(rejection.name)
         if tool is None:
             tool = Tool(server=self.server, name=rejection.name, public_name=public)
             tool.rejected_reason = rejection.reason
-            tool.state = tool.settled_state()
-            self.fresh.append(tool)
+            tool.state = tool.derive_state()
+            self.new_tools.append(tool)
         elif (tool.rejected_reason, tool.missing_since) != (rejection.reason, None):
             tool.rejected_reason, tool.missing_since = rejection.reason, None
-            self._touch(tool)
+            self._mark_updated(tool)
 
-    def miss(self, tool: Tool) -> None:
+    def mark_missing(self, tool: Tool) -> None:
         tool.missing_since = self.now
         self.result.removed.append(tool.name)
-        self._touch(tool)
+        self._mark_updated(tool)
 
-    def _touch(self, tool: Tool) -> None:
-        tool.state = tool.settled_state()
-        self.touched[tool.name] = tool
+    def _mark_updated(self, tool: Tool) -> None:
+        tool.state = tool.derive_state()
+        self.updated[tool.name] = tool
 
     def save(self) -> None:
-        Tool.objects.bulk_create(self.fresh, batch_size=CHUNK)
-        # An upsert: bulk_update builds a CASE for each value, twenty times slower under the lock.
+        """Write all rows, and bump the revision if agents can see a difference."""
+        Tool.objects.bulk_create(self.new_tools, batch_size=BATCH_SIZE)
+        # Upsert: bulk_update builds a CASE per value and takes twenty times as long.
         Tool.objects.bulk_create(
-            self.touched.values(),
-            batch_size=CHUNK,
+            self.updated.values(),
+            batch_size=BATCH_SIZE,
             update_conflicts=True,
             unique_fields=["id"],
             update_fields=TOOL_FIELDS,
         )
-        self._settle()
-        DefinitionChange.objects.bulk_create(self.changes, batch_size=CHUNK)
-        _follow(self.server, self.fresh)
-        if any(_seen_by_agents(tool) for tool in self.fresh) or any(
-            _seen_by_agents(tool) != self.seen_before[name] for name, tool in self.touched.items()
+        self._close_pending_changes()
+        DefinitionChange.objects.bulk_create(self.changes, batch_size=BATCH_SIZE)
+        _add_to_mirror_group(self.server, self.new_tools)
+        if any(_visible_facts(tool) for tool in self.new_tools) or any(
+            _visible_facts(tool) != self.visible_before[name] for name, tool in self.updated.items()
         ):
             Revision.bump()
 
-    def _settle(self) -> None:
-        for outcome in set(self.settled.values()):
-            ids = [tool_id for tool_id, what in self.settled.items() if what == outcome]
-            for start in range(0, len(ids), CHUNK):
+    def _close_pending_changes(self) -> None:
+        for outcome in set(self.closed.values()):
+            ids = [tool_id for tool_id, closed_as in self.closed.items() if closed_as == outcome]
+            for start in range(0, len(ids), BATCH_SIZE):
                 DefinitionChange.objects.filter(
-                    tool__in=ids[start : start + CHUNK], outcome=DefinitionChange.Outcome.WAITING
+                    tool__in=ids[start : start + BATCH_SIZE],
+                    outcome=DefinitionChange.Outcome.WAITING,
                 ).update(outcome=outcome, decided_at=self.now)
 
 
-def _seen_by_agents(tool: Tool) -> tuple[object, ...] | None:
-    """What an agent could tell about a tool; calls also look at a definition that waits."""
+def _visible_facts(tool: Tool) -> tuple[object, ...] | None:
+    """Return what agents can observe of a tool. Calls depend on a pending definition too."""
     if tool.approved_id is None:
         return None
     if tool.state not in (ToolState.AVAILABLE, ToolState.WAITING):
@@ -244,29 +250,29 @@ def apply_listing(
     findings: dict[str, list[dict[str, str]]],
     allow_removals: bool,
 ) -> IngestResult:
-    """Replace a server's list by this one. Call inside a transaction.
+    """Update a server's tools from its current list. Call inside a transaction.
 
-    Where over half the tools are gone and `allow_removals` is false, they are kept and
-    `removals_held` is set: a restarting server answers with an empty list.
+    If over half of the tools are missing and `allow_removals` is false, they are kept and
+    `removals_held` is set: a restarting server may answer with an empty list.
     """
-    fold = ListingUpdate(server, definition_ids, timezone.now())
-    usable = [rejection for rejection in rejections if rejection.usable]
-    names = {tool.name for tool in remote} | {rejection.name for rejection in usable}
-    public = _public_names(server, names - fold.tools.keys())
+    update = ListingUpdate(server, definition_ids, timezone.now())
+    storable = [rejection for rejection in rejections if rejection.storable]
+    names = {tool.name for tool in remote} | {rejection.name for rejection in storable}
+    public = _public_names(server, names - update.tools.keys())
     for item in remote:
-        fold.take(item, findings.get(item.name, []), public.get(item.name, ""))
-    for rejection in usable:
-        fold.refuse(rejection, public.get(rejection.name, ""))
+        update.add_or_update(item, findings.get(item.name, []), public.get(item.name, ""))
+    for rejection in storable:
+        update.reject(rejection, public.get(rejection.name, ""))
 
-    present = [tool for tool in fold.tools.values() if tool.missing_since is None]
-    gone = [tool for tool in present if tool.name not in names]
-    if gone and len(gone) * 2 > len(present) and not allow_removals:
-        fold.result.removals_held = True
+    present = [tool for tool in update.tools.values() if tool.missing_since is None]
+    missing = [tool for tool in present if tool.name not in names]
+    if missing and len(missing) * 2 > len(present) and not allow_removals:
+        update.result.removals_held = True
     else:
-        for tool in gone:
-            fold.miss(tool)
-    fold.save()
-    return fold.result
+        for tool in missing:
+            update.mark_missing(tool)
+    update.save()
+    return update.result
 
 
 def _public_names(server: "Server", new: Iterable[str]) -> dict[str, str]:
@@ -281,12 +287,12 @@ def _foreign_names(server: "Server") -> list[str]:
     return list(others.values_list("name", flat=True).distinct()[:50_000])
 
 
-def _follow(server: "Server", fresh: Sequence[Tool]) -> None:
+def _add_to_mirror_group(server: "Server", new_tools: Sequence[Tool]) -> None:
     group = Group.objects.filter(follows=server).first()
-    if group and fresh:
+    if group and new_tools:
         position = next_position(group)
         Membership.objects.bulk_create(
-            [Membership(group=group, tool=tool, position=position) for tool in fresh],
-            batch_size=CHUNK,
+            [Membership(group=group, tool=tool, position=position) for tool in new_tools],
+            batch_size=BATCH_SIZE,
             ignore_conflicts=True,
         )

@@ -1,7 +1,7 @@
-"""Judge a JSON Schema that a server sent, before anything compiles or shows it. Pure.
+"""Checks of untrusted JSON Schemas before they are compiled or displayed. Pure.
 
-Bounds come first and are cheap, so that no schema can exhaust the stack, the clock or memory of
-what runs after them. References are never fetched.
+Cheap size limits come first, so that no schema can exhaust the stack, CPU time or memory of later
+steps. Remote references are never fetched.
 """
 
 import re
@@ -17,8 +17,8 @@ MAX_SUBSCHEMAS = 2_000
 MAX_EXPANDED = 10_000
 MAX_SAFE_INTEGER = 2**53
 MAX_PATTERNS = 50
-MAX_PATTERN = 500
-MAX_PATTERN_KEPT = 20_000
+MAX_PATTERN_LENGTH = 500  # longer patterns are not enforced
+MAX_STORED_PATTERN = 20_000  # schemas with a longer pattern are rejected
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12|draft/2019-09|draft-07|draft-06)/schema#?"
 )
@@ -46,45 +46,48 @@ SCHEMAS = (
     "contentSchema",
 )
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+ARRAY_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 HEADER_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-# Sent as Mcp-Param-…, so they would reach nobody as themselves; no honest tool asks for them.
+# Arguments are sent as Mcp-Param-… headers, so these would have no effect; no honest tool
+# declares them.
 CREDENTIAL_HEADERS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
 Path = tuple[str, ...]
 
 
 class InvalidSchema(ValueError):
-    """Carries the reason, in words an admin can pass on to the server's author."""
+    """A schema is invalid. The message is suitable for the author of the server."""
 
 
-def check_schema(schema: object, *, what: str = "inputSchema") -> dict[str, Any]:
-    """Return the schema if it is bounded, self-contained and valid; else raise BadSchema."""
+def check_schema(schema: object, *, field: str = "inputSchema") -> dict[str, Any]:
+    """Return the schema if it is bounded, self-contained and valid; else raise InvalidSchema."""
     if not isinstance(schema, dict):
-        raise InvalidSchema(f"{what} must be an object, not {_kind(schema)}")
-    _check_depth(schema, what)
+        raise InvalidSchema(f"{field} must be an object, not {_kind(schema)}")
+    _check_depth(schema, field)
     subschemas = list(walk(schema))
     if len(subschemas) > MAX_SUBSCHEMAS:
-        raise InvalidSchema(f"{what} has {len(subschemas)} subschemas; the cap is {MAX_SUBSCHEMAS}")
+        raise InvalidSchema(
+            f"{field} has {len(subschemas)} subschemas; the limit is {MAX_SUBSCHEMAS}"
+        )
     for _, sub in subschemas:
-        _check_dialect(sub, what)
-        _check_numbers(sub, what)
-        if len(str(sub.get("pattern", ""))) > MAX_PATTERN_KEPT:
-            raise InvalidSchema(f"{what} has a pattern of over {MAX_PATTERN_KEPT:,} characters")
-    _check_references(schema, subschemas, what)
+        _check_dialect(sub, field)
+        _check_numbers(sub, field)
+        if len(str(sub.get("pattern", ""))) > MAX_STORED_PATTERN:
+            raise InvalidSchema(f"{field} has a pattern of over {MAX_STORED_PATTERN:,} characters")
+    _check_references(schema, subschemas, field)
     try:
         jsonschema_rs.meta.validate(schema)
-        # Without its patterns, which would be compiled at whatever cost.
+        # Without patterns: compiling them has no cost limit.
         jsonschema_rs.validator_for(
             without_patterns(schema), retriever=refuse_reference, validate_formats=False
         )
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
         message = str(getattr(error, "message", "") or error).splitlines()[0][:200]
-        raise InvalidSchema(f"{what} is not valid JSON Schema: {message}") from error
+        raise InvalidSchema(f"{field} is not valid JSON Schema: {message}") from error
     return schema
 
 
 def check_input_schema(schema: object) -> None:
-    """Hold an input schema to what arguments are: an object; and check its header marks."""
+    """Check that an input schema describes an object, and check its `x-mcp-header` marks."""
     checked = check_schema(schema)
     if checked.get("type") != "object":
         raise InvalidSchema('inputSchema must have "type": "object", since arguments are an object')
@@ -92,32 +95,32 @@ def check_input_schema(schema: object) -> None:
 
 
 def unenforceable_patterns(schema: dict[str, Any]) -> list[str]:
-    """Return patterns that no linear-time engine runs; validation skips them."""
-    seen: set[str] = set()
+    """Return the patterns that RE2 cannot compile or that exceed a limit; validation skips them."""
+    patterns: set[str] = set()
     for _, sub in walk(schema):
-        patterns = [sub.get("pattern"), *_mapping(sub.get("patternProperties"))]
-        seen |= {pattern for pattern in patterns if isinstance(pattern, str)}
-    # Beyond the caps a pattern counts as one that cannot be run, without trying.
-    judged = sorted(seen, key=lambda pattern: (len(pattern), pattern))
+        candidates = [sub.get("pattern"), *_mapping(sub.get("patternProperties"))]
+        patterns |= {pattern for pattern in candidates if isinstance(pattern, str)}
+    shortest_first = sorted(patterns, key=lambda pattern: (len(pattern), pattern))
     return [
         pattern
-        for at, pattern in enumerate(judged)
-        if at >= MAX_PATTERNS or len(pattern) > MAX_PATTERN or not _compiles(pattern)
+        for i, pattern in enumerate(shortest_first)
+        if i >= MAX_PATTERNS or len(pattern) > MAX_PATTERN_LENGTH or not _compiles(pattern)
     ]
 
 
 def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, dict[str, Any]]]:
-    """Yield every subschema with its chain of property names, or None off that chain."""
+    """Yield every subschema with its path of property names, or None if it is not a property."""
     stack: list[tuple[Path | None, object]] = [(path, schema)]
     while stack:
-        here, node = stack.pop()
+        node_path, node = stack.pop()
         if not isinstance(node, dict):
             continue
-        yield here, node
+        yield node_path, node
         for key in MAPS_OF_SCHEMAS:
             for name, sub in _mapping(node.get(key)).items():
-                chained = here is not None and key == "properties"
-                stack.append(((*here, name) if chained and here is not None else None, sub))
+                is_property = node_path is not None and key == "properties"
+                sub_path = (*node_path, name) if is_property and node_path is not None else None
+                stack.append((sub_path, sub))
         for key in LISTS_OF_SCHEMAS:
             value = node.get(key)
             if isinstance(value, list):
@@ -126,23 +129,25 @@ def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, 
 
 
 def without_patterns(node: Any, which: Collection[str] | None = None) -> Any:
-    """Copy a schema without these patterns, or without any. Depth is bounded before."""
+    """Copy a schema without the given patterns, or without all. Depth was checked before."""
     if isinstance(node, list):
         return [without_patterns(item, which) for item in node]
     if not isinstance(node, dict):
         return node
-    made: dict[str, Any] = {}
+    copy: dict[str, Any] = {}
     for key, value in node.items():
         if key == "patternProperties" and isinstance(value, dict):
-            made[key] = _kept_properties(value, which)
-        elif not (key == "pattern" and isinstance(value, str) and _dropped(value, which)):
-            made[key] = without_patterns(value, which)
-    return made
+            copy[key] = _filter_pattern_properties(value, which)
+        elif not (key == "pattern" and isinstance(value, str) and _is_dropped(value, which)):
+            copy[key] = without_patterns(value, which)
+    return copy
 
 
-def _kept_properties(patterns: dict[str, Any], which: Collection[str] | None) -> dict[str, Any]:
-    if which is None:  # to be looked at, not run: any name will do
-        return {str(at): without_patterns(sub) for at, sub in enumerate(patterns.values())}
+def _filter_pattern_properties(
+    patterns: dict[str, Any], which: Collection[str] | None
+) -> dict[str, Any]:
+    if which is None:  # only the subschemas matter, so any harmless pattern will do
+        return {str(i): without_patterns(sub) for i, sub in enumerate(patterns.values())}
     return {
         pattern: without_patterns(sub, which)
         for pattern, sub in patterns.items()
@@ -150,7 +155,7 @@ def _kept_properties(patterns: dict[str, Any], which: Collection[str] | None) ->
     }
 
 
-def _dropped(pattern: str, which: Collection[str] | None) -> bool:
+def _is_dropped(pattern: str, which: Collection[str] | None) -> bool:
     return which is None or pattern in which
 
 
@@ -160,41 +165,39 @@ def required_names(schema: dict[str, Any]) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _check_depth(schema: object, what: str) -> None:
-    level, layer = 0, [schema]
-    while layer:
-        level += 1
-        if level > MAX_DEPTH:
-            raise InvalidSchema(f"{what} is nested deeper than {MAX_DEPTH} levels")
-        below: list[object] = []
-        for node in layer:
+def _check_depth(schema: object, field: str) -> None:
+    depth, level = 0, [schema]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise InvalidSchema(f"{field} is nested deeper than {MAX_DEPTH} levels")
+        children: list[object] = []
+        for node in level:
             if isinstance(node, dict):
-                below.extend(node.values())
+                children.extend(node.values())
             elif isinstance(node, list):
-                below.extend(node)
-        layer = [node for node in below if isinstance(node, dict | list)]
+                children.extend(node)
+        level = [node for node in children if isinstance(node, dict | list)]
 
 
-def _check_dialect(schema: dict[str, Any], what: str) -> None:
+def _check_dialect(schema: dict[str, Any], field: str) -> None:
     if "$schema" in schema:
         dialect = schema["$schema"]
         if not isinstance(dialect, str) or not DIALECT.fullmatch(dialect):
-            raise InvalidSchema(f"{what} is in an unsupported dialect: {str(dialect)[:80]!r}")
+            raise InvalidSchema(f"{field} uses an unsupported dialect: {str(dialect)[:80]!r}")
 
 
-def _check_numbers(sub: dict[str, Any], what: str) -> None:
+def _check_numbers(sub: dict[str, Any], field: str) -> None:
     for key in COUNTS:
         value = sub.get(key)
         if isinstance(value, int | float) and value > MAX_SAFE_INTEGER:
-            raise InvalidSchema(
-                f"{what} has a {key} over {MAX_SAFE_INTEGER}, which no value can have"
-            )
+            raise InvalidSchema(f"{field} has a {key} over the limit of {MAX_SAFE_INTEGER}")
 
 
 def _check_references(
-    root: dict[str, Any], subschemas: list[tuple[Path | None, dict[str, Any]]], what: str
+    root: dict[str, Any], subschemas: list[tuple[Path | None, dict[str, Any]]], field: str
 ) -> None:
-    anchors = anchors_of(sub for _, sub in subschemas)
+    anchors = collect_anchors(sub for _, sub in subschemas)
     targets: dict[int, list[object]] = {}
     for _, sub in subschemas:
         for key in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -202,19 +205,21 @@ def _check_references(
                 target = resolve(root, anchors, sub[key])
                 if target is None:
                     raise InvalidSchema(
-                        f"{what} refers to {str(sub[key])[:80]!r}, which is not in it; "
-                        "references are never fetched"
+                        f"{field} refers to {str(sub[key])[:80]!r}, which it does not contain; "
+                        "remote references are never fetched"
                     )
                 targets.setdefault(id(sub), []).append(target)
     try:
-        size = _expanded(root, targets, {}, set())
+        size = _expanded_size(root, targets, {}, set())
     except RecursionError as error:
-        raise InvalidSchema(f"{what} chains its references too deep") from error
+        raise InvalidSchema(f"{field} has references nested too deep") from error
     if size > MAX_EXPANDED:
-        raise InvalidSchema(f"{what} expands to more than {MAX_EXPANDED} schemas by its references")
+        raise InvalidSchema(
+            f"{field} has over {MAX_EXPANDED} subschemas once its references are expanded"
+        )
 
 
-def anchors_of(subschemas: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def collect_anchors(subschemas: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {
         sub[key]: sub
         for sub in subschemas
@@ -224,7 +229,7 @@ def anchors_of(subschemas: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]
 
 
 def resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: object) -> object:
-    """Return what a reference within a schema stands for, None where it is not in it."""
+    """Return the target of a local reference, or None if the schema does not contain it."""
     if not isinstance(ref, str) or not ref.startswith("#"):
         return None
     if ref == "#":
@@ -236,7 +241,7 @@ def resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: objec
         part = _unescape(part)
         if isinstance(node, dict):
             node = node.get(part)
-        elif isinstance(node, list) and INDEX.fullmatch(part) and int(part) < len(node):
+        elif isinstance(node, list) and ARRAY_INDEX.fullmatch(part) and int(part) < len(node):
             node = node[int(part)]
         else:
             return None
@@ -247,26 +252,26 @@ def _unescape(part: str) -> str:
     return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
-def _expanded(
-    node: object, targets: dict[int, list[object]], known: dict[int, int], open_: set[int]
+def _expanded_size(
+    node: object, targets: dict[int, list[object]], sizes: dict[int, int], visiting: set[int]
 ) -> int:
-    """Count subschemas with references followed; a cycle counts once. Depth is bounded before."""
+    """Count subschemas with references expanded; a cycle counts once. Depth was checked before."""
     if not isinstance(node, dict | list):
         return 0
-    if id(node) in known:
-        return known[id(node)]
-    if id(node) in open_:
+    if id(node) in sizes:
+        return sizes[id(node)]
+    if id(node) in visiting:
         return 1
-    open_.add(id(node))
-    below = list(node.values() if isinstance(node, dict) else node) + targets.get(id(node), [])
-    total = 1 if isinstance(node, dict) else 0
-    for child in below:
-        total += _expanded(child, targets, known, open_)
-        if total > MAX_EXPANDED:
+    visiting.add(id(node))
+    children = list(node.values() if isinstance(node, dict) else node) + targets.get(id(node), [])
+    size = 1 if isinstance(node, dict) else 0
+    for child in children:
+        size += _expanded_size(child, targets, sizes, visiting)
+        if size > MAX_EXPANDED:
             break
-    open_.discard(id(node))
-    known[id(node)] = total
-    return total
+    visiting.discard(id(node))
+    sizes[id(node)] = size
+    return size
 
 
 def _check_headers(schema: dict[str, Any]) -> None:
@@ -277,15 +282,17 @@ def _check_headers(schema: dict[str, Any]) -> None:
         header = sub["x-mcp-header"]
         where = ".".join(path) if path else ""
         if not path:
-            raise InvalidSchema("x-mcp-header stands where no argument is")
+            raise InvalidSchema("x-mcp-header is only allowed on arguments")
         if not isinstance(header, str) or not HEADER_TOKEN.fullmatch(header):
-            raise InvalidSchema(f"x-mcp-header of {where!r} is not a header name")
+            raise InvalidSchema(f"x-mcp-header of {where!r} is not a valid header name")
         if header.lower() in CREDENTIAL_HEADERS:
-            raise InvalidSchema(f"x-mcp-header of {where!r} names a header for credentials")
+            raise InvalidSchema(f"x-mcp-header of {where!r} is a credential header")
         if sub.get("type") not in ("string", "integer", "boolean"):
-            raise InvalidSchema(f"x-mcp-header of {where!r} needs a string, integer or boolean")
+            raise InvalidSchema(
+                f"x-mcp-header of {where!r} requires the type string, integer or boolean"
+            )
         if header.lower() in seen:
-            raise InvalidSchema(f"x-mcp-header {header!r} stands twice")
+            raise InvalidSchema(f"x-mcp-header {header!r} is used twice")
         seen.add(header.lower())
 
 
@@ -301,7 +308,8 @@ def _compiles(pattern: str) -> bool:
 
 
 def refuse_reference(uri: str) -> Any:
-    raise ValueError(f"references are never fetched: {uri[:80]}")
+    """Reject a remote reference; passed to the validator as its retriever."""
+    raise ValueError(f"remote references are never fetched: {uri[:80]}")
 
 
 def _mapping(value: object) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Read what a server sent as a tool: a definition to keep, or a rejection with its reason. Pure.
+"""Parsing and validation of tool objects from servers. Pure.
 
-One malformed tool never affects its siblings.
+Each tool is parsed on its own, so a malformed tool never affects the others.
 """
 
 import re
@@ -14,13 +14,13 @@ from toolcrib.lib.text import escape_hidden
 
 MAX_NAME = 128
 MAX_DEPTH = 256
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-OBJECTS = ("annotations", "_meta", "execution")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+OBJECT_FIELDS = ("annotations", "_meta", "execution")
 
 
 @dataclass(frozen=True)
 class RemoteTool:
-    """One tool that passed, in the bytes it will be pinned by."""
+    """One valid tool, with the canonical bytes that identify its definition."""
 
     name: str
     body: str  # canonical JSON of the whole tool object
@@ -30,15 +30,15 @@ class RemoteTool:
 
 @dataclass(frozen=True)
 class Rejection:
-    """One tool that did not pass. `name` is cut and printable; `usable` says it can be kept."""
+    """One invalid tool. `name` is truncated and printable."""
 
     name: str
     reason: str
-    usable: bool  # the name is sound, so the tool can be shown in the catalog as rejected
+    storable: bool  # the name is valid and unique, so the tool can be listed as rejected
 
 
 class Rejected(ValueError):
-    pass
+    """A tool object is invalid; the message is the reason."""
 
 
 def read_tools(
@@ -48,9 +48,9 @@ def read_tools(
     max_description: int,
     known: Collection[str] = frozenset(),
 ) -> tuple[list[RemoteTool], list[Rejection]]:
-    """Judge each item on its own; of two with one name the first is kept.
+    """Parse each item on its own; of several with the same name the first is used.
 
-    A definition whose digest is `known` passed before, and is not looked into again.
+    Definitions whose digest is `known` are valid already and are not checked again.
     """
     tools: dict[str, RemoteTool] = {}
     rejected: list[tuple[object, str]] = []
@@ -60,7 +60,7 @@ def read_tools(
                 item, max_bytes=max_bytes, max_description=max_description, known=known
             )
             if tool.name in tools:
-                raise Rejected("a second tool of the same name; the first was kept")
+                raise Rejected("duplicate name; the first tool with this name is used")
             tools[tool.name] = tool
         except Rejected as error:
             name = item.get("name") if isinstance(item, dict) else None
@@ -69,17 +69,17 @@ def read_tools(
 
 
 def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iterator[Rejection]:
-    """Mark as usable the first rejection of each sound name that no good tool has."""
+    """Mark the first rejection of each valid, unused name as storable."""
     for name, reason in rejected:
-        usable = (
+        storable = (
             isinstance(name, str)
             and 0 < len(name) <= MAX_NAME
-            and not CONTROL.search(name)
+            and not CONTROL_CHARACTERS.search(name)
             and name not in taken
         )
-        if usable:
+        if storable:
             taken.add(str(name))
-        yield Rejection(printable_name(name), escape_hidden(reason), usable)
+        yield Rejection(printable_name(name), escape_hidden(reason), storable)
 
 
 def read_tool(
@@ -95,35 +95,35 @@ def read_tool(
     name = _name(item.get("name"))
     description = item.get("description")
     if description is not None and not isinstance(description, str):
-        raise Rejected("description is not a text")
+        raise Rejected("description is not a string")
     if description and len(description.encode("utf-8", "surrogatepass")) > max_description:
         raise Rejected(f"description is over {max_description // 1024} KB")
     if not isinstance(item.get("title", ""), str | None):
-        raise Rejected("title is not a text")
-    for key in OBJECTS:
+        raise Rejected("title is not a string")
+    for key in OBJECT_FIELDS:
         if not isinstance(item.get(key, {}), dict | None):
             raise Rejected(f"{key} is not an object")
-    body, sha256 = _pin(item, max_bytes)
+    body, sha256 = _canonical_body(item, max_bytes)
     if sha256 in known:
         return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
     try:
         check_input_schema(item.get("inputSchema"))
         if item.get("outputSchema") is not None:
-            check_schema(item["outputSchema"], what="outputSchema")
+            check_schema(item["outputSchema"], field="outputSchema")
     except InvalidSchema as error:
         raise Rejected(str(error)) from error
     return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
 
 
 def search_text(tool: dict[str, Any]) -> str:
-    """Return what search looks at: name, title, description, parameters and their texts."""
+    """Return the searchable text: name, title, description, parameter names and descriptions."""
     parts = [tool.get("name"), tool.get("title"), tool.get("description")]
     parts += parameter_texts(tool.get("inputSchema"), depth=3)
     return "\n".join(part for part in parts if isinstance(part, str) and part)
 
 
 def printable_name(value: object) -> str:
-    """Show a name that may be anything in one short line."""
+    """Render an untrusted name on one short line."""
     if not isinstance(value, str):
         return f"({type(value).__name__})" if value is not None else "(no name)"
     text = escape_hidden(value[:MAX_NAME])
@@ -134,35 +134,36 @@ def _name(name: object) -> str:
     if not isinstance(name, str) or not name:
         raise Rejected("it has no name")
     if len(name) > MAX_NAME:
-        raise Rejected(f"name is {len(name)} characters long; the cap is {MAX_NAME}")
-    if CONTROL.search(name):
-        raise Rejected("name holds control characters")
+        raise Rejected(f"name is {len(name)} characters long; the limit is {MAX_NAME}")
+    if CONTROL_CHARACTERS.search(name):
+        raise Rejected("name contains control characters")
     return name
 
 
-def _pin(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
+    """Return the canonical JSON of a tool object and its digest."""
     if _deeper_than(item, MAX_DEPTH):
         raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
     try:
         body = canonical(item)
         size = len(body.encode())
     except UnicodeEncodeError as error:
-        raise Rejected("it holds text that is not valid Unicode") from error
+        raise Rejected("it contains invalid Unicode") from error
     except (ValueError, TypeError) as error:
-        raise Rejected("it holds a number that JSON does not have") from error
+        raise Rejected("it contains a number that JSON cannot represent") from error
     if size > max_bytes:
-        raise Rejected(f"definition is {size // 1024} KB; the cap is {max_bytes // 1024} KB")
+        raise Rejected(f"definition is {size // 1024} KB; the limit is {max_bytes // 1024} KB")
     return body, digest(body)
 
 
 def _deeper_than(value: object, limit: int) -> bool:
-    layer = [value]
+    level = [value]
     for _ in range(limit + 1):
-        if not layer:
+        if not level:
             return False
-        layer = [
+        level = [
             child
-            for node in layer
+            for node in level
             for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
             if isinstance(child, dict | list)
         ]
@@ -170,6 +171,7 @@ def _deeper_than(value: object, limit: int) -> bool:
 
 
 def parameter_texts(schema: object, *, depth: int) -> Sequence[str]:
+    """Return the names and descriptions of parameters, nested ones up to `depth` levels."""
     if depth == 0 or not isinstance(schema, dict):
         return []
     texts: list[str] = []

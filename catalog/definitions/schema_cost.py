@@ -1,98 +1,99 @@
-"""What it may cost to hold one value to a schema: how much stands at its widest place. Pure.
+"""Upper bound for the cost of validating one value against a schema. Pure.
 
-The validator lets nothing else run while it works. In a plain schema each value is held to one
-subschema, however large both are; but a list of 20,000 values, each held to 1,900 branches of an
-`anyOf`, takes seconds.
+The validator blocks the event loop. In a plain schema each value is compared with one subschema,
+however large both are; but 20,000 values, each compared with 1,900 branches of an `anyOf`, take
+seconds.
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from catalog.definitions.json_schema import anchors_of, resolve, walk
+from catalog.definitions.json_schema import collect_anchors, resolve, walk
 
 Schema = dict[str, Any]
 BRANCHES = ("anyOf", "oneOf", "allOf")
-ASIDE = ("not", "if", "then", "else")
+CONDITIONALS = ("not", "if", "then", "else")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-FOR_ANY_NAME = ("additionalProperties", "unevaluatedProperties", "propertyNames")
-FOR_ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
-PATTERN, UNIQUE = 16, 40  # what these cost beside one plain comparison, as measured
-MOST = 20_000  # subschemas looked at; what has more is as broad as can be
+ANY_PROPERTY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+ARRAY_ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
+PATTERN_COST, UNIQUE_COST = 16, 40  # measured, relative to one plain comparison
+MAX_COST = 20_000  # also the number of subschemas visited before giving up
 
 
 def max_comparisons_per_value(root: Schema) -> int:
-    """Return how many comparisons a single value may cost, at the place where that is most."""
-    anchors = anchors_of(sub for _, sub in walk(root))
-    widest, looked = 1, 0
-    waiting: list[list[Schema]] = [[root]]
-    known: set[frozenset[int]] = set()
-    while waiting:
-        group = waiting.pop()
-        here = list(_in_place(root, anchors, group))
-        widest = max(widest, sum(map(_cost, here)))
-        looked += len(here)
-        if looked > MOST:
-            return MOST
-        for below in _below(here):
-            mark = frozenset(map(id, below))
-            if mark not in known:
-                known.add(mark)
-                waiting.append(below)
-    return widest
+    """Return the maximum number of comparisons that a single value can require."""
+    anchors = collect_anchors(sub for _, sub in walk(root))
+    highest, visited = 1, 0
+    pending: list[list[Schema]] = [[root]]
+    seen: set[frozenset[int]] = set()
+    while pending:
+        applied = list(_applied_together(root, anchors, pending.pop()))
+        highest = max(highest, sum(map(_cost, applied)))
+        visited += len(applied)
+        if visited > MAX_COST:
+            return MAX_COST
+        for children in _child_schemas(applied):
+            key = frozenset(map(id, children))
+            if key not in seen:
+                seen.add(key)
+                pending.append(children)
+    return highest
 
 
-def _in_place(root: Schema, anchors: dict[str, Schema], group: list[Schema]) -> Iterator[Schema]:
-    """Yield all that holds for the same value as these, each once."""
-    stack, known = list(group), set[int]()
+def _applied_together(
+    root: Schema, anchors: dict[str, Schema], schemas: list[Schema]
+) -> Iterator[Schema]:
+    """Yield each schema that applies to the same value as the given ones, once."""
+    stack, seen = list(schemas), set[int]()
     while stack:
         sub = stack.pop()
-        if id(sub) in known:
+        if id(sub) in seen:
             continue
-        known.add(id(sub))
+        seen.add(id(sub))
         yield sub
         for key in BRANCHES:
             stack += _schemas(sub.get(key))
-        for key in ASIDE:
+        for key in CONDITIONALS:
             stack += _schemas([sub.get(key)])
         stack += _schemas(_values(sub.get("dependentSchemas")))
         stack += _schemas(resolve(root, anchors, sub[key]) for key in REFERENCES if key in sub)
 
 
-def _below(here: list[Schema]) -> Iterator[list[Schema]]:
-    """Yield what holds together for one property, or for the items."""
-    named: dict[str, list[Schema]] = {}
-    for_any, items = list[Schema](), list[Schema]()
-    for sub in here:
+def _child_schemas(applied: list[Schema]) -> Iterator[list[Schema]]:
+    """Yield the schemas that apply together to one property, or to the items."""
+    by_property: dict[str, list[Schema]] = {}
+    any_property, items = list[Schema](), list[Schema]()
+    for sub in applied:
         properties = sub.get("properties")
         for name, inner in properties.items() if isinstance(properties, dict) else ():
-            named.setdefault(name, []).extend(_schemas([inner]))
-        for_any += _schemas(_values(sub.get("patternProperties")))
-        for_any += _schemas(sub.get(key) for key in FOR_ANY_NAME)
-        for key in FOR_ITEMS:
-            found = sub.get(key)
-            items += _schemas(found if isinstance(found, list) else [found])
-    yield from (found + for_any for found in named.values())
-    yield from (found for found in (for_any, items) if found)
+            by_property.setdefault(name, []).extend(_schemas([inner]))
+        any_property += _schemas(_values(sub.get("patternProperties")))
+        any_property += _schemas(sub.get(key) for key in ANY_PROPERTY)
+        for key in ARRAY_ITEMS:
+            value = sub.get(key)
+            items += _schemas(value if isinstance(value, list) else [value])
+    yield from (schemas + any_property for schemas in by_property.values())
+    yield from (schemas for schemas in (any_property, items) if schemas)
 
 
 def _cost(sub: Schema) -> int:
     cost = 1
     if "pattern" in sub:
-        cost += PATTERN
-    cost += PATTERN * len(_values(sub.get("patternProperties")))
+        cost += PATTERN_COST
+    cost += PATTERN_COST * len(_values(sub.get("patternProperties")))
     if sub.get("uniqueItems") is True:
-        cost += UNIQUE
+        cost += UNIQUE_COST
     options = sub.get("enum")
     if isinstance(options, list) and not all(isinstance(option, str) for option in options):
-        cost += 2 * len(options)  # texts alone are looked up
+        cost += 2 * len(options)  # only lists of strings are hashed
     return cost
 
 
-def _values(found: object) -> list[Any]:
-    return list(found.values()) if isinstance(found, dict) else []
+def _values(mapping: object) -> list[Any]:
+    return list(mapping.values()) if isinstance(mapping, dict) else []
 
 
-def _schemas(found: object) -> list[Schema]:
-    if not isinstance(found, Iterable) or isinstance(found, str | dict):
+def _schemas(values: object) -> list[Schema]:
+    if not isinstance(values, Iterable) or isinstance(values, str | dict):
         return []
-    return [sub for sub in found if isinstance(sub, dict)]
+    return [value for value in values if isinstance(value, dict)]

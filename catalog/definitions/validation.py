@@ -1,6 +1,7 @@
-"""Check arguments and results against a definition's schemas, and say what is wrong. Pure.
+"""JSON Schema validation of arguments and results, with an LRU cache of compiled schemas. Pure.
 
-Patterns run on a linear-time engine; those it cannot run are skipped (schemas.py flags them).
+Patterns run on a linear-time engine; patterns it cannot compile are skipped (findings.py warns
+about them).
 """
 
 from itertools import islice
@@ -18,16 +19,16 @@ from catalog.definitions.schema_cost import max_comparisons_per_value
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.redaction import SECRET_NAME, redact
 
-PATTERN_BYTES = 1 << 20
-MOST_PROBLEMS = 10
-# Values × subschemas up to which all problems are looked for. Each may be one, with as many
-# reasons as an anyOf has branches, and all are made before the first is seen: of a list of 400
-# values that fit none of 1,900 branches, in 8 s and 1.3 GB.
-LOOKED_AT = 5_000
-LONGEST_VALUE = 80
-# Comparisons that may be made for one value: 50 ms, in which nothing else runs. A text costs a
-# pattern as much as another value for each so many characters.
-MOST_CHECKS, LONG_TEXT = 1_000_000, 200
+MAX_PATTERN_BYTES = 1 << 20
+MAX_PROBLEMS = 10
+# Values × subschemas up to which all errors are collected. The library builds every error, with
+# one reason per anyOf branch, before it returns the first: for 400 values that match none of 1,900
+# branches that takes 8 s and 1.3 GB.
+MAX_FULL_REPORT = 5_000
+MAX_VALUE_LENGTH = 80
+# Comparisons per validation: about 50 ms, during which the event loop is blocked.
+MAX_COMPARISONS = 1_000_000
+CHARACTERS_PER_VALUE = 200  # matching this much text costs as much as one more value
 
 
 class Validator:
@@ -36,49 +37,50 @@ class Validator:
     def __init__(self, schema: dict[str, Any]) -> None:
         skipped = frozenset(unenforceable_patterns(schema))
         self._size = sum(1 for _ in walk(schema))
-        self._breadth = max_comparisons_per_value(schema)
+        self._comparisons_per_value = max_comparisons_per_value(schema)
         try:
             self._compiled = _compile(without_patterns(schema, skipped) if skipped else schema)
         except (ValueError, jsonschema_rs.ReferencingError):
-            # A pattern that passed for runnable is not: none of them is then.
+            # RE2 accepted a pattern that this engine rejects: enforce none.
             self._compiled = _compile(without_patterns(schema))
 
     def can_check(self, value: object) -> bool:
-        """Tell whether a value can be held to the schema within a few hundredths of a second."""
-        most = MOST_CHECKS // self._breadth
-        return _values(value, most + 1, LONG_TEXT) <= most
+        """Return whether validating the value takes at most about 50 ms."""
+        limit = MAX_COMPARISONS // self._comparisons_per_value
+        return _count_values(value, limit + 1, CHARACTERS_PER_VALUE) <= limit
 
     def problems(self, value: object) -> list[str]:
-        """Return one line for each thing that is wrong: where, what was sent, which rule.
+        """Return one line per validation error: location, rule and value.
 
-        Of what is large in a large schema, the first.
+        For a large value in a large schema, return only the first error.
         """
         if self._compiled.is_valid(value):
             return []
-        if self._size * _values(value, LOOKED_AT // self._size + 1) > LOOKED_AT:
+        count = _count_values(value, MAX_FULL_REPORT // self._size + 1)
+        if self._size * count > MAX_FULL_REPORT:
             try:
                 self._compiled.validate(value)
             except jsonschema_rs.ValidationError as first:
                 return [_line(first)]
-        found = []
+        problems = []
         for error in self._compiled.iter_errors(value):
-            found.append(_line(error))
-            if len(found) == MOST_PROBLEMS:
+            problems.append(_line(error))
+            if len(problems) == MAX_PROBLEMS:
                 break
-        return found
+        return problems
 
 
-def _values(value: object, most: int, long_text: int = 0) -> int:
-    """Count the values in a value, up to so many; a long text, if told so, as several."""
+def _count_values(value: object, limit: int, characters_per_value: int = 0) -> int:
+    """Count nested values up to `limit`; long strings count as several if a length is given."""
     count, stack = 0, [value]
-    while stack and count < most:
+    while stack and count < limit:
         count += 1
         node = stack.pop()
-        if long_text and isinstance(node, str):
-            count += len(node) // long_text
+        if characters_per_value and isinstance(node, str):
+            count += len(node) // characters_per_value
         if isinstance(node, dict | list):
-            inner = node.values() if isinstance(node, dict) else node
-            stack.extend(islice(inner, most))
+            children = node.values() if isinstance(node, dict) else node
+            stack.extend(islice(children, limit))
     return count
 
 
@@ -87,47 +89,48 @@ def _compile(schema: dict[str, Any]) -> Any:
         schema,
         retriever=refuse_reference,
         validate_formats=False,
-        pattern_options=jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES),
+        pattern_options=jsonschema_rs.RegexOptions(size_limit=MAX_PATTERN_BYTES),
     )
 
 
 def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error.instance_path) or "arguments"
     if any(SECRET_NAME.search(str(part)) for part in error.instance_path):
-        return f"{where}: the value does not fit the schema (it is not repeated here)"
+        return f"{where}: the value does not match the schema (value redacted)"
     message = str(error.message)
-    if len(message) > 300:  # the value itself stands in it
+    if len(message) > 300:  # it quotes the value
         message = message[:300] + "…"
     if isinstance(error.instance, dict | list):
-        quoted = message.startswith(("{", "["))  # the value whole, what is secret in it too
-        if quoted and redact(error.instance) != error.instance:
-            message = "the value does not fit the schema"
+        quotes_value = message.startswith(("{", "["))  # in full, secrets included
+        if quotes_value and redact(error.instance) != error.instance:
+            message = "the value does not match the schema"
         return f"{where}: {message}"
     try:
         sent = canonical(error.instance)
     except ValueError:
         sent = str(error.instance)
-    shown = sent if len(sent) <= LONGEST_VALUE else sent[:LONGEST_VALUE] + "…"
-    return f"{where}: {message} (sent: {shown})"
+    if len(sent) > MAX_VALUE_LENGTH:
+        sent = sent[:MAX_VALUE_LENGTH] + "…"
+    return f"{where}: {message} (sent: {sent})"
 
 
 class Validators:
-    """Compiled schemas by what they were compiled from; the least used are dropped."""
+    """LRU cache of compiled schemas, by the definition's digest and `input` or `output`."""
 
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
-        self._kept: dict[tuple[str, str], Validator] = {}
+    def __init__(self, max_size: int = 4096) -> None:
+        self._max_size = max_size
+        self._compiled: dict[tuple[str, str], Validator] = {}
 
     def has(self, sha256: str, which: str) -> bool:
-        """Whether it is compiled already: that of a hostile schema takes a third of a second."""
-        return (sha256, which) in self._kept
+        """Return whether the schema is compiled; compiling a hostile schema takes 0.3 s."""
+        return (sha256, which) in self._compiled
 
-    def of(self, sha256: str, which: str, schema: dict[str, Any]) -> Validator:
-        found = self._kept.pop((sha256, which), None) or Validator(schema)
-        self._kept[sha256, which] = found
-        while len(self._kept) > self._most:
-            self._kept.pop(next(iter(self._kept)), None)
-        return found
+    def get_or_compile(self, sha256: str, which: str, schema: dict[str, Any]) -> Validator:
+        validator = self._compiled.pop((sha256, which), None) or Validator(schema)
+        self._compiled[sha256, which] = validator
+        while len(self._compiled) > self._max_size:
+            self._compiled.pop(next(iter(self._compiled)), None)
+        return validator
 
 
 validators = Validators()

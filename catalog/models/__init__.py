@@ -1,4 +1,4 @@
-"""The tables of the catalog."""
+"""Database models of the catalog."""
 
 from catalog.models.audit import AuditEntry, AuditQuerySet
 from catalog.models.definitions import (
@@ -14,8 +14,8 @@ from catalog.models.groups import Group, Membership
 from catalog.models.preferences import Preference
 from catalog.models.revision import CatalogSnapshot, Revision
 from catalog.models.search import (
-    LONGEST_HINT,
-    LONGEST_QUERY,
+    MAX_HINT_LENGTH,
+    MAX_QUERY_LENGTH,
     GoldenQuery,
     GoldenResult,
     GoldenRun,
@@ -25,8 +25,8 @@ from catalog.models.search import (
 )
 
 __all__ = [
-    "LONGEST_HINT",
-    "LONGEST_QUERY",
+    "MAX_HINT_LENGTH",
+    "MAX_QUERY_LENGTH",
     "AuditEntry",
     "AuditQuerySet",
     "CallPolicy",

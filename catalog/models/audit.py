@@ -1,4 +1,4 @@
-"""The audit log."""
+"""Model of the append-only audit log."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class AuditQuerySet(models.QuerySet["AuditEntry"]):
 
 
 class AuditEntry(models.Model):
-    """Who changed what, when. Append-only; the actor stays readable after it is gone."""
+    """One recorded change. Append-only; names are copied, so deleted actors stay readable."""
 
     at = models.DateTimeField(auto_now_add=True)
     actor_kind = models.CharField(max_length=10)  # user, token, system, command

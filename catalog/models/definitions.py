@@ -1,4 +1,4 @@
-"""Definitions, and the tools that point at them."""
+"""Models of tools, their definitions and definition changes."""
 
 import json
 from typing import Any, Self
@@ -10,11 +10,13 @@ JsonSchema = dict[str, object]
 
 
 class Definition(models.Model):
-    """A tool object exactly as its server sent it, addressed by its content. Never changed."""
+    """A tool object exactly as its server sent it. Content-addressed and immutable."""
 
     sha256 = models.CharField(max_length=64, unique=True)
     name = models.CharField(max_length=128)
-    body = models.TextField()  # canonical JSON; text, since jsonb would refuse \u0000 and reorder
+    body = (
+        models.TextField()
+    )  # canonical JSON; as text, since jsonb rejects \u0000 and reorders keys
     tokens = models.PositiveIntegerField()
     search_text = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
@@ -24,7 +26,7 @@ class Definition(models.Model):
 
     @property
     def tool(self) -> dict[str, Any]:
-        """The tool object: name, description, inputSchema, …"""
+        """Return the tool object: name, description, inputSchema, …"""
         parsed: dict[str, Any] = json.loads(self.body)
         return parsed
 
@@ -43,8 +45,8 @@ class Definition(models.Model):
 
     @property
     def annotations(self) -> dict[str, Any]:
-        found = self.tool.get("annotations")
-        return found if isinstance(found, dict) else {}
+        annotations = self.tool.get("annotations")
+        return annotations if isinstance(annotations, dict) else {}
 
 
 class ToolState(models.TextChoices):
@@ -62,11 +64,11 @@ class CallPolicy(models.TextChoices):
 
 class ToolQuerySet(models.QuerySet["Tool"]):
     def current(self) -> Self:
-        """Leave out what the server no longer offers."""
+        """Exclude tools that the server no longer lists."""
         return self.exclude(state=ToolState.MISSING)
 
     def servable(self) -> Self:
-        """What an agent may be shown: an approved definition that an enabled server offers."""
+        """Select tools that agents may get: approved, and listed by an enabled server."""
         return self.filter(
             Q(server=None) | Q(server__enabled=True),
             approved__isnull=False,
@@ -74,7 +76,7 @@ class ToolQuerySet(models.QuerySet["Tool"]):
         )
 
     def unservable(self) -> Self:
-        """All others, said without a subquery, which SQLite would run for every row."""
+        """Select all other tools, without a subquery, which SQLite would run for every row."""
         return self.filter(
             Q(approved=None)
             | ~Q(state__in=[ToolState.AVAILABLE, ToolState.WAITING])
@@ -89,12 +91,12 @@ class ToolQuerySet(models.QuerySet["Tool"]):
 
 
 class Tool(models.Model):
-    """One callable of a server, or a custom one that agents run themselves (no server)."""
+    """One tool of a server, or a custom tool that agents run themselves (no server)."""
 
     server = models.ForeignKey(
         "servers.Server", null=True, blank=True, on_delete=models.CASCADE, related_name="tools"
     )
-    name = models.CharField(max_length=128)  # the server's own, and what it receives
+    name = models.CharField(max_length=128)  # the original name, sent to the server
     public_name = models.CharField(max_length=64, unique=True)
     approved = models.ForeignKey(
         Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
@@ -102,7 +104,7 @@ class Tool(models.Model):
     latest = models.ForeignKey(
         Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
-    # The newest definition an admin looked at and declined: it waits no more.
+    # The latest definition that was rejected in a review: it is no longer pending.
     kept_against = models.ForeignKey(
         Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
@@ -116,7 +118,9 @@ class Tool(models.Model):
     call_policy = models.CharField(
         max_length=5, choices=CallPolicy.choices, default=CallPolicy.ALLOW
     )
-    findings = models.JSONField(default=list, blank=True)  # advice on `latest`: [{code, text}]
+    findings = models.JSONField(
+        default=list, blank=True
+    )  # lint warnings on `latest`: [{code, text}]
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(null=True, blank=True)
 
@@ -148,18 +152,18 @@ class Tool(models.Model):
 
     @property
     def definition(self) -> Definition | None:
-        """What agents are given; before the first approval, what waits for it."""
+        """Return the approved definition or, before the first approval, the pending one."""
         return self.approved or self.latest
 
     @property
     def description(self) -> str:
-        """The text agents read: the admin's own where there is one."""
+        """Return the description agents read: the override if there is one."""
         if self.description_override:
             return self.description_override
         return self.definition.description if self.definition else ""
 
-    def settled_state(self) -> ToolState:
-        """Derive the state from the facts. The one place that decides it."""
+    def derive_state(self) -> ToolState:
+        """Derive the state from the other fields. No other code decides it."""
         if self.held_at:
             return ToolState.HELD
         if self.missing_since:
@@ -175,7 +179,7 @@ class Tool(models.Model):
 
 
 class DefinitionChange(models.Model):
-    """One change of one tool's definition, with what was decided about it."""
+    """One change of a tool's definition, with the review's outcome."""
 
     class Outcome(models.TextChoices):
         APPROVED = "approved"

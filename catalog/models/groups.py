@@ -1,4 +1,4 @@
-"""Groups and their members."""
+"""Models of groups and their members."""
 
 from django.db import models
 
@@ -31,7 +31,7 @@ class Membership(models.Model):
     group = models.ForeignKey(Group, on_delete=models.CASCADE, related_name="memberships")
     tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="memberships")
     position = models.PositiveIntegerField(default=0)
-    preload = models.BooleanField(null=True, blank=True)  # null: the group's default
+    preload = models.BooleanField(null=True, blank=True)  # null: use the group's default
 
     class Meta:
         ordering = ["position", "tool__name"]

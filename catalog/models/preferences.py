@@ -1,10 +1,10 @@
-"""Settings that admins change in the dashboard."""
+"""Model of settings that admins change in the dashboard."""
 
 from django.db import models
 
 
 class Preference(models.Model):
-    """One choice an admin made for the whole installation; `catalog.preferences` knows them all."""
+    """One installation-wide setting; `catalog.preferences` defines all of them."""
 
     name = models.CharField(max_length=60, unique=True)
     value = models.TextField()  # JSON

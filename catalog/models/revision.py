@@ -1,4 +1,4 @@
-"""The revision of the catalog, and snapshots of what sessions were given."""
+"""Models of the catalog revision and of catalog snapshots."""
 
 from django.db import connection, models, transaction
 from django.db.models import F, Q
@@ -7,7 +7,7 @@ from catalog.revision_stream import announce
 
 
 class Revision(models.Model):
-    """One row with one number, raised in the transaction of every change an agent could see."""
+    """A single row with a number that every change visible to agents increments."""
 
     number = models.PositiveBigIntegerField(default=0)
 
@@ -19,7 +19,7 @@ class Revision(models.Model):
 
     @classmethod
     def current(cls) -> int:
-        # By hand: asked at every request, and building the query costs twenty times the query.
+        # Raw SQL: runs on every request, and the ORM takes twenty times as long as the query.
         with connection.cursor() as cursor:
             cursor.execute("SELECT number FROM catalog_revision WHERE id = 1")
             row = cursor.fetchone()
@@ -27,18 +27,18 @@ class Revision(models.Model):
 
     @classmethod
     def bump(cls) -> None:
-        """Raise the number and tell every process; call inside the transaction of the change."""
+        """Increment the number and notify every process. Call in the transaction of the change."""
         if not cls.objects.filter(id=1).update(number=F("number") + 1):
             cls.objects.create(id=1, number=1)
         transaction.on_commit(announce)
 
 
 class CatalogSnapshot(models.Model):
-    """What a session was given when it opened, addressed by its content. Never changed."""
+    """The catalog a session received when it opened. Content-addressed and immutable."""
 
     sha256 = models.CharField(max_length=64, unique=True)
     text = models.TextField()  # for the system prompt
-    body = models.TextField()  # canonical JSON: groups, the tools array, what was left out, pins
+    body = models.TextField()  # canonical JSON: groups, the tools array, omissions, pins
     tokens = models.PositiveIntegerField()  # of the text
     created_at = models.DateTimeField(auto_now_add=True)
 

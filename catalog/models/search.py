@@ -1,26 +1,23 @@
-"""What people add to search and ask of it: hints on tools, golden queries, how those stand.
-
-Part of the catalog's models, in a file of its own; `catalog.models` has every name.
-"""
+"""Models of search: hints on tools, golden queries with their results, text embeddings."""
 
 from django.db import models
 from django.db.models import Q
 
-LONGEST_QUERY = 500
-LONGEST_HINT = 200
+MAX_QUERY_LENGTH = 500
+MAX_HINT_LENGTH = 200
 
 
 class HintKind(models.TextChoices):
-    ALIAS = "alias"  # another name people have for the tool
-    EXAMPLE = "example"  # a query it should answer
+    ALIAS = "alias"  # another name for the tool
+    EXAMPLE = "example"  # a query that should find the tool
 
 
 class ToolHint(models.Model):
-    """Words an admin lends a tool for search. Agents never read them; they find by them."""
+    """A search alias or example query of a tool. Indexed for search, never shown to agents."""
 
     tool = models.ForeignKey("catalog.Tool", on_delete=models.CASCADE, related_name="hints")
     kind = models.CharField(max_length=7, choices=HintKind.choices)
-    text = models.CharField(max_length=LONGEST_HINT)
+    text = models.CharField(max_length=MAX_HINT_LENGTH)
     created_at = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=200, blank=True)
 
@@ -36,18 +33,18 @@ class ToolHint(models.Model):
 
 
 class GoldenQuery(models.Model):
-    """A query with its right answer, run again at every revision.
+    """A query with its expected tools, evaluated at every revision.
 
-    The answer is kept by name: a tool that is removed and comes back is still the right one.
+    Tools are stored by name, so a tool that is removed and added again is still expected.
     """
 
     class Origin(models.TextChoices):
         PLAYGROUND = "playground"
-        AGENTS = "agents"  # one that agents really asked
+        AGENTS = "agents"  # taken from agents' searches
         API = "api"
 
-    query = models.CharField(max_length=LONGEST_QUERY, unique=True)
-    right = models.JSONField(default=list)  # public names; any of them is right
+    query = models.CharField(max_length=MAX_QUERY_LENGTH, unique=True)
+    right = models.JSONField(default=list)  # public names; any of them is accepted
     origin = models.CharField(max_length=10, choices=Origin.choices)
     marked_by = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
@@ -65,14 +62,16 @@ class GoldenQuery(models.Model):
 
 
 class GoldenResult(models.Model):
-    """How a golden query stands under one strategy: now, and when it last stood well."""
+    """Rank of a golden query's expected tool under one strategy, with the baseline rank."""
 
     golden = models.ForeignKey(GoldenQuery, on_delete=models.CASCADE, related_name="results")
     strategy = models.CharField(max_length=10)
     revision = models.PositiveBigIntegerField()
-    rank = models.PositiveIntegerField(null=True, blank=True)  # null: not among the first ten
-    first = models.CharField(max_length=64, blank=True)  # what stands first now
-    good_rank = models.PositiveIntegerField(null=True, blank=True)  # what it must hold
+    rank = models.PositiveIntegerField(null=True, blank=True)  # null: not in the top ten
+    first = models.CharField(max_length=64, blank=True)  # the tool that ranks first
+    good_rank = models.PositiveIntegerField(
+        null=True, blank=True
+    )  # baseline; a lower rank is a regression
     good_revision = models.PositiveBigIntegerField()
     broke = models.BooleanField(default=False)
     at = models.DateTimeField()
@@ -88,7 +87,7 @@ class GoldenResult(models.Model):
 
 
 class GoldenRun(models.Model):
-    """One run of all golden queries. The row is also the lease: unfinished, it holds others off."""
+    """One evaluation of all golden queries. An unfinished row is the lease that blocks others."""
 
     revision = models.PositiveBigIntegerField(unique=True)
     started_at = models.DateTimeField()
@@ -103,7 +102,7 @@ class GoldenRun(models.Model):
 
 
 class Vector(models.Model):
-    """What a text means, as numbers: made once for each text and model, whoever has the text."""
+    """Embedding of a text: computed once per text and model, shared by all users of the text."""
 
     model = models.CharField(max_length=40)
     text_sha256 = models.CharField(max_length=64)

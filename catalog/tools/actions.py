@@ -1,4 +1,4 @@
-"""Writes to a tool that are an admin's own: overrides, holds, custom tools."""
+"""Changes to tools by admins: description overrides, hiding, call policy, custom tools."""
 
 import json
 import re
@@ -10,23 +10,26 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from catalog import audit
-from catalog.audit import Actor
 from catalog.definitions import ingest, public_names
-from catalog.definitions.findings import Neighbours, findings_of
+from catalog.definitions.findings import KnownNames, definition_findings
 from catalog.definitions.parsing import Rejected, RemoteTool, read_tool
 from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
 from toolcrib.lib.errors import Conflict, Invalid
+from toolcrib.lib.roles import Actor
 
-UNKEEPABLE = re.compile(r"[\x00\ud800-\udfff]")
+UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
 
 
 @transaction.atomic
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
-    """Give agents this text instead of the server's; empty gives the server's again."""
+    """Replace the server's description for agents; an empty text resets it."""
     tool = lock_tool(tool)
-    text = _sound(text)
+    text = _clean_text(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
-        raise Invalid(f"A description may have {settings.MAX_DESCRIPTION_BYTES // 1024} KB.")
+        raise Invalid(
+            f"The description is over the limit of {settings.MAX_DESCRIPTION_BYTES // 1024} KB.",
+            hint="Shorten it.",
+        )
     before, tool.description_override = tool.description_override, text
     if before != text:
         tool.save(update_fields=["description_override"])
@@ -43,11 +46,11 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
-    """Stop every call to a tool until it is released."""
+    """Hide a tool from agents (state `held`) and reject calls to it until it is released."""
     tool = lock_tool(tool)
     if not tool.held_at:
-        tool.held_at, tool.held_reason = timezone.now(), _sound(reason)[:500]
-        tool.state = tool.settled_state()
+        tool.held_at, tool.held_reason = timezone.now(), _clean_text(reason)[:500]
+        tool.state = tool.derive_state()
         tool.save(update_fields=["held_at", "held_reason", "state"])
         audit.record(actor, "tool.hold", tool, after={"reason": tool.held_reason})
         Revision.bump()
@@ -56,10 +59,11 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def release(tool: Tool, *, actor: Actor) -> Tool:
+    """Make a hidden tool available again."""
     tool = lock_tool(tool)
     if tool.held_at:
         reason, tool.held_at, tool.held_reason = tool.held_reason, None, ""
-        tool.state = tool.settled_state()
+        tool.state = tool.derive_state()
         tool.save(update_fields=["held_at", "held_reason", "state"])
         audit.record(actor, "tool.release", tool, before={"reason": reason})
         Revision.bump()
@@ -70,7 +74,7 @@ def release(tool: Tool, *, actor: Actor) -> Tool:
 def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
     tool = lock_tool(tool)
     if policy not in CallPolicy.values:
-        raise Invalid("A call policy is allow or deny.")
+        raise Invalid("The call policy must be allow or deny.")
     if tool.call_policy != policy:
         before, tool.call_policy = tool.call_policy, policy
         tool.save(update_fields=["call_policy"])
@@ -81,22 +85,24 @@ def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
     return tool
 
 
-def _sound(text: str) -> str:
-    """Return the text without space around it, if a database can keep it."""
-    if UNKEEPABLE.search(text):
-        raise Invalid("A text cannot hold NUL or broken Unicode characters.", hint="Remove them.")
+def _clean_text(text: str) -> str:
+    """Strip the text; raise Invalid if PostgreSQL cannot store it."""
+    if UNSTORABLE_CHARACTERS.search(text):
+        raise Invalid("Text cannot contain NUL or invalid Unicode characters.", hint="Remove them.")
     return text.strip()
 
 
-def from_any_shape(raw: object) -> dict[str, Any]:
-    """Turn an MCP, OpenAI or Anthropic tool object into MCP's shape."""
+def normalize_tool(raw: object) -> dict[str, Any]:
+    """Convert a tool object in MCP, OpenAI or Anthropic format to MCP format."""
     if not isinstance(raw, dict):
-        raise Invalid("A tool is a JSON object.", hint="MCP, OpenAI and Anthropic shapes work.")
-    given: dict[str, Any] = raw
-    if given.get("type") == "function" and isinstance(given.get("function"), dict):
-        given = given["function"]  # OpenAI chat completions
+        raise Invalid(
+            "A tool must be a JSON object.", hint="Use the MCP, OpenAI or Anthropic format."
+        )
+    source: dict[str, Any] = raw
+    if source.get("type") == "function" and isinstance(source.get("function"), dict):
+        source = source["function"]  # OpenAI chat completions
     schema_key = next(
-        (key for key in ("inputSchema", "input_schema", "parameters") if key in given), None
+        (key for key in ("inputSchema", "input_schema", "parameters") if key in source), None
     )
     if schema_key is None:
         raise Invalid(
@@ -104,48 +110,52 @@ def from_any_shape(raw: object) -> dict[str, Any]:
             hint="Put it under inputSchema (MCP), parameters (OpenAI) or input_schema (Anthropic).",
         )
     dropped = {"type", "strict", "input_schema", "parameters", "defer_loading", "cache_control"}
-    tool = {key: value for key, value in given.items() if key not in dropped}
-    schema = given[schema_key]
+    tool = {key: value for key, value in source.items() if key not in dropped}
+    schema = source[schema_key]
     if isinstance(schema, dict) and "type" not in schema:
         schema = {"type": "object", **schema}
     return tool | {"inputSchema": schema}
 
 
-def _read(raw: object) -> RemoteTool:
+def _parse(raw: object) -> RemoteTool:
     try:
         return read_tool(
-            from_any_shape(raw),
+            normalize_tool(raw),
             max_bytes=settings.MAX_DEFINITION_BYTES,
             max_description=settings.MAX_DESCRIPTION_BYTES,
         )
     except Rejected as error:
         raise Invalid(
-            f"This tool cannot be used: {error}.", hint="Mend it and send it again."
+            f"The tool is invalid: {error}.", hint="Correct the definition and retry."
         ) from error
 
 
 def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> Tool:
-    """Add a tool that agents run themselves, or give one a new definition."""
-    remote = _read(raw)
+    """Create a custom tool, or replace the definition of an existing one."""
+    remote = _parse(raw)
     public = public_names.public_name("", remote.name)
     if public in public_names.META_TOOLS:
-        raise Conflict(f"{public} is the name of one of Toolcrib's own tools.", hint="Rename it.")
+        raise Conflict(f"{public} is the name of a built-in tool.", hint="Choose another name.")
     if tool is not None and tool.name != remote.name:
-        raise Invalid("A custom tool keeps its name.", hint="Add another one under the new name.")
+        raise Invalid(
+            "A custom tool cannot be renamed.", hint="Create a new tool with the new name."
+        )
     definition = ingest.store_definitions([remote])[remote.sha256]
-    findings = [found.as_json() for found in findings_of(remote.tool, Neighbours())]
+    findings = [finding.as_json() for finding in definition_findings(remote.tool, KnownNames())]
     try:
         with transaction.atomic():
-            return _point(
+            return _set_definition(
                 tool or Tool(name=remote.name, public_name=public), definition, findings, actor
             )
     except IntegrityError as error:
         raise Conflict(
-            f"There is a tool called {public} already.", hint="Choose another name."
+            f"A tool called {public} already exists.", hint="Choose another name."
         ) from error
 
 
-def _point(tool: Tool, definition: int, findings: list[dict[str, str]], actor: Actor) -> Tool:
+def _set_definition(
+    tool: Tool, definition: int, findings: list[dict[str, str]], actor: Actor
+) -> Tool:
     before, verb = tool.latest_id, "tool.custom.edit" if tool.pk else "tool.custom.add"
     if tool.pk and before == definition:
         return tool
@@ -153,7 +163,7 @@ def _point(tool: Tool, definition: int, findings: list[dict[str, str]], actor: A
     tool.findings = findings
     if before:
         tool.changed_at = timezone.now()
-    tool.state = tool.settled_state()
+    tool.state = tool.derive_state()
     tool.save()
     if before:
         DefinitionChange.objects.create(
@@ -174,15 +184,15 @@ def delete_custom_tool(tool: Tool, *, actor: Actor) -> None:
     if tool.server_id is not None:
         raise Conflict(
             f"{tool.public_name} belongs to a server.",
-            hint="Hold it, or remove it from the groups that have it.",
+            hint="Hide it, or remove it from its groups.",
         )
     audit.record(actor, "tool.custom.delete", tool)
     tool.delete()
     Revision.bump()
 
 
-def in_shape(tool: Mapping[str, Any], shape: str) -> dict[str, Any]:
-    """Write an MCP tool object in another provider's shape."""
+def to_provider_format(tool: Mapping[str, Any], shape: str) -> dict[str, Any]:
+    """Convert an MCP tool object to the format of a provider: mcp, openai or anthropic."""
     if shape == "openai":
         return {
             "type": "function",
@@ -202,7 +212,7 @@ def in_shape(tool: Mapping[str, Any], shape: str) -> dict[str, Any]:
 
 
 def parse_tool_text(text: str) -> object:
-    """Read a pasted tool, with the place of the mistake in the error."""
+    """Parse pasted JSON; errors give the line and column."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -211,14 +221,14 @@ def parse_tool_text(text: str) -> object:
         ) from error
     except RecursionError as error:
         raise Invalid("The JSON is nested too deep.") from error
-    except ValueError as error:  # over 4,300 digits
-        raise Invalid("The JSON holds a number that is far too long.") from error
+    except ValueError as error:  # an integer of over 4,300 digits
+        raise Invalid("The JSON contains a number that is too long.") from error
 
 
 def lock_tool(tool: Tool, sha256: str = "") -> Tool:
-    """Read a tool again under a lock, to write a decision about it.
+    """Reload a tool with a row lock.
 
-    With a digest, refuse if its latest definition is not the one that was looked at.
+    With a digest, raise Conflict if its latest definition has another digest.
     """
     tool = (
         Tool.objects.select_for_update(of=("self",))
@@ -227,8 +237,8 @@ def lock_tool(tool: Tool, sha256: str = "") -> Tool:
     )
     if sha256 and (tool.latest is None or tool.latest.sha256 != sha256):
         raise Conflict(
-            f"The definition of {tool.public_name} changed again after you looked at it.",
-            hint="Reload to see the definition it has now.",
+            f"The definition of {tool.public_name} changed again since you viewed it.",
+            hint="Reload to see the current definition.",
             code="changed_again",
         )
     return tool

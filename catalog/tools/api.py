@@ -1,4 +1,4 @@
-"""The admin API of the catalog: tools, their definitions and approvals, the audit log."""
+"""Admin API: tools, definitions, approvals, search hints and the audit log."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -41,7 +41,9 @@ class ToolOut(Schema):
 class ToolDetail(ToolOut):
     definition: dict[str, Any] | None
     waiting_definition: dict[str, Any] | None
-    waiting_sha256: str | None  # to approve or decline exactly this one
+    waiting_sha256: (
+        str | None
+    )  # pass it to approve or keep-old to decide on exactly this definition
 
 
 class ToolPage(Schema):
@@ -82,7 +84,8 @@ class AuditPage(Schema):
     next_cursor: str | None
 
 
-def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
+def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
+    """Return a tool as JSON; with a `shape`, add its definitions in that format."""
     definition = tool.definition
     body: dict[str, Any] = {
         "name": tool.public_name,
@@ -102,15 +105,15 @@ def shown(tool: Tool, *, shape: str = "") -> dict[str, Any]:
         "changed_at": tool.changed_at,
     }
     if shape:
-        waits = tool.latest if tool.latest_id != tool.approved_id else None
-        body["definition"] = _in_shape(tool.approved, shape)
-        body["waiting_definition"] = _in_shape(waits, shape)
-        body["waiting_sha256"] = waits.sha256 if waits else None
+        pending = tool.latest if tool.latest_id != tool.approved_id else None
+        body["definition"] = _definition(tool.approved, shape)
+        body["waiting_definition"] = _definition(pending, shape)
+        body["waiting_sha256"] = pending.sha256 if pending else None
     return body
 
 
-def _in_shape(definition: Definition | None, shape: str) -> dict[str, Any] | None:
-    return tool_actions.in_shape(definition.tool, shape) if definition else None
+def _definition(definition: Definition | None, shape: str) -> dict[str, Any] | None:
+    return tool_actions.to_provider_format(definition.tool, shape) if definition else None
 
 
 @router.get("/tools", response={200: ToolPage, **ERRORS}, tags=["tools"])
@@ -130,22 +133,22 @@ def list_tools(
         rows = rows.filter(state=state)
     if q:
         rows = rows.filter(public_name__icontains=q.replace("\0", ""))
-    items, following = cut_page(rows, limit, lambda row: row.public_name)
-    return {"items": [shown(tool) for tool in items], "next_cursor": following}
+    items, next_cursor = cut_page(rows, limit, lambda row: row.public_name)
+    return {"items": [serialize_tool(tool) for tool in items], "next_cursor": next_cursor}
 
 
 @router.post("/tools", response={201: ToolDetail, **ERRORS}, tags=["tools"])
 def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
-    """Add a tool that agents run themselves, in MCP, OpenAI or Anthropic shape."""
+    """Create a custom tool from a definition in MCP, OpenAI or Anthropic format."""
     tool = tool_actions.save_custom_tool(body, actor=key_actor(request))
-    return Status(201, shown(find_tool(tool.public_name), shape="mcp"))
+    return Status(201, serialize_tool(find_tool(tool.public_name), shape="mcp"))
 
 
 @router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def get_tool(request: HttpRequest, name: str, shape: str = "mcp") -> dict[str, Any]:
     if shape not in ("mcp", "openai", "anthropic"):
-        raise Invalid("shape is mcp, openai or anthropic.")
-    return shown(find_tool(name), shape=shape)
+        raise Invalid("shape must be mcp, openai or anthropic.")
+    return serialize_tool(find_tool(name), shape=shape)
 
 
 @router.patch("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -155,7 +158,7 @@ def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]
         tool_actions.override_description(tool, body.description_override, actor=actor)
     if body.call_policy is not None:
         tool_actions.set_call_policy(tool, body.call_policy, actor=actor)
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -164,9 +167,11 @@ def replace_custom_tool(
 ) -> dict[str, Any]:
     tool = find_tool(name)
     if tool.server_id is not None:
-        raise Invalid("Only a custom tool can be replaced.", hint="A server's tools are synced.")
+        raise Invalid(
+            "Only custom tools can be replaced.", hint="Tools of a server are updated by its syncs."
+        )
     tool_actions.save_custom_tool(body, actor=key_actor(request), tool=tool)
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
@@ -178,25 +183,25 @@ def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     approval_actions.keep_old(find_tool(name), actor=key_actor(request), sha256=sha256)
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
     tool_actions.hold(find_tool(name), body.reason, actor=key_actor(request))
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def release(request: HttpRequest, name: str) -> dict[str, Any]:
     tool_actions.release(find_tool(name), actor=key_actor(request))
-    return shown(find_tool(name), shape="mcp")
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 @router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
@@ -219,7 +224,7 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
     rows = AuditEntry.objects.order_by("-id")
     if cursor is not None:
         rows = rows.filter(id__lt=cursor)
-    items, following = cut_page(rows, limit, lambda row: str(row.pk))
+    items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
     return {
         "items": [
             {
@@ -234,7 +239,7 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
             }
             for entry in items
         ],
-        "next_cursor": following,
+        "next_cursor": next_cursor,
     }
 
 
@@ -256,13 +261,13 @@ class HintOut(Schema):
 
 @router.get("/tools/{name}/hints", response={200: list[HintOut], **ERRORS}, tags=["search"])
 def list_hints(request: HttpRequest, name: str) -> list[ToolHint]:
-    """What people call a tool and ask of it, as search reads it. Agents never see it."""
+    """List the search aliases and example queries of a tool. They are not shown to agents."""
     return list(find_tool(name).hints.all())
 
 
 @router.post("/tools/{name}/hints", response={201: HintOut, **ERRORS}, tags=["search"])
 def add_hint(request: HttpRequest, name: str, body: HintIn) -> Status[ToolHint]:
-    """Add an alias or an example query; one that stands already is given back."""
+    """Add an alias or an example query, or return the existing one."""
     return Status(201, hints.add(find_tool(name), body.kind, body.text, actor=key_actor(request)))
 
 

@@ -1,20 +1,21 @@
-"""Shape what was read for the catalog's lists: rows of tools, options of filters."""
+"""Rows and filter options of tool lists."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from catalog.models import Group, Tool, ToolState
-from catalog.tools.queries import Counts, ToolFilter
+from catalog.tools.queries import ToolCounts, ToolFilter
 from sessions_app.usage.call_stats import ToolCalls
 
 Facet = dict[str, object]
 NO_CALLS = ToolCalls()
+STATE_LABELS: Mapping[str, str] = {ToolState.WAITING: "pending review", ToolState.HELD: "hidden"}
 
 
 @dataclass(frozen=True)
 class ToolRow:
-    """One tool in a list, its definition read once."""
+    """One tool in a list, with its definition parsed once."""
 
     tool: Tool
     description: str
@@ -24,7 +25,7 @@ class ToolRow:
     calls: ToolCalls = NO_CALLS
 
     @property
-    def gone(self) -> bool:
+    def is_missing(self) -> bool:
         return self.tool.state == ToolState.MISSING
 
 
@@ -44,34 +45,34 @@ def tool_row(tool: Tool, calls: ToolCalls | None = None) -> ToolRow:
 
 
 def _prefetched(tool: Tool) -> Mapping[str, object]:
-    found: Mapping[str, object] = getattr(tool, "_prefetched_objects_cache", {})
-    return found
+    prefetched: Mapping[str, object] = getattr(tool, "_prefetched_objects_cache", {})
+    return prefetched
 
 
-def facets_of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
-    """List the filters of tools; an option nobody could choose is left out."""
+def tool_facets(filters: ToolFilter, counts: ToolCounts) -> list[Facet]:
+    """Return the filters of the tool list; options without any tools are omitted."""
     return [
-        _pick("server", "Server", counts.servers, wanted.server),
-        _pick("group", "Group", counts.groups, wanted.group),
-        _chips("state", "State", counts.states.items(), wanted.states),
-        _chips("badge", "Says the server", counts.badges.items(), wanted.badges),
-        _chips("source", "Source", counts.sources.items(), wanted.sources),
+        _pick("server", "Server", counts.servers, filters.server),
+        _pick("group", "Group", counts.groups, filters.group),
+        _chips("state", "State", counts.states.items(), filters.states, STATE_LABELS),
+        _chips("badge", "Annotations (from server)", counts.badges.items(), filters.badges),
+        _chips("source", "Source", counts.sources.items(), filters.sources),
         {
             "name": "unused",
-            "label": "Use",
+            "label": "Usage",
             "options": [
-                {"value": "1", "label": "never used", "count": None, "selected": wanted.unused}
+                {"value": "1", "label": "never called", "count": None, "selected": filters.unused}
             ],
         },
         {
             "name": "findings",
-            "label": "Advice",
+            "label": "Lint",
             "options": [
                 {
                     "value": "1",
-                    "label": "has findings",
+                    "label": "has warnings",
                     "count": counts.findings,
-                    "selected": wanted.findings,
+                    "selected": filters.findings,
                 }
             ],
         },
@@ -81,21 +82,32 @@ def facets_of_tools(wanted: ToolFilter, counts: Counts) -> list[Facet]:
 def _pick(name: str, label: str, options: Iterable[tuple[str, int | None]], chosen: str) -> Facet:
     listed = list(options)
     if chosen and chosen not in dict(listed):
-        listed.append((chosen, 0))  # keep what the address asks for visible
+        listed.append((chosen, 0))  # the current filter must stay visible
     return {"name": name, "label": label, "pick": True, "options": _options(listed, (chosen,))}
 
 
 def _chips(
-    name: str, label: str, options: Iterable[tuple[str, int]], chosen: Sequence[str]
+    name: str,
+    label: str,
+    options: Iterable[tuple[str, int]],
+    chosen: Sequence[str],
+    labels: Mapping[str, str] | None = None,
 ) -> Facet:
-    used = [(value, count) for value, count in options if count or value in chosen]
-    return {"name": name, "label": label, "options": _options(used, chosen)}
+    shown = [(value, count) for value, count in options if count or value in chosen]
+    return {"name": name, "label": label, "options": _options(shown, chosen, labels)}
 
 
 def _options(
-    options: Iterable[tuple[str, int | None]], chosen: Sequence[str]
+    options: Iterable[tuple[str, int | None]],
+    chosen: Sequence[str],
+    labels: Mapping[str, str] | None = None,
 ) -> list[dict[str, object]]:
     return [
-        {"value": value, "label": value, "count": count, "selected": value in chosen}
+        {
+            "value": value,
+            "label": (labels or {}).get(value, value),
+            "count": count,
+            "selected": value in chosen,
+        }
         for value, count in options
     ]

@@ -1,4 +1,4 @@
-"""Forms of the catalog's pages. They read what was sent; the rules are in `catalog.tools`."""
+"""Forms of the tool pages. Business rules are in `catalog.tools.actions`."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from toolcrib.lib.errors import ToolcribError
 
 class OverrideForm(forms.Form):
     description = forms.CharField(
-        label="Your description",
+        label="Description override",
         required=False,
         strip=False,
         widget=forms.Textarea(attrs={"rows": 6, "spellcheck": "true"}),
-        help_text="Agents read this instead. Leave it empty to give them the original text.",
+        help_text="Replaces the original description for agents. Leave empty to use the original.",
     )
 
 
@@ -25,12 +25,12 @@ class HoldForm(forms.Form):
         required=False,
         max_length=500,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="Others read it here.",
+        help_text="Shown on this page.",
     )
 
 
 class BulkHoldForm(HoldForm):
-    """Tools picked in the list, by name."""
+    """Tools selected in the list, by public name."""
 
     tool = forms.ModelMultipleChoiceField(
         Tool.objects.all(),
@@ -42,7 +42,10 @@ class BulkHoldForm(HoldForm):
 class PolicyForm(forms.Form):
     policy = forms.ChoiceField(
         label="Calls to this tool",
-        choices=[(CallPolicy.ALLOW, "Allow"), (CallPolicy.DENY, "Deny: agents see it, calls fail")],
+        choices=[
+            (CallPolicy.ALLOW, "Allow"),
+            (CallPolicy.DENY, "Deny: agents can find it, but calls fail"),
+        ],
         widget=forms.RadioSelect,
     )
 
@@ -54,8 +57,7 @@ class CustomToolForm(forms.Form):
         widget=forms.Textarea(
             attrs={"rows": 20, "class": "mono", "spellcheck": "false", "autocapitalize": "off"}
         ),
-        help_text="In the shape of MCP (inputSchema), OpenAI (parameters) or Anthropic "
-        "(input_schema).",
+        help_text="In MCP (inputSchema), OpenAI (parameters) or Anthropic (input_schema) format.",
     )
 
     def clean_definition(self) -> object:
@@ -66,7 +68,7 @@ class CustomToolForm(forms.Form):
 
 
 class DeleteForm(forms.Form):
-    """The name must be typed, so that a slip of the hand deletes nothing."""
+    """Confirmation of a deletion by typing the name."""
 
     typed_name = forms.CharField()
 
@@ -77,5 +79,5 @@ class DeleteForm(forms.Form):
     def clean_typed_name(self) -> str:
         typed = str(self.cleaned_data["typed_name"])
         if typed != self.name:
-            raise forms.ValidationError(f"This is not the name: {typed[:80]}")
+            raise forms.ValidationError(f"The name does not match: {typed[:80]}")
         return typed

@@ -1,6 +1,6 @@
-"""Read the catalog for people: tools by filter, and how many there are of each kind.
+"""Tool queries for pages: filtered lists and counts per filter option.
 
-Reads only, each page in a fixed number of queries however many tools there are.
+Every page needs a constant number of queries, however many tools there are.
 """
 
 from collections import Counter
@@ -16,11 +16,11 @@ from catalog.cache import CachedGroup, CatalogCache
 from catalog.models import Tool, ToolState
 from sessions_app.usage import call_stats
 from toolcrib.lib.errors import NotFound
-from toolcrib.lib.pagination import PAGE, Page, page_by_offset
+from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_offset
 from toolcrib.lib.request import text
 
-MAX_PARAMETERS = 30_000  # values that a statement takes on every database
-HINTS = {
+MAX_PARAMETERS = 30_000  # per statement, accepted by SQLite and PostgreSQL
+ANNOTATION_BADGES = {
     "read-only": "readOnlyHint",
     "destructive": "destructiveHint",
     "open-world": "openWorldHint",
@@ -39,7 +39,7 @@ COST = Coalesce("approved__tokens", "latest__tokens")
 
 @dataclass(frozen=True)
 class ToolFilter:
-    """What a person asked for in the address. Unknown words ask for nothing that exists."""
+    """Filter from the query string. Unknown states, badges and sources are ignored."""
 
     query: str = ""
     server: str = ""
@@ -55,12 +55,12 @@ class ToolFilter:
     def read(cls, query: QueryDict) -> "ToolFilter":
         sort = query.get("sort", "")
         return cls(
-            query=text(query, "q", longest=500),
+            query=text(query, "q", max_length=500),
             server=text(query, "server"),
             group=text(query, "group"),
-            states=tuple(one for one in query.getlist("state") if one in ToolState.values),
-            badges=tuple(one for one in query.getlist("badge") if one in HINTS),
-            sources=tuple(one for one in query.getlist("source") if one in SOURCES),
+            states=tuple(value for value in query.getlist("state") if value in ToolState.values),
+            badges=tuple(value for value in query.getlist("badge") if value in ANNOTATION_BADGES),
+            sources=tuple(value for value in query.getlist("source") if value in SOURCES),
             findings=bool(query.get("findings")),
             unused=bool(query.get("unused")),
             sort=sort if sort in SORTS else "name",
@@ -71,23 +71,23 @@ class ToolFilter:
         return self != ToolFilter(sort=self.sort)
 
     def condition(self) -> Q:
-        # Gone tools are listed only when asked for: they can do nothing any more.
-        wanted = Q(state__in=self.states) if self.states else ~Q(state=ToolState.MISSING)
+        # Missing tools are listed only on request.
+        condition = Q(state__in=self.states) if self.states else ~Q(state=ToolState.MISSING)
         if self.query:
-            wanted &= _mentions(self.query)
+            condition &= _mentions(self.query)
         if self.server:
-            wanted &= Q(server__slug=self.server)
+            condition &= Q(server__slug=self.server)
         if self.group:
-            wanted &= Q(memberships__group__group_id=self.group)
+            condition &= Q(memberships__group__group_id=self.group)
         for badge in self.badges:
-            wanted &= with_annotation(HINTS[badge])
+            condition &= with_annotation(ANNOTATION_BADGES[badge])
         if len(self.sources) == 1:
-            wanted &= Q(server__isnull=self.sources[0] == "custom")
+            condition &= Q(server__isnull=self.sources[0] == "custom")
         if self.findings:
-            wanted &= ~Q(findings=[])
+            condition &= ~Q(findings=[])
         if self.unused:
-            wanted &= call_stats.never_called()
-        return wanted
+            condition &= call_stats.never_called()
+        return condition
 
 
 def _mentions(text: str) -> Q:
@@ -100,26 +100,26 @@ def _mentions(text: str) -> Q:
 
 
 @cache.memoize_per_revision
-def _claims(whole: CatalogCache) -> dict[str, list[int]]:
-    """List the tools whose server sets each annotation to true, gone ones included."""
-    found: dict[str, list[int]] = {hint: [] for hint in HINTS.values()}
-    for item in whole.tools.values():
-        definition = item.approved or item.latest
-        for hint in definition.true_annotations if definition else ():
-            if hint in found:
-                found[hint].append(item.tool_id)
-    return found
+def _tools_by_annotation(catalog: CatalogCache) -> dict[str, list[int]]:
+    """Return the ids of the tools that have each annotation set to true, missing ones included."""
+    tools: dict[str, list[int]] = {name: [] for name in ANNOTATION_BADGES.values()}
+    for tool in catalog.tools.values():
+        definition = tool.approved or tool.latest
+        for name in definition.true_annotations if definition else ():
+            if name in tools:
+                tools[name].append(tool.tool_id)
+    return tools
 
 
-def with_annotation(hint: str) -> Q:
-    """Match tools whose server sets this annotation to true.
+def with_annotation(name: str) -> Q:
+    """Match tools that have this annotation set to true.
 
-    Bodies are kept as text, since jsonb would refuse some of them: the shelf has read them.
+    Uses the parsed definitions of the cache: bodies are stored as text, not as jsonb.
     """
-    tools = _claims(cache.current())[hint]
+    tools = _tools_by_annotation(cache.current())[name]
     if len(tools) <= MAX_PARAMETERS:
         return Q(pk__in=tools)
-    pattern = rf'"annotations":\{{[^{{}}]*"{hint}":true'
+    pattern = rf'"annotations":\{{[^{{}}]*"{name}":true'
     return Q(approved__body__regex=pattern) | Q(approved=None, latest__body__regex=pattern)
 
 
@@ -133,31 +133,31 @@ def find_tool(public_name: str) -> Tool:
 
 
 def find_defined_tool(public_name: str) -> Tool:
-    """Return a tool that has a definition, and so can be called."""
+    """Return a tool that has a definition and can therefore be called."""
     tool = find_tool(public_name)
     if tool.definition is None:
         raise NotFound(
-            "This tool has no usable definition.", hint="It cannot be called until it has one."
+            "This tool has no valid definition.", hint="Sync the server once it is corrected."
         )
     return tool
 
 
-def tools(wanted: ToolFilter, *, offset: int, size: int = PAGE) -> Page[Tool]:
-    found = Tool.objects.filter(wanted.condition())
+def list_tools(filters: ToolFilter, *, offset: int, size: int = PAGE_SIZE) -> Page[Tool]:
+    matches = Tool.objects.filter(filters.condition())
     rows = (
-        found.with_definitions()
+        matches.with_definitions()
         .prefetch_related("groups")
         .annotate(cost=COST)
-        .order_by(*SORTS[wanted.sort])
+        .order_by(*SORTS[filters.sort])
     )
-    return page_by_offset(rows, offset, size, total=found.count())
+    return page_by_offset(rows, offset, size, total=matches.count())
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How many tools each facet's option has, over the whole catalog.
+class ToolCounts:
+    """Number of tools per filter option, over the whole catalog.
 
-    Not narrowed by the other filters, so that nothing moves while a person is choosing.
+    Independent of the active filters, so that options do not move during selection.
     """
 
     states: Mapping[str, int]
@@ -174,9 +174,9 @@ class Counts:
         return self.states[ToolState.WAITING] - self.new_waiting
 
 
-def counts() -> Counts:
+def count_tools() -> ToolCounts:
     current = ~Q(state=ToolState.MISSING)
-    found = Tool.objects.aggregate(
+    totals = Tool.objects.aggregate(
         **{f"state_{state}": Count("pk", filter=Q(state=state)) for state in ToolState.values},
         custom=Count("pk", filter=current & Q(server=None)),
         findings=Count("pk", filter=current & ~Q(findings=[])),
@@ -184,36 +184,36 @@ def counts() -> Counts:
         new=Count("pk", filter=Q(state=ToolState.WAITING, approved=None)),
     )
     servers = Tool.objects.filter(current).exclude(server=None).values_list("server__slug")
-    whole = cache.current()
-    return Counts(
-        states={state: found[f"state_{state}"] for state in ToolState.values},
-        badges=_badges(whole),
-        sources={"mcp": found["current"] - found["custom"], "custom": found["custom"]},
-        findings=found["findings"],
-        current=found["current"],
-        new_waiting=found["new"],
+    catalog = cache.current()
+    return ToolCounts(
+        states={state: totals[f"state_{state}"] for state in ToolState.values},
+        badges=_count_badges(catalog),
+        sources={"mcp": totals["current"] - totals["custom"], "custom": totals["custom"]},
+        findings=totals["findings"],
+        current=totals["current"],
+        new_waiting=totals["new"],
         servers=list(servers.annotate(Count("pk")).order_by("server__slug")),
-        groups=_group_sizes(whole),
+        groups=_group_sizes(catalog),
     )
 
 
 @cache.memoize_per_revision
-def _badges(whole: CatalogCache) -> dict[str, int]:
-    claims, items = _claims(whole), whole.tools
+def _count_badges(catalog: CatalogCache) -> dict[str, int]:
+    annotated, tools = _tools_by_annotation(catalog), catalog.tools
     return {
-        badge: sum(items[pk].state != ToolState.MISSING for pk in claims[hint])
-        for badge, hint in HINTS.items()
+        badge: sum(tools[pk].state != ToolState.MISSING for pk in annotated[name])
+        for badge, name in ANNOTATION_BADGES.items()
     }
 
 
-def _group_sizes(whole: CatalogCache) -> list[tuple[str, int]]:
-    sizes = Counter({group.group_id: _current(group) for group in whole.groups})
-    # The shelf has no tool that never had a definition.
+def _group_sizes(catalog: CatalogCache) -> list[tuple[str, int]]:
+    sizes = Counter({group.group_id: _count_current(group) for group in catalog.groups})
+    # The cache does not contain tools that never had a definition.
     rows = Tool.objects.current().filter(latest=None).filter(memberships__isnull=False)
     sizes.update(rows.values_list("memberships__group__group_id", flat=True))
     return sorted((name, size) for name, size in sizes.items() if size)
 
 
 @cache.memoize_per_revision
-def _current(group: CachedGroup) -> int:
+def _count_current(group: CachedGroup) -> int:
     return sum(member.tool.state != ToolState.MISSING for member in group.members)

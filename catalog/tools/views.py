@@ -1,4 +1,4 @@
-"""Pages of the catalog: tools. A view fetches, asks and answers."""
+"""Tool pages: list, detail, custom tools and search hints."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from catalog.approvals import actions as approval_actions
 from catalog.groups.undo import UNDO_OFFER_KEY
 from catalog.models import Group, Tool
-from catalog.tools import actions as writes
+from catalog.tools import actions as tool_actions
 from catalog.tools import detail, hints
 from catalog.tools import filters as tool_filters
 from catalog.tools import queries as tool_queries
@@ -29,12 +29,12 @@ from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.usage import call_stats
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
-from toolcrib.lib.request import clean_address, is_htmx_fragment
+from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 EXAMPLE = """{
   "name": "open_ticket",
-  "description": "Open a ticket in our own desk.",
+  "description": "Open a ticket in the internal help desk.",
   "inputSchema": {
     "type": "object",
     "required": ["title"],
@@ -48,7 +48,7 @@ EXAMPLE = """{
 def _find_custom(public_name: str) -> Tool:
     tool = find_tool(public_name)
     if tool.server_id is not None:
-        raise NotFound("This is a tool of a server.", hint="Only custom tools are edited here.")
+        raise NotFound("This tool belongs to a server.", hint="Only custom tools can be edited.")
     return tool
 
 
@@ -58,28 +58,27 @@ def _find_custom(public_name: str) -> Tool:
 @require_safe
 @operator_required
 def tools(request: HttpRequest) -> HttpResponse:
-    wanted = ToolFilter.read(request.GET)
-    page = tool_queries.tools(wanted, offset=offset_of(request.GET))
+    filters = ToolFilter.read(request.GET)
+    page = tool_queries.list_tools(filters, offset=offset_of(request.GET))
     calls = call_stats.count_tool_calls([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
         "rows": [tool_filters.tool_row(tool, calls.get(tool.pk)) for tool in page.rows],
         "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
-        "shown": page.says("tool"),
-        "wanted": wanted,
+        "shown": page.describe("tool"),
+        "filters": filters,
         "address": request.GET.urlencode(),
-        "hold_form": HoldForm(auto_id="bulk_%s"),
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
     }
     if is_htmx_fragment(request):
         response = render(request, "catalog/tools/_rows.html", context)
-        response["HX-Push-Url"] = clean_address(request)
+        response["HX-Push-Url"] = clean_url(request)
         response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
         return response
-    counts = tool_queries.counts()
+    counts = tool_queries.count_tools()
     context |= {
         "counts": counts,
-        "facets": tool_filters.facets_of_tools(wanted, counts),
+        "facets": tool_filters.tool_facets(filters, counts),
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
     return render(request, "catalog/tools/list.html", context)
@@ -90,13 +89,14 @@ def tools(request: HttpRequest) -> HttpResponse:
 def bulk(request: HttpRequest) -> HttpResponse:
     form = BulkHoldForm(request.POST)
     if form.is_valid():
-        chosen = [tool for tool in form.cleaned_data["tool"] if not tool.held_at]
-        for tool in chosen:
-            writes.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
-        messages.success(request, f"Held {len(chosen)} tool{'' if len(chosen) == 1 else 's'}.")
+        selected = [tool for tool in form.cleaned_data["tool"] if not tool.held_at]
+        for tool in selected:
+            tool_actions.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
+        plural = "" if len(selected) == 1 else "s"
+        messages.success(request, f"Hid {len(selected)} tool{plural}.")
     else:
         messages.error(request, " ".join(str(errors[0]) for errors in form.errors.values()))
-    # Only the query is taken from the form: the address stays ours.
+    # Only the query string comes from the form, so this cannot redirect to another site.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
 
@@ -115,13 +115,13 @@ def _tool_page(
         "override_form": OverrideForm(initial={"description": tool.description_override}),
         "policy_form": PolicyForm(initial={"policy": tool.call_policy}),
         "hold_form": HoldForm(),
-        "hint_offer": request.session.pop(HINT_OFFERED, None),
+        "hint_offer": request.session.pop(HINT_UNDO_KEY, None),
     }
     return render(request, "catalog/tools/detail.html", context | forms, status=status)
 
 
-def _done(request: HttpRequest, tool: Tool, words: str) -> HttpResponse:
-    messages.success(request, words)
+def _redirect_with_message(request: HttpRequest, tool: Tool, message: str) -> HttpResponse:
+    messages.success(request, message)
     return redirect("tool", tool.public_name)
 
 
@@ -131,14 +131,14 @@ def override(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = find_tool(public_name), OverrideForm(request.POST)
     if form.is_valid():
         try:
-            tool = writes.override_description(
+            tool = tool_actions.override_description(
                 tool, form.cleaned_data["description"], actor=actor_of(request)
             )
         except ToolcribError as error:
             form.add_error("description", error.sentence)
         else:
-            whose = "your description" if tool.description_override else "the original description"
-            return _done(request, tool, f"Agents now get {whose}.")
+            which = "description override" if tool.description_override else "original description"
+            return _redirect_with_message(request, tool, f"Agents now get the {which}.")
     return _tool_page(request, tool, status=422, override_form=form)
 
 
@@ -148,9 +148,9 @@ def policy(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = find_tool(public_name), PolicyForm(request.POST)
     if not form.is_valid():
         return _tool_page(request, tool, status=422, policy_form=form)
-    tool = writes.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
-    said = "allowed" if tool.call_policy == "allow" else "denied"
-    return _done(request, tool, f"Calls to {tool.public_name} are {said}.")
+    tool = tool_actions.set_call_policy(tool, form.cleaned_data["policy"], actor=actor_of(request))
+    outcome = "allowed" if tool.call_policy == "allow" else "denied"
+    return _redirect_with_message(request, tool, f"Calls to {tool.public_name} are {outcome}.")
 
 
 @require_POST
@@ -159,22 +159,27 @@ def hold(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = find_tool(public_name), HoldForm(request.POST)
     if not form.is_valid():
         return _tool_page(request, tool, status=422, hold_form=form)
-    writes.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
-    return _done(request, tool, f"{tool.public_name} is held. Calls to it are stopped.")
+    tool_actions.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
+    return _redirect_with_message(
+        request, tool, f"{tool.public_name} is hidden. Agents cannot find or call it."
+    )
 
 
 @require_POST
 @operator_required
 def release(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool = writes.release(find_tool(public_name), actor=actor_of(request))
-    return _done(request, tool, f"{tool.public_name} is released.")
+    tool = tool_actions.release(find_tool(public_name), actor=actor_of(request))
+    return _redirect_with_message(request, tool, f"{tool.public_name} is no longer hidden.")
 
 
 @require_POST
 @operator_required
 def approve(request: HttpRequest, public_name: str) -> HttpResponse:
     return _decide(
-        request, public_name, approval_actions.approve, "Agents now get the new definition of {}."
+        request,
+        public_name,
+        approval_actions.approve,
+        "Approved {}. Agents now get the new definition.",
     )
 
 
@@ -182,16 +187,19 @@ def approve(request: HttpRequest, public_name: str) -> HttpResponse:
 @operator_required
 def keep_old(request: HttpRequest, public_name: str) -> HttpResponse:
     return _decide(
-        request, public_name, approval_actions.keep_old, "Agents keep the older definition of {}."
+        request,
+        public_name,
+        approval_actions.keep_old,
+        "Rejected the change of {}. Agents keep the approved definition.",
     )
 
 
 def _decide(
-    request: HttpRequest, public_name: str, choice: Callable[..., Tool], words: str
+    request: HttpRequest, public_name: str, decide: Callable[..., Tool], message: str
 ) -> HttpResponse:
     tool = find_tool(public_name)
     try:
-        choice(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
+        decide(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
     except Conflict as error:
         return render(
             request,
@@ -199,7 +207,7 @@ def _decide(
             {"tool": tool, "error": error},
             status=error.status,
         )
-    return _done(request, tool, words.format(tool.public_name))
+    return _redirect_with_message(request, tool, message.format(tool.public_name))
 
 
 # --- Custom tools -------------------------------------------------------------------------------
@@ -221,8 +229,9 @@ def add(request: HttpRequest) -> HttpResponse:
 @admin_required
 def edit(request: HttpRequest, public_name: str) -> HttpResponse:
     tool = _find_custom(public_name)
-    now = json.dumps(tool.definition.tool if tool.definition else {}, indent=2, ensure_ascii=False)
-    form = CustomToolForm(request.POST or None, initial={"definition": now})
+    body = tool.definition.tool if tool.definition else {}
+    text = json.dumps(body, indent=2, ensure_ascii=False)
+    form = CustomToolForm(request.POST or None, initial={"definition": text})
     return _save_custom(request, form, tool) or render(
         request,
         "catalog/tools/custom_tool.html",
@@ -238,11 +247,11 @@ def _save_custom(
         return None
     raw = form.cleaned_data["definition"]
     try:
-        saved = writes.save_custom_tool(raw, actor=actor_of(request), tool=tool)
+        saved = tool_actions.save_custom_tool(raw, actor=actor_of(request), tool=tool)
     except ToolcribError as error:
         form.add_error("definition", error.sentence)
         return None
-    return _done(request, saved, f"{saved.public_name} is saved.")
+    return _redirect_with_message(request, saved, f"Saved {saved.public_name}.")
 
 
 @require_POST
@@ -253,31 +262,33 @@ def delete(request: HttpRequest, public_name: str) -> HttpResponse:
     if not form.is_valid():
         error = form.errors["typed_name"][0]
         return _tool_page(request, tool, status=422, delete_error=error)
-    writes.delete_custom_tool(tool, actor=actor_of(request))
-    messages.success(request, f"{public_name} is deleted. Sessions keep what they recorded.")
+    tool_actions.delete_custom_tool(tool, actor=actor_of(request))
+    messages.success(request, f"Deleted {public_name}. Recorded sessions are kept.")
     return redirect("tools")
 
 
 # --- Search hints ---------------------------------------------------------------------------------
 
-HINT_OFFERED = "hint_undo"  # the hint this session may put back
+HINT_UNDO_KEY = "hint_undo"  # session key of the removed hint that can be restored
 
 
-def _back_to_hints(tool: Tool) -> HttpResponse:
+def _redirect_to_hints(tool: Tool) -> HttpResponse:
     return redirect(reverse("tool", args=[tool.public_name]) + "#hints")
 
 
 @require_POST
 @admin_required
 def add_hint(request: HttpRequest, public_name: str) -> HttpResponse:
-    tool, sent = find_tool(public_name), request.POST
+    tool, data = find_tool(public_name), request.POST
     try:
-        hint = hints.add(tool, sent.get("kind", ""), sent.get("text", ""), actor=actor_of(request))
+        hint = hints.add(tool, data.get("kind", ""), data.get("text", ""), actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        messages.success(request, f"Search finds {tool.public_name} by “{hint.text}” too.")
-    return _back_to_hints(tool)
+        messages.success(
+            request, f"Added “{hint.text}”. Search now finds {tool.public_name} by it."
+        )
+    return _redirect_to_hints(tool)
 
 
 @require_POST
@@ -290,9 +301,9 @@ def remove_hint(request: HttpRequest, public_name: str, hint_id: int) -> HttpRes
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        request.session[HINT_OFFERED] = {
+        request.session[HINT_UNDO_KEY] = {
             "tool": tool.public_name,
             "kind": hint.kind,
             "text": hint.text,
         }
-    return _back_to_hints(tool)
+    return _redirect_to_hints(tool)

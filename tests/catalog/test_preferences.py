@@ -1,4 +1,4 @@
-"""Preferences: chosen in the dashboard, read at each use, fixed by the environment."""
+"""Preferences: changed in the dashboard, read on each use, fixed by environment variables."""
 
 from datetime import timedelta
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.django_db
 ADA = Actor("user", "ada@example.org")
 
 
-def change(**wanted):
-    return preferences.change(wanted, actor=ADA)
+def change(**values):
+    return preferences.change(values, actor=ADA)
 
 
-def test_until_somebody_chooses_the_settings_hold(settings):
+def test_the_default_comes_from_the_settings(settings):
     settings.KEEP_PAYLOADS_DAYS = 12
 
     assert preferences.value("keep_payloads_days") == 12
     assert preferences.values("retention")["keep_payloads_days"] == 12
 
 
-def test_a_choice_holds_at_the_next_use_and_is_written_down():
-    assert [one.name for one in change(keep_payloads_days=7, keep_sessions_days=365)] == [
+def test_a_change_applies_at_once_and_is_audited():
+    assert [spec.name for spec in change(keep_payloads_days=7, keep_sessions_days=365)] == [
         "keep_payloads_days"
     ]
 
@@ -44,14 +44,14 @@ def test_a_choice_holds_at_the_next_use_and_is_written_down():
     assert (entry.before, entry.after) == ({"value": 30}, {"value": 7})
 
 
-def test_choosing_what_holds_already_writes_nothing():
+def test_setting_the_current_value_records_nothing():
     change(keep_payloads_days=7)
 
     assert change(keep_payloads_days=7) == []
     assert AuditEntry.objects.count() == 1
 
 
-def test_the_environment_wins_over_a_choice_made_before_and_refuses_the_next(settings):
+def test_an_environment_variable_takes_precedence_and_prevents_changes(settings):
     change(keep_payloads_days=7)
     settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_KEEP_PAYLOADS_DAYS"})
     settings.KEEP_PAYLOADS_DAYS = 3
@@ -63,38 +63,38 @@ def test_the_environment_wins_over_a_choice_made_before_and_refuses_the_next(set
 
 
 @pytest.mark.parametrize("bad", [0, -1, 36_501, 1.5, True, "7", None, float("nan")])
-def test_what_is_no_such_number_is_refused_and_nothing_of_it_kept(bad):
+def test_an_invalid_value_is_rejected_and_nothing_is_stored(bad):
     with pytest.raises(Invalid, match="whole number"):
         change(keep_sessions_days=8, keep_payloads_days=bad)
     assert not Preference.objects.exists()
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known():
+def test_an_unknown_name_is_rejected():
     with pytest.raises(Invalid, match="not a setting"):
         change(colour=3)
 
 
-def test_a_kept_value_that_is_out_of_range_by_now_counts_as_none():
+def test_a_stored_value_out_of_range_is_ignored():
     Preference.objects.create(name="keep_payloads_days", value="99999999")
 
     assert preferences.value("keep_payloads_days") == 30
 
 
 def test_every_preference_accepts_its_own_default():
-    for known in preferences.PREFERENCES.values():
-        assert known.accepts(known.default), known.name
+    for spec in preferences.PREFERENCES.values():
+        assert spec.accepts(spec.default), spec.name
 
 
-# --- What they do -------------------------------------------------------------------------------
+# --- Effects -------------------------------------------------------------------------------
 
 
-def test_defaults_of_agents_are_those_of_the_model():
+def test_agent_defaults_match_the_model():
     assert preferences.agent_defaults() == {
-        name: Agent._meta.get_field(name).default for name in preferences.AGENT
+        name: Agent._meta.get_field(name).default for name in preferences.AGENT_SETTINGS
     }
 
 
-def test_a_new_agent_gets_the_chosen_defaults_where_its_maker_says_nothing():
+def test_a_new_agent_gets_the_defaults_for_unset_fields():
     change(agent_tool_threshold=40, agent_catalog_budget=500, agent_threshold_percent=2.5)
 
     agent = agent_actions.create("scout", actor=ADA, catalog_budget=700)
@@ -103,7 +103,7 @@ def test_a_new_agent_gets_the_chosen_defaults_where_its_maker_says_nothing():
     assert (agent.tool_threshold, agent.catalog_budget, agent.threshold_percent) == (40, 700, 2.5)
 
 
-def test_agents_made_before_keep_what_they_have():
+def test_existing_agents_are_unchanged():
     agent = agent_actions.create("scout", actor=ADA)
 
     change(agent_tool_threshold=40)
@@ -112,7 +112,7 @@ def test_agents_made_before_keep_what_they_have():
     assert agent.tool_threshold == 15
 
 
-def test_payloads_and_sessions_are_forgotten_after_the_chosen_days():
+def test_payloads_and_sessions_are_pruned_after_the_retention_period():
     now = timezone.now()
     old = make_session(ended_at=now - timedelta(days=9), state="closed")
     call = make_call(make_session(), at=now - timedelta(days=4), arguments={"a": 1})
@@ -129,7 +129,7 @@ def test_payloads_and_sessions_are_forgotten_after_the_chosen_days():
     assert not AgentSession.objects.filter(pk=old.pk).exists()
 
 
-def test_a_session_expires_after_the_chosen_time():
+def test_a_session_expires_after_the_idle_timeout():
     session = make_session(make_agent(), started=timezone.now() - timedelta(minutes=10))
     assert loading.current_state(session) == "open"
 
@@ -139,14 +139,14 @@ def test_a_session_expires_after_the_chosen_time():
     assert expire_idle() == 1
 
 
-def test_a_session_in_use_asks_the_database_nothing(django_assert_num_queries):
+def test_a_session_in_use_needs_no_query(django_assert_num_queries):
     session = make_session(make_agent(), started=timezone.now())
 
     with django_assert_num_queries(0):
         assert loading.current_state(session) == "open"
 
 
-def test_a_new_server_is_polled_as_often_as_was_chosen():
+def test_a_new_server_gets_the_sync_interval():
     change(sync_poll_seconds=120)
 
     draft = ServerDraft("weather", "weather", "http", url="http://127.0.0.1:8999/mcp")

@@ -1,4 +1,4 @@
-"""Measure search on sets of tools and queries, apart from the installation's own catalog."""
+"""Management command: evaluate search quality on test sets of tools and queries."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import ModelUnavailable
 from catalog.search.embeddings.matrix import DetachedMatrix
-from catalog.search.engine import STRATEGIES, RANKED_STRATEGIES
+from catalog.search.engine import RANKED_STRATEGIES, STRATEGIES
 from catalog.search.evaluation import EvaluationResult, EvaluationSet, evaluate, read_set
 from catalog.search.index import Index
 from toolcrib.lib.errors import ToolcribError
@@ -20,7 +20,7 @@ COLUMNS = ("hit_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_5", "p50_m
 
 
 class Command(BaseCommand):
-    help = "Measure search on folders with tools.jsonl and queries.jsonl."
+    help = "Evaluate search on folders with tools.jsonl and queries.jsonl."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -29,9 +29,9 @@ class Command(BaseCommand):
             "--strategy",
             action="append",
             choices=STRATEGIES,
-            help="Measure this one; repeat for several. All that take words if not given.",
+            help="Strategy to evaluate; may be repeated. Default: all ranked strategies.",
         )
-        parser.add_argument("--limit", type=int, help="Ask only the first N queries of each set.")
+        parser.add_argument("--limit", type=int, help="Run only the first N queries of each set.")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -40,35 +40,35 @@ class Command(BaseCommand):
             raise CommandError("--limit must be 1 or more.")
         try:
             sets = [read_set(folder, options["limit"]) for folder in options["folders"]]
-            rows = [row for one in sets for row in self._rows(one, strategies)]
+            rows = [row for test_set in sets for row in self._evaluate(test_set, strategies)]
         except ToolcribError as error:
-            raise CommandError(f"{error.sentence}") from error
+            raise CommandError(error.sentence) from error
         if options["json"]:
             self.stdout.write(json.dumps({"rows": [row.as_json() for row in rows]}))
         else:
-            self._table(rows)
+            self._print_table(rows)
 
-    def _rows(self, one: EvaluationSet, strategies: list[str]) -> list[EvaluationResult]:
-        meanings = None
+    def _evaluate(self, test_set: EvaluationSet, strategies: list[str]) -> list[EvaluationResult]:
+        vectors = None
         if {"hybrid", "embedding"} & set(strategies):
-            meanings = self._meanings(one)
-        index = Index(one.tools, meanings)
-        return [evaluate(index, one, strategy) for strategy in dict.fromkeys(strategies)]
+            vectors = self._encode(test_set)
+        index = Index(test_set.tools, vectors)
+        return [evaluate(index, test_set, strategy) for strategy in dict.fromkeys(strategies)]
 
-    def _meanings(self, one: EvaluationSet) -> DetachedMatrix:
-        self.stderr.write(f"Encoding {len(one.tools)} tools of {one.name}")
+    def _encode(self, test_set: EvaluationSet) -> DetachedMatrix:
+        self.stderr.write(f"Encoding {len(test_set.tools)} tools of {test_set.name}")
         try:
             encoder = sentence_encoder.load(settings.MODELS_DIR)
         except ModelUnavailable as error:
             raise CommandError(
-                f"hybrid and embedding cannot be measured: {error}. Use --strategy bm25."
+                f"hybrid and embedding cannot be evaluated: {error}. Use --strategy bm25."
             ) from error
-        return DetachedMatrix(encoder, {tool.key: tool.passage for tool in one.tools})
+        return DetachedMatrix(encoder, {tool.key: tool.passage for tool in test_set.tools})
 
-    def _table(self, rows: list[EvaluationResult]) -> None:
-        wide = max(len(row.set) for row in rows)
-        self.stdout.write(f"{'set':{wide}}  {'strategy':9}  " + "  ".join(COLUMNS))
+    def _print_table(self, rows: list[EvaluationResult]) -> None:
+        width = max(len(row.set) for row in rows)
+        self.stdout.write(f"{'set':{width}}  {'strategy':9}  " + "  ".join(COLUMNS))
         for row in rows:
-            figures = row.as_json()
-            shown = "  ".join(f"{figures[name]:{len(name)}.3f}" for name in COLUMNS)
-            self.stdout.write(f"{row.set:{wide}}  {row.strategy:9}  {shown}")
+            scores = row.as_json()
+            cells = "  ".join(f"{scores[name]:{len(name)}.3f}" for name in COLUMNS)
+            self.stdout.write(f"{row.set:{width}}  {row.strategy:9}  {cells}")

@@ -1,4 +1,4 @@
-"""List tools, and decide on them."""
+"""Management command: list, approve, reject, hide and release tools."""
 
 import argparse
 import json
@@ -10,39 +10,43 @@ from django.core.management.base import BaseCommand
 from django.core.serializers.json import DjangoJSONEncoder
 
 from catalog.approvals import actions as approval_actions
-from catalog.audit import Actor
 from catalog.definitions.parsing import printable_name
 from catalog.models import Tool, ToolState
 from catalog.tools import actions as tool_actions
-from catalog.tools.api import shown
+from catalog.tools.api import serialize_tool
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import Actor
 
 ACTS = ("approve", "keep-old", "hold", "release")
 
 
 class Command(BaseCommand):
     help = (
-        "List the catalog's tools; or approve a changed definition, keep the old one, hold or "
-        "release tools by their public names."
+        "List tools, or act on tools by public name: approve or reject (keep-old) a pending "
+        "definition, hide (hold) or release tools."
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("act", nargs="?", choices=("list", *ACTS), default="list")
         parser.add_argument("names", nargs="*", metavar="NAME", help="Public names of tools.")
-        parser.add_argument("--state", choices=ToolState.values, help="List those in this state.")
-        parser.add_argument("--server", metavar="SLUG", help="List those of this server.")
-        parser.add_argument("--reason", default="", help="Why tools are held.")
+        parser.add_argument(
+            "--state", choices=ToolState.values, help="List only tools in this state."
+        )
+        parser.add_argument("--server", metavar="SLUG", help="List only tools of this server.")
+        parser.add_argument("--reason", default="", help="Reason for hiding the tools.")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         act, names = options["act"], options["names"]
         if act == "list":
             if names:
-                self._stop("Name an act before the tools: approve, keep-old, hold or release.")
+                self._stop(
+                    "Specify an action before the tool names: approve, keep-old, hold or release."
+                )
             self._list(options)
             return
         if not names:
-            self._stop(f"Name the tools to {act.replace('-', ' ')}.")
+            self._stop(f"Specify at least one tool name for {act}.")
         results = [self._act(act, name, options["reason"]) for name in dict.fromkeys(names)]
         if options["json"]:
             self._print({"tools": results})
@@ -53,8 +57,8 @@ class Command(BaseCommand):
         if failed:
             sys.exit(3 if failed < len(results) else 1)
 
-    def _stop(self, sentence: str) -> None:
-        self.stderr.write(sentence)
+    def _stop(self, message: str) -> None:
+        self.stderr.write(message)
         sys.exit(1)
 
     def _print(self, body: object) -> None:
@@ -67,17 +71,17 @@ class Command(BaseCommand):
         if options["server"]:
             rows = rows.filter(server__slug=options["server"])
         if options["json"]:
-            self._print({"tools": [shown(tool) for tool in rows]})
+            self._print({"tools": [serialize_tool(tool) for tool in rows]})
             return
         for tool in rows:
             self.stdout.write(_line(tool))
 
     def _act(self, act: str, name: str, reason: str) -> dict[str, Any]:
         tool = Tool.objects.filter(public_name=name).first()
-        # Said in one safe line: the name came from outside.
+        # Escaped: the name is untrusted input.
         result: dict[str, Any] = {"name": printable_name(name), "act": act}
         if tool is None:
-            return result | {"ok": False, "code": "not_found", "message": "There is no such tool."}
+            return result | {"ok": False, "code": "not_found", "message": "Tool not found."}
         acts: dict[str, Callable[[Tool, Actor], Tool]] = {
             "approve": lambda tool, actor: approval_actions.approve(tool, actor=actor),
             "keep-old": lambda tool, actor: approval_actions.keep_old(tool, actor=actor),
@@ -85,20 +89,19 @@ class Command(BaseCommand):
             "release": lambda tool, actor: tool_actions.release(tool, actor=actor),
         }
         try:
-            done = acts[act](tool, Actor.command(f"tools {act}"))
+            updated = acts[act](tool, Actor.command(f"tools {act}"))
         except ToolcribError as error:
-            sentence = error.sentence
-            return result | {"ok": False, "code": error.code, "message": sentence}
-        return result | {"ok": True, "state": done.state, "message": f"now {done.state}"}
+            return result | {"ok": False, "code": error.code, "message": error.sentence}
+        return result | {"ok": True, "state": updated.state, "message": f"now {updated.state}"}
 
 
 def _line(tool: Tool) -> str:
     cost = f"≈{tool.definition.tokens:,}" if tool.definition else "–"
     reason = tool.held_reason if tool.held_at else tool.rejected_reason
     notes = [
-        f"findings: {len(tool.findings)}" if tool.findings else "",
+        f"lint warnings: {len(tool.findings)}" if tool.findings else "",
         "calls denied" if tool.call_policy == "deny" else "",
         printable_name(reason) if reason else "",
     ]
-    said = "; ".join(note for note in notes if note)
-    return f"{tool.public_name:<48} {tool.state:<9} {cost:>8}  {said}".rstrip()
+    remarks = "; ".join(note for note in notes if note)
+    return f"{tool.public_name:<48} {tool.state:<9} {cost:>8}  {remarks}".rstrip()

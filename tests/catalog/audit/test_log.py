@@ -1,3 +1,5 @@
+"""Audit log: recording, sentences and immutability."""
+
 import pytest
 from django.contrib.auth.models import User
 
@@ -9,7 +11,7 @@ from tests.support.factories import make_server
 pytestmark = pytest.mark.django_db
 
 
-def test_an_entry_says_who_did_what_to_which_thing(admin):
+def test_a_sentence_names_actor_action_and_object(admin):
     server = make_server(slug="weather")
 
     entry = record(Actor.user(admin), "server.disable", server)
@@ -17,7 +19,7 @@ def test_an_entry_says_who_did_what_to_which_thing(admin):
     assert sentence(entry) == "ada@example.org disabled server weather"
 
 
-def test_an_entry_stays_readable_after_its_actor_and_target_are_gone(admin):
+def test_an_entry_stays_readable_after_actor_and_object_are_deleted(admin):
     server = make_server(slug="weather")
     entry = record(Actor.user(admin), "server.delete", server)
     server.delete()
@@ -28,7 +30,7 @@ def test_an_entry_stays_readable_after_its_actor_and_target_are_gone(admin):
     )
 
 
-def test_every_verb_has_a_sentence_and_an_unknown_one_is_refused():
+def test_every_verb_has_a_sentence_and_an_unknown_verb_is_an_error():
     server = make_server()
 
     for verb in SENTENCES:
@@ -37,7 +39,7 @@ def test_every_verb_has_a_sentence_and_an_unknown_one_is_refused():
         record(SYSTEM, "server.paint", server)
 
 
-def test_an_entry_is_neither_changed_nor_deleted():
+def test_an_entry_cannot_be_changed_or_deleted():
     entry = record(Actor.command("sync"), "server.sync", make_server())
 
     entry.verb = "server.add"
@@ -49,7 +51,7 @@ def test_an_entry_is_neither_changed_nor_deleted():
 
 
 @pytest.mark.parametrize("act", ["update", "delete"])
-def test_entries_are_neither_changed_nor_deleted_in_bulk(act):
+def test_entries_cannot_be_changed_or_deleted_in_bulk(act):
     record(SYSTEM, "server.sync", make_server())
     arguments = {"verb": "server.add"} if act == "update" else {}
 
@@ -58,7 +60,7 @@ def test_entries_are_neither_changed_nor_deleted_in_bulk(act):
     assert AuditEntry.objects.get().verb == "server.sync"
 
 
-def test_a_label_longer_than_the_column_is_cut():
+def test_a_label_longer_than_the_column_is_truncated():
     entry = audit.record(Actor("user", "x" * 500), "server.sync", make_server())
 
     assert len(entry.actor_label) == 200

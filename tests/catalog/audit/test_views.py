@@ -1,4 +1,4 @@
-"""The audit log as people read it and take it away."""
+"""Audit log page and exports."""
 
 import csv
 import io
@@ -34,48 +34,48 @@ def forecast(db):
     return make_tool(make_server(slug="weather"), "get_forecast")
 
 
-def dated(entry, day):
-    """Let an entry be of another day, past the rule that nothing changes it."""
+def set_time(entry, day):
+    """Set the time of an entry, bypassing the append-only model."""
     at = datetime.fromisoformat(day).replace(tzinfo=UTC)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE catalog_auditentry SET at = %s WHERE id = %s", [at, entry.pk])
 
 
-def test_a_row_opens_to_what_was_before_and_after(signed_in, forecast):
+def test_a_row_expands_to_the_values_before_and_after(signed_in, forecast):
     tool_actions.set_call_policy(forecast, "deny", actor=ADA)
 
     page = text_of(signed_in.get("/audit?verb=tool.policy"))
 
-    assert "ada@example.org changed whether weather__get_forecast may be called" in page
-    assert "What Before After policy allow deny" in page
+    assert "ada@example.org changed the call policy of weather__get_forecast" in page
+    assert "Field Before After policy allow deny" in page
 
 
 @pytest.mark.parametrize(
     ("actor", "words"),
     [
-        (ADA, "a person"),
-        (SYSTEM, "Toolcrib itself"),
-        (Actor.command("sync"), "a command"),
-        (Actor("token", "ci"), "a key"),
-        (Actor("agent", "scout"), "an agent"),
+        (ADA, "user"),
+        (SYSTEM, "system"),
+        (Actor.command("sync"), "command"),
+        (Actor("token", "ci"), "API key"),
+        (Actor("agent", "scout"), "agent"),
     ],
 )
-def test_each_kind_of_actor_is_told_apart_in_words(signed_in, forecast, actor, words):
+def test_each_kind_of_actor_is_named(signed_in, forecast, actor, words):
     audit.record(actor, "tool.hold", forecast)
 
     page = signed_in.get("/audit?verb=tool.hold")
 
-    assert f"by {words} ·" in text_of(page)
+    assert f"· {words} ·" in text_of(page)
     assert f'class="kind {actor.kind}"' in page.content.decode()
 
 
-def test_days_narrow_the_log_and_both_ends_count(signed_in, forecast):
+def test_the_date_range_is_inclusive(signed_in, forecast):
     days = {"2026-03-01 23:59:59": "tool.hold", "2026-03-02 00:00:00": "tool.release"}
     for day, verb in days.items():
-        dated(audit.record(ADA, verb, forecast), day)
+        set_time(audit.record(ADA, verb, forecast), day)
 
     def verbs(query):
-        page = signed_in.get(f"/audit?{query}").content.decode()
+        page = text_of(signed_in.get(f"/audit?{query}"))
         return [verb for verb in days.values() if f"· {verb} ·" in page]
 
     assert verbs("since=2026-03-01&until=2026-03-02") == ["tool.hold", "tool.release"]
@@ -85,7 +85,7 @@ def test_days_narrow_the_log_and_both_ends_count(signed_in, forecast):
     assert len(verbs("since=yesterday&until=9999-12-31")) == 2
 
 
-def test_what_was_asked_for_stays_in_the_form_and_in_the_links(signed_in, forecast):
+def test_filters_are_kept_in_the_form_and_in_the_links(signed_in, forecast):
     audit.record(ADA, "tool.hold", forecast)
 
     page = signed_in.get("/audit?actor=ada@example.org&since=2020-01-01&times=local")
@@ -98,7 +98,7 @@ def test_what_was_asked_for_stays_in_the_form_and_in_the_links(signed_in, foreca
     assert "Show UTC" in text
 
 
-def test_htmx_gets_the_rows_and_an_address_without_empty_fields(signed_in, forecast):
+def test_htmx_gets_the_rows_and_a_url_without_empty_fields(signed_in, forecast):
     audit.record(ADA, "tool.hold", forecast)
 
     page = signed_in.get("/audit?q=FORE&actor=&since=", headers={"HX-Request": "true"})
@@ -107,14 +107,14 @@ def test_htmx_gets_the_rows_and_an_address_without_empty_fields(signed_in, forec
     assert "<html" not in page.content.decode()
 
 
-def test_the_csv_holds_what_the_filters_leave_and_no_formula(signed_in, forecast):
+def test_the_csv_contains_the_filtered_entries_and_no_formulas(signed_in, forecast):
     for label in ("=HYPERLINK(1)", "+1", "-1", "@sum", "\tx", "ada"):
         audit.record(Actor("user", label), "tool.hold", forecast, after={"reason": "a, b"})
     audit.record(ADA, "tool.release", forecast)
 
-    answer = signed_in.get("/audit/export.csv?verb=tool.hold")
+    response = signed_in.get("/audit/export.csv?verb=tool.hold")
 
-    rows = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    rows = list(csv.DictReader(io.StringIO(response.content.decode())))
     assert [row["actor"] for row in rows] == [
         "ada",
         "'\tx",
@@ -123,13 +123,15 @@ def test_the_csv_holds_what_the_filters_leave_and_no_formula(signed_in, forecast
         "'+1",
         "'=HYPERLINK(1)",
     ]
-    assert rows[0]["sentence"] == "ada held weather__get_forecast"
+    assert rows[0]["sentence"] == "ada hid weather__get_forecast"
     assert rows[0]["after"] == '{"reason": "a, b"}'
-    assert not any(cell.startswith(audit_queries.FORMULA) for row in rows for cell in row.values())
-    assert "attachment" in answer.headers["Content-Disposition"]
+    assert not any(
+        cell.startswith(audit_queries.FORMULA_PREFIXES) for row in rows for cell in row.values()
+    )
+    assert "attachment" in response.headers["Content-Disposition"]
 
 
-def test_the_json_holds_before_and_after(signed_in, forecast):
+def test_the_json_contains_before_and_after(signed_in, forecast):
     tool_actions.set_call_policy(forecast, "deny", actor=ADA)
 
     body = signed_in.get("/audit/export.json").json()
@@ -139,8 +141,8 @@ def test_the_json_holds_before_and_after(signed_in, forecast):
     assert "note" not in body
 
 
-def test_a_file_that_cannot_hold_everything_says_so(signed_in, forecast, monkeypatch):
-    monkeypatch.setattr(audit_queries, "EXPORTED", 3)
+def test_a_truncated_export_has_a_note(signed_in, forecast, monkeypatch):
+    monkeypatch.setattr(audit_queries, "MAX_EXPORTED", 3)
     for _ in range(5):
         audit.record(ADA, "tool.hold", forecast)
 
@@ -148,15 +150,15 @@ def test_a_file_that_cannot_hold_everything_says_so(signed_in, forecast, monkeyp
     table = signed_in.get("/audit/export.csv?verb=tool.hold").content.decode().splitlines()
     body = signed_in.get("/audit/export.json?verb=tool.hold").json()
 
-    said = "the newest 3 of these 5 entries"
-    assert said in page
-    assert said in table[-1]
+    note = "the newest 3 of these 5 entries"
+    assert note in page
+    assert note in table[-1]
     assert len(table) == 5
-    assert said in body["note"]
+    assert note in body["note"]
     assert len(body["entries"]) == 3
 
 
-def test_only_people_who_may_read_it_get_the_log(client, outsider):
+def test_people_without_the_operator_role_cannot_read_the_log(client, outsider):
     client.force_login(outsider, backend="django.contrib.auth.backends.ModelBackend")
 
     for path in ("/audit", "/audit/export.csv", "/audit/export.json"):
@@ -164,10 +166,10 @@ def test_only_people_who_may_read_it_get_the_log(client, outsider):
 
 
 @pytest.mark.parametrize("path", ["/audit", "/audit?q=x&actor=ada@example.org&since=2020-01-01"])
-def test_a_long_log_costs_as_much_as_a_short_one(
+def test_the_number_of_queries_does_not_grow_with_the_log(
     path, signed_in, forecast, django_assert_max_num_queries
 ):
-    def cost(entries):
+    def count_queries(entries):
         row = {"actor_kind": "user", "actor_label": "ada@example.org", "verb": "tool.hold"}
         AuditEntry.objects.bulk_create(
             AuditEntry(**row, target_kind="tool", target_label=f"x{number}", after={"a": 1})
@@ -178,10 +180,10 @@ def test_a_long_log_costs_as_much_as_a_short_one(
         return len(captured)
 
     signed_in.get(path)  # the first visit writes the session
-    assert cost(3) == cost(500)
+    assert count_queries(3) == count_queries(500)
 
 
-def test_hostile_labels_are_shown_as_text(signed_in, forecast):
+def test_hostile_labels_are_escaped(signed_in, forecast):
     audit.record(Actor("user", "<script>x</script>\u202e"), "tool.hold", forecast)
 
     page = signed_in.get("/audit").content.decode()

@@ -1,4 +1,4 @@
-"""Differences between definitions: readable, complete, and cheap whatever a server sends."""
+"""Diffs of definitions: readable, complete, and with bounded cost for any input."""
 
 import random
 import time
@@ -28,15 +28,15 @@ BASE = {
 
 
 def section(title, before, after):
-    return {found.title: found for found in definition_diff.compare(before, after)}.get(title)
+    return {part.title: part for part in definition_diff.compare(before, after)}.get(title)
 
 
 def side(spans, kind):
     return "".join(text for span, text in spans if span in ("same", kind))
 
 
-def test_a_changed_word_is_told_apart_from_its_neighbours():
-    spans = definition_diff.words("Accepts city names only.", "Accepts city codes only.")
+def test_only_the_changed_word_is_marked():
+    spans = definition_diff.diff_words("Accepts city names only.", "Accepts city codes only.")
 
     assert spans == (
         ("same", "Accepts city "),
@@ -46,15 +46,15 @@ def test_a_changed_word_is_told_apart_from_its_neighbours():
     )
 
 
-def test_words_that_changed_together_stay_together():
-    spans = definition_diff.words("Read a file.", "Please delete everything now.")
+def test_adjacent_changed_words_form_one_span():
+    spans = definition_diff.diff_words("Read a file.", "Please delete everything now.")
 
     assert [kind for kind, _ in spans] == ["removed", "added", "same"]
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_both_texts_can_be_read_from_the_spans(before, after):
-    spans = definition_diff.words(before, after)
+def test_both_texts_can_be_rebuilt_from_the_spans(before, after):
+    spans = definition_diff.diff_words(before, after)
 
     assert side(spans, "removed") == before
     assert side(spans, "added") == after
@@ -62,7 +62,7 @@ def test_both_texts_can_be_read_from_the_spans(before, after):
 
 @given(st.lists(st.sampled_from("ab \n."), max_size=40), st.lists(st.sampled_from("ab \n.")))
 def test_repeated_words_and_spaces_lose_nothing(before, after):
-    spans = definition_diff.words("".join(before), "".join(after))
+    spans = definition_diff.diff_words("".join(before), "".join(after))
 
     assert side(spans, "removed") == "".join(before)
     assert side(spans, "added") == "".join(after)
@@ -85,7 +85,7 @@ def test_a_new_required_field_is_one_added_line():
     [line] = section("Input schema", BASE, after).lines
 
     assert (line.kind, line.path) == ("added", "token")
-    assert [(fact.word, fact.spans) for fact in line.facts] == [
+    assert [(fact.name, fact.spans) for fact in line.facts] == [
         ("type", (("added", "string"),)),
         ("required", (("added", "required"),)),
     ]
@@ -109,11 +109,11 @@ def test_a_field_that_stops_being_required_is_a_changed_line():
     assert line.facts == (definition_diff.Fact("required", (("removed", "required"),)),)
 
 
-def test_an_annotation_that_turned_says_both_values():
-    [line] = section("What the server claims", BASE, BASE | {"annotations": {}}).lines
+def test_a_changed_annotation_shows_both_values():
+    [line] = section("Annotations", BASE, BASE | {"annotations": {}}).lines
 
     assert line.path == "readOnlyHint"
-    assert line.facts[0].spans == (("removed", "true"), ("same", " "), ("added", "not said"))
+    assert line.facts[0].spans == (("removed", "true"), ("same", " "), ("added", "not set"))
 
 
 @pytest.mark.parametrize(
@@ -132,23 +132,23 @@ def test_an_annotation_that_turned_says_both_values():
         ("inputSchema", {"type": "object", "properties": {"a": True}}),
     ],
 )
-def test_no_part_of_a_change_is_left_out(part, value):
+def test_every_part_of_a_change_is_included(part, value):
     before = BASE if part != "inputSchema" else BASE | {"inputSchema": {"type": "object"}}
 
     assert definition_diff.compare(before, before | {part: value})
 
 
-def test_a_field_with_a_dot_in_its_name_hides_no_other():
+def test_a_field_with_a_dot_in_its_name_does_not_hide_another():
     def with_default(value):
         inner = {"type": "object", "properties": {"b": {"default": value}}}
-        return BASE | {"inputSchema": {"properties": {"a": inner, "a.b": {}, "(whole)": {}}}}
+        return BASE | {"inputSchema": {"properties": {"a": inner, "a.b": {}, "(root)": {}}}}
 
     [line] = section("Input schema", with_default("x"), with_default("rm -rf")).lines
 
     assert line.path == "a.b"
 
 
-def test_true_and_one_are_not_the_same():
+def test_true_and_one_differ():
     before = BASE | {"inputSchema": {"type": "object", "default": 1}}
 
     assert definition_diff.compare(
@@ -157,14 +157,14 @@ def test_true_and_one_are_not_the_same():
 
 
 def test_a_first_definition_is_all_new():
-    found = definition_diff.compare(None, BASE)
+    sections = definition_diff.compare(None, BASE)
 
     assert section("Description", None, BASE).spans == (("added", BASE["description"]),)
-    assert {line.kind for part in found for line in part.lines} == {"added", "changed"}
+    assert {line.kind for part in sections for line in part.lines} == {"added", "changed"}
 
 
 @pytest.mark.parametrize("kind", ["same word", "two words", "random words", "unlike"])
-def test_a_hostile_description_costs_little(kind):
+def test_a_hostile_description_is_compared_quickly(kind):
     chance = random.Random(7)  # noqa: S311 - not a secret
     before = {
         "same word": "a " * 16_000,
@@ -180,23 +180,23 @@ def test_a_hostile_description_costs_little(kind):
     }[kind]
     started = time.perf_counter()
 
-    spans = definition_diff.words(before, after)
+    spans = definition_diff.diff_words(before, after)
 
     assert time.perf_counter() - started < 2
     assert side(spans, "removed") == before
     assert side(spans, "added") == after
 
 
-def test_a_hostile_schema_is_cut_and_says_so():
+def test_a_hostile_schema_is_truncated_with_the_number_of_omitted_lines():
     wide = {"type": "object", "properties": {f"f{number}": {} for number in range(5_000)}}
 
-    found = section("Input schema", BASE, BASE | {"inputSchema": wide})
+    part = section("Input schema", BASE, BASE | {"inputSchema": wide})
 
-    assert len(found.lines) == definition_diff.MAX_LINES
-    assert found.left_out > 4_000
+    assert len(part.lines) == definition_diff.MAX_LINES
+    assert part.omitted_lines > 4_000
 
 
-def test_a_deep_schema_is_no_danger():
+def test_a_deeply_nested_schema_is_compared():
     deep = {"type": "string"}
     for _ in range(200):
         deep = {"type": "object", "properties": {"a": deep}}

@@ -1,3 +1,5 @@
+"""Checks of untrusted JSON Schemas: limits, references, patterns, dialects, header marks."""
+
 import resource
 import time
 from contextlib import suppress
@@ -25,7 +27,7 @@ def with_property(**schema):
 
 
 def chain(length, *, fan=1, end=None):
-    """References that lead from one definition to the next, `fan` at a time."""
+    """Build definitions that each refer to the next one, `fan` times."""
     steps = {
         f"d{number}": {"allOf": [{"$ref": f"#/$defs/d{number + 1}"}] * fan}
         for number in range(length)
@@ -44,8 +46,8 @@ def nested(depth):
     return schema
 
 
-def refusal(schema):
-    """The reason a schema is refused for, in the time any schema may take."""
+def rejection(schema):
+    """Return the reason a schema is rejected, and check that the check was quick."""
     began = time.perf_counter()
     with pytest.raises(InvalidSchema) as caught:
         check_input_schema(schema)
@@ -66,9 +68,9 @@ def refusal(schema):
         ({"type": ["object", "null"]}, '"type": "object"'),
     ],
 )
-def test_an_input_schema_that_is_not_of_an_object_is_refused_with_the_reason(schema, reason):
+def test_an_input_schema_that_is_not_an_object_is_rejected_with_the_reason(schema, reason):
     """Hostile input 9."""
-    assert reason in refusal(schema)
+    assert reason in rejection(schema)
 
 
 @pytest.mark.parametrize(
@@ -89,23 +91,23 @@ def test_an_input_schema_that_is_not_of_an_object_is_refused_with_the_reason(sch
         ["#"],
     ],
 )
-def test_a_reference_out_of_the_schema_is_refused_and_never_fetched(ref):
+def test_a_remote_reference_is_rejected_and_never_fetched(ref):
     """Hostile input 10."""
-    assert "never fetched" in refusal(with_property(**{"$ref": ref}) | {"allOf": [{}]})
+    assert "never fetched" in rejection(with_property(**{"$ref": ref}) | {"allOf": [{}]})
 
 
-def test_a_reference_that_an_id_turns_outwards_is_refused_and_never_fetched():
+def test_a_reference_that_an_id_makes_remote_is_rejected_and_never_fetched():
     """Hostile input 10: `#/…` of another document."""
     schema = with_property(**{"$id": "http://127.0.0.1:9/x", "$ref": "#/properties/a"})
 
-    assert "not valid" in refusal(schema)
+    assert "not valid" in rejection(schema)
 
 
 @pytest.mark.parametrize(
     "ref",
     ["#", "#/$defs/x", "#/$defs/a~1b", "#/$defs/c%20d", "#/prefixItems/0", "#spot"],
 )
-def test_references_within_the_schema_are_fine(ref):
+def test_local_references_are_accepted(ref):
     check_input_schema(
         {
             "type": "object",
@@ -125,15 +127,15 @@ def test_references_within_the_schema_are_fine(ref):
         chain(24, fan=2) | {"properties": {"$defs": chain(3)["$defs"]["d3"]}},
     ],
 )
-def test_a_reference_bomb_is_refused_at_once(bomb):
+def test_a_reference_bomb_is_rejected_quickly(bomb):
     """Hostile input 11."""
-    assert "expands to more than 10000" in refusal(bomb)
+    assert "over 10000 subschemas" in rejection(bomb)
 
 
 @pytest.mark.parametrize("length", [500, 600, 990])
-def test_a_long_chain_of_references_is_refused_at_once(length):
+def test_a_long_chain_of_references_is_rejected_quickly(length):
     """Hostile input 11."""
-    assert "references" in refusal(chain(length))
+    assert "references" in rejection(chain(length))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_a_long_chain_of_references_is_refused_at_once(length):
         {"type": "object", "$dynamicAnchor": "node", "properties": {"a": {"$dynamicRef": "#node"}}},
     ],
 )
-def test_a_schema_that_refers_to_itself_is_kept_and_can_be_used(schema):
+def test_a_recursive_schema_is_accepted_and_usable(schema):
     """Hostile input 12."""
     check_input_schema(schema)
 
@@ -158,25 +160,25 @@ def test_a_schema_that_refers_to_itself_is_kept_and_can_be_used(schema):
 
 
 @pytest.mark.parametrize("depth", [33, 5_000, 100_000])
-def test_a_schema_nested_too_deep_is_refused(depth):
+def test_a_schema_nested_too_deep_is_rejected(depth):
     """Hostile input 13."""
-    assert "deeper than 64" in refusal(nested(depth))
+    assert "deeper than 64" in rejection(nested(depth))
 
 
-def test_the_deepest_schema_allowed_passes():
+def test_a_schema_at_the_depth_limit_is_accepted():
     check_input_schema(nested(31))
 
 
-def test_a_schema_of_too_many_parts_is_refused():
+def test_a_schema_with_too_many_subschemas_is_rejected():
     schema = {"type": "object", "properties": {f"p{number}": {} for number in range(2_000)}}
 
-    assert "2001 subschemas" in refusal(schema)
+    assert "2001 subschemas" in rejection(schema)
 
 
 @pytest.mark.parametrize(
     "pattern", ["(?<=a)b", r"(a)\1", "(?=x)y", "x{1000}{1000}", "(?!a)" + "b" * 1000]
 )
-def test_a_pattern_no_linear_engine_runs_is_kept_and_said_to_be_unenforced(pattern):
+def test_a_pattern_that_re2_cannot_compile_is_accepted_and_reported_as_unenforced(pattern):
     """Hostile input 14."""
     schema = with_property(type="string", pattern=pattern)
     check_input_schema(schema)
@@ -184,14 +186,14 @@ def test_a_pattern_no_linear_engine_runs_is_kept_and_said_to_be_unenforced(patte
     assert unenforceable_patterns(schema) == [pattern]
 
 
-def test_an_unenforced_pattern_is_found_among_property_names_too():
+def test_an_unenforced_pattern_in_property_names_is_reported():
     """Hostile input 14."""
     schema = {"type": "object", "patternProperties": {"(?=a)": {"items": {"pattern": r"\1(b)"}}}}
 
     assert set(unenforceable_patterns(schema)) == {"(?=a)", r"\1(b)"}
 
 
-def test_a_pattern_that_takes_for_ever_elsewhere_is_enforced_in_linear_time():
+def test_a_pattern_prone_to_backtracking_is_enforced_in_linear_time():
     """Hostile input 14: `^(a+)+$`."""
     schema = with_property(type="string", pattern="^(a+)+$")
     check_input_schema(schema)
@@ -203,13 +205,13 @@ def test_a_pattern_that_takes_for_ever_elsewhere_is_enforced_in_linear_time():
     assert time.perf_counter() - began < QUICK
 
 
-def test_a_pattern_of_a_megabyte_is_refused_at_once():
+def test_a_pattern_of_one_megabyte_is_rejected_quickly():
     """Hostile input 14."""
-    assert "pattern" in refusal(with_property(type="string", pattern="(a|b)" * 200_000))
+    assert "pattern" in rejection(with_property(type="string", pattern="(a|b)" * 200_000))
 
 
-def test_patterns_that_cost_seconds_to_compile_are_judged_at_once_and_flagged():
-    """Hostile input 14: a definition of 22 KB took 25 s and 2.6 GB where each was compiled."""
+def test_patterns_that_take_seconds_to_compile_are_skipped_and_reported():
+    """Hostile input 14: compiling all patterns of 22 KB took 25 s and 2.6 GB."""
     costly = {f"p{at}": {"type": "string", "pattern": rf"\p{{L}}{{150}}{at}"} for at in range(400)}
     schema = {"type": "object", "properties": costly}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -222,7 +224,7 @@ def test_patterns_that_cost_seconds_to_compile_are_judged_at_once_and_flagged():
 
 
 @pytest.mark.parametrize("pattern", ["[", "(?=x)", "(?<=x)y", "x" * 501])
-def test_a_pattern_that_cannot_be_run_is_flagged(pattern):
+def test_an_invalid_or_long_pattern_is_reported(pattern):
     schema = with_property(type="string", pattern=pattern)
     check_input_schema(schema)
     assert unenforceable_patterns(schema) == [pattern]
@@ -245,9 +247,9 @@ def test_a_pattern_that_cannot_be_run_is_flagged(pattern):
         {"title": "\ud800"},
     ],
 )
-def test_rules_that_make_no_sense_are_refused(rule):
+def test_invalid_keyword_values_are_rejected(rule):
     """Hostile input 15."""
-    assert refusal(with_property(**rule))
+    assert rejection(with_property(**rule))
 
 
 @pytest.mark.parametrize(
@@ -261,16 +263,16 @@ def test_rules_that_make_no_sense_are_refused(rule):
         None,
     ],
 )
-def test_an_unknown_dialect_is_refused_in_that_word(dialect):
+def test_an_unsupported_dialect_is_rejected(dialect):
     """Hostile input 16."""
-    assert "unsupported dialect" in refusal({"$schema": dialect, "type": "object"})
+    assert "unsupported dialect" in rejection({"$schema": dialect, "type": "object"})
 
 
-def test_an_unknown_dialect_further_down_is_refused_too():
+def test_an_unsupported_dialect_in_a_subschema_is_rejected():
     """Hostile input 16."""
     inner = {"$id": "urn:inner", "$schema": "https://example.org/my-own"}
 
-    assert "unsupported dialect" in refusal(with_property(**inner))
+    assert "unsupported dialect" in rejection(with_property(**inner))
 
 
 @pytest.mark.parametrize(
@@ -282,20 +284,23 @@ def test_an_unknown_dialect_further_down_is_refused_too():
         "http://json-schema.org/draft-06/schema",
     ],
 )
-def test_dialects_in_use_are_fine(dialect):
+def test_supported_dialects_are_accepted(dialect):
     check_input_schema({"$schema": dialect, "type": "object"})
 
 
 @pytest.mark.parametrize(
     ("properties", "reason"),
     [
-        ({"a": {"type": "string", "x-mcp-header": "X\r\nEvil: 1"}}, "not a header name"),
-        ({"a": {"type": "string", "x-mcp-header": ""}}, "not a header name"),
-        ({"a": {"type": "string", "x-mcp-header": 5}}, "not a header name"),
+        ({"a": {"type": "string", "x-mcp-header": "X\r\nEvil: 1"}}, "not a valid header name"),
+        ({"a": {"type": "string", "x-mcp-header": ""}}, "not a valid header name"),
+        ({"a": {"type": "string", "x-mcp-header": 5}}, "not a valid header name"),
         ({"a": {"type": "number", "x-mcp-header": "Region"}}, "string, integer or boolean"),
         ({"a": {"x-mcp-header": "Region"}}, "string, integer or boolean"),
-        ({"a": {"type": "string", "x-mcp-header": "Authorization"}}, "credentials"),
-        ({"a": {"items": {"type": "string", "x-mcp-header": "Region"}}}, "no argument"),
+        ({"a": {"type": "string", "x-mcp-header": "Authorization"}}, "a credential header"),
+        (
+            {"a": {"items": {"type": "string", "x-mcp-header": "Region"}}},
+            "only allowed on arguments",
+        ),
         (
             {
                 "a": {"type": "string", "x-mcp-header": "Region"},
@@ -305,12 +310,12 @@ def test_dialects_in_use_are_fine(dialect):
         ),
     ],
 )
-def test_a_header_mark_that_breaks_the_rules_excludes_the_tool(properties, reason):
+def test_an_invalid_header_mark_is_rejected(properties, reason):
     """Hostile input 17."""
-    assert reason in refusal({"type": "object", "properties": properties})
+    assert reason in rejection({"type": "object", "properties": properties})
 
 
-def test_a_header_mark_within_the_rules_is_fine():
+def test_a_valid_header_mark_is_accepted():
     inner = with_property(type="boolean", **{"x-mcp-header": "Dry-Run"})
 
     check_input_schema({"type": "object", "properties": {"options": inner}})
@@ -338,7 +343,7 @@ schema_like = st.recursive(
 
 
 @given(st.dictionaries(keywords, schema_like, max_size=6))
-def test_whatever_a_server_sends_is_judged_without_a_crash(schema):
+def test_no_schema_crashes_the_check(schema):
     with suppress(InvalidSchema):
         check_input_schema({"type": "object", **schema})
         unenforceable_patterns(schema)

@@ -1,3 +1,5 @@
+"""Parsing of tool objects: malformed tools are rejected one by one."""
+
 import json
 import unicodedata
 
@@ -6,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.definitions.parsing import MAX_NAME, Rejection, printable_name, read_tools, search_text
-from tests.support.factories import CAPS, make_remote_tool, tool_object
+from tests.support.factories import DEFINITION_LIMITS, make_remote_tool, tool_object
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -22,11 +24,11 @@ tool_like = st.dictionaries(st.sampled_from(FIELDS), json_values) | st.builds(
 
 
 def read(*items):
-    return read_tools(items, **CAPS)
+    return read_tools(items, **DEFINITION_LIMITS)
 
 
 def rejection_of(item):
-    """How one item is rejected, between two good siblings that must both stay."""
+    """Return the rejection of one item between two valid ones, which must both be kept."""
     tools, rejections = read(tool_object("first"), item, tool_object("last"))
     assert [tool.name for tool in tools] == ["first", "last"]
     (rejection,) = rejections
@@ -41,35 +43,35 @@ def nested(depth):
 
 
 @given(st.lists(json_values | tool_like, max_size=8), st.integers(0, 8))
-def test_any_list_is_read_and_a_good_tool_in_it_is_never_lost(items, place):
-    items.insert(place, tool_object("the good one"))
+def test_a_valid_tool_is_kept_whatever_else_the_list_contains(items, index):
+    items.insert(index, tool_object("the good one"))
 
     tools, rejections = read(*items)
 
     names = [tool.name for tool in tools]
     assert "the good one" in names
     assert len(tools) + len(rejections) == len(items)
-    usable = [rejection.name for rejection in rejections if rejection.usable]
-    assert len(set(names + usable)) == len(names + usable)
+    names += [rejection.name for rejection in rejections if rejection.storable]
+    assert len(set(names)) == len(names)
 
 
 @given(st.lists(tool_like, max_size=6))
-def test_a_kept_tool_is_pinned_by_bytes_that_give_it_back(items):
+def test_the_body_of_a_valid_tool_parses_back_to_the_same_object(items):
     for tool in read(*items)[0]:
         assert json.loads(tool.body) == tool.tool
         assert len(tool.sha256) == 64
 
 
 @given(json_values)
-def test_what_is_shown_of_a_name_is_short_and_holds_no_control_character(value):
-    shown = printable_name(value)
+def test_a_printable_name_is_short_and_has_no_control_characters(value):
+    name = printable_name(value)
 
-    assert not any(unicodedata.category(mark) in ("Cc", "Cs") for mark in shown)
-    assert shown
-    assert len(shown) <= MAX_NAME * 8 + 1
+    assert not any(unicodedata.category(char) in ("Cc", "Cs") for char in name)
+    assert name
+    assert len(name) <= MAX_NAME * 8 + 1
 
 
-def test_of_two_tools_of_one_name_the_first_is_kept():
+def test_of_two_tools_with_the_same_name_the_first_is_used():
     """Hostile input 3."""
     tools, rejections = read(
         tool_object("get", description="first"), tool_object("get", description="second")
@@ -77,37 +79,37 @@ def test_of_two_tools_of_one_name_the_first_is_kept():
 
     assert [tool.tool["description"] for tool in tools] == ["first"]
     assert rejections == [
-        Rejection("get", "a second tool of the same name; the first was kept", usable=False)
+        Rejection("get", "duplicate name; the first tool with this name is used", storable=False)
     ]
 
 
-def test_a_malformed_tool_does_not_take_the_place_of_a_good_one_of_its_name():
+def test_a_malformed_tool_does_not_replace_a_valid_one_with_its_name():
     """Hostile input 3."""
     tools, rejections = read({"name": "get"}, tool_object("get"))
 
     assert [tool.name for tool in tools] == ["get"]
-    assert [rejection.usable for rejection in rejections] == [False]
+    assert [rejection.storable for rejection in rejections] == [False]
 
 
-def test_of_two_malformed_tools_of_one_name_one_is_shown():
+def test_of_two_malformed_tools_with_the_same_name_one_is_storable():
     """Hostile input 3."""
     _, rejections = read({"name": "get"}, {"name": "get"})
 
-    assert [rejection.usable for rejection in rejections] == [True, False]
+    assert [rejection.storable for rejection in rejections] == [True, False]
 
 
 @pytest.mark.parametrize("mark", ["\0", "\x07", "\r", "\x1b[2J", "\n", "\x7f", "\x9b", "\ud800"])
-def test_a_name_with_control_characters_is_rejected_and_shown_with_them_written_out(mark):
+def test_a_name_with_control_characters_is_rejected_and_escaped(mark):
     """Hostile input 6."""
     rejection = rejection_of(tool_object(f"get{mark}it"))
 
-    assert rejection.reason == "name holds control characters"
+    assert rejection.reason == "name contains control characters"
     assert f"⟨U+{ord(mark[0]):04X}⟩" in rejection.name
-    assert not rejection.usable
+    assert not rejection.storable
 
 
-def test_control_characters_in_a_description_are_kept_as_they_came():
-    """Hostile input 6: the pin covers the raw text, pages escape it."""
+def test_control_characters_in_a_description_are_kept():
+    """Hostile input 6: the digest covers the raw text; pages escape it."""
     text = "a\0b\x1b[31mc\rd\x07"
 
     assert make_remote_tool(description=text).tool["description"] == text
@@ -115,7 +117,7 @@ def test_control_characters_in_a_description_are_kept_as_they_came():
 
 
 @pytest.mark.parametrize(
-    ("name", "reason", "shown"),
+    ("name", "reason", "printable"),
     [
         (None, "no name", "(no name)"),
         ("", "no name", "(empty)"),
@@ -125,24 +127,24 @@ def test_control_characters_in_a_description_are_kept_as_they_came():
         ("x" * 1_000_000, "1000000 characters", "x" * 128 + "…"),
     ],
 )
-def test_a_tool_without_a_usable_name_is_rejected(name, reason, shown):
+def test_a_tool_without_a_valid_name_is_rejected(name, reason, printable):
     """Hostile input 7."""
     rejection = rejection_of(tool_object(name))
 
     assert reason in rejection.reason
-    assert rejection.name == shown
-    assert not rejection.usable
+    assert rejection.name == printable
+    assert not rejection.storable
 
 
 @pytest.mark.parametrize(
     "name", ["x" * 128, "../../x", "a b", "__proto__", "search_tools", "a\u202eb", "get/{id}"]
 )
-def test_an_odd_name_is_kept_as_the_server_wrote_it(name):
+def test_an_unusual_name_is_kept_unchanged(name):
     """Hostile input 7."""
     assert make_remote_tool(name).name == name
 
 
-def test_a_description_too_long_is_rejected_and_never_cut():
+def test_a_description_over_the_limit_is_rejected_and_never_truncated():
     """Hostile input 8."""
     longest = "é" * (16 * 1024)
 
@@ -153,22 +155,22 @@ def test_a_description_too_long_is_rejected_and_never_cut():
     assert "over 32 KB" in rejection_of(tool_object(description="x" * 5_000_000)).reason
 
 
-def test_a_definition_too_large_is_rejected_with_its_size():
+def test_a_definition_over_the_limit_is_rejected_with_its_size():
     """Hostile inputs 8 and 15: an enum of a million."""
     huge = {"type": "object", "properties": {"a": {"enum": list(range(1_000_000))}}}
 
     assert rejection_of(tool_object(inputSchema=huge)).reason == (
-        "definition is 6727 KB; the cap is 64 KB"
+        "definition is 6727 KB; the limit is 64 KB"
     )
 
 
 @pytest.mark.parametrize("schema", [None, True, [], "object", {"type": "array"}, {}])
-def test_a_tool_without_an_object_schema_is_rejected_but_can_be_shown(schema):
+def test_a_tool_without_an_object_schema_is_rejected_but_storable(schema):
     """Hostile input 9."""
     rejection = rejection_of(tool_object("bare", inputSchema=schema))
 
     assert rejection.reason.startswith("inputSchema must")
-    assert rejection.usable
+    assert rejection.storable
 
 
 def test_a_tool_without_any_schema_is_rejected():
@@ -177,18 +179,18 @@ def test_a_tool_without_any_schema_is_rejected():
 
 
 @pytest.mark.parametrize("depth", [256, 900, 100_000])
-def test_a_tool_nested_too_deep_anywhere_is_rejected(depth):
+def test_a_tool_nested_too_deep_in_any_field_is_rejected(depth):
     """Hostile input 13."""
     rejection = rejection_of(tool_object(_meta={"deep": nested(depth)}))
 
     assert rejection.reason == "it is nested deeper than 256 levels"
 
 
-def test_a_tool_nested_as_deep_as_allowed_is_kept():
+def test_a_tool_at_the_depth_limit_is_kept():
     assert make_remote_tool(_meta={"deep": nested(254)})
 
 
-def test_an_output_schema_is_judged_too():
+def test_an_output_schema_is_checked():
     """Hostile inputs 9 and 10."""
     bad = {"$ref": "file:///etc/passwd"}
 
@@ -199,22 +201,22 @@ def test_an_output_schema_is_judged_too():
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("description", ["x"], "description is not a text"),
-        ("title", 7, "title is not a text"),
+        ("description", ["x"], "description is not a string"),
+        ("title", 7, "title is not a string"),
         ("annotations", "readOnly", "annotations is not an object"),
         ("_meta", [], "_meta is not an object"),
-        ("extra", float("nan"), "it holds a number that JSON does not have"),
-        ("extra", "\udfff", "it holds text that is not valid Unicode"),
+        ("extra", float("nan"), "it contains a number that JSON cannot represent"),
+        ("extra", "\udfff", "it contains invalid Unicode"),
     ],
 )
-def test_a_field_of_the_wrong_kind_rejects_that_tool(field, value, reason):
+def test_a_field_of_the_wrong_type_rejects_the_tool(field, value, reason):
     """Hostile input 15."""
     assert rejection_of(tool_object(**{field: value})).reason == reason
 
 
 @pytest.mark.parametrize("item", [None, 7, "tool", [], True, {}])
-def test_an_item_that_is_no_tool_is_rejected(item):
-    assert not rejection_of(item).usable
+def test_an_item_that_is_not_a_tool_is_rejected(item):
+    assert not rejection_of(item).storable
 
 
 def test_a_reason_that_quotes_the_server_is_one_printable_line():
@@ -226,7 +228,7 @@ def test_a_reason_that_quotes_the_server_is_one_printable_line():
     assert reason.isprintable()
 
 
-def test_search_looks_at_names_and_texts_of_parameters_a_few_levels_down():
+def test_search_text_includes_nested_parameter_names_and_descriptions():
     city = {"type": "string", "description": "Where to look."}
     places = {"type": "array", "items": {"properties": {"street": {"description": "Its name."}}}}
     tool = tool_object(

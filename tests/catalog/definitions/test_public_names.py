@@ -1,3 +1,5 @@
+"""Public names: valid, unique and stable."""
+
 import re
 from itertools import combinations
 
@@ -9,12 +11,12 @@ from catalog.definitions.public_names import META_TOOLS, public_name, public_nam
 SAFE = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 slugs = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", fullmatch=True)
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=128)
-# Names that are likely to meet once they are made safe.
+# Names that are likely to collide once unsafe characters are replaced.
 close = st.text(st.sampled_from("ab._-é "), min_size=1, max_size=4)
 
 
 @given(slugs, st.lists(texts | close, max_size=30))
-def test_public_names_suit_every_provider_and_never_meet(slug, names):
+def test_public_names_are_valid_for_every_provider_and_unique(slug, names):
     chosen = public_names(slug, names, ())
 
     assert set(chosen) == set(names)
@@ -31,14 +33,14 @@ def test_public_names_do_not_depend_on_the_order_of_the_list(slug, names, random
 
 
 @given(slugs, st.lists(close, min_size=1, max_size=10), st.lists(close, max_size=10))
-def test_a_name_once_given_is_never_given_again(slug, old, new):
+def test_a_taken_name_is_never_assigned_again(slug, old, new):
     taken = set(public_names(slug, old, ()).values())
 
     assert taken.isdisjoint(public_names(slug, new, taken).values())
 
 
-def test_a_name_made_to_meet_the_hash_of_another_is_told_apart_too():
-    """A server can work out the hash suffix, and offer a tool of exactly that name."""
+def test_a_name_that_equals_the_hashed_name_of_another_is_hashed_too():
+    """A server can compute the hash suffix and offer a tool with exactly that name."""
     guessed = public_names("s", ["x.y", "x_y"], ())["x.y"].removeprefix("s__")
 
     chosen = public_names("s", ["x.y", "x_y", guessed], ())
@@ -47,7 +49,7 @@ def test_a_name_made_to_meet_the_hash_of_another_is_told_apart_too():
     assert chosen["x_y"] == "s__x_y"
 
 
-def test_odd_names_are_mapped_and_plain_ones_stay_as_they_are():
+def test_unsafe_characters_are_replaced_and_safe_names_are_unchanged():
     """Hostile input 7: `../../x`, `a b`, `__proto__`."""
     chosen = public_names("files", ["../../x", "a b", "__proto__", "read"], ())
 
@@ -59,7 +61,7 @@ def test_odd_names_are_mapped_and_plain_ones_stay_as_they_are():
     }
 
 
-def test_a_long_name_is_cut_with_a_hash_that_tells_it_from_its_like():
+def test_a_long_name_is_truncated_with_a_distinguishing_hash():
     """Hostile input 7."""
     one, other = (public_name("server", "x" * 127 + end) for end in "ab")
 
@@ -68,7 +70,7 @@ def test_a_long_name_is_cut_with_a_hash_that_tells_it_from_its_like():
     assert one.startswith("server__xxx")
 
 
-def test_toolcribs_own_names_are_never_given_away():
+def test_names_of_built_in_tools_are_never_assigned():
     """Hostile input 7."""
     assert META_TOOLS.isdisjoint(public_names("", META_TOOLS, ()).values())
 

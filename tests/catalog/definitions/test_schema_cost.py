@@ -1,9 +1,9 @@
-"""How wide a schema is at its widest place, and what is too much to be held to one."""
+"""Cost of validating one value, and the limit above which validation is skipped."""
 
 import pytest
 
-from catalog.definitions.schema_cost import MOST, max_comparisons_per_value
-from catalog.definitions.validation import MOST_CHECKS, Validator
+from catalog.definitions.schema_cost import MAX_COST, max_comparisons_per_value
+from catalog.definitions.validation import MAX_COMPARISONS, Validator
 
 OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 ROW = {"type": "object", "properties": dict.fromkeys("abcdefghij", OPTIONAL)}
@@ -14,7 +14,7 @@ def one_of(count):
 
 
 @pytest.mark.parametrize(
-    ("schema", "widest"),
+    ("schema", "comparisons"),
     [
         ({}, 1),
         ({"type": "object", "properties": {str(n): {"type": "string"} for n in range(500)}}, 1),
@@ -33,27 +33,27 @@ def one_of(count):
         ({"enum": [1, 2, 3]}, 7),
     ],
 )
-def test_the_widest_place_is_found(schema, widest):
-    assert max_comparisons_per_value(schema) == widest
+def test_the_maximum_number_of_comparisons_is_computed(schema, comparisons):
+    assert max_comparisons_per_value(schema) == comparisons
 
 
-def test_branches_within_branches_add_up():
-    """One value is held to the items of all forty, and each of these has forty."""
+def test_nested_branches_add_up():
+    """Each item is compared with the branches of all forty item schemas."""
     assert (
         max_comparisons_per_value({"anyOf": [{"items": one_of(40)} for _ in range(40)]}) == 40 * 41
     )
 
 
-def test_what_would_take_long_to_find_out_is_as_wide_as_can_be():
+def test_a_schema_too_large_to_analyse_has_the_maximum_cost():
     wide = [{"properties": {f"n{name}": one_of(2) for name in range(300)}} for _ in range(30)]
-    assert max_comparisons_per_value({"allOf": wide}) == MOST
+    assert max_comparisons_per_value({"allOf": wide}) == MAX_COST
 
 
 @pytest.mark.parametrize(
     ("schema", "value", "can"),
     [
         ({"items": ROW}, [dict.fromkeys("abcdefghij", 1)] * 20_000, True),
-        ({"items": {"type": "integer"}}, [1] * (MOST_CHECKS - 2), True),
+        ({"items": {"type": "integer"}}, [1] * (MAX_COMPARISONS - 2), True),
         ({"items": one_of(1_900)}, ["k1899"] * 400, True),
         ({"items": one_of(1_900)}, ["k1899"] * 20_000, False),
         ({"pattern": "^(a|b)*c$"}, "ab" * 500_000 + "c", True),
@@ -61,5 +61,5 @@ def test_what_would_take_long_to_find_out_is_as_wide_as_can_be():
         ({"items": {"enum": [{"a": n} for n in range(3_000)]}}, [{"a": 2_999}] * 2_000, False),
     ],
 )
-def test_only_what_takes_long_is_too_much(schema, value, can):
+def test_only_expensive_combinations_are_skipped(schema, value, can):
     assert Validator(schema).can_check(value) is can

@@ -1,9 +1,11 @@
+"""Changes to tools: overrides, hiding, call policy and custom tools."""
+
 import pytest
 
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Revision, Tool, ToolState
 from catalog.tools import actions as tool_actions
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict, Invalid
 
 pytestmark = pytest.mark.django_db
@@ -11,10 +13,10 @@ pytestmark = pytest.mark.django_db
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
 
-# --- Overrides, holds, policies ---------------------------------------------------------------
+# --- Overrides, hiding, policies ---------------------------------------------------------------
 
 
-def test_an_override_is_what_agents_read_and_an_empty_one_gives_the_servers_text_back():
+def test_an_override_replaces_the_description_and_an_empty_one_resets_it():
     tool = make_tool(description="The server's own.")
 
     tool_actions.override_description(tool, "  Ours.  ", actor=SYSTEM)
@@ -23,25 +25,25 @@ def test_an_override_is_what_agents_read_and_an_empty_one_gives_the_servers_text
     assert Tool.objects.get().description == "The server's own."
 
 
-def test_an_override_survives_a_changed_definition():
+def test_an_override_is_kept_when_the_definition_changes():
     server = make_server(trust="auto")
     tool_actions.override_description(make_tool(server), "Ours.", actor=SYSTEM)
 
-    fold(server, tool_object(description="Another text."))
+    ingest_tools(server, tool_object(description="Another text."))
 
     assert Tool.objects.get().description == "Ours."
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [("x" * (32 * 1024 + 1), "32 KB"), ("a\0b", "NUL"), ("\ud800", "broken Unicode")],
+    [("x" * (32 * 1024 + 1), "32 KB"), ("a\0b", "NUL"), ("\ud800", "invalid Unicode")],
 )
-def test_an_override_that_cannot_be_kept_is_refused(text, reason):
+def test_an_override_that_cannot_be_stored_is_invalid(text, reason):
     with pytest.raises(Invalid, match=reason):
         tool_actions.override_description(make_tool(), text, actor=SYSTEM)
 
 
-def test_writing_what_already_stands_changes_and_records_nothing():
+def test_setting_the_current_value_changes_and_records_nothing():
     tool = make_tool()
     tool_actions.override_description(tool, "Ours.", actor=SYSTEM)
     tool_actions.hold(tool, "looks odd", actor=SYSTEM)
@@ -55,7 +57,7 @@ def test_writing_what_already_stands_changes_and_records_nothing():
     assert Tool.objects.get().held_reason == "looks odd"
 
 
-def test_a_held_tool_is_served_to_nobody_until_it_is_released():
+def test_a_hidden_tool_is_unavailable_until_it_is_released():
     tool = make_tool()
 
     tool_actions.hold(tool, "looks odd", actor=SYSTEM)
@@ -65,21 +67,21 @@ def test_a_held_tool_is_served_to_nobody_until_it_is_released():
     assert Tool.objects.servable().get() == tool
 
 
-def test_each_act_is_audited_and_raises_the_revision():
+def test_each_action_is_audited_and_bumps_the_revision():
     tool = make_tool()
-    acts = [
+    actions = [
         lambda: tool_actions.override_description(tool, "Ours.", actor=SYSTEM),
         lambda: tool_actions.hold(tool, "odd", actor=SYSTEM),
         lambda: tool_actions.release(tool, actor=SYSTEM),
         lambda: tool_actions.set_call_policy(tool, "deny", actor=SYSTEM),
     ]
-    for act in acts:
+    for action in actions:
         before = (Revision.current(), AuditEntry.objects.count())
-        act()
+        action()
         assert (Revision.current(), AuditEntry.objects.count()) == (before[0] + 1, before[1] + 1)
 
 
-def test_a_call_policy_is_one_of_two_words():
+def test_an_unknown_call_policy_is_invalid():
     with pytest.raises(Invalid):
         tool_actions.set_call_policy(make_tool(), "ask", actor=SYSTEM)
 
@@ -99,7 +101,7 @@ def test_a_call_policy_is_one_of_two_words():
         },
     ],
 )
-def test_a_custom_tool_is_one_tool_in_any_providers_shape(raw):
+def test_a_custom_tool_is_the_same_in_any_provider_format(raw):
     tool = tool_actions.save_custom_tool(raw, actor=SYSTEM)
 
     assert (tool.public_name, tool.source, tool.state) == ("forecast", "custom", "available")
@@ -111,13 +113,13 @@ def test_a_custom_tool_is_one_tool_in_any_providers_shape(raw):
 
 
 @pytest.mark.parametrize("shape", ["mcp", "openai", "anthropic"])
-def test_a_tool_written_in_a_shape_reads_back_as_itself(shape):
+def test_a_tool_in_a_provider_format_is_normalized_to_the_original(shape):
     tool = tool_object("forecast", description="Tell.", inputSchema=SCHEMA)
 
-    assert tool_actions.from_any_shape(tool_actions.in_shape(tool, shape)) == tool
+    assert tool_actions.normalize_tool(tool_actions.to_provider_format(tool, shape)) == tool
 
 
-def test_a_schema_without_a_type_is_taken_for_an_object():
+def test_a_schema_without_a_type_defaults_to_object():
     tool = tool_actions.save_custom_tool({"name": "forecast", "parameters": {}}, actor=SYSTEM)
 
     assert tool.approved.input_schema == {"type": "object"}
@@ -137,20 +139,20 @@ def test_a_schema_without_a_type_is_taken_for_an_object():
         {"type": "function", "function": {"name": "forecast"}},
     ],
 )
-def test_a_custom_tool_is_held_to_the_rules_of_every_definition(raw):
-    """Hostile inputs 6 to 10, from an admin's clipboard."""
+def test_a_custom_tool_is_validated_like_every_definition(raw):
+    """Hostile inputs 6 to 10, pasted by an admin."""
     with pytest.raises(Invalid):
         tool_actions.save_custom_tool(raw, actor=SYSTEM)
     assert not Tool.objects.exists()
 
 
-def test_a_custom_tool_cannot_take_the_name_of_toolcribs_own():
+def test_a_custom_tool_cannot_have_the_name_of_a_built_in_tool():
     """Hostile input 7."""
-    with pytest.raises(Conflict, match="Toolcrib's own"):
+    with pytest.raises(Conflict, match="built-in tool"):
         tool_actions.save_custom_tool(tool_object("search_tools"), actor=SYSTEM)
 
 
-def test_a_custom_tool_cannot_take_the_name_of_a_servers():
+def test_a_custom_tool_cannot_have_the_name_of_a_server_tool():
     """Hostile input 4: no tool shadows another."""
     make_tool(make_server(slug="weather"), "forecast")
 
@@ -158,8 +160,8 @@ def test_a_custom_tool_cannot_take_the_name_of_a_servers():
         tool_actions.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
 
 
-def test_a_servers_tool_makes_way_for_a_custom_one_of_its_name():
-    """Hostile input 4: the server's is told apart, and its sync does not fail."""
+def test_a_server_tool_gets_another_name_if_a_custom_tool_has_its_name():
+    """Hostile input 4: the server tool gets a hashed name, and the sync does not fail."""
     custom = tool_actions.save_custom_tool(tool_object("weather__forecast"), actor=SYSTEM)
 
     tool = make_tool(make_server(slug="weather"), "forecast")
@@ -168,14 +170,14 @@ def test_a_servers_tool_makes_way_for_a_custom_one_of_its_name():
     assert tool.public_name.startswith("weather__forecast_")
 
 
-def test_a_second_custom_tool_of_a_name_is_a_conflict():
+def test_a_second_custom_tool_with_the_same_name_is_a_conflict():
     tool_actions.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
 
     with pytest.raises(Conflict, match="already"):
         tool_actions.save_custom_tool(tool_object("forecast", description="x"), actor=SYSTEM)
 
 
-def test_a_custom_tool_gets_a_new_definition_and_keeps_its_history():
+def test_a_replaced_definition_is_kept_in_the_history():
     tool = tool_actions.save_custom_tool(tool_object("forecast", description="Old."), actor=SYSTEM)
 
     tool_actions.save_custom_tool(
@@ -187,10 +189,10 @@ def test_a_custom_tool_gets_a_new_definition_and_keeps_its_history():
     assert (change.outcome, change.decided_by) == ("approved", "Toolcrib")
 
 
-def test_a_custom_tool_keeps_its_name():
+def test_a_custom_tool_cannot_be_renamed():
     tool = tool_actions.save_custom_tool(tool_object("forecast"), actor=SYSTEM)
 
-    with pytest.raises(Invalid, match="keeps its name"):
+    with pytest.raises(Invalid, match="cannot be renamed"):
         tool_actions.save_custom_tool(tool_object("weather"), actor=SYSTEM, tool=tool)
 
 
@@ -212,6 +214,6 @@ def test_only_a_custom_tool_can_be_deleted():
         ('{"x": ' + "9" * 5_000 + "}", "number"),
     ],
 )
-def test_a_pasted_text_that_is_not_json_is_refused_with_the_place(text, reason):
+def test_invalid_json_is_rejected_with_its_position(text, reason):
     with pytest.raises(Invalid, match=reason):
         tool_actions.parse_tool_text(text)

@@ -1,4 +1,4 @@
-"""The catalog's admin API: tools, decisions, custom tools, and the one shape of its errors."""
+"""Admin API: tools, reviews, custom tools and error responses."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Tool
 from catalog.tools import actions as tool_actions
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def weather(db):
 
 @pytest.fixture
 def api(client, admin_token):
-    """Call the API: api("POST", "/tools", {...}, key=...) gives status and body."""
+    """Call the API: api("POST", "/tools", {...}, key=...) returns status and body."""
 
     def call(method, path, body=None, key=admin_token):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -33,18 +33,18 @@ def api(client, admin_token):
     return call
 
 
-def waiting(server):
+def pending_tool(server):
     make_tool(server, "a", description="Old.")
-    fold(server, tool_object("a", description="New."))
+    ingest_tools(server, tool_object("a", description="New."))
     return Tool.objects.get(server=server, name="a")
 
 
-def is_error(answer, status, code):
-    assert answer[0] == status
-    assert set(answer[1]) == {"error"}
-    assert answer[1]["error"]["code"] == code
-    assert answer[1]["error"]["message"]
-    assert "hint" in answer[1]["error"]
+def is_error(response, status, code):
+    assert response[0] == status
+    assert set(response[1]) == {"error"}
+    assert response[1]["error"]["code"] == code
+    assert response[1]["error"]["message"]
+    assert "hint" in response[1]["error"]
     return True
 
 
@@ -65,17 +65,15 @@ READS = ["/tools", "/tools/weather__a", "/tools/weather__a/history", "/groups", 
 
 @pytest.mark.parametrize("key", ["", "tcb_wrong", "no key at all"])
 @pytest.mark.parametrize("path", READS)
-def test_without_a_key_nothing_is_told(path, key, api, weather):
-    waiting(weather)
+def test_requests_without_a_valid_key_are_unauthorized(path, key, api, weather):
+    pending_tool(weather)
 
     assert is_error(api("GET", path, key=key), 401, "unauthorized")
 
 
 @pytest.mark.parametrize(("method", "path", "body"), WRITES)
-def test_an_operators_key_reads_and_does_not_write(
-    method, path, body, api, weather, operator_token
-):
-    waiting(weather)
+def test_an_operator_key_cannot_write(method, path, body, api, weather, operator_token):
+    pending_tool(weather)
     before = AuditEntry.objects.count()
 
     assert is_error(api(method, path, body, key=operator_token), 403, "forbidden")
@@ -83,8 +81,8 @@ def test_an_operators_key_reads_and_does_not_write(
 
 
 @pytest.mark.parametrize("path", READS)
-def test_an_operators_key_reads_everything(path, api, weather, operator_token):
-    waiting(weather)
+def test_an_operator_key_can_read_everything(path, api, weather, operator_token):
+    pending_tool(weather)
 
     assert api("GET", path, key=operator_token)[0] == 200
 
@@ -96,7 +94,7 @@ def test_an_unknown_tool_is_not_found(method, path, body, api, db):
 
 @pytest.mark.parametrize("limit", ["-1", "0", "201", "1000000000", "abc", "1e9", "5.5", ""])
 @pytest.mark.parametrize("path", ["/tools", "/audit"])
-def test_a_limit_out_of_bounds_is_refused(path, limit, api, db):
+def test_a_limit_out_of_range_is_invalid(path, limit, api, db):
     assert is_error(api("GET", f"{path}?limit={limit}"), 422, "invalid")
 
 
@@ -115,39 +113,39 @@ def test_a_limit_out_of_bounds_is_refused(path, limit, api, db):
         ("PUT", "/tools/weather__a", tool_object("a")),
     ],
 )
-def test_what_cannot_be_meant_is_refused(method, path, body, api, weather):
+def test_invalid_input_is_rejected(method, path, body, api, weather):
     make_tool(weather, "a")
 
     assert is_error(api(method, path, body), 422, "invalid")
 
 
-def test_a_second_decision_is_a_conflict_that_names_the_first(api, weather):
-    waiting(weather)
+def test_a_second_decision_is_a_conflict_that_names_the_first_reviewer(api, weather):
+    pending_tool(weather)
     assert api("POST", "/tools/weather__a/approve", {})[0] == 200
 
-    answer = api("POST", "/tools/weather__a/keep-old", {})
+    response = api("POST", "/tools/weather__a/keep-old", {})
 
-    assert is_error(answer, 409, "already_decided")
-    assert "tests chose approved" in answer[1]["error"]["message"]
+    assert is_error(response, 409, "already_decided")
+    assert "reviewed by tests: approved" in response[1]["error"]["message"]
 
 
-def test_a_definition_that_was_not_read_is_not_approved(api, weather):
-    waiting(weather)
+def test_a_definition_that_changed_since_it_was_read_is_not_approved(api, weather):
+    pending_tool(weather)
     seen = api("GET", "/tools/weather__a")[1]["waiting_sha256"]
-    fold(weather, tool_object("a", description="Swapped in."))
+    ingest_tools(weather, tool_object("a", description="Swapped in."))
 
-    answer = api("POST", f"/tools/weather__a/approve?sha256={seen}", {})
+    response = api("POST", f"/tools/weather__a/approve?sha256={seen}", {})
 
-    assert is_error(answer, 409, "changed_again")
+    assert is_error(response, 409, "changed_again")
 
 
-def test_a_servers_tool_is_not_deleted(api, weather):
+def test_a_tool_of_a_server_cannot_be_deleted(api, weather):
     make_tool(weather, "a")
 
     assert is_error(api("DELETE", "/tools/weather__a"), 409, "conflict")
 
 
-def test_a_name_is_given_once(api, db):
+def test_a_duplicate_name_is_a_conflict(api, db):
     assert api("POST", "/tools", tool_object("mine"))[0] == 201
 
     assert is_error(api("POST", "/tools", tool_object("mine")), 409, "conflict")
@@ -156,8 +154,8 @@ def test_a_name_is_given_once(api, db):
 # --- Lists --------------------------------------------------------------------------------------
 
 
-def test_pages_cover_every_tool_exactly_once(api, weather):
-    fold(weather, *[tool_object(f"t{number}") for number in range(57)])
+def test_the_pages_contain_every_tool_once(api, weather):
+    ingest_tools(weather, *[tool_object(f"t{number}") for number in range(57)])
     seen, cursor = [], ""
     while cursor is not None:
         status, page = api("GET", f"/tools?limit=10&cursor={cursor}")
@@ -169,7 +167,7 @@ def test_pages_cover_every_tool_exactly_once(api, weather):
     assert seen == sorted(set(seen))
 
 
-def test_pages_cover_the_audit_log_exactly_once(api, weather):
+def test_the_pages_contain_every_audit_entry_once(api, weather):
     tool = make_tool(weather, "a")
     for _ in range(12):
         tool_actions.hold(tool, "", actor=SYSTEM)
@@ -197,17 +195,17 @@ def test_pages_cover_the_audit_log_exactly_once(api, weather):
     ],
 )
 def test_tools_are_filtered(query, names, api, weather):
-    waiting(weather)
+    pending_tool(weather)
     api("POST", "/tools", tool_object("mine"))
 
     assert [tool["name"] for tool in api("GET", f"/tools{query}")[1]["items"]] == names
 
 
-# --- Acts ---------------------------------------------------------------------------------------
+# --- Actions ------------------------------------------------------------------------------------
 
 
-def test_approve_serves_the_new_definition(api, weather):
-    waiting(weather)
+def test_approve_activates_the_new_definition(api, weather):
+    pending_tool(weather)
     before = api("GET", "/tools/weather__a")[1]
     assert (before["state"], before["description"]) == ("waiting", "Old.")
     assert before["waiting_definition"]["description"] == "New."
@@ -218,8 +216,8 @@ def test_approve_serves_the_new_definition(api, weather):
     assert after["waiting_definition"] is None
 
 
-def test_keep_old_stops_asking(api, weather):
-    waiting(weather)
+def test_keep_old_rejects_the_change(api, weather):
+    pending_tool(weather)
 
     after = api("POST", "/tools/weather__a/keep-old", {})[1]
 
@@ -229,7 +227,7 @@ def test_keep_old_stops_asking(api, weather):
     assert change["before"]["description"] == "Old."
 
 
-def test_hold_and_release(api, weather):
+def test_hold_hides_a_tool_and_release_makes_it_available(api, weather):
     make_tool(weather, "a")
 
     held = api("POST", "/tools/weather__a/hold", {"reason": "Odd."})[1]
@@ -237,7 +235,7 @@ def test_hold_and_release(api, weather):
     assert api("POST", "/tools/weather__a/release", {})[1]["state"] == "available"
 
 
-def test_an_override_shows_both_texts(api, weather):
+def test_an_overridden_tool_has_both_descriptions(api, weather):
     make_tool(weather, "a", description="Theirs.")
 
     tool = api("PATCH", "/tools/weather__a", {"description_override": "Ours."})[1]
@@ -247,7 +245,7 @@ def test_an_override_shows_both_texts(api, weather):
 
 
 PARAMETERS = {"type": "object", "properties": {"title": {"type": "string"}}}
-SHAPES = {
+FORMATS = {
     "mcp": {"name": "ticket", "description": "Open.", "inputSchema": PARAMETERS},
     "openai": {
         "type": "function",
@@ -257,29 +255,29 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("given", SHAPES)
-@pytest.mark.parametrize("wanted", SHAPES)
-def test_a_custom_tool_goes_in_and_comes_out_in_any_shape(given, wanted, api, db):
-    status, tool = api("POST", "/tools", SHAPES[given])
+@pytest.mark.parametrize("source", FORMATS)
+@pytest.mark.parametrize("target", FORMATS)
+def test_a_custom_tool_is_accepted_and_returned_in_any_format(source, target, api, db):
+    status, tool = api("POST", "/tools", FORMATS[source])
 
     assert status == 201
     assert (tool["source"], tool["state"]) == ("custom", "available")
-    assert api("GET", f"/tools/ticket?shape={wanted}")[1]["definition"] == SHAPES[wanted]
+    assert api("GET", f"/tools/ticket?shape={target}")[1]["definition"] == FORMATS[target]
 
 
-def test_a_custom_tool_is_replaced_and_deleted(api, db):
-    api("POST", "/tools", SHAPES["mcp"])
+def test_a_custom_tool_can_be_replaced_and_deleted(api, db):
+    api("POST", "/tools", FORMATS["mcp"])
 
-    replaced = api("PUT", "/tools/ticket", SHAPES["mcp"] | {"description": "Open one."})
+    replaced = api("PUT", "/tools/ticket", FORMATS["mcp"] | {"description": "Open one."})
     assert (replaced[0], replaced[1]["description"]) == (200, "Open one.")
     assert api("DELETE", "/tools/ticket") == (204, None)
     assert is_error(api("GET", "/tools/ticket"), 404, "not_found")
 
 
-def test_the_log_is_listed(api, weather):
+def test_the_audit_log_is_listed(api, weather):
     make_tool(weather, "a")
     api("POST", "/tools/weather__a/hold", {"reason": "Odd."})
 
     newest = api("GET", "/audit?limit=1")[1]["items"][0]
-    assert newest["sentence"] == "tests held weather__a"
+    assert newest["sentence"] == "tests hid weather__a"
     assert newest["after"] == {"reason": "Odd."}

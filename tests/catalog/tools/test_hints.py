@@ -1,4 +1,4 @@
-"""Hints: the other names and example queries that a tool is found by."""
+"""Search hints: aliases and example queries of tools."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from catalog.audit import SYSTEM, Actor, sentence
 from catalog.models import AuditEntry, Revision, ToolHint
-from catalog.models.search import LONGEST_HINT
+from catalog.models.search import MAX_HINT_LENGTH
 from catalog.tools import hints
 from tests.support.factories import make_tool
 from toolcrib.lib.errors import Conflict, Invalid
@@ -20,23 +20,23 @@ def tool(db):
 
 
 @pytest.fixture
-def ask(client, admin_token):
-    """Ask the API as an admin: ask("GET", "/tools/…") -> (status, body)."""
+def call_api(client, admin_token):
+    """Call the API as an admin: call_api("GET", "/tools/…") -> (status, body)."""
 
     def send(method, path, body=None, token=None):
-        answer = client.generic(
+        response = client.generic(
             method,
             f"/api/v1{path}",
             json.dumps(body) if body is not None else "",
             content_type="application/json",
             headers={"Authorization": f"Bearer {token or admin_token}"},
         )
-        return answer.status_code, json.loads(answer.content or b"null")
+        return response.status_code, json.loads(response.content or b"null")
 
     return send
 
 
-def test_a_hint_is_kept_on_one_line_audited_and_raises_the_revision(tool):
+def test_a_hint_is_normalized_audited_and_bumps_the_revision(tool):
     before = Revision.current()
 
     hint = hints.add(tool, "alias", "  bug \n report ", actor=Actor("user", "ada"))
@@ -44,11 +44,11 @@ def test_a_hint_is_kept_on_one_line_audited_and_raises_the_revision(tool):
     assert (hint.kind, hint.text, hint.created_by) == ("alias", "bug report", "ada")
     assert Revision.current() == before + 1
     entry = AuditEntry.objects.get(verb="tool.hint.add")
-    assert sentence(entry) == f"ada gave {tool.public_name} a hint for search"
+    assert sentence(entry) == f"ada added a search alias to {tool.public_name}"
     assert entry.after == {"alias": "bug report"}
 
 
-def test_the_same_hint_again_changes_nothing(tool):
+def test_adding_an_existing_hint_changes_nothing(tool):
     first = hints.add(tool, "example", "file a bug", actor=SYSTEM)
     before = Revision.current()
 
@@ -58,7 +58,7 @@ def test_the_same_hint_again_changes_nothing(tool):
     assert AuditEntry.objects.filter(verb="tool.hint.add").count() == 2
 
 
-def test_a_removed_hint_is_gone_once_and_for_all(tool):
+def test_removing_a_hint_twice_is_recorded_once(tool):
     hint = hints.add(tool, "alias", "bug", actor=SYSTEM)
     before = Revision.current()
 
@@ -75,12 +75,12 @@ def test_a_removed_hint_is_gone_once_and_for_all(tool):
     [
         ("nickname", "bug"),
         ("alias", " \n "),
-        ("alias", "x" * (LONGEST_HINT + 1)),
+        ("alias", "x" * (MAX_HINT_LENGTH + 1)),
         ("alias", "a\0b"),
         ("example", "half \ud800"),
     ],
 )
-def test_what_cannot_be_a_hint_is_refused_and_leaves_nothing(tool, kind, text):
+def test_an_invalid_hint_is_rejected_and_changes_nothing(tool, kind, text):
     before = Revision.current()
 
     with pytest.raises(Invalid):
@@ -90,31 +90,31 @@ def test_what_cannot_be_a_hint_is_refused_and_leaves_nothing(tool, kind, text):
     assert not ToolHint.objects.exists()
 
 
-def test_a_tool_has_so_many_hints_and_no_more(tool):
+def test_the_number_of_hints_per_tool_is_limited(tool):
     ToolHint.objects.bulk_create(
         ToolHint(tool=tool, kind="alias", text=f"name {number}")
         for number in range(hints.MAX_HINTS_PER_TOOL)
     )
 
-    with pytest.raises(Conflict, match="as many as a tool may have"):
+    with pytest.raises(Conflict, match="the maximum"):
         hints.add(tool, "alias", "one more", actor=SYSTEM)
 
 
-def test_the_api_lists_adds_and_removes(tool, ask, operator_token):
+def test_the_api_lists_adds_and_removes_hints(tool, call_api, operator_token):
     path = f"/tools/{tool.public_name}/hints"
 
-    assert ask("POST", path, {"kind": "alias", "text": "bug"}, operator_token)[0] == 403
-    status, made = ask("POST", path, {"kind": "alias", "text": "bug"})
+    assert call_api("POST", path, {"kind": "alias", "text": "bug"}, operator_token)[0] == 403
+    status, hint = call_api("POST", path, {"kind": "alias", "text": "bug"})
     assert status == 201
-    assert (made["kind"], made["text"], made["created_by"]) == ("alias", "bug", "tests")
-    assert ask("GET", path, token=operator_token) == (200, [made])
-    assert ask("POST", path, {"kind": "nickname", "text": "bug"})[0] == 422
-    assert ask("DELETE", f"{path}/{made['id'] + 1}")[1]["error"]["code"] == "not_found"
-    assert ask("DELETE", f"{path}/{made['id']}")[0] == 204
-    assert ask("GET", path) == (200, [])
+    assert (hint["kind"], hint["text"], hint["created_by"]) == ("alias", "bug", "tests")
+    assert call_api("GET", path, token=operator_token) == (200, [hint])
+    assert call_api("POST", path, {"kind": "nickname", "text": "bug"})[0] == 422
+    assert call_api("DELETE", f"{path}/{hint['id'] + 1}")[1]["error"]["code"] == "not_found"
+    assert call_api("DELETE", f"{path}/{hint['id']}")[0] == 204
+    assert call_api("GET", path) == (200, [])
 
 
-def test_the_page_of_a_tool_adds_removes_and_undoes(tool, admin, page_of, client):
+def test_hints_can_be_added_removed_and_restored_on_the_page(tool, admin, page_of, client):
     path = f"/tools/{tool.public_name}"
     page_of(admin, path)
 
@@ -129,23 +129,23 @@ def test_the_page_of_a_tool_adds_removes_and_undoes(tool, admin, page_of, client
     assert ToolHint.objects.get().text == "file a <bug>"
 
 
-def test_a_bad_hint_on_the_page_says_why(tool, admin, page_of, client):
+def test_an_invalid_hint_on_the_page_shows_the_reason(tool, admin, page_of, client):
     page_of(admin, "/tools")
 
-    told = client.post(
+    response = client.post(
         f"/tools/{tool.public_name}/hints", {"kind": "alias", "text": " "}, follow=True
     )
 
-    assert "A hint needs words." in told.content.decode()
+    assert "The hint is empty." in response.content.decode()
 
 
-def test_an_operator_reads_hints_and_changes_none(tool, operator, page_of, client):
+def test_an_operator_can_read_but_not_change_hints(tool, operator, page_of, client):
     hint = hints.add(tool, "alias", "bug", actor=SYSTEM)
 
-    shown = page_of(operator, f"/tools/{tool.public_name}").content.decode()
+    page = page_of(operator, f"/tools/{tool.public_name}").content.decode()
 
-    assert "bug" in shown
-    assert "tool-hint" not in shown
-    assert "Add hint" not in shown
+    assert "bug" in page
+    assert "tool-hint" not in page
+    assert "Add alias" not in page
     assert client.post(f"/tools/{tool.public_name}/hints/{hint.pk}/remove").status_code == 403
     assert ToolHint.objects.exists()

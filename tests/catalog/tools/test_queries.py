@@ -1,4 +1,4 @@
-"""What lists of the catalog count and show, read from the shelf that agents are served from."""
+"""Tool queries: counts and filters read from the catalog cache."""
 
 import re
 
@@ -14,7 +14,7 @@ from catalog.models import Group, Revision
 from catalog.tools import actions as tool_actions
 from catalog.tools import queries as tool_queries
 from catalog.tools.queries import ToolFilter
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 
 pytestmark = pytest.mark.django_db
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -25,48 +25,50 @@ def weather(db):
     return make_server(slug="weather")
 
 
-def names(address):
-    wanted = ToolFilter.read(QueryDict(address))
-    return [tool.name for tool in tool_queries.tools(wanted, offset=0).rows]
+def names(query):
+    filters = ToolFilter.read(QueryDict(query))
+    return [tool.name for tool in tool_queries.list_tools(filters, offset=0).rows]
 
 
 def annotated(name, **hints):
     return tool_object(name, annotations=hints)
 
 
-def test_badges_are_counted_and_filtered_by_what_the_server_says_of_the_tool_itself(weather):
+def test_badges_are_counted_and_filtered_by_the_annotations_of_the_tool_itself(weather):
     nested = {"annotations": {"type": "object", "readOnlyHint": True}}
-    fold(
+    ingest_tools(
         weather,
         annotated("read", readOnlyHint=True),
         annotated("wipe", destructiveHint=True, readOnlyHint=False),
         annotated("both", destructiveHint=True, readOnlyHint=True),
         tool_object("silent", inputSchema={"type": "object", "properties": nested}),
     )
-    assert tool_queries.counts().badges == {"read-only": 2, "destructive": 2, "open-world": 0}
+    assert tool_queries.count_tools().badges == {"read-only": 2, "destructive": 2, "open-world": 0}
     assert names("badge=read-only") == ["both", "read"]
     assert names("badge=read-only&badge=destructive") == ["both"]
     assert names("badge=open-world") == []
 
 
-def test_badges_are_filtered_by_the_text_where_a_statement_cannot_list_the_tools(
-    weather, monkeypatch
-):
+def test_badges_are_filtered_by_regex_beyond_the_parameter_limit(weather, monkeypatch):
     monkeypatch.setattr(tool_queries, "MAX_PARAMETERS", 0)
-    fold(weather, annotated("read", readOnlyHint=True), annotated("other", readOnlyHint=False))
+    ingest_tools(
+        weather, annotated("read", readOnlyHint=True), annotated("other", readOnlyHint=False)
+    )
     assert names("badge=read-only") == ["read"]
 
 
-def test_gone_tools_count_for_no_badge_and_no_group(weather):
-    fold(weather, annotated("read", readOnlyHint=True), annotated("stay", readOnlyHint=True))
-    fold(weather, annotated("stay", readOnlyHint=True))
-    found = tool_queries.counts()
-    assert found.badges["read-only"] == 1
-    assert found.groups == [("mcp:weather", 1)]
-    assert found.servers == [("weather", 1)]
+def test_missing_tools_are_not_counted(weather):
+    ingest_tools(
+        weather, annotated("read", readOnlyHint=True), annotated("stay", readOnlyHint=True)
+    )
+    ingest_tools(weather, annotated("stay", readOnlyHint=True))
+    counts = tool_queries.count_tools()
+    assert counts.badges["read-only"] == 1
+    assert counts.groups == [("mcp:weather", 1)]
+    assert counts.servers == [("weather", 1)]
 
 
-def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_otherwise(weather):
+def test_a_custom_tool_is_preloaded_by_default(weather):
     mine = tool_actions.save_custom_tool(tool_object("mine"), actor=SYSTEM)
     group = group_actions.create("own", "Own", actor=SYSTEM).group
     group_actions.assign(group, [mine, make_tool(weather, "a")], actor=SYSTEM)
@@ -81,42 +83,42 @@ def test_a_custom_tool_costs_a_session_from_the_start_unless_somebody_said_other
     assert preload_tokens() == 0
 
 
-def test_what_was_worked_out_of_a_group_is_worked_out_anew_at_the_next_revision(weather):
-    read = []
+def test_memoized_values_are_recomputed_at_the_next_revision(weather):
+    computed = []
 
     @cache.memoize_per_revision
     def size(group):
-        read.append(group.group_id)
+        computed.append(group.group_id)
         return len(group.members)
 
-    def look():
+    def sizes():
         return [size(group) for group in cache.current().groups]
 
     make_tool(weather, "a")
-    assert look() == look() == [1]
+    assert sizes() == sizes() == [1]
     make_tool(weather, "b")
-    assert look() == [2]
-    assert read == ["mcp:weather"] * 2
+    assert sizes() == [2]
+    assert computed == ["mcp:weather"] * 2
     Group.objects.update(display_name="Other")
     Revision.bump()
-    assert look() == [2]
-    assert len(read) == 3
+    assert sizes() == [2]
+    assert len(computed) == 3
 
 
-def test_the_list_of_groups_has_pages_and_steps_lead_over_their_edges(client, admin, monkeypatch):
-    monkeypatch.setattr(group_views, "SHOWN", 2)
+def test_the_group_list_is_paginated_and_groups_move_across_pages(client, admin, monkeypatch):
+    monkeypatch.setattr(group_views, "GROUPS_PER_PAGE", 2)
     for name in ("a", "b", "c"):
         group_actions.create(name, name.upper(), actor=SYSTEM)
     client.force_login(admin, backend=BACKEND)
 
-    def shown(address):
-        page = client.get(address).content.decode()
-        closed = re.findall(r'name="(up|down)" value="(\w)"[^>]* disabled', page)
-        return re.findall(r'aria-label="Compare (\w)"', page), closed, page
+    def read(url):
+        page = client.get(url).content.decode()
+        disabled = re.findall(r'name="(up|down)" value="(\w)"[^>]* disabled', page)
+        return re.findall(r'aria-label="Compare (\w)"', page), disabled, page
 
-    found, closed, page = shown("/groups")
-    assert (found, closed) == (["a", "b"], [("up", "a")])
+    listed, disabled, page = read("/groups")
+    assert (listed, disabled) == (["a", "b"], [("up", "a")])
     assert "1 to 2 of 3 groups" in page
-    assert "3 groups of tools" in page
-    found, closed, _ = shown("/groups?after=2")
-    assert (found, closed) == (["c"], [("down", "c")])
+    assert "3 groups. A group gives" in page
+    listed, disabled, _ = read("/groups?after=2")
+    assert (listed, disabled) == (["c"], [("down", "c")])

@@ -1,4 +1,4 @@
-"""The catalog's pages: who may see them, what they show, what they do, what they cost."""
+"""Catalog pages: roles, tool list, filters, pagination and query counts."""
 
 import re
 
@@ -10,7 +10,7 @@ from catalog import urls
 from catalog.audit import Actor
 from catalog.models import AuditEntry, Tool
 from catalog.tools import actions as tool_actions
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 from toolcrib.lib.roles import Role
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -19,7 +19,7 @@ PEOPLE = {
     "operator": Role.OPERATOR,
     "admin": Role.ADMIN,
 }
-# What each address needs. A new one fails until it is written here.
+# Role required by each URL. A new URL fails the test until it is added here.
 ROLES = {
     "tools": Role.OPERATOR,
     "tool": Role.OPERATOR,
@@ -80,8 +80,8 @@ def forecast(weather):
 
 @pytest.fixture
 def custom(db):
-    shape = tool_object("open_ticket", description="Open a ticket.")
-    return tool_actions.save_custom_tool(shape, actor=Actor.command("tests"))
+    raw = tool_object("open_ticket", description="Open a ticket.")
+    return tool_actions.save_custom_tool(raw, actor=Actor.command("tests"))
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def signed_in(client, admin):
 
 
 def change(server, name="get_forecast", **fields):
-    fold(server, tool_object(name, **fields))
+    ingest_tools(server, tool_object(name, **fields))
     return Tool.objects.get(server=server, name=name)
 
 
-def address_of(name):
+def url_of(name):
     arguments = {
         "tool-edit": ["open_ticket"],
         "tool-delete": ["open_ticket"],
@@ -107,27 +107,27 @@ def address_of(name):
     needs_none |= {"approvals", "audit-csv", "audit-json"}
     needs_none |= {"group-create", "groups-order", "groups-compare", "groups-add-tools"}
     needs_none |= {"groups-remove-tools", "approvals-bulk"}
-    usual = ["mcp:weather"] if name.startswith("group") else ["weather__a"]
-    return reverse(name, args=[] if name in needs_none else arguments.get(name, usual))
+    default = ["mcp:weather"] if name.startswith("group") else ["weather__a"]
+    return reverse(name, args=[] if name in needs_none else arguments.get(name, default))
 
 
 def text_of(response):
     return " ".join(re.sub(r"<[^>]+>", " ", response.content.decode()).split())
 
 
-# --- Who may ------------------------------------------------------------------------------------
+# --- Roles ------------------------------------------------------------------------------------
 
 
-def test_every_address_is_in_the_table():
+def test_every_url_has_a_role():
     assert set(NAMES) == set(ROLES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nobody_gets_in_without_signing_in(name, client, weather, custom):
+def test_anonymous_users_are_redirected_to_sign_in(name, client, weather, custom):
     make_tool(weather, "a")
 
     method = client.get if name in READS else client.post
-    response = method(address_of(name))
+    response = method(url_of(name))
 
     assert response.status_code == 302
     assert response["Location"].startswith("/sign-in")
@@ -135,40 +135,40 @@ def test_nobody_gets_in_without_signing_in(name, client, weather, custom):
 
 @pytest.mark.parametrize("who", PEOPLE)
 @pytest.mark.parametrize("name", NAMES)
-def test_each_role_gets_what_it_needs_and_no_more(name, who, client, request, weather, custom):
+def test_each_url_requires_its_role(name, who, client, request, weather, custom):
     make_tool(weather, "a")
     client.force_login(request.getfixturevalue(who), backend=BACKEND)
     before = AuditEntry.objects.count()
 
     method = client.get if name in READS else client.post
-    response = method(address_of(name))
+    response = method(url_of(name))
 
     if PEOPLE[who] < ROLES[name]:
         assert response.status_code == 403
-        assert "needs the role" in text_of(response)
+        assert "requires the role" in text_of(response)
         assert AuditEntry.objects.count() == before
     else:
         assert response.status_code in (200, 302, 409, 422)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in READS])
-def test_no_write_passes_without_its_csrf_token(name, admin, weather, custom):
+def test_writes_require_a_csrf_token(name, admin, weather, custom):
     make_tool(weather, "a")
-    careless = Client(enforce_csrf_checks=True)
-    careless.force_login(admin, backend=BACKEND)
+    unchecked = Client(enforce_csrf_checks=True)
+    unchecked.force_login(admin, backend=BACKEND)
     before = AuditEntry.objects.count()
 
-    response = careless.post(address_of(name), {"typed_name": "open_ticket"})
+    response = unchecked.post(url_of(name), {"typed_name": "open_ticket"})
 
     assert response.status_code == 403
     assert AuditEntry.objects.count() == before
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ROLES[name] and name not in READS])
-def test_a_write_is_not_a_link(name, signed_in, weather, custom):
+def test_writes_do_not_accept_get(name, signed_in, weather, custom):
     make_tool(weather, "a")
 
-    response = signed_in.get(address_of(name))
+    response = signed_in.get(url_of(name))
 
     assert response.status_code == (200 if name in ("tool-add", "tool-edit", "group-edit") else 405)
 
@@ -181,30 +181,30 @@ def test_an_unknown_tool_is_not_found(signed_in):
 
 
 @pytest.mark.parametrize("name", ["add", "new", "custom", "selected", "bulk", "-", "_", "hold"])
-def test_a_tool_may_have_any_name_and_still_has_its_page(name, signed_in):
+def test_a_tool_with_any_name_has_its_page(name, signed_in):
     tool_actions.save_custom_tool(tool_object(name), actor=Actor.command("tests"))
 
     assert f"<title>{name} " in signed_in.get(f"/tools/{name}").content.decode()
     assert "Add custom tool" in text_of(signed_in.get(reverse("tool-add")))
 
 
-# --- The list -----------------------------------------------------------------------------------
+# --- Tool list -----------------------------------------------------------------------------------
 
 
 def listed(client, query=""):
     response = client.get(f"/tools{query}")
     assert response.status_code == 200
-    return re.findall(r'data-open>([^<]+)</a><span class="sub">', response.content.decode())
+    return re.findall(r'data-open>([^<]+)</a>\s*<span class="sub">', response.content.decode())
 
 
-def test_without_tools_the_page_says_what_to_do(signed_in):
+def test_an_empty_list_offers_the_next_step(signed_in):
     page = signed_in.get("/tools")
 
-    assert "Tools appear after the first sync." in text_of(page)
+    assert "Tools are listed after the first sync." in text_of(page)
     assert reverse("server-add") in page.content.decode()
 
 
-def test_the_fattest_tool_comes_first_when_asked(signed_in, weather):
+def test_tools_can_be_sorted_by_cost(signed_in, weather):
     make_tool(weather, "thin")
     make_tool(weather, "fat", description="word " * 300)
 
@@ -215,7 +215,7 @@ def test_the_fattest_tool_comes_first_when_asked(signed_in, weather):
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "expected"),
     [
         ("?server=weather", ["weather__get_forecast", "weather__purge"]),
         ("?group=mcp:weather", ["weather__get_forecast", "weather__purge"]),
@@ -239,9 +239,9 @@ def test_the_fattest_tool_comes_first_when_asked(signed_in, weather):
         ("?before=abc", None),
     ],
 )
-def test_filters_find_what_they_say(query, found, signed_in, weather, custom):
+def test_tools_are_filtered(query, expected, signed_in, weather, custom):
     schema = {"type": "object", "properties": {"where": {"description": "The town."}}}
-    fold(
+    ingest_tools(
         weather,
         tool_object("get_forecast", inputSchema=schema, annotations={"readOnlyHint": True}),
         tool_object(
@@ -254,10 +254,10 @@ def test_filters_find_what_they_say(query, found, signed_in, weather, custom):
     tool_actions.hold(Tool.objects.get(name="purge"), "no", actor=Actor.command("tests"))
 
     everything = ["open_ticket", "weather__get_forecast", "weather__purge"]
-    assert listed(signed_in, query) == (everything if found is None else found)
+    assert listed(signed_in, query) == (everything if expected is None else expected)
 
 
-def test_nothing_found_says_so_and_offers_to_clear(signed_in, forecast):
+def test_an_empty_result_offers_to_clear_the_filters(signed_in, forecast):
     page = signed_in.get("/tools?q=<b>zebra</b>")
 
     assert "No tools match" in text_of(page)
@@ -265,36 +265,36 @@ def test_nothing_found_says_so_and_offers_to_clear(signed_in, forecast):
     assert "Clear filters" in text_of(page)
 
 
-def test_a_gone_tool_is_listed_only_when_asked(signed_in, weather, forecast):
-    fold(weather, allow_removals=True)
+def test_a_missing_tool_is_listed_only_on_request(signed_in, weather, forecast):
+    ingest_tools(weather, allow_removals=True)
 
     assert listed(signed_in) == []
     page = signed_in.get("/tools?state=missing")
     assert 'class="gone"' in page.content.decode()
-    assert re.search(r"Gone since \d+ \w{3} ; still in 1 group|; still in 1 group", text_of(page))
+    assert re.search(r"Missing since \d+ \w{3} \(in 1 group\)", text_of(page))
 
 
-def test_pages_of_the_list_hold_every_tool_once(signed_in, weather):
-    fold(weather, *[tool_object(f"t{number:03}") for number in range(123)])
+def test_the_pages_of_the_list_contain_every_tool_once(signed_in, weather):
+    ingest_tools(weather, *[tool_object(f"t{number:03}") for number in range(123)])
 
     seen, query = [], "?sort=-tokens"
     while query:
         page = signed_in.get(f"/tools{query}").content.decode()
-        seen += re.findall(r'data-open>([^<]+)</a><span class="sub">', page)
-        following = re.search(r'href="(\?[^"]+)" rel="next"', page)
-        query = following[1].replace("&amp;", "&") if following else ""
+        seen += re.findall(r'data-open>([^<]+)</a>\s*<span class="sub">', page)
+        next_link = re.search(r'href="(\?[^"]+)" rel="next"', page)
+        query = next_link[1].replace("&amp;", "&") if next_link else ""
 
     assert len(seen) == len(set(seen)) == 123
 
 
-def test_going_back_shows_the_page_before(signed_in, weather):
-    fold(weather, *[tool_object(f"t{number:03}") for number in range(123)])
+def test_the_previous_link_shows_the_previous_page(signed_in, weather):
+    ingest_tools(weather, *[tool_object(f"t{number:03}") for number in range(123)])
 
     assert listed(signed_in, "?before=50") == listed(signed_in)
     assert listed(signed_in, "?before=100") == listed(signed_in, "?after=50")
 
 
-def test_htmx_gets_the_rows_alone_and_a_clean_address(signed_in, forecast):
+def test_htmx_gets_only_the_rows_and_a_clean_url(signed_in, forecast):
     part = signed_in.get("/tools?q=fore&server=&sort=name", headers={"HX-Request": "true"})
 
     assert "<html" not in part.content.decode()
@@ -302,14 +302,14 @@ def test_htmx_gets_the_rows_alone_and_a_clean_address(signed_in, forecast):
     assert part["HX-Push-Url"] == "/tools?q=fore&sort=name"
 
 
-def test_a_strip_says_what_waits(signed_in, weather, forecast):
+def test_the_list_shows_the_number_of_pending_reviews(signed_in, weather, forecast):
     change(weather, description="Something else.")
 
-    assert "1 definition changed and waits for a decision." in text_of(signed_in.get("/tools"))
+    assert "1 changed definition pending review." in text_of(signed_in.get("/tools"))
 
 
-def test_several_tools_are_held_at_once(client, operator, weather):
-    fold(weather, tool_object("a"), tool_object("b"), tool_object("c"))
+def test_several_tools_are_hidden_at_once(client, operator, weather):
+    ingest_tools(weather, tool_object("a"), tool_object("b"), tool_object("c"))
     client.force_login(operator, backend=BACKEND)
 
     response = client.post(
@@ -320,13 +320,13 @@ def test_several_tools_are_held_at_once(client, operator, weather):
     assert response["Location"] == "/tools?server=weather"
     states = dict(Tool.objects.values_list("name", "state"))
     assert states == {"a": "held", "b": "available", "c": "held"}
-    assert "Held 2 tools." in text_of(client.get("/tools"))
+    assert "Hid 2 tools." in text_of(client.get("/tools"))
 
 
 @pytest.mark.parametrize(
     "address", ["https://evil.example/", "//evil.example", "\r\nX: y", "next=//evil.example"]
 )
-def test_the_way_back_stays_on_this_site(address, signed_in, forecast):
+def test_the_redirect_stays_on_this_site(address, signed_in, forecast):
     response = signed_in.post(reverse("tools-bulk"), {"address": address})
 
     assert response["Location"].startswith("/tools")
@@ -336,57 +336,58 @@ def test_the_way_back_stays_on_this_site(address, signed_in, forecast):
 @pytest.mark.parametrize(
     "path", ["/tools", "/tools?sort=-tokens&q=t&badge=read-only", "/groups", "/groups/mcp:weather"]
 )
-def test_a_page_costs_the_same_for_10_tools_and_for_500(
+def test_the_number_of_queries_is_the_same_for_10_and_500_tools(
     path, signed_in, weather, django_assert_max_num_queries
 ):
-    def cost(number):
-        fold(weather, *[tool_object(f"t{at}", annotations={}) for at in range(number)])
+    def count_queries(size):
+        ingest_tools(weather, *[tool_object(f"t{n}", annotations={}) for n in range(size)])
         signed_in.get(path)  # the session is written once
         with django_assert_max_num_queries(35) as captured:
             signed_in.get(path)
         return len(captured)
 
-    assert cost(10) == cost(500)
+    assert count_queries(10) == count_queries(500)
 
 
-# --- Groups and the log -------------------------------------------------------------------------
+# --- Groups and audit log -------------------------------------------------------------------------
 
 
-def test_groups_say_what_they_hold_and_cost(signed_in, weather, forecast):
+def test_groups_are_listed_with_their_tools_and_cost(signed_in, weather, forecast):
     page = text_of(signed_in.get("/groups"))
-    one = text_of(signed_in.get("/groups/mcp:weather"))
+    board = text_of(signed_in.get("/groups/mcp:weather"))
 
     cost = forecast.approved.tokens
     assert "mcp:weather" in page
     assert f"≈{cost}" in page
-    assert "weather__get_forecast" in one
-    assert "on demand" in one
+    assert "weather__get_forecast" in board
+    assert "on demand" in board
 
 
-def test_a_preloaded_member_is_told_apart(signed_in, weather, forecast):
+def test_preloaded_members_are_counted(signed_in, weather, forecast):
     weather.group.memberships.update(preload=True)
 
     page = text_of(signed_in.get("/groups"))
 
     assert "1 1 preloaded" in page
-    assert f"of ≈{forecast.approved.tokens} if every tool were loaded" in page
+    assert f"of ≈{forecast.approved.tokens} with all tools loaded" in page
 
 
-def test_the_log_reads_in_sentences_and_filters(signed_in, admin, forecast):
+def test_the_audit_log_is_shown_as_sentences_and_filtered(signed_in, admin, forecast):
     actor = Actor.user(admin)
     tool_actions.hold(forecast, "Odd.", actor=actor)
     tool_actions.release(forecast, actor=actor)
 
     everything = text_of(signed_in.get("/audit"))
-    assert "ada@example.org held weather__get_forecast" in everything
-    assert "ada@example.org released weather__get_forecast" in everything
-    held = text_of(signed_in.get("/audit?verb=tool.hold&actor=ada@example.org&target=tool&q=FORE"))
-    assert "held weather__get_forecast" in held
-    assert "ada@example.org released" not in held
+    assert "ada@example.org hid weather__get_forecast" in everything
+    assert "ada@example.org made weather__get_forecast available" in everything
+    query = "verb=tool.hold&actor=ada@example.org&target=tool&q=FORE"
+    filtered = text_of(signed_in.get(f"/audit?{query}"))
+    assert "hid weather__get_forecast" in filtered
+    assert "ada@example.org made" not in filtered
     assert "No entries match" in text_of(signed_in.get("/audit?q=%25"))
 
 
-def test_pages_of_the_log_hold_every_entry_once(signed_in, admin, forecast):
+def test_the_pages_of_the_audit_log_contain_every_entry_once(signed_in, admin, forecast):
     for _ in range(60):
         tool_actions.hold(forecast, "", actor=Actor.user(admin))
         tool_actions.release(forecast, actor=Actor.user(admin))
