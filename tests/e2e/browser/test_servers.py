@@ -38,7 +38,7 @@ PAGES = [
 
 def test_from_the_setup_link_to_the_demo_tools(fresh, browser):
     context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
-    complaints = driving.watch(context)
+    complaints = driving.collect_console_errors(context)
     page = context.new_page()
     driving.set_up(page, fresh)
     expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
@@ -53,7 +53,7 @@ def test_from_the_setup_link_to_the_demo_tools(fresh, browser):
 
     expect(page.get_by_role("heading", name="3 Connect")).to_be_focused()
     expect(page.locator(".progress")).to_contain_text(
-        re.compile(r"24 tools · ≈[\d,]+ tokens"), timeout=driving.PATIENCE
+        re.compile(r"24 tools · ≈[\d,]+ tokens"), timeout=driving.SYNC_TIMEOUT_MS
     )
     expect(page.get_by_text("with all schemas")).to_be_visible()
     expect(page.locator("#live")).to_contain_text("demo 24 tools")
@@ -67,7 +67,7 @@ def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others
     fresh, browser, weather_url
 ):
     context = browser.new_context(base_url=fresh.url)
-    complaints = driving.watch(context)
+    complaints = driving.collect_console_errors(context)
     page = context.new_page()
     driving.set_up(page, fresh)
     # Simulate the paste: the clipboard is shared by all running browsers.
@@ -82,13 +82,15 @@ def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others
 
     rows = page.locator(".progresses > .progress")
     expect(rows).to_have_count(3)
-    expect(page.get_by_text("with all schemas")).to_be_visible(timeout=driving.PATIENCE)
+    expect(page.get_by_text("with all schemas")).to_be_visible(timeout=driving.SYNC_TIMEOUT_MS)
     expect(rows.filter(has_text="weather")).to_contain_text("7 tools")
     expect(rows.filter(has_text="demo")).to_contain_text("24 tools")
     expect(rows.filter(has_text="nobody")).to_contain_text("refused")
     rows.filter(has_text="nobody").get_by_role("button", name="Retry").click()
     expect(page).to_have_url(f"{fresh.url}/servers/add/progress")
-    expect(rows.filter(has_text="nobody")).to_contain_text("Failed", timeout=driving.PATIENCE)
+    expect(rows.filter(has_text="nobody")).to_contain_text(
+        "Failed", timeout=driving.SYNC_TIMEOUT_MS
+    )
     context.close()
     assert complaints == []
 
@@ -145,13 +147,13 @@ def test_a_sync_updates_the_page_and_a_connection_test_stays_on_it(filled, open_
     page.goto("/servers/weather/syncs")
     before = page.locator(".runs > li").count()
     page.get_by_role("button", name="Sync server").click()
-    expect(page.locator("#live")).to_contain_text("weather synced", timeout=driving.PATIENCE)
+    expect(page.locator("#live")).to_contain_text("weather synced", timeout=driving.SYNC_TIMEOUT_MS)
     expect(page.locator(".runs > li")).to_have_count(before + 1)
     assert polls
     assert all(request.headers.get("x-poll") for request in polls)  # polling keeps no session alive
 
     page.get_by_role("button", name="Test connection").click()
-    expect(page.locator("#tested")).to_contain_text("Connected. 7 tools violations.")
+    expect(page.locator("#tested")).to_contain_text("Connected. 7 tools found.")
     expect(page).to_have_url(f"{filled.url}/servers/weather/syncs")
 
 
@@ -164,14 +166,14 @@ def test_axe_finds_nothing_on_any_page(theme, filled, open_page):
         page.goto(path)
         for details in page.locator(".runs details").all()[:1]:
             details.locator("summary").click()
-        violations += driving.axe(page)
+        violations += driving.run_axe(page)
     page.goto("/servers/add")
     page.get_by_label("Paste your mcp.json").fill(
         '{"a": {"url": "https://a.example/${X}/mcp"}, "b": {"command": "npx"}, "c": {}}'
     )
     page.get_by_role("button", name="Check servers").click()
     page.wait_for_url("**/servers/add/check")
-    violations += driving.axe(page)
+    violations += driving.run_axe(page)
 
     assert violations == []
 
@@ -182,13 +184,13 @@ def test_axe_finds_nothing_before_any_server_is_connected(theme, fresh, browser)
     context = browser.new_context(base_url=fresh.url, color_scheme=theme, bypass_csp=True)
     page = context.new_page()
     page.goto("/sign-in")
-    violations = driving.axe(page)
+    violations = driving.run_axe(page)
     page.goto(fresh.setup_url)
-    violations += driving.axe(page)
+    violations += driving.run_axe(page)
     driving.set_up(page, fresh)
-    violations += driving.axe(page)
+    violations += driving.run_axe(page)
     page.goto("/servers")
-    violations += driving.axe(page)
+    violations += driving.run_axe(page)
     context.close()
 
     assert violations == []
