@@ -1,7 +1,7 @@
-"""Toolcrib from an agent's side: the agent API in Python, and a loop around a model.
+"""Python client for the agent API, and an agent loop around a model.
 
-Needs httpx2 and nothing else: no Django, no settings. `toolcrib/client*.py` and
-`toolcrib/lib/errors.py` may be copied into any project.
+Needs only httpx2: no Django, no settings. `toolcrib/client/` and `toolcrib/lib/errors.py` can be
+copied into any project.
 """
 
 from toolcrib.client.http import ApiError, AsyncToolcrib, Toolcrib, Unreachable

@@ -1,4 +1,4 @@
-"""The agent's loop, for programs that wait and for asyncio. Part of toolcrib.client.
+"""Agent loop around a model, synchronous and asyncio. Part of toolcrib.client.
 
 with Toolcrib(url, key) as crib, AgentLoop(crib, "anthropic") as loop:
     for _ in loop.turns():
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from typing import Any, Self, TypeVar, Unpack
 
-from toolcrib.client import requests as asks
+from toolcrib.client import requests
 from toolcrib.client.http import AsyncToolcrib, Toolcrib
 from toolcrib.client.providers import ToolCall, ToolResult
 from toolcrib.client.requests import Json, State
@@ -23,11 +23,11 @@ from toolcrib.client.steps import META, Loop, Options, Run, Step, Steps
 from toolcrib.lib.errors import ToolcribError
 
 T = TypeVar("T")
-TOGETHER = 8  # calls of one reply at once: more than servers take are refused as busy
+MAX_CONCURRENT_CALLS = 8  # of one reply; servers reject more as busy
 
 
 class AgentLoop(Loop):
-    """A run of an agent. A context manager: opens the session, and closes the one it opened."""
+    """One run of an agent. A context manager: opens a session and closes the one it opened."""
 
     def __init__(self, crib: Toolcrib, provider: str, **options: Unpack[Options]) -> None:
         super().__init__(provider, **options)
@@ -43,7 +43,7 @@ class AgentLoop(Loop):
             self.crib.close(self.session.id)
 
     def turns(self) -> Iterator[int]:
-        """Count turns up to the limit; each begins with what the model is to be shown then."""
+        """Yield turn numbers up to the limit; refresh the tools from the second turn on."""
         for turn in count(1) if self.limit is None else range(1, self.limit + 1):
             if turn > 1:
                 self.refresh()
@@ -51,27 +51,27 @@ class AgentLoop(Loop):
         self.exhausted = True
 
     def refresh(self) -> None:
-        """Read the tools array again, where loaded tools join it."""
+        """Read the tools array again if loaded tools are added to it (strategy inject)."""
         if self.session.strategy == "inject":
             self._drive(self.reading())
 
     def take(self, reply: Any, messages: list[Any]) -> bool:
-        """Append a reply and what answers its calls; false where it has none: the model is done."""
+        """Append a reply and the results of its calls; return False if it has no calls."""
         messages += self.said_of(reply)
         results = self.answer(reply)
         messages += results
         return bool(results)
 
     def answer(self, reply: Any) -> list[Json]:
-        """Answer every call in a model's reply; return the messages to send it. None: no calls."""
+        """Run every call in a model's reply; return the result messages, empty without calls."""
         return self.messages_of([self.run(call) for call in self.calls_of(reply)])
 
     def run(self, call: ToolCall) -> ToolResult:
         return self._drive(self.answering(call))
 
     def export(self) -> State:
-        """What was loaded, to go on with later as `resume`."""
-        return self.crib.send(asks.state(self.session.id))
+        """Return the loaded tools, to continue later with `resume`."""
+        return self.crib.send(requests.state(self.session.id))
 
     def _drive(self, steps: Steps[T]) -> T:
         try:
@@ -94,13 +94,13 @@ class AgentLoop(Loop):
 
 
 class AsyncAgentLoop(Loop):
-    """The same for asyncio. Calls of one reply run together; loads in the model's order."""
+    """The same loop for asyncio. Calls of one reply run concurrently; loads run in order."""
 
     def __init__(self, crib: AsyncToolcrib, provider: str, **options: Unpack[Options]) -> None:
         super().__init__(provider, **options)
         self.crib = crib
-        self._in_order = asyncio.Lock()
-        self._together = asyncio.Semaphore(TOGETHER)
+        self._meta_lock = asyncio.Lock()
+        self._call_slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def __aenter__(self) -> Self:
         await self._drive(self.opening())
@@ -134,14 +134,14 @@ class AsyncAgentLoop(Loop):
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        return self.messages_of([one for one in results if isinstance(one, ToolResult)])
+        return self.messages_of([result for result in results if isinstance(result, ToolResult)])
 
     async def run(self, call: ToolCall) -> ToolResult:
-        async with self._in_order if call.name in META else self._together:
+        async with self._meta_lock if call.name in META else self._call_slots:
             return await self._drive(self.answering(call))
 
     async def export(self) -> State:
-        return await self.crib.send(asks.state(self.session.id))
+        return await self.crib.send(requests.state(self.session.id))
 
     async def _drive(self, steps: Steps[T]) -> T:
         try:
@@ -165,7 +165,7 @@ class AsyncAgentLoop(Loop):
 
 
 def with_key(extras: Json, key: str) -> Json:
-    """Put the key where the provider is to reach Toolcrib itself; Toolcrib sends none."""
+    """Add the key to MCP servers that the provider connects to itself; Toolcrib never sends it."""
     if "mcp_servers" not in extras:
         return extras
     servers = [{**server, "authorization_token": key} for server in extras["mcp_servers"]]

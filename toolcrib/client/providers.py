@@ -1,7 +1,6 @@
-"""Read a model's tool calls and write results back, in each provider's shape. Pure.
+"""Parse tool calls from model replies and format results, per provider. No I/O.
 
-Replies are taken as the provider's SDK gives them or as JSON: a whole response, its message, a
-list of calls or one call.
+Replies may be SDK objects or JSON: a complete response, its message, a list of calls or one call.
 """
 
 import json
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Json = dict[str, Any]
-LINE_ADDED = re.compile(r"^_(?=[0-9-])")  # before names that Gemini does not take
+ADDED_UNDERSCORE = re.compile(r"^_(?=[0-9-])")  # prefix of names that Gemini rejects
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What a model asked for; `search`: by the provider's own tool search, run by its client."""
+    """A tool call of a model. `search`: from the provider's own client-side tool search."""
 
     id: str
     name: str
@@ -26,19 +25,19 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of a call. `asked` is the model's call, `call` the tool it really was for."""
+    """Result of a call. `asked` is the model's call, `call` the resolved call of the real tool."""
 
     asked: ToolCall
     call: ToolCall
-    content: list[Json]  # as MCP has it: text, image, …
+    content: list[Json]  # MCP content: text, image, …
     is_error: bool = False
     structured: Any = None
     state: str = ""
-    ready: Json | None = field(default=None, repr=False)  # an answer in the provider's own form
+    ready: Json | None = field(default=None, repr=False)  # a result in the provider's own format
 
     @property
     def text(self) -> str:
-        """All of it in words; what is none is named, or is the structure where there is nothing."""
+        """Return the content as text, or the structured content if there is none."""
         texts = [_as_text(item) for item in self.content]
         if not texts and self.structured is not None:
             return compact(self.structured)
@@ -59,17 +58,17 @@ def _as_text(item: Json) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return an SDK's object as JSON; JSON as it is."""
+    """Return an SDK object as JSON; JSON unchanged."""
     if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     dump = getattr(value, "model_dump", None)
     return dump() if dump else value
 
 
 def parsed(arguments: Any) -> Any:
-    """Return arguments as an object where they are one, or the text of one."""
+    """Return arguments with JSON text parsed; invalid JSON unchanged."""
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, str):
@@ -81,7 +80,7 @@ def parsed(arguments: Any) -> Any:
 
 
 def _list(reply: Any, *path: str) -> list[Any]:
-    """Follow the path as far as the reply has it, and return what is there as a list."""
+    """Follow the path as far as it exists and return the value there as a list."""
     for part in path:
         if isinstance(reply, Mapping) and part in reply:
             reply = reply[part]
@@ -100,7 +99,7 @@ def _mappings(items: Iterable[Any]) -> list[Mapping[str, Any]]:
 
 
 def _anthropic_calls(reply: Any) -> list[ToolCall]:
-    # What the provider runs itself has types of its own and is not ours to answer.
+    # Tools that the provider runs itself have other block types and need no result.
     return [
         ToolCall(block["id"], block["name"], parsed(block["input"]))
         for block in _mappings(_list(reply, "content"))
@@ -123,34 +122,34 @@ def _anthropic_result(result: ToolResult) -> Json:
     if result.ready is not None:
         return result.ready
     blocks = [_anthropic_block(item) for item in result.content]
-    made: Json = {
+    block: Json = {
         "type": "tool_result",
         "tool_use_id": result.asked.id,
         "content": blocks or [{"type": "text", "text": result.text or "(no content)"}],
     }
-    return made | {"is_error": True} if result.is_error else made
+    return block | {"is_error": True} if result.is_error else block
 
 
 # --- OpenAI -------------------------------------------------------------------------------------
 
 
 def _openai_calls(reply: Any) -> list[ToolCall]:
-    found = _mappings(_list(reply, "choices", "message", "tool_calls"))
+    calls = _mappings(_list(reply, "choices", "message", "tool_calls"))
     return [
         ToolCall(call["id"], call["function"]["name"], parsed(call["function"]["arguments"]))
-        for call in found
+        for call in calls
         if isinstance(call.get("function"), Mapping)
     ]
 
 
-def _said(result: ToolResult) -> str:
-    """OpenAI has no flag for errors: the first word is it."""
+def _text_with_error(result: ToolResult) -> str:
+    """Return the text, prefixed for errors: OpenAI has no error flag."""
     return f"Error: {result.text}" if result.is_error else result.text
 
 
 def _openai_messages(results: Iterable[ToolResult]) -> list[Json]:
     return [
-        {"role": "tool", "tool_call_id": result.asked.id, "content": _said(result)}
+        {"role": "tool", "tool_call_id": result.asked.id, "content": _text_with_error(result)}
         for result in results
     ]
 
@@ -160,7 +159,7 @@ def _responses_calls(reply: Any) -> list[ToolCall]:
     for item in _mappings(_list(reply, "output")):
         kind = item.get("type")
         if kind == "function_call":
-            # A namespace only says where the name was found: names are unique without it.
+            # The namespace is ignored: names are unique without it.
             calls.append(ToolCall(item["call_id"], item["name"], parsed(item["arguments"])))
         elif kind == "tool_search_call" and item.get("execution") == "client":
             arguments = parsed(item["arguments"])
@@ -173,7 +172,7 @@ def _responses_messages(results: Iterable[ToolResult]) -> list[Json]:
 
 
 def _responses_output(result: ToolResult) -> Json:
-    output: Any = _said(result)
+    output: Any = _text_with_error(result)
     if any(item.get("type") == "image" for item in result.content):
         output = [_responses_part(item) for item in result.content]
     return {"type": "function_call_output", "call_id": result.asked.id, "output": output}
@@ -194,7 +193,7 @@ def _gemini_calls(reply: Any) -> list[ToolCall]:
     for part in _mappings(_list(reply, "candidates", "content", "parts")):
         call = part.get("function_call") or part.get("functionCall") or part
         if isinstance(call, Mapping) and call.get("name"):
-            name = LINE_ADDED.sub("", call["name"])
+            name = ADDED_UNDERSCORE.sub("", call["name"])
             calls.append(ToolCall(call.get("id") or "", name, parsed(call.get("args"))))
     return calls
 
@@ -209,8 +208,8 @@ def _gemini_part(result: ToolResult) -> Json:
     if not result.is_error and result.structured is not None:
         value = result.structured
     name = result.asked.name
-    named = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
-    response: Json = {"name": named, "response": {key: value}}
+    valid_name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
+    response: Json = {"name": valid_name, "response": {key: value}}
     if result.asked.id:
         response["id"] = result.asked.id
     return {"function_response": response}
@@ -236,46 +235,46 @@ def _plain_messages(results: Iterable[ToolResult]) -> list[Json]:
     ]
 
 
-# --- Replies in the history -----------------------------------------------------------------------
+# --- Replies as history messages ------------------------------------------------------------------
 
 
 def _part(reply: Any, name: str) -> Any:
     return reply[name] if isinstance(reply, Mapping) else getattr(reply, name)
 
 
-def _anthropic_said(reply: Any) -> list[Any]:
+def _anthropic_history(reply: Any) -> list[Any]:
     return [{"role": "assistant", "content": _part(reply, "content")}]
 
 
-def _openai_said(reply: Any) -> list[Any]:
+def _openai_history(reply: Any) -> list[Any]:
     return [_part(_part(reply, "choices")[0], "message")]
 
 
-def _responses_said(reply: Any) -> list[Any]:
+def _responses_history(reply: Any) -> list[Any]:
     return list(_part(reply, "output"))
 
 
-def _gemini_said(reply: Any) -> list[Any]:
+def _gemini_history(reply: Any) -> list[Any]:
     return [_part(_part(reply, "candidates")[0], "content")]
 
 
-def _plain_said(reply: Any) -> list[Any]:
+def _plain_history(reply: Any) -> list[Any]:
     return list(reply)
 
 
 @dataclass(frozen=True)
 class Provider:
-    """How one provider's replies are read, kept in the history, and answered."""
+    """Functions that parse a provider's replies, add them to the history, and format results."""
 
     calls: Callable[[Any], list[ToolCall]]
     messages: Callable[[Iterable[ToolResult]], list[Json]]
-    said: Callable[[Any], list[Any]]  # of a whole reply, as it came
+    history: Callable[[Any], list[Any]]  # messages of a complete reply, unchanged
 
 
 PROVIDERS = {
-    "anthropic": Provider(_anthropic_calls, _anthropic_messages, _anthropic_said),
-    "openai": Provider(_openai_calls, _openai_messages, _openai_said),
-    "openai-responses": Provider(_responses_calls, _responses_messages, _responses_said),
-    "gemini": Provider(_gemini_calls, _gemini_messages, _gemini_said),
-    "json": Provider(_plain_calls, _plain_messages, _plain_said),
+    "anthropic": Provider(_anthropic_calls, _anthropic_messages, _anthropic_history),
+    "openai": Provider(_openai_calls, _openai_messages, _openai_history),
+    "openai-responses": Provider(_responses_calls, _responses_messages, _responses_history),
+    "gemini": Provider(_gemini_calls, _gemini_messages, _gemini_history),
+    "json": Provider(_plain_calls, _plain_messages, _plain_history),
 }

@@ -1,7 +1,7 @@
-"""The agent API as plain values: one `Ask` for each request, one dataclass for each answer.
+"""Requests and responses of the agent API as plain values.
 
-Part of toolcrib.client; knows neither the network nor Django. Each answer keeps the whole JSON in
-`raw`, so that what a newer Toolcrib adds is there too.
+Part of toolcrib.client; uses neither network nor Django. Each response keeps its complete JSON in
+`raw`, which includes fields added by newer versions of Toolcrib.
 """
 
 import uuid
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ApiRequest(Generic[T]):
-    """One request, and how to read its answer."""
+    """One request and the function that parses its response."""
 
     method: str
     path: str
@@ -24,19 +24,19 @@ class ApiRequest(Generic[T]):
     body: Mapping[str, Any] | None = None
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    repeatable: bool = True  # sending it twice does nothing twice
-    seconds: float | None = None  # how long the answer may take, where it may take long
+    repeatable: bool = True  # idempotent
+    seconds: float | None = None  # response timeout, if longer than the default
 
 
 class State(TypedDict):
-    """What was loaded: give it back as `resume`."""
+    """Loaded tools of a session; pass it as `resume`."""
 
     strategy: str
     expanded_groups: dict[str, list[str] | None]
 
 
 class OpenOptions(TypedDict, total=False):
-    """What may be asked for when a session opens."""
+    """Options for opening a session."""
 
     strategy: str
     mode: str
@@ -52,7 +52,7 @@ class OpenOptions(TypedDict, total=False):
 
 
 class Form(TypedDict, total=False):
-    """Which form a catalog has: see Formats in docs/agents.md."""
+    """Catalog format: see Formats in docs/agents.md."""
 
     format: str
     native: bool
@@ -61,7 +61,7 @@ class Form(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """What may be searched by."""
+    """Search options."""
 
     query: str
     pattern: str
@@ -87,7 +87,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Catalog:
-    """A catalog in some form. `etag` is what to ask with next time."""
+    """A catalog in one format. Pass `etag` with the next request."""
 
     body: Json
     etag: str
@@ -154,16 +154,16 @@ def _called(raw: Json) -> CallResult:
     return CallResult(**{key: raw[key] for key in keys}, error=raw.get("error"), raw=raw)
 
 
-def _same(raw: Any) -> Any:
+def _unchanged(raw: Any) -> Any:
     return raw
 
 
-def _at(session_id: str, path: str = "") -> str:
+def _path(session_id: str, path: str = "") -> str:
     return f"/sessions/{quote(session_id, safe='')}{path}"
 
 
-def _words(options: Mapping[str, object]) -> dict[str, str]:
-    """Write query parameters; what is false or empty is left out."""
+def _query(options: Mapping[str, object]) -> dict[str, str]:
+    """Return query parameters; false and empty options are omitted."""
     return {
         name: "true" if value is True else str(value) for name, value in options.items() if value
     }
@@ -174,51 +174,53 @@ def open_session(wish: OpenOptions) -> ApiRequest[Session]:
 
 
 def session(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("GET", _at(session_id), _session)
+    return ApiRequest("GET", _path(session_id), _session)
 
 
 def close(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("POST", _at(session_id, "/close"), _session, {})
+    return ApiRequest("POST", _path(session_id, "/close"), _session, {})
 
 
 def fork(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("POST", _at(session_id, "/fork"), _session, {}, repeatable=False)
+    return ApiRequest("POST", _path(session_id, "/fork"), _session, {}, repeatable=False)
 
 
 def catalog(session_id: str, form: Form, etag: str = "") -> ApiRequest[Catalog | None]:
-    """None: it is the one with this etag still."""
+    """Read the catalog. The response is None if the etag still matches."""
     headers = {"If-None-Match": etag} if etag else {}
-    path = _at(session_id, "/catalog")
-    return ApiRequest("GET", path, _same, query=_words(form), headers=headers)
+    path = _path(session_id, "/catalog")
+    return ApiRequest("GET", path, _unchanged, query=_query(form), headers=headers)
 
 
 def tools(session_id: str, form: Form) -> ApiRequest[list[Json]]:
-    return ApiRequest("GET", _at(session_id, "/tools"), _same, query=_words(form))
+    return ApiRequest("GET", _path(session_id, "/tools"), _unchanged, query=_query(form))
 
 
 def details(session_id: str, name: str, detail: str = "full") -> ApiRequest[Json]:
-    path = _at(session_id, f"/tools/{quote(name, safe='')}")
-    return ApiRequest("GET", path, _same, query={"detail": detail})
+    path = _path(session_id, f"/tools/{quote(name, safe='')}")
+    return ApiRequest("GET", path, _unchanged, query={"detail": detail})
 
 
 def search(session_id: str, looking: Mapping[str, Any]) -> ApiRequest[Found]:
-    return ApiRequest("POST", _at(session_id, "/search"), _found, looking)
+    return ApiRequest("POST", _path(session_id, "/search"), _found, looking)
 
 
 def provider_search(
     session_id: str, looking: Mapping[str, Any], format_: str, call_id: str
 ) -> ApiRequest[Json]:
-    """Search, and be answered in the provider's own form."""
-    query = _words({"format": format_, "call_id": call_id})
-    return ApiRequest("POST", _at(session_id, "/search"), _same, looking, query)
+    """Search with results in the provider's own format."""
+    query = _query({"format": format_, "call_id": call_id})
+    return ApiRequest("POST", _path(session_id, "/search"), _unchanged, looking, query)
 
 
 def load(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Loaded]:
-    return ApiRequest("POST", _at(session_id, "/load"), _loaded, body)
+    return ApiRequest("POST", _path(session_id, "/load"), _loaded, body)
 
 
 def preload(session_id: str, tool_names: Sequence[str]) -> ApiRequest[Json]:
-    return ApiRequest("POST", _at(session_id, "/preload"), _same, {"tool_names": list(tool_names)})
+    return ApiRequest(
+        "POST", _path(session_id, "/preload"), _unchanged, {"tool_names": list(tool_names)}
+    )
 
 
 def call(
@@ -229,23 +231,23 @@ def call(
     timeout: float | None = None,
     idempotency_key: str = "",
 ) -> ApiRequest[CallResult]:
-    """Run a tool. It has a key of its own, so that it runs once however often it is sent."""
+    """Call a tool. Its idempotency key makes retries safe."""
     body: Json = {"tool_name": tool_name, "arguments": {} if arguments is None else arguments}
     if timeout is not None:
         body["timeout"] = timeout
     headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
-    path = _at(session_id, "/call")
+    path = _path(session_id, "/call")
     return ApiRequest("POST", path, _called, body, headers=headers, seconds=timeout or 300)
 
 
 def state(session_id: str) -> ApiRequest[State]:
-    return ApiRequest("GET", _at(session_id, "/state"), _same)
+    return ApiRequest("GET", _path(session_id, "/state"), _unchanged)
 
 
 def stats(session_id: str) -> ApiRequest[Json]:
-    return ApiRequest("GET", _at(session_id, "/stats"), _same)
+    return ApiRequest("GET", _path(session_id, "/stats"), _unchanged)
 
 
 def events(session_id: str, limit: int = 100, cursor: str = "") -> ApiRequest[Json]:
-    query = _words({"limit": limit, "cursor": cursor})
-    return ApiRequest("GET", _at(session_id, "/events"), _same, query=query)
+    query = _query({"limit": limit, "cursor": cursor})
+    return ApiRequest("GET", _path(session_id, "/events"), _unchanged, query=query)

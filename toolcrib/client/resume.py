@@ -1,4 +1,4 @@
-"""What a resumed run has and what it may still load. Part of toolcrib.client; pure."""
+"""State of a resumed run: loaded tools and groups that can still be loaded. No I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ LoaderCache = dict[CacheKey, Any]
 
 @dataclass(frozen=True)
 class ResumedState:
-    """`pre_loaded_tools` are there already; `remaining_groups` can be loaded from."""
+    """`pre_loaded_tools` are already loaded; `remaining_groups` can still be loaded."""
 
     pre_loaded_tools: list[str]
     remaining_groups: dict[str, list[str]]
@@ -21,12 +21,14 @@ class ResumedState:
 
 
 def check_strategy(resume: State, strategy: str) -> None:
-    """Refuse a state of another strategy before anything is asked."""
-    given = resume.get("strategy")
-    if given != strategy:
+    """Raise Conflict for a state of another strategy, before any request is sent."""
+    state_strategy = resume.get("strategy")
+    if state_strategy != strategy:
         raise Conflict(
-            f"The state is of a session with the strategy {given}; this one would have {strategy}.",
-            hint=f'Open it with strategy="{given}".' if given else "Give the state's strategy.",
+            f"The state is from a session with strategy {state_strategy}, not {strategy}.",
+            hint=f'Open the session with strategy="{state_strategy}".'
+            if state_strategy
+            else "Pass a state that contains its strategy.",
             code="strategy_mismatch",
         )
 
@@ -37,10 +39,11 @@ def prepare_resumed_state(
     strategy: str,
     loader_cache: LoaderCache | None = None,
 ) -> ResumedState:
-    """Work out what a run that goes on has.
+    """Compute the state of a resumed run.
 
-    With dispatch, schemas were in results that may be gone from the history, so a group that is
-    loaded stays loadable. With inject, what is loaded stands in the tools array and leaves.
+    With strategy dispatch, schemas were in results that may be missing from the history, so loaded
+    groups can be loaded again. With inject, loaded tools are in the tools array and are removed
+    from the remaining groups.
     """
     loaded: dict[str, None] = {}
     for group_id, names in expanded.items():
@@ -50,8 +53,8 @@ def prepare_resumed_state(
         remaining = {group_id: list(names) for group_id, names in groups.items()}
     else:
         remaining = {
-            group_id: left
+            group_id: rest
             for group_id, names in groups.items()
-            if (left := [name for name in names if name not in loaded])
+            if (rest := [name for name in names if name not in loaded])
         }
     return ResumedState(list(loaded), remaining, dict(loader_cache or {}))

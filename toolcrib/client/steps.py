@@ -1,14 +1,13 @@
-"""How an agent's loop answers a model's calls, without sending anything itself.
+"""Sans-I/O core of the agent loop, shared by its synchronous and asyncio versions.
 
-Each method is a generator: it yields what is to be asked or run and is sent what came of it, so
-that the loop that waits and the one for asyncio (client_loop) are the same.
+Methods are generators: they yield requests to send and functions to run, and receive the results.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypedDict, TypeVar
 
-from toolcrib.client import requests as asks
+from toolcrib.client import requests
 from toolcrib.client.http import ApiError
 from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult, compact, parsed, plain
 from toolcrib.client.requests import (
@@ -34,9 +33,9 @@ T = TypeVar("T")
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")
 DISPATCHERS = ("deferred_tool_call", "call_tool")
 META = (*SEARCHES, "load_tools", "get_tool_details")
-# What a model can mend by asking otherwise; the rest is for who runs it.
-MENDABLE = (404, 409, 413, 422)
-NOT_THE_MODELS = (
+# Errors that the model can correct become results; others are raised to the caller.
+MODEL_ERROR_STATUSES = (404, 409, 413, 422)
+CALLER_ERROR_CODES = (
     "unknown_session",
     "session_closed",
     "session_expired",
@@ -46,7 +45,7 @@ NOT_THE_MODELS = (
 
 
 class ToolFailed(ToolcribError):
-    """Raised by a caller's own function to tell the model that it failed, and why."""
+    """Raised by a caller's own function to report a failure to the model."""
 
     code = "tool_failed"
 
@@ -58,7 +57,7 @@ class MissingServers(ToolcribError):
 
 @dataclass(frozen=True)
 class Run:
-    """A function of the caller's to run."""
+    """A function of the caller to run."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -71,25 +70,25 @@ After = Callable[[ToolCall, ToolResult], Any]
 
 
 class Options(TypedDict, total=False):
-    """What a loop may be told beside the provider."""
+    """Options of a loop, besides the provider."""
 
-    native: bool  # tools are deferred in the provider's own way
-    search: str  # native: who finds them
-    toolset: bool  # native: the provider reaches Toolcrib's MCP endpoint itself
-    wish: OpenOptions  # for the session that is opened
-    session_id: str  # or use this one, and leave it open
+    native: bool  # use the provider's own deferred tools
+    search: str  # native: who runs the search
+    toolset: bool  # native: the provider connects to Toolcrib's MCP endpoint itself
+    wish: OpenOptions  # options for the session to open
+    session_id: str  # use this open session instead, and do not close it
     resume: State
     loader_cache: LoaderCache
     require_servers: Sequence[str]
     max_iterations: int | None
-    before: Before | None  # sees the real call first; words from it refuse the call
-    after: After | None  # sees the real call and its result; may return another
+    before: Before | None  # receives the resolved call; a returned text rejects it
+    after: After | None  # receives the resolved call and its result; may replace the result
     functions: Mapping[str, Callable[..., Any]]  # for custom tools, by name
     on_tools_expanded: Callable[[list[str]], Any] | None
 
 
 class Loop:
-    """One run of an agent: what to show its model, and what to answer its calls with."""
+    """One run of an agent: the model's context, and the results of its calls."""
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class Loop:
     ) -> None:
         if provider not in PROVIDERS:
             raise Invalid(
-                f"There is no provider {provider!r}.", hint=f"There are: {', '.join(PROVIDERS)}."
+                f"Unknown provider {provider!r}.", hint=f"Use one of: {', '.join(PROVIDERS)}."
             )
         self.provider = provider
         self.form: Form = {"format": provider}
@@ -124,10 +123,10 @@ class Loop:
         self.functions = dict(functions or {})
         self.on_tools_expanded = on_tools_expanded
         self.loader_cache: LoaderCache = dict(loader_cache or {})
-        self.exhausted = False  # the last turn was had and the model had not done
+        self.exhausted = False  # the turn limit was reached before the model finished
         self.system = ""
         self.tools: list[Json] = []
-        self.extras: Json = {}  # what else the provider's request wants: mcp_servers, betas
+        self.extras: Json = {}  # further parameters of the provider's request: mcp_servers, betas
         self.resumed: ResumedState | None = None
         self._resume = resume
         self._session_id = session_id
@@ -144,7 +143,7 @@ class Loop:
 
     @property
     def limit(self) -> int | None:
-        """How many turns to allow: a run whose tools are deferred needs more of them."""
+        """Return the turn limit, which is higher if tools are deferred."""
         if self.max_iterations is None:
             return None
         return self.max_iterations * self.session.suggested_iteration_multiplier
@@ -152,44 +151,49 @@ class Loop:
     # --- The session ----------------------------------------------------------------------------
 
     def opening(self) -> Steps[None]:
+        """Open or fetch the session, check requirements and read the tools."""
         if self._resume is not None:
             check_strategy(self._resume, self.wish.get("strategy") or self._resume["strategy"])
             self.wish = {**self.wish, "resume": self._resume, "strategy": self._resume["strategy"]}
-        first = asks.session(self._session_id) if self._session_id else asks.open_session(self.wish)
+        first = (
+            requests.session(self._session_id)
+            if self._session_id
+            else requests.open_session(self.wish)
+        )
         self._session = yield first
         try:
             if self.require_servers or self.before or self._resume:
-                yield from self._look_around()
+                yield from self._read_groups()
             yield from self.reading()
         except ToolcribError:
             if not self._session_id:
-                yield asks.close(self.session.id)
+                yield requests.close(self.session.id)
             raise
 
-    def _look_around(self) -> Steps[None]:
-        found = yield asks.catalog(self.session.id, {"format": "json"})
-        self._known = {line["group_id"]: line["tool_names"] for line in found.body["groups"]}
-        missing = [slug for slug in self.require_servers if slug not in found.body["servers"]]
+    def _read_groups(self) -> Steps[None]:
+        catalog = yield requests.catalog(self.session.id, {"format": "json"})
+        self._known = {line["group_id"]: line["tool_names"] for line in catalog.body["groups"]}
+        missing = [slug for slug in self.require_servers if slug not in catalog.body["servers"]]
         if missing:
-            there = ", ".join(found.body["servers"]) or "none"
+            available = ", ".join(catalog.body["servers"]) or "none"
             raise MissingServers(
-                f"This agent needs tools of {', '.join(missing)}, and its session has none.",
-                hint=f"Give it a group with them. Servers it has tools of: {there}.",
+                f"The session has no tools of the required servers: {', '.join(missing)}.",
+                hint=f"Grant the agent a group with these tools. Available servers: {available}.",
             )
         if self._resume is not None:
-            state = yield asks.state(self.session.id)
+            state = yield requests.state(self.session.id)
             self.resumed = prepare_resumed_state(
                 self._known, state["expanded_groups"], self.session.strategy, self.loader_cache
             )
             self._loaded |= set(self.resumed.pre_loaded_tools)
 
     def reading(self) -> Steps[None]:
-        """Read the text and the array; what was in the array stays where it was."""
-        found = yield asks.catalog(self.session.id, self.form, self._etag)
-        if found is None:
+        """Read the catalog text and the tools array; existing tools keep their position."""
+        catalog = yield requests.catalog(self.session.id, self.form, self._etag)
+        if catalog is None:
             return
-        self._etag = found.etag
-        body = dict(found.body)
+        self._etag = catalog.etag
+        body = dict(catalog.body)
         self.system = body.pop("text" if self.provider == "json" else "system")
         self.tools = appended(self.tools, body.pop("tools"))
         self.extras = {} if self.provider == "json" else body
@@ -203,10 +207,10 @@ class Loop:
         return PROVIDERS[self.provider].messages(results) if results else []
 
     def said_of(self, reply: Any) -> list[Any]:
-        return PROVIDERS[self.provider].said(reply)
+        return PROVIDERS[self.provider].history(reply)
 
     def answering(self, asked: ToolCall) -> Steps[ToolResult]:
-        """Answer one call. What the model can mend is a result; what it cannot is raised."""
+        """Run one call. Errors that the model can correct are results; others are raised."""
         try:
             if asked.search or asked.name in SEARCHES:
                 return (yield from self._searching(asked))
@@ -216,46 +220,50 @@ class Loop:
                 return (yield from self._details(asked))
             return (yield from self._call(asked))
         except ApiError as error:
-            if error.status not in MENDABLE or error.code in NOT_THE_MODELS:
+            if error.status not in MODEL_ERROR_STATUSES or error.code in CALLER_ERROR_CODES:
                 raise
             return refusal(asked, error.sentence, error.details)
 
     def _searching(self, asked: ToolCall) -> Steps[ToolResult]:
-        looking = dict(_object(asked.arguments))
+        options = dict(_object(asked.arguments))
         if asked.name == "tool_search_regex":
-            looking = {"load": True, **looking}
-            if "query" in looking:
-                looking.setdefault("pattern", looking.pop("query"))
-        own = self.form.get("native") and (asked.search or self.form.get("search") == "client")
-        if own:
-            ready = yield asks.provider_search(self.session.id, looking, self.provider, asked.id)
+            options = {"load": True, **options}
+            if "query" in options:
+                options.setdefault("pattern", options.pop("query"))
+        is_native = self.form.get("native") and (
+            asked.search or self.form.get("search") == "client"
+        )
+        if is_native:
+            ready = yield requests.provider_search(
+                self.session.id, options, self.provider, asked.id
+            )
             return ToolResult(asked, asked, [], ready=ready)
-        found = yield asks.search(self.session.id, looking)
-        yield from self._tell([tool["name"] for tool in found.tools if tool["loaded"]])
-        return said(asked, found.raw)
+        matches = yield requests.search(self.session.id, options)
+        yield from self._report_loaded([tool["name"] for tool in matches.tools if tool["loaded"]])
+        return json_result(asked, matches.raw)
 
     def _load(self, asked: ToolCall) -> Steps[ToolResult]:
         body = _object(asked.arguments)
         key = _cache_key(body)
-        kept: Loaded | None = self.loader_cache.get(key) if key else None
-        # Only what this very session has: another's answer says nothing of it.
-        if kept is not None and set(kept.tool_names) <= self._loaded:
-            return said(asked, kept.raw)
-        loaded: Loaded = yield asks.load(self.session.id, body)
+        cached: Loaded | None = self.loader_cache.get(key) if key else None
+        # A cached result of another session is valid only if this session loaded the tools too.
+        if cached is not None and set(cached.tool_names) <= self._loaded:
+            return json_result(asked, cached.raw)
+        loaded: Loaded = yield requests.load(self.session.id, body)
         if loaded.error is not None:
             return refusal(asked, f"{loaded.error['message']} {loaded.error['hint']}".strip())
         if key:
             self.loader_cache[key] = loaded
-        yield from self._tell(loaded.tool_names)
-        return said(asked, loaded.raw)
+        yield from self._report_loaded(loaded.tool_names)
+        return json_result(asked, loaded.raw)
 
     def _details(self, asked: ToolCall) -> Steps[ToolResult]:
         name = _object(asked.arguments).get("name")
         if not isinstance(name, str) or not name:
             return refusal(asked, "Give the name of a tool.")
-        return said(asked, (yield asks.details(self.session.id, name)))
+        return json_result(asked, (yield requests.details(self.session.id, name)))
 
-    def _tell(self, names: Sequence[str]) -> Steps[None]:
+    def _report_loaded(self, names: Sequence[str]) -> Steps[None]:
         fresh = [name for name in names if name not in self._loaded]
         self._loaded |= set(fresh)
         if fresh and self.on_tools_expanded is not None:
@@ -266,34 +274,34 @@ class Loop:
         if call is None:
             return refusal(asked, "Give tool_name, the name of the tool to run, and its arguments.")
         if self.before is not None and isinstance(call.arguments, dict):
-            call = replace(call, name=(yield from self._real(call.name)))
+            call = replace(call, name=(yield from self._resolve_name(call.name)))
             objection = yield Run(self.before, (call,))
             if objection is not None:
                 return replace(refusal(asked, str(objection)), call=call)
-        answer: CallResult = yield asks.call(self.session.id, call.name, call.arguments)
-        call = replace(call, name=answer.tool_name)
+        response: CallResult = yield requests.call(self.session.id, call.name, call.arguments)
+        call = replace(call, name=response.tool_name)
         result = ToolResult(
             asked,
             call,
-            answer.content,
-            answer.is_error,
-            answer.structured_content,
-            answer.state,
+            response.content,
+            response.is_error,
+            response.structured_content,
+            response.state,
         )
-        if answer.state == "client":
-            result = yield from self._own(result)
+        if response.state == "client":
+            result = yield from self._run_function(result)
         if self.after is not None:
-            other = yield Run(self.after, (call, result))
-            result = result if other is None else other
+            replacement = yield Run(self.after, (call, result))
+            result = result if replacement is None else replacement
         return result
 
-    def _own(self, result: ToolResult) -> Steps[ToolResult]:
-        """Run a tool that is the caller's own, with the arguments as they were checked."""
+    def _run_function(self, result: ToolResult) -> Steps[ToolResult]:
+        """Run the caller's function for a custom tool, with the validated arguments."""
         name = result.call.name
         function = self.functions.get(name)
         if function is None:
-            words = f"{name} is run by the agent's own program, which has no function for it."
-            return replace(refusal(result.asked, words), call=result.call)
+            message = f"{name} runs in the agent's own program, which has no function for it."
+            return replace(refusal(result.asked, message), call=result.call)
         try:
             value = yield Run(function, (result.structured,))
         except ToolFailed as error:
@@ -301,41 +309,44 @@ class Loop:
         text = value if isinstance(value, str) else compact(value)
         return replace(result, content=[{"type": "text", "text": text}], structured=None)
 
-    def _real(self, name: str) -> Steps[str]:
-        """Return a tool's full name, so that no bare one slips by a rule about the full one."""
-        names = {one for group in (self._known or {}).values() for one in group}
+    def _resolve_name(self, name: str) -> Steps[str]:
+        """Return a tool's full name, so that `before` never sees an unprefixed one."""
+        names = {tool for group in (self._known or {}).values() for tool in group}
         if name in names:
             return name
-        bare = [one for one in names if one.partition("__")[2] == name]
-        if len(bare) == 1:
-            return bare[0]
+        matches = [tool for tool in names if tool.partition("__")[2] == name]
+        if len(matches) == 1:
+            return matches[0]
         try:
-            found = yield asks.details(self.session.id, name, "name")
+            tool_details = yield requests.details(self.session.id, name, "name")
         except ApiError:
-            return name  # which the call will be refused for, in words
-        return str(found["name"])
+            return name  # the call itself will be rejected with a message
+        return str(tool_details["name"])
 
 
 def unwrapped(asked: ToolCall) -> ToolCall | None:
-    """Return the call of the real tool; None where the dispatcher was told none."""
+    """Return the call of the real tool; None if a dispatcher call names no tool."""
     if asked.name not in DISPATCHERS:
         return asked
-    given = _object(asked.arguments)
-    name = given.get("tool_name", given.get("name"))
+    body = _object(asked.arguments)
+    name = body.get("tool_name", body.get("name"))
     if not isinstance(name, str) or not name:
         return None
-    return ToolCall(asked.id, name, parsed(given.get("arguments", given.get("args"))))
+    return ToolCall(asked.id, name, parsed(body.get("arguments", body.get("args"))))
 
 
-def refusal(asked: ToolCall, words: str, details: Mapping[str, object] | None = None) -> ToolResult:
-    near = (details or {}).get("suggestions")
-    if isinstance(near, list) and near:
-        words += f" Did you mean: {', '.join(map(str, near))}?"
-    return ToolResult(asked, asked, [{"type": "text", "text": words}], is_error=True)
+def refusal(
+    asked: ToolCall, message: str, details: Mapping[str, object] | None = None
+) -> ToolResult:
+    """Return an error result for the model."""
+    suggestions = (details or {}).get("suggestions")
+    if isinstance(suggestions, list) and suggestions:
+        message += f" Did you mean: {', '.join(map(str, suggestions))}?"
+    return ToolResult(asked, asked, [{"type": "text", "text": message}], is_error=True)
 
 
-def said(asked: ToolCall, answer: Json) -> ToolResult:
-    return ToolResult(asked, asked, [{"type": "text", "text": compact(answer)}])
+def json_result(asked: ToolCall, body: Json) -> ToolResult:
+    return ToolResult(asked, asked, [{"type": "text", "text": compact(body)}])
 
 
 def _object(arguments: Any) -> Json:
@@ -352,7 +363,7 @@ def _cache_key(body: Json) -> CacheKey | None:
 
 
 def appended(old: list[Json], new: list[Json]) -> list[Json]:
-    """Keep the array as it was and add what is new: the provider's cache holds a prefix."""
+    """Append new tools to the array; the provider caches its prefix, so that must not change."""
     if old and "function_declarations" in old[0]:
         inner = appended(old[0]["function_declarations"], new[0]["function_declarations"])
         return [{"function_declarations": inner}]

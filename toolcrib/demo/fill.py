@@ -1,7 +1,7 @@
-"""Fill an empty installation for a demonstration, through its own API: nothing is written past it.
+"""Create demo data in an empty installation, through its own API only.
 
-Servers of our own that run offline, one of them broken, groups, agents, and then the agents at
-work (`toolcrib.demo_sessions`). `toolcrib.demo_history` dates all of it afterwards.
+Servers that run offline (one of them failing), groups, agents, and then the sessions of the agents
+(`toolcrib.demo.sessions`). `toolcrib.demo.history` backdates the result.
 """
 
 import sys
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.demo.sessions import SCRIPTS, Door, work
+from toolcrib.demo.sessions import SCRIPTS, ApiClient, run_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 90.0  # seconds for a server to be read
-TURNS = 12  # how often each agent does all it can
+SYNC_TIMEOUT = 90.0  # seconds
+TURNS = 12  # how often each agent runs its scripts
 SERVERS = {
     "toolbox": ("Toolbox", "Text, numbers, dates, units and colours"),
     "tickets": ("Tickets", "Tickets of the support team, with comments and labels"),
@@ -25,8 +25,8 @@ SERVERS = {
     "analytics": ("Analytics", "Visits, orders and revenue of the web shop, by day"),
     "crm": ("CRM", "Customers and contracts"),
 }
-BROKEN = "crm"  # somebody forgot its token
-MIXED = {
+FAILING_SERVER = "crm"  # its token is missing
+MIXED_GROUPS = {
     "daily:support": (
         "Support day",
         "Answer a customer: the ticket, the people, a time to talk",
@@ -35,7 +35,7 @@ MIXED = {
     ),
     "daily:figures": (
         "Figures",
-        "Look at the week and write it down",
+        "Analyze the week and write a report",
         ("analytics__run_report", "analytics__compare_periods", "toolbox__summarize_numbers",
          "notes__append_to_note"),
     ),
@@ -65,9 +65,9 @@ AGENTS: dict[str, dict[str, Any]] = {
     "archivist": {"description": "Keeps the notes in order.", "groups": ["mcp:notes"]},
     "pilot": {"description": "The first trial: has everything, runs rarely.", "all_groups": True},
 }
-PILOT = "trial:everything"  # all tools, preloaded: what it was like before
-FORKS = "analyst"
-KEY_DAYS = {"archivist": 4}  # a key that ends soon
+TRIAL_GROUP = "trial:everything"  # all tools preloaded, as a baseline to compare with
+FORKING_AGENT = "analyst"
+KEY_DAYS = {"archivist": 4}  # a key that expires soon
 HINTS = {
     "tickets__create_ticket": (("alias", "bug report"), ("example", "a customer has a problem")),
     "calendar__find_free_slot": (("example", "when can we all meet"),),
@@ -83,36 +83,37 @@ GOLDEN = {
 
 
 @dataclass(frozen=True)
-class Figures:
+class DemoTotals:
     servers: int
     agents: int
     sessions: int
     calls: int
 
 
-def fill(admin: Door, released: Path, turns: int = TURNS) -> Figures:
-    """Fill the installation behind this door. `released`: see servers.demo_office."""
+def fill(admin: ApiClient, released: Path, turns: int = TURNS) -> DemoTotals:
+    """Create all demo data. For `released` see servers.demo_office."""
     add_servers(admin, released)
-    make_groups(admin)
-    fill_search(admin)
-    doors = {name: make_agent(admin, name, **wanted) for name, wanted in AGENTS.items()}
-    with ThreadPoolExecutor(len(SCRIPTS)) as side_by_side:
+    create_groups(admin)
+    add_search_data(admin)
+    clients = {name: create_agent(admin, name, **options) for name, options in AGENTS.items()}
+    with ThreadPoolExecutor(len(SCRIPTS)) as threads:
         for turn in range(turns):
             running = [
-                side_by_side.submit(work, doors[name], name, turn)
+                threads.submit(run_scripts, clients[name], name, turn)
                 for name in SCRIPTS
-                if name != FORKS
+                if name != FORKING_AGENT
             ]
-            for one in running:
-                one.result()
-            work(doors[FORKS], FORKS, turn)  # alone: a fork is the next session after its parent
-    release(admin, released)
-    sessions = list(each(admin, "/sessions"))
+            for future in running:
+                future.result()
+            # Alone: history.py expects a fork to be the next session after its parent.
+            run_scripts(clients[FORKING_AGENT], FORKING_AGENT, turn)
+    release_analytics(admin, released)
+    sessions = list(list_all(admin, "/sessions"))
     calls = sum(session["calls"] for session in sessions)
-    return Figures(len(SERVERS), len(AGENTS), len(sessions), calls)
+    return DemoTotals(len(SERVERS), len(AGENTS), len(sessions), calls)
 
 
-def add_servers(admin: Door, released: Path) -> None:
+def add_servers(admin: ApiClient, released: Path) -> None:
     for slug, (name, description) in SERVERS.items():
         argv = [sys.executable, "-m", "servers.demo"]
         if slug != "toolbox":
@@ -129,68 +130,71 @@ def add_servers(admin: Door, released: Path) -> None:
             "cwd": str(ROOT),
             "confirm_argv": argv,
         }
-        admin.ask("POST", "/servers", body)
-    until("the servers are read", lambda: all(map(_settled, each(admin, "/servers"))))
+        admin.request("POST", "/servers", body)
+    wait_until("first sync", lambda: all(map(_is_synced, list_all(admin, "/servers"))))
 
 
-def _settled(server: dict[str, Any]) -> bool:
-    return bool(server["tools"]) or (server["slug"] == BROKEN and server["state"] == "failing")
+def _is_synced(server: dict[str, Any]) -> bool:
+    if server["slug"] == FAILING_SERVER:
+        return bool(server["state"] == "failing")
+    return bool(server["tools"])
 
 
-def make_groups(admin: Door) -> None:
-    for group, (name, description, tools) in MIXED.items():
+def create_groups(admin: ApiClient) -> None:
+    for group, (name, description, tools) in MIXED_GROUPS.items():
         body = {"group_id": group, "display_name": name, "description": description}
-        admin.ask("POST", "/groups", body)
-        admin.ask("POST", f"/groups/{group}/members", {"tools": tools})
+        admin.request("POST", "/groups", body)
+        admin.request("POST", f"/groups/{group}/members", {"tools": tools})
     preload = {"tools": ["tickets__list_tickets", "tickets__search_tickets"], "preload": True}
-    admin.ask("PATCH", "/groups/mcp:tickets/members", preload)
+    admin.request("PATCH", "/groups/mcp:tickets/members", preload)
     preload = {"tools": ["tickets__get_ticket", "calendar__find_free_slot"], "preload": True}
-    admin.ask("PATCH", "/groups/daily:support/members", preload)
-    every = [tool["name"] for tool in each(admin, "/tools")]
-    said = {"display_name": "First trial", "description": "Every tool in full, kept to compare"}
-    admin.ask("POST", "/groups", {"group_id": PILOT, "preload_default": True, **said})
-    admin.ask("POST", f"/groups/{PILOT}/members", {"tools": every})
+    admin.request("PATCH", "/groups/daily:support/members", preload)
+    every_tool = [tool["name"] for tool in list_all(admin, "/tools")]
+    body = {"display_name": "First trial", "description": "Every tool in full, for comparison"}
+    admin.request("POST", "/groups", {"group_id": TRIAL_GROUP, "preload_default": True, **body})
+    admin.request("POST", f"/groups/{TRIAL_GROUP}/members", {"tools": every_tool})
     reason = {"reason": "Tickets are kept until the audit in autumn"}
-    admin.ask("POST", "/tools/tickets__delete_ticket/hold", reason)
-    admin.ask("PATCH", "/tools/notes__delete_note", {"call_policy": "deny"})
+    admin.request("POST", "/tools/tickets__delete_ticket/hold", reason)
+    admin.request("PATCH", "/tools/notes__delete_note", {"call_policy": "deny"})
 
 
-def make_agent(admin: Door, name: str, **wanted: Any) -> Door:
-    admin.ask("POST", "/agents", {"name": name, **wanted})
-    wanted_key = {"name": "first", "days": KEY_DAYS.get(name)}
-    return Door(admin.port, admin.ask("POST", f"/agents/{name}/keys", wanted_key)["key"])
+def create_agent(admin: ApiClient, name: str, **options: Any) -> ApiClient:
+    """Create an agent and return a client with its key."""
+    admin.request("POST", "/agents", {"name": name, **options})
+    key = {"name": "first", "days": KEY_DAYS.get(name)}
+    return ApiClient(admin.port, admin.request("POST", f"/agents/{name}/keys", key)["key"])
 
 
-def release(admin: Door, released: Path) -> None:
-    """Bring out the newer analytics; its changed tool then waits for an approval."""
+def release_analytics(admin: ApiClient, released: Path) -> None:
+    """Release a new version of the analytics server; its changed tool is then pending review."""
     released.touch(mode=0o600)
     for enabled in (False, True):
-        admin.ask("PATCH", "/servers/analytics", {"enabled": enabled})
-    admin.ask("POST", "/servers/analytics/sync")
+        admin.request("PATCH", "/servers/analytics", {"enabled": enabled})
+    admin.request("POST", "/servers/analytics/sync")
     path = "/tools/analytics__compare_periods"
-    until("the change waits", lambda: admin.ask("GET", path)["state"] == "waiting")
+    wait_until("change to review", lambda: admin.request("GET", path)["state"] == "waiting")
 
 
-def each(admin: Door, path: str) -> Any:
-    """Go through all pages of a list."""
+def list_all(admin: ApiClient, path: str) -> Any:
+    """Yield the items of all pages of a list."""
     cursor = ""
     while cursor is not None:
-        told = admin.ask("GET", f"{path}?limit=100&cursor={cursor}")
-        yield from told["items"]
-        cursor = told["next_cursor"]
+        page = admin.request("GET", f"{path}?limit=100&cursor={cursor}")
+        yield from page["items"]
+        cursor = page["next_cursor"]
 
 
-def until(what: str, holds: Callable[[], Any]) -> None:
-    ends = time.monotonic() + PATIENCE
-    while not holds():
-        if time.monotonic() > ends:
-            raise TimeoutError(f"It took over {PATIENCE:g} s until {what}.")
+def wait_until(event: str, condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SYNC_TIMEOUT
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Waiting for the {event} timed out after {SYNC_TIMEOUT:g} s.")
         time.sleep(0.1)
 
 
-def fill_search(admin: Door) -> None:
+def add_search_data(admin: ApiClient) -> None:
     for name, hints in HINTS.items():
         for kind, text in hints:
-            admin.ask("POST", f"/tools/{name}/hints", {"kind": kind, "text": text})
+            admin.request("POST", f"/tools/{name}/hints", {"kind": kind, "text": text})
     for query, name in GOLDEN.items():
-        admin.ask("POST", "/search/golden", {"query": query, "tools": [name]})
+        admin.request("POST", "/search/golden", {"query": query, "tools": [name]})

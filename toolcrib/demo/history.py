@@ -1,8 +1,8 @@
-"""Date a demonstration back over two weeks, so that its figures have days and hours to show.
+"""Backdate demo data over two weeks, so that charts have days and hours to show.
 
-`manage.py demo` calls it once, on a folder that it filled itself and that nothing serves. What
-happened stays what the product recorded: order, tokens, errors and the time that each call took.
-Only when it happened is moved, and between two steps of a session the model gets time to think.
+`manage.py demo` calls it once, on a data directory that it filled itself and that no process
+serves. Order, tokens, errors and durations stay as recorded. Only timestamps move, with pauses
+between two steps of a session for the model's thinking time.
 """
 
 import random
@@ -27,14 +27,14 @@ from sessions_app.models import (
 )
 
 DAYS = 14
-LATELY = (40, 26, 15, 7, 2)  # minutes ago, of the last sessions
+RECENT_MINUTES = (40, 26, 15, 7, 2)  # how long ago the last sessions started
 HOUR = timedelta(hours=1)
-LONG_BREAK = 0.04  # of the steps follow a break of minutes
-AT_ONCE = (EventKind.IMPLICIT_LOAD, EventKind.FORKED)  # what follows belongs to the same request
-# Work by the hour of the day: quiet nights, a dip at noon.
-BY_HOUR = (4, 3, 3, 3, 3, 4, 6, 9, 13, 15, 14, 11, 9, 12, 15, 14, 12, 9, 7, 6, 5, 5, 4, 4)
-# What was set up before the first session, and the fields that say when.
-SET_UP: tuple[tuple[type[models.Model], tuple[str, ...]], ...] = (
+LONG_PAUSE_SHARE = 0.04  # of the steps follow a pause of minutes
+NO_PAUSE_AFTER = (EventKind.IMPLICIT_LOAD, EventKind.FORKED)  # same request as the next event
+# Relative load by hour of the day: quiet nights, a dip at noon.
+HOURLY_LOAD = (4, 3, 3, 3, 3, 4, 6, 9, 13, 15, 14, 11, 9, 12, 15, 14, 12, 9, 7, 6, 5, 5, 4, 4)
+# Models with data from before the first session, and their timestamp fields.
+SETUP_FIELDS: tuple[tuple[type[models.Model], tuple[str, ...]], ...] = (
     (Server, ("created_at",)),
     (Tool, ("created_at", "held_at")),
     (Definition, ("created_at",)),
@@ -48,86 +48,88 @@ SET_UP: tuple[tuple[type[models.Model], tuple[str, ...]], ...] = (
 
 
 @transaction.atomic
-def spread(now: datetime) -> None:
-    """Move all that was recorded so far into the two weeks before `now`."""
+def backdate(now: datetime) -> None:
+    """Move all recorded timestamps into the two weeks before `now`."""
     sessions = list(AgentSession.objects.order_by("pk").prefetch_related("events", "call_rows"))
     if not sessions:
         return
-    worked_from = min(session.created_at for session in sessions)
+    first_recorded = min(session.created_at for session in sessions)
     roots = [session for session in sessions if session.parent_id is None]
-    begins = dict(zip((one.pk for one in roots), _beginnings(len(roots), now), strict=True))
-    warps: dict[int, Callable[[datetime], datetime]] = {}
+    starts = dict(zip((root.pk for root in roots), _start_times(len(roots), now), strict=True))
+    shifts: dict[int, Callable[[datetime], datetime]] = {}
     for session in sessions:
         if session.parent_id is not None:
-            begins[session.pk] = warps[session.parent_id](session.created_at)
-        warps[session.pk] = _warp(session, begins[session.pk], now)
-        _move(session, begins[session.pk], warps[session.pk], now)
+            starts[session.pk] = shifts[session.parent_id](session.created_at)
+        shifts[session.pk] = _time_shift(session, starts[session.pk], now)
+        _move(session, starts[session.pk], shifts[session.pk], now)
     _save(sessions)
     first = min(session.created_at for session in sessions)
-    _move_setup(worked_from, first - worked_from - HOUR)
+    _move_setup(first_recorded, first - first_recorded - HOUR)
 
 
-def _beginnings(count: int, now: datetime) -> Iterator[datetime]:
-    """Say when so many sessions began: more by day than by night, more of late than at first."""
+def _start_times(count: int, now: datetime) -> Iterator[datetime]:
+    """Yield start times for `count` sessions: more by day than by night, more recent than old."""
     weights = [
-        BY_HOUR[(now - ago * HOUR).hour]
+        HOURLY_LOAD[(now - ago * HOUR).hour]
         * (0.6 if (now - ago * HOUR).weekday() > 4 else 1)
         * (1 + 5 * (1 - ago / (24 * DAYS)) ** 8)
-        * random.Random(ago).uniform(0.4, 1.6)  # noqa: S311 - the same each time
+        * random.Random(ago).uniform(0.4, 1.6)  # noqa: S311 - reproducible
         for ago in range(24 * DAYS, 0, -1)
     ]
     sums = list(accumulate(weights))
-    early = max(count - len(LATELY), 0)
-    for at in range(early):
-        wanted = sums[-1] * (at + 0.5) / early
-        hour = bisect_left(sums, wanted)
-        part = 1 - (sums[hour] - wanted) / weights[hour]
-        # The hour that runs belongs to the last few, which have times of their own.
-        yield min(now - (24 * DAYS - hour - part) * HOUR, now - HOUR)
-    for minutes in LATELY[len(LATELY) - (count - early) :]:
+    early = max(count - len(RECENT_MINUTES), 0)
+    for index in range(early):
+        target = sums[-1] * (index + 0.5) / early
+        hour = bisect_left(sums, target)
+        fraction = 1 - (sums[hour] - target) / weights[hour]
+        # The current hour is reserved for the recent sessions.
+        yield min(now - (24 * DAYS - hour - fraction) * HOUR, now - HOUR)
+    for minutes in RECENT_MINUTES[len(RECENT_MINUTES) - (count - early) :]:
         yield now - timedelta(minutes=minutes)
 
 
-def _warp(session: AgentSession, begin: datetime, now: datetime) -> Callable[[datetime], datetime]:
-    """Return the move of a session's moments: to its beginning, and apart by what a model thinks.
+def _time_shift(
+    session: AgentSession, start: datetime, now: datetime
+) -> Callable[[datetime], datetime]:
+    """Return a function that maps a session's timestamps to its new start, with pauses added.
 
-    Time is added between an event and what follows it, so a call takes as long as it took.
+    Pauses are added only between events, so that calls keep their duration.
     """
     events = list(session.events.all())
     moments = list(accumulate((event.at for event in events), max))
-    dice = random.Random(session.pk)  # noqa: S311 - the same each time
-    pauses = [_pause(dice) if event.kind not in AT_ONCE else 0.0 for event in events]
+    rng = random.Random(session.pk)  # noqa: S311 - reproducible
+    pauses = [0.0 if event.kind in NO_PAUSE_AFTER else _pause(rng) for event in events]
     opened = session.created_at
-    room = (now - begin).total_seconds() - 30
-    squeeze = min(1.0, max(room, 1) / max(sum(pauses), 1))
-    waited = [0.0, *accumulate(pause * squeeze for pause in pauses)]
+    available = (now - start).total_seconds() - 30
+    scale = min(1.0, max(available, 1) / max(sum(pauses), 1))
+    offsets = [0.0, *accumulate(pause * scale for pause in pauses)]
 
-    def moved(at: datetime) -> datetime:
-        return begin + (at - opened) + timedelta(seconds=waited[bisect_left(moments, at)])
+    def shift(at: datetime) -> datetime:
+        return start + (at - opened) + timedelta(seconds=offsets[bisect_left(moments, at)])
 
-    return moved
+    return shift
 
 
-def _pause(dice: random.Random) -> float:
-    """Seconds until the model's next step."""
-    return dice.uniform(360, 1500) if dice.random() < LONG_BREAK else dice.uniform(1.5, 14)
+def _pause(rng: random.Random) -> float:
+    """Return the seconds until the model's next step."""
+    return rng.uniform(360, 1500) if rng.random() < LONG_PAUSE_SHARE else rng.uniform(1.5, 14)
 
 
 def _move(
-    session: AgentSession, begin: datetime, warp: Callable[[datetime], datetime], now: datetime
+    session: AgentSession, start: datetime, shift: Callable[[datetime], datetime], now: datetime
 ) -> None:
     for event in session.events.all():
-        event.at = warp(event.at)
+        event.at = shift(event.at)
     for call in session.call_rows.all():
-        moved = warp(call.accepted_at) - call.accepted_at
-        call.accepted_at += moved
-        call.deadline += moved
-        call.sent_at = call.sent_at and call.sent_at + moved
-        call.finished_at = call.finished_at and call.finished_at + moved
-    last = max((event.at for event in session.events.all()), default=begin)
+        delta = shift(call.accepted_at) - call.accepted_at
+        call.accepted_at += delta
+        call.deadline += delta
+        call.sent_at = call.sent_at and call.sent_at + delta
+        call.finished_at = call.finished_at and call.finished_at + delta
+    last = max((event.at for event in session.events.all()), default=start)
     session.last_used_at = last
     session.ended_at = session.ended_at and last
-    session.created_at = begin
+    session.created_at = start
     expires = last + timedelta(seconds=preferences.value("session_idle_seconds"))
     if session.state == SessionState.OPEN and expires < now:
         session.state, session.ended_at = SessionState.EXPIRED, expires
@@ -144,10 +146,10 @@ def _save(sessions: Sequence[AgentSession]) -> None:
     AgentSession.objects.bulk_update(sessions, moments, 200)
 
 
-def _move_setup(worked_from: datetime, by: timedelta) -> None:
-    """Let what was there before the first session be older than it."""
-    for model, fields in SET_UP:
+def _move_setup(first_recorded: datetime, by: timedelta) -> None:
+    """Move data from before the first session to before its new start."""
+    for model, fields in SETUP_FIELDS:
         for field in fields:
-            # The plain manager: the log refuses changes, and here it is dated, not changed.
-            rows = model._base_manager.filter(**{f"{field}__lt": worked_from})
+            # The base manager, since the audit log's own manager rejects updates.
+            rows = model._base_manager.filter(**{f"{field}__lt": first_recorded})
             rows.update(**{field: models.F(field) + by})

@@ -121,6 +121,6 @@ def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
 
 
 def test_without_a_folder_of_its_own_the_demo_is_refused(db, monkeypatch):
-    assert demo.refusal("") == ""
+    assert demo.find_problem("") == ""
     monkeypatch.delenv("TOOLCRIB_DATA")
-    assert "run make demo" in demo.refusal("")
+    assert "run make demo" in demo.find_problem("")

@@ -1,4 +1,4 @@
-"""The agent's side: the client, and the loop around a model. Against the API itself, in memory."""
+"""Python client and agent loop, against the API in memory."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from openai.types.responses import Response
 from catalog.audit import SYSTEM
 from catalog.tools.actions import save_custom_tool
 from sessions_app.models import Call, Event
-from tests.support.agent_client import add_tools, make_agent_client, regroup
+from tests.support.agent_client import add_tools, make_agent_client, make_group
 from tests.support.factories import tool_object
 from tests.support.scripted_models import ScriptedProvider
 from tests.support.upstreams.running import ROOT
@@ -35,8 +35,8 @@ from toolcrib.client import (
     Unreachable,
     prepare_resumed_state,
 )
-from toolcrib.client import requests as asks
-from toolcrib.client.http import _Tries
+from toolcrib.client import requests as api_requests
+from toolcrib.client.http import _Retries
 from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult
 from toolcrib.client.steps import appended
 
@@ -49,8 +49,8 @@ REPLIES = {
 }
 
 
-def said_by(provider, *calls, typed=True):
-    """A model's reply that makes these calls: as its SDK gives it, or as JSON."""
+def model_reply(provider, *calls, typed=True):
+    """Return a model's reply with these calls, as an SDK object or as JSON."""
     model = ScriptedProvider(list(calls))
     model.requests.append({})
     path, kind = REPLIES[provider]
@@ -60,13 +60,13 @@ def said_by(provider, *calls, typed=True):
 
 @pytest.fixture
 def key(db):
-    """The key of an agent with two groups to load and a tool of its own, on the test's database."""
+    """Return the key of an agent with two groups to load and a custom tool."""
     add_tools("github", "create_issue", "list_issues", create_issue="Create an issue.")
     add_tools("slack", "post_message")
     shout = save_custom_tool(
         tool_object("shout", description="Shout a word.", inputSchema=WORD), actor=SYSTEM
     )
-    regroup("own", shout)
+    make_group("own", shout)
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
     yield make_agent_client("scout", mode="deferred").key
@@ -75,7 +75,7 @@ def key(db):
 
 
 class Wire(httpx2.BaseTransport):
-    """The way to the API, which can be made to break before or after a request."""
+    """Transport to the API that can fail before or after a request."""
 
     def __init__(self):
         self.inner = httpx2.WSGITransport(WSGIHandler())
@@ -115,19 +115,19 @@ def texts(results):
 # --- The client -----------------------------------------------------------------------------------
 
 
-def test_it_is_imported_without_django():
+def test_the_client_does_not_import_django():
     code = (
         "import sys, toolcrib.client\n"
         "owned = {name.partition('.')[0] for name in sys.modules}\n"
         "assert not owned & {'django', 'ninja', 'celery', 'catalog', 'servers', 'sessions_app'}\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={}, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_each_method_gives_the_answer_with_names(crib):
+def test_each_method_returns_its_response_as_an_object(crib):
     session = crib.open(metadata={"run": 7})
     assert (session.mode, session.strategy) == ("deferred", "dispatch")
     assert "mcp:github" in session.text
@@ -155,10 +155,10 @@ def test_each_method_gives_the_answer_with_names(crib):
     child = crib.fork(session.id)
     assert crib.state(child.id) == state
     assert crib.close(session.id).raw["state"] == "closed"
-    assert [one["kind"] for one in crib.events(session.id)["items"]][-1] == "closed"
+    assert [event["kind"] for event in crib.events(session.id)["items"]][-1] == "closed"
 
 
-def test_an_error_carries_its_code_its_words_and_the_way_out(crib):
+def test_an_error_has_code_message_and_hint(crib):
     session = crib.open()
     with pytest.raises(ApiError) as refused:
         crib.details(session.id, "quagga")
@@ -167,11 +167,11 @@ def test_an_error_carries_its_code_its_words_and_the_way_out(crib):
     assert "not available" in error.message
     assert "search_tools" in error.hint
     assert isinstance(error, ToolcribError)
-    with pytest.raises(ApiError, match="no such session"):
+    with pytest.raises(ApiError, match="Session not found"):
         crib.state("ses_none")
 
 
-def test_an_answer_of_something_else_is_told_as_that(key):
+def test_a_response_of_another_program_is_reported_as_such(key):
     transport = httpx2.MockTransport(lambda request: httpx2.Response(404, text="<h1>nginx</h1>"))
     with (
         Toolcrib("http://elsewhere", key, http=httpx2.Client(transport=transport)) as crib,
@@ -182,7 +182,7 @@ def test_an_answer_of_something_else_is_told_as_that(key):
     assert "elsewhere" in refused.value.message
 
 
-def test_a_call_whose_answer_is_lost_is_sent_again_and_runs_once(crib, wire):
+def test_a_call_with_a_lost_response_is_retried_and_runs_once(crib, wire):
     session = crib.open()
     wire.faults = [httpx2.ReadError("reset")]
 
@@ -193,7 +193,7 @@ def test_a_call_whose_answer_is_lost_is_sent_again_and_runs_once(crib, wire):
     assert Call.objects.count() == 1
 
 
-def test_what_would_happen_twice_is_not_sent_again(crib, wire):
+def test_requests_that_are_not_idempotent_are_not_retried(crib, wire):
     wire.faults = [httpx2.ReadError("reset")]
     with pytest.raises(Unreachable, match="reset"):
         crib.open()
@@ -202,7 +202,7 @@ def test_what_would_happen_twice_is_not_sent_again(crib, wire):
     assert wire.sent == ["POST sessions"] * 3
 
 
-def test_it_gives_up_after_as_many_attempts_as_it_has(key, wire):
+def test_retries_stop_after_the_maximum_attempts(key, wire):
     crib = Toolcrib("http://testserver", key, attempts=2, http=httpx2.Client(transport=wire))
     wire.faults = [httpx2.ConnectError("refused")] * 9
     with crib, pytest.raises(Unreachable):
@@ -210,21 +210,34 @@ def test_it_gives_up_after_as_many_attempts_as_it_has(key, wire):
     assert len(wire.sent) == 2
 
 
-def refused_with(status, code, **headers):
+def error_response(status, code, **headers):
     body = {"error": {"code": code, "message": "m", "hint": "h"}}
     return httpx2.Response(status, json=body, headers=headers)
 
 
-def test_it_waits_for_what_passes_and_no_longer_than_it_may():
-    ask = asks.call("ses_1", "a")
-    assert _Tries(ask, 2).refused(refused_with(429, "rate_limited", **{"Retry-After": "7"})) == 7
-    assert _Tries(ask, 2).refused(refused_with(503, "busy", **{"Retry-After": "999"})) == 30
-    under_way = refused_with(409, "idempotency_in_progress", **{"Retry-After": "1"})
-    last = _Tries(ask, 1)
-    assert [last.refused(under_way) for _ in range(5)] == [1] * 5
-    for response in (refused_with(409, "idempotency_conflict"), refused_with(429, "rate_limited")):
+def test_temporary_errors_are_retried_after_a_bounded_delay():
+    request = api_requests.call("ses_1", "a")
+    assert (
+        _Retries(request, 2).after_error_response(
+            error_response(429, "rate_limited", **{"Retry-After": "7"})
+        )
+        == 7
+    )
+    assert (
+        _Retries(request, 2).after_error_response(
+            error_response(503, "busy", **{"Retry-After": "999"})
+        )
+        == 30
+    )
+    in_progress = error_response(409, "idempotency_in_progress", **{"Retry-After": "1"})
+    last = _Retries(request, 1)
+    assert [last.after_error_response(in_progress) for _ in range(5)] == [1] * 5
+    for response in (
+        error_response(409, "idempotency_conflict"),
+        error_response(429, "rate_limited"),
+    ):
         with pytest.raises(ApiError):
-            _Tries(ask, 1).refused(response)
+            _Retries(request, 1).after_error_response(response)
 
 
 # --- The loop -------------------------------------------------------------------------------------
@@ -232,8 +245,8 @@ def test_it_waits_for_what_passes_and_no_longer_than_it_may():
 
 @pytest.mark.parametrize("typed", [True, False])
 @pytest.mark.parametrize("provider", REPLIES)
-def test_a_models_calls_are_answered_in_its_providers_shape(crib, provider, typed):
-    reply = said_by(
+def test_results_have_the_format_of_the_provider(crib, provider, typed):
+    reply = model_reply(
         provider,
         ("search_tools", {"query": "shout"}),
         ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}}),
@@ -273,7 +286,7 @@ def test_a_models_calls_are_answered_in_its_providers_shape(crib, provider, type
     assert [failed for _, _, failed in expected] == [False, False, False, True]
 
 
-def test_replies_may_be_messages_lists_or_single_calls(crib):
+def test_replies_can_be_responses_messages_lists_or_single_calls(crib):
     block = {"type": "tool_use", "id": "t", "name": "shout", "input": {"word": "a"}}
     chat = {"id": "c", "type": "function", "function": {"name": "shout", "arguments": '{"word":1}'}}
     item = {"type": "function_call", "call_id": "c", "name": "shout", "arguments": ""}
@@ -304,7 +317,7 @@ def test_replies_may_be_messages_lists_or_single_calls(crib):
         assert loop.answer({"content": [{"type": "text", "text": "done"}]}) == []
 
 
-def test_a_reply_is_kept_in_the_history_as_it_came_with_its_answers_after(crib):
+def test_a_reply_is_appended_unchanged_with_its_results(crib):
     for provider, kept in {
         "anthropic": lambda reply: [{"role": "assistant", "content": reply.content}],
         "openai": lambda reply: [reply.choices[0].message],
@@ -312,21 +325,21 @@ def test_a_reply_is_kept_in_the_history_as_it_came_with_its_answers_after(crib):
         "gemini": lambda reply: [reply.candidates[0].content],
     }.items():
         with AgentLoop(crib, provider, functions={"shout": shouting}) as loop:
-            reply = said_by(provider, ("shout", {"word": "hey"}))
+            reply = model_reply(provider, ("shout", {"word": "hey"}))
             history = ["before"]
             assert loop.take(reply, history) is True
             assert history[:2] == ["before", *kept(reply)]
             assert "HEY" in texts(history[2])
-            body = said_by(provider, typed=False)
+            body = model_reply(provider, typed=False)
             assert loop.take(body, history) is False
 
 
-def test_hooks_see_the_real_tool_whatever_name_it_was_called_by(crib):
+def test_the_before_hook_receives_the_full_tool_name(crib):
     seen = []
 
     def before(call):
         seen.append((call.name, call.arguments))
-        return "Issues are not ours to make." if call.name == "github__create_issue" else None
+        return "Creating issues is not allowed." if call.name == "github__create_issue" else None
 
     calls = [
         ("deferred_tool_call", {"tool_name": "github__create_issue", "arguments": '{"what": "a"}'}),
@@ -336,7 +349,7 @@ def test_hooks_see_the_real_tool_whatever_name_it_was_called_by(crib):
         ("search_tools", {"query": "issue"}),
     ]
     with AgentLoop(crib, "anthropic", before=before, functions={"shout": shouting}) as loop:
-        (message,) = loop.answer(said_by("anthropic", *calls))
+        (message,) = loop.answer(model_reply("anthropic", *calls))
     assert seen == [
         ("github__create_issue", {"what": "a"}),
         ("github__create_issue", {"what": "b"}),
@@ -345,11 +358,11 @@ def test_hooks_see_the_real_tool_whatever_name_it_was_called_by(crib):
     ]
     parts = message["content"]
     assert [part.get("is_error", False) for part in parts] == [True, True, True, False, False]
-    assert "not ours to make" in parts[2]["content"][0]["text"]
+    assert "not allowed" in parts[2]["content"][0]["text"]
     assert Call.objects.get().tool_name == "shout"
 
 
-def test_a_bare_name_the_catalog_does_not_tell_is_asked_for(crib):
+def test_an_unprefixed_name_missing_in_the_catalog_is_resolved_by_a_request(crib):
     seen = []
     with AgentLoop(crib, "json", before=lambda call: seen.append(call.name)) as loop:
         add_tools("later", "sing.song")
@@ -357,17 +370,17 @@ def test_a_bare_name_the_catalog_does_not_tell_is_asked_for(crib):
     assert seen == ["later__sing_song", "quagga"]
 
 
-def test_the_hook_after_sees_and_may_change_the_result(crib):
+def test_the_after_hook_can_replace_the_result(crib):
     def after(call, result):
         assert (call.name, result.asked.name) == ("shout", "deferred_tool_call")
         return ToolResult(result.asked, call, [{"type": "text", "text": "hidden"}])
 
     asked = ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}})
     with AgentLoop(crib, "openai", after=after, functions={"shout": shouting}) as loop:
-        assert loop.answer(said_by("openai", asked))[0]["content"] == "hidden"
+        assert loop.answer(model_reply("openai", asked))[0]["content"] == "hidden"
 
 
-def test_a_tool_of_the_callers_own_may_fail_or_be_missing(crib):
+def test_a_custom_tool_can_fail_or_have_no_function(crib):
     def failing(arguments):
         raise ToolFailed("No voice today.", hint="Whisper.")
 
@@ -379,12 +392,12 @@ def test_a_tool_of_the_callers_own_may_fail_or_be_missing(crib):
         (missing,) = loop.answer([asked])
     assert (failed["is_error"], failed["content"][0]["text"]) == (True, "No voice today. Whisper.")
     assert wrong["is_error"]
-    assert '"properties"' in wrong["content"][0]["text"]  # the schema comes back
+    assert '"properties"' in wrong["content"][0]["text"]  # the error contains the schema
     assert "no function for it" in missing["content"][0]["text"]
 
 
-def test_what_the_model_can_mend_is_a_result_and_what_it_cannot_is_raised(crib):
-    mendable = [
+def test_errors_the_model_can_correct_are_results_and_others_are_raised(crib):
+    correctable = [
         {"name": "search_tools", "arguments": {"limit": "ten"}},
         {"name": "search_tools", "arguments": {}},
         {"name": "load_tools", "arguments": {"group_id": "none"}},
@@ -396,7 +409,7 @@ def test_what_the_model_can_mend_is_a_result_and_what_it_cannot_is_raised(crib):
         {"name": "shout", "arguments": "no json"},
     ]
     with AgentLoop(crib, "json") as loop:
-        results = loop.answer(mendable)
+        results = loop.answer(correctable)
         assert all(result["is_error"] for result in results)
         assert all(result["content"][0]["text"] for result in results)
         assert "github__create_issue" in results[4]["content"][0]["text"]
@@ -406,41 +419,43 @@ def test_what_the_model_can_mend_is_a_result_and_what_it_cannot_is_raised(crib):
     assert ended.value.code == "session_closed"
 
 
-def test_the_aliases_do_what_their_names_say(crib):
-    told = []
-    with AgentLoop(crib, "json", on_tools_expanded=told.append) as loop:
+def test_search_aliases_work(crib):
+    expanded = []
+    with AgentLoop(crib, "json", on_tools_expanded=expanded.append) as loop:
         loop.answer([{"name": "tool_search_regex", "arguments": {"query": "^github__create"}}])
         assert loop.export()["expanded_groups"] == {"mcp:github": ["github__create_issue"]}
         (found,) = loop.answer([{"name": "tool_search", "arguments": {"query": "post message"}}])
-    assert told == [["github__create_issue"]]
+    assert expanded == [["github__create_issue"]]
     assert "slack__post_message" in found["content"][0]["text"]
 
 
 # --- State ----------------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_where_another_ended(crib, wire):
-    told = []
+def test_a_run_can_be_resumed(crib, wire):
+    expanded = []
     load = {"name": "load_tools", "arguments": {"group_id": "mcp:github"}}
-    with AgentLoop(crib, "json", on_tools_expanded=told.append) as first:
+    with AgentLoop(crib, "json", on_tools_expanded=expanded.append) as first:
         (answer,) = first.answer([load])
         state, cache = json.loads(json.dumps(first.export())), first.loader_cache
-    assert told == [["github__create_issue", "github__list_issues"]]
+    assert expanded == [["github__create_issue", "github__list_issues"]]
 
-    again = AgentLoop(crib, "json", resume=state, loader_cache=cache, on_tools_expanded=told.append)
+    again = AgentLoop(
+        crib, "json", resume=state, loader_cache=cache, on_tools_expanded=expanded.append
+    )
     with again as second:
         wire.sent.clear()
         (same,) = second.answer([load])
-        assert wire.sent == []  # the cache knows it
+        assert wire.sent == []  # answered from the cache
         assert second.export() == state
         second.answer([{"name": "load_tools", "arguments": {"group_id": "mcp:slack"}}])
     assert same["content"] == answer["content"]
-    assert told[1:] == [["slack__post_message"]]
+    assert expanded[1:] == [["slack__post_message"]]
     assert second.resumed.pre_loaded_tools == ["github__create_issue", "github__list_issues"]
     assert "mcp:github" in second.resumed.remaining_groups
 
 
-def test_a_cache_of_another_run_says_nothing_of_a_new_one(crib, wire):
+def test_the_loader_cache_of_another_run_is_not_used_for_unloaded_tools(crib, wire):
     load = {"name": "load_tools", "arguments": {"group_id": "mcp:github"}}
     with AgentLoop(crib, "json") as first:
         first.answer([load])
@@ -449,7 +464,7 @@ def test_a_cache_of_another_run_says_nothing_of_a_new_one(crib, wire):
         assert second.export()["expanded_groups"] == {"mcp:github": None}
 
 
-def test_a_state_of_another_strategy_is_refused_before_anything_is_sent(crib, wire):
+def test_a_state_of_another_strategy_is_rejected_before_any_request(crib, wire):
     state = {"strategy": "inject", "expanded_groups": {}}
     loop = AgentLoop(crib, "json", resume=state, wish={"strategy": "dispatch"})
     with pytest.raises(ToolcribError, match="strategy inject") as refused, loop:
@@ -458,19 +473,19 @@ def test_a_state_of_another_strategy_is_refused_before_anything_is_sent(crib, wi
     assert wire.sent == []
 
 
-def test_loaded_groups_stay_with_dispatch_and_leave_with_inject():
+def test_loaded_groups_remain_loadable_with_dispatch_and_not_with_inject():
     groups = {"a": ["a1", "a2"], "b": ["b1", "b2"], "c": ["c1"]}
     expanded = {"a": None, "b": ["b2"], "gone": None}
-    kept = prepare_resumed_state(groups, expanded, "dispatch")
-    left = prepare_resumed_state(groups, expanded, "inject", {("a", None): "answer"})
-    assert kept.pre_loaded_tools == left.pre_loaded_tools == ["a1", "a2", "b2"]
-    assert kept.remaining_groups == groups
-    assert left.remaining_groups == {"b": ["b1"], "c": ["c1"]}
-    assert left.loader_cache == {("a", None): "answer"}
+    dispatch = prepare_resumed_state(groups, expanded, "dispatch")
+    inject = prepare_resumed_state(groups, expanded, "inject", {("a", None): "answer"})
+    assert dispatch.pre_loaded_tools == inject.pre_loaded_tools == ["a1", "a2", "b2"]
+    assert dispatch.remaining_groups == groups
+    assert inject.remaining_groups == {"b": ["b1"], "c": ["c1"]}
+    assert inject.loader_cache == {("a", None): "answer"}
 
 
 @pytest.mark.parametrize("provider", [*REPLIES, "json"])
-def test_with_inject_the_array_grows_at_its_end_every_turn(crib, provider):
+def test_with_inject_new_tools_are_appended_to_the_array(crib, provider):
     def names(tools):
         inner = tools[0]["function_declarations"] if provider == "gemini" else tools
         return [tool.get("name") or tool["function"]["name"] for tool in inner]
@@ -495,7 +510,7 @@ def test_with_inject_the_array_grows_at_its_end_every_turn(crib, provider):
     assert "mcp:slack" not in texts_[1]
 
 
-def test_what_stood_in_the_array_stays_where_it_stood_whatever_comes():
+def test_existing_tools_keep_their_position_in_the_array():
     old = [{"name": "b"}, {"name": "a"}]
     assert appended(old, [{"name": "a"}, {"name": "c"}, {"name": "b"}]) == [*old, {"name": "c"}]
     chat = [{"type": "function", "function": {"name": name}} for name in "ba"]
@@ -506,7 +521,7 @@ def test_what_stood_in_the_array_stays_where_it_stood_whatever_comes():
     assert appended([], old) == old
 
 
-def test_a_limit_of_turns_is_multiplied_as_suggested(crib):
+def test_the_turn_limit_is_multiplied_as_suggested(crib):
     with AgentLoop(crib, "json", max_iterations=2) as loop:
         assert list(loop.turns()) == [1, 2, 3, 4, 5, 6]
         assert loop.exhausted
@@ -519,17 +534,17 @@ def test_a_limit_of_turns_is_multiplied_as_suggested(crib):
         assert next(iter(loop.turns())) == 1
 
 
-def test_servers_that_are_needed_must_have_tools_in_scope(crib):
+def test_required_servers_must_have_tools_in_scope(crib):
     with AgentLoop(crib, "json", require_servers=["github", "slack"]):
         pass
     needed = AgentLoop(crib, "json", require_servers=["github", "jira"])
-    with pytest.raises(MissingServers, match="needs tools of jira") as refused, needed:
+    with pytest.raises(MissingServers, match="required servers: jira") as refused, needed:
         pass
     assert "github, slack" in refused.value.hint
-    assert Event.objects.filter(kind="closed").count() == 2  # none is left open
+    assert Event.objects.filter(kind="closed").count() == 2  # no session is left open
 
 
-def test_a_session_of_the_callers_own_stays_open(crib):
+def test_a_session_opened_by_the_caller_is_not_closed(crib):
     session = crib.open()
     with AgentLoop(crib, "anthropic", session_id=session.id) as loop:
         assert loop.session.id == session.id
@@ -539,55 +554,57 @@ def test_a_session_of_the_callers_own_stays_open(crib):
 # --- Native forms ---------------------------------------------------------------------------------
 
 
-def test_a_native_search_is_answered_with_references(crib):
+def test_a_native_anthropic_search_returns_references(crib):
     with AgentLoop(crib, "anthropic", native=True, search="client") as loop:
         assert loop.tools[0]["name"] == "search_tools"
-        (message,) = loop.answer(said_by("anthropic", ("search_tools", {"query": "create issue"})))
+        (message,) = loop.answer(
+            model_reply("anthropic", ("search_tools", {"query": "create issue"}))
+        )
         reference = message["content"][0]["content"][0]
     assert reference == {"type": "tool_reference", "tool_name": "github__create_issue"}
     assert message["content"][0]["tool_use_id"] == "toolu_1_0"
 
 
-def test_a_native_search_is_answered_with_the_tools(crib):
+def test_a_native_openai_search_returns_the_tools(crib):
     options = {"native": True, "search": "client", "functions": {"shout": shouting}}
     with AgentLoop(crib, "openai-responses", **options) as loop:
         assert loop.tools[-1]["execution"] == "client"
         calls = (("tool_search", {"query": "create issue"}), ("own shout", {"word": "hey"}))
-        search, called = loop.answer(said_by("openai-responses", *calls))
+        search, called = loop.answer(model_reply("openai-responses", *calls))
     assert (search["type"], search["call_id"]) == ("tool_search_output", "call_1_0")
     assert search["tools"][0]["tools"][0]["name"] == "github__create_issue"
-    assert called["output"] == "HEY"  # whatever namespace it was found in
+    assert called["output"] == "HEY"  # the namespace is ignored
 
 
-def test_a_toolset_has_the_callers_key(crib, key):
+def test_a_toolset_contains_the_key(crib, key):
     with AgentLoop(crib, "anthropic", native=True, toolset=True) as loop:
         assert loop.extras["mcp_servers"][0]["authorization_token"] == key
         assert loop.extras["betas"] == ["mcp-client-2025-11-20"]
 
 
-# --- What a result can hold -----------------------------------------------------------------------
+# --- Result content -------------------------------------------------------------------------------
 
 
-def test_contents_are_shown_as_far_as_the_provider_can():
+def test_content_is_converted_to_what_the_provider_supports():
     image = {"type": "image", "mimeType": "image/png", "data": "AAAA"}
     link = {"type": "resource_link", "uri": "file:///a", "name": "a"}
     content = [{"type": "text", "text": "words"}, image, link]
     call = ToolCall("7", "7zip__draw", {})
 
-    def made(provider, **fields):
+    def message(provider, **fields):
         result = ToolResult(call, call, **{"content": content, **fields})
         return PROVIDERS[provider].messages([result])[0]
 
-    blocks = made("anthropic")["content"][0]["content"]
+    blocks = message("anthropic")["content"][0]["content"]
     assert [block["type"] for block in blocks] == ["text", "image", "text"]
     assert blocks[1]["source"] == {"type": "base64", "media_type": "image/png", "data": "AAAA"}
-    assert made("openai")["content"].splitlines()[:2] == ["words", "[image, image/png]"]
-    parts = made("openai-responses")["output"]
+    assert message("openai")["content"].splitlines()[:2] == ["words", "[image, image/png]"]
+    parts = message("openai-responses")["output"]
     assert parts[1] == {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
-    shown = made("gemini", structured={"a": 1})["parts"][0]["function_response"]
-    assert shown == {"id": "7", "name": "_7zip__draw", "response": {"output": {"a": 1}}}
-    assert made("openai", content=[], structured={"a": 1})["content"] == '{"a":1}'
-    empty = made("anthropic", content=[])["content"][0]["content"]
+    response = message("gemini", structured={"a": 1})["parts"][0]["function_response"]
+    assert response == {"id": "7", "name": "_7zip__draw", "response": {"output": {"a": 1}}}
+    assert message("openai", content=[], structured={"a": 1})["content"] == '{"a":1}'
+    empty = message("anthropic", content=[])["content"][0]["content"]
     assert empty == [{"type": "text", "text": "(no content)"}]
     assert PROVIDERS["gemini"].calls({"name": "_7zip__draw"})[0].name == "7zip__draw"
 
@@ -595,8 +612,8 @@ def test_contents_are_shown_as_far_as_the_provider_can():
 # --- asyncio --------------------------------------------------------------------------------------
 
 
-def test_the_same_for_asyncio(key):
-    told, seen = [], []
+def test_the_asyncio_client_and_loop(key):
+    expanded, seen = [], []
 
     async def before(call):
         seen.append(call.name)
@@ -613,7 +630,7 @@ def test_the_same_for_asyncio(key):
                 crib,
                 "anthropic",
                 wish={"strategy": "inject"},
-                on_tools_expanded=told.append,
+                on_tools_expanded=expanded.append,
                 **options,
             ) as loop,
         ):
@@ -621,7 +638,7 @@ def test_the_same_for_asyncio(key):
             async for turn in loop.turns():
                 arrays.append([tool["name"] for tool in loop.tools])
                 if turn == 1:
-                    reply = said_by(
+                    reply = model_reply(
                         "anthropic",
                         ("load_tools", {"group_id": "mcp:slack"}),
                         ("shout", {"word": "hey"}),
@@ -630,7 +647,7 @@ def test_the_same_for_asyncio(key):
                     )
                     (message,) = await loop.answer(reply)
             state = await loop.export()
-            with pytest.raises(ApiError, match="no such session"):
+            with pytest.raises(ApiError, match="Session not found"):
                 await crib.state("ses_none")
             found = await crib.search(loop.session.id, query="issue")
             return arrays, message["content"], state, found
@@ -640,7 +657,7 @@ def test_the_same_for_asyncio(key):
     assert parts[1]["content"][0]["text"] == "HEY"
     assert parts[3]["is_error"]
     assert seen == ["shout", "quagga"]
-    assert told == [["slack__post_message"], ["github__create_issue", "github__list_issues"]]
+    assert expanded == [["slack__post_message"], ["github__create_issue", "github__list_issues"]]
     assert list(state["expanded_groups"]) == ["mcp:slack", "mcp:github"]
-    assert arrays[1][len(arrays[0]) :] == told[0] + told[1]
+    assert arrays[1][len(arrays[0]) :] == expanded[0] + expanded[1]
     assert found.total_matches >= 2

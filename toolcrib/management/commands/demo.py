@@ -1,7 +1,7 @@
-"""Start a filled installation to look at: `make demo`. Never on a folder that holds anything else.
+"""Start an installation with demo data: `make demo`. Refuses a directory with other data.
 
-The first start fills the folder by a Toolcrib of its own on another port and says so in a file
-there; later ones only serve it.
+The first start fills the data directory through a temporary Toolcrib process on another port and
+records that in a marker file; later starts only serve it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from sessions_app.models import Agent, KeyScope
 from toolcrib.config import environment as env
 from toolcrib.config.installation_keys import make_private_file
 from toolcrib.demo import fill, history
-from toolcrib.demo.sessions import Door, Refused
+from toolcrib.demo.sessions import ApiClient, ApiError
 
 ACTOR = Actor.command("demo")
 READY = "Toolcrib is ready:"
@@ -38,7 +38,7 @@ FILLING, FILLED = "filling", "filled"
 
 
 class Command(BaseCommand):
-    help = "Start an installation filled with demo servers, agents and their calls."
+    help = "Start an installation with demo servers, agents and their calls."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -46,61 +46,63 @@ class Command(BaseCommand):
             "--turns",
             type=int,
             default=fill.TURNS,
-            help="How often each agent does its work while the demo is filled.",
+            help="How often each agent runs its scripts while the demo data is created.",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        mark = settings.DATA_DIR / "demo"
-        found = mark.read_text().strip() if mark.exists() else ""
-        problem = refusal(found)
+        marker = settings.DATA_DIR / "demo"
+        state = marker.read_text().strip() if marker.exists() else ""
+        problem = find_problem(state)
         if problem:
             self.stderr.write(problem)
             sys.exit(2)
-        if found != FILLED:
-            if found == FILLING:
-                forget_the_half()
-            make_private_file(mark)
-            mark.write_text(FILLING)
+        if state != FILLED:
+            if state == FILLING:
+                delete_partial_data()
+            make_private_file(marker)
+            marker.write_text(FILLING)
             self._fill(options["turns"])
-            mark.write_text(FILLED)
+            marker.write_text(FILLED)
         call_command("serve")
 
     def _fill(self, turns: int) -> None:
         self.stderr.write(
-            f"Filling the demo in {settings.DATA_DIR}, once: servers, agents and their calls ..."
+            f"Creating demo data in {settings.DATA_DIR}: servers, agents and their calls ..."
         )
         try:
             with serving() as port:
                 key, text = api_keys.create_key("demo", KeyScope.ADMIN, actor=ACTOR)
-                done = fill.fill(Door(port, text), RELEASED, turns)
+                totals = fill.fill(ApiClient(port, text), RELEASED, turns)
                 api_keys.revoke(key, actor=ACTOR)
-            history.spread(timezone.now())
-        except (Refused, TimeoutError, OSError) as error:
-            self.stderr.write(f"The demo could not be filled: {error}")
-            self.stderr.write(f"{settings.DATA_DIR / 'toolcrib.log'} may say more. Start it again.")
+            history.backdate(timezone.now())
+        except (ApiError, TimeoutError, OSError) as error:
+            self.stderr.write(f"Creating the demo data failed: {error}")
+            self.stderr.write(
+                f"See {settings.DATA_DIR / 'toolcrib.log'}, then start the demo again."
+            )
             sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(130)
         self.stderr.write(
-            f"{done.servers} servers, {done.agents} agents, {done.sessions} sessions, "
-            f"{done.calls} calls."
+            f"{totals.servers} servers, {totals.agents} agents, {totals.sessions} sessions, "
+            f"{totals.calls} calls."
         )
 
 
-def refusal(mark: str) -> str:
-    """Say why this installation must not become a demo, or nothing."""
+def find_problem(state: str) -> str:
+    """Return why this installation cannot become a demo, or an empty string."""
     if not settings.EMBEDDED:
-        return "The demo runs embedded: unset DATABASE_URL and REDIS_URL, or run make demo."
+        return "The demo runs in embedded mode: unset DATABASE_URL and REDIS_URL, or run make demo."
     if not env.text("TOOLCRIB_DATA"):
-        return "The demo needs a folder of its own: run make demo, or set TOOLCRIB_DATA to one."
-    used = any(model.objects.exists() for model in (Server, Agent, User))
-    if used and not mark:
-        return f"{settings.DATA_DIR} holds an installation already. Set TOOLCRIB_DATA to another."
+        return "The demo needs its own data directory: run make demo, or set TOOLCRIB_DATA."
+    has_data = any(model.objects.exists() for model in (Server, Agent, User))
+    if has_data and not state:
+        return f"{settings.DATA_DIR} contains an installation. Set TOOLCRIB_DATA to another one."
     return ""
 
 
-def forget_the_half() -> None:
-    """Begin anew where filling was interrupted; the mark says that this folder is ours."""
+def delete_partial_data() -> None:
+    """Delete the data of an interrupted start. The marker proves that it is demo data."""
     connection.close()
     database = Path(str(settings.DATABASES["default"]["NAME"]))
     for path in (*database.parent.glob(f"{database.name}*"), RELEASED):
@@ -111,7 +113,7 @@ def forget_the_half() -> None:
 
 @contextmanager
 def serving() -> Iterator[int]:
-    """Serve this folder on a free port while it is filled."""
+    """Serve this data directory on a free port while the demo data is created."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "serve", "--port", str(port)]
@@ -120,7 +122,7 @@ def serving() -> Iterator[int]:
         env={**os.environ, "TOOLCRIB_BIND": "127.0.0.1", "PORT": str(port)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # its log is in the folder
+        stderr=subprocess.DEVNULL,  # it logs to a file in the data directory
         text=True,
     )
 
@@ -128,13 +130,13 @@ def serving() -> Iterator[int]:
         process.terminate()
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    previous = signal.signal(signal.SIGTERM, stop)
     try:
-        assert process.stdout is not None  # noqa: S101 - asked for above
+        assert process.stdout is not None  # noqa: S101 - stdout=PIPE
         if not process.stdout.readline().startswith(READY):
-            raise OSError("it did not start")
+            raise OSError("the server did not start")
         yield port
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
         process.terminate()
         process.wait()
