@@ -1,1 +1,1 @@
-"""Toolcrib's composition root. Importing it loads nothing: `celery -A toolcrib` finds celery.py."""
+"""Composition root of the project. Imports nothing: `celery -A toolcrib` finds celery.py."""

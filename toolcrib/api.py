@@ -1,4 +1,4 @@
-"""The API: assembles the apps' routers, checks keys, and gives every error one shape."""
+"""REST API: routers of all apps, key authentication and error responses."""
 
 import logging
 from typing import Any
@@ -23,7 +23,13 @@ from sessions_app.playground.api import router as search_router
 from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
 from sessions_app.usage.api import router as usage_router
-from toolcrib.lib.errors import DatabaseUnavailable, Failed, Forbidden, Invalid, ToolcribError
+from toolcrib.lib.errors import (
+    DatabaseUnavailable,
+    Forbidden,
+    InternalError,
+    Invalid,
+    ToolcribError,
+)
 from toolcrib.lib.json_codec import parse_strict
 from toolcrib.runtime.health_api import router as health_router
 
@@ -32,7 +38,7 @@ WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 
 class KeyAuth(HttpBearer):
-    """A bearer key with enough scope: operators read, admins write. Cookies mean nothing here."""
+    """Bearer key with sufficient scope: operator reads, admin writes. Cookies are ignored."""
 
     def authenticate(self, request: HttpRequest, token: str) -> Actor | None:
         key = api_keys.find_key(token)
@@ -40,37 +46,36 @@ class KeyAuth(HttpBearer):
             return None
         if key.scope == KeyScope.AGENT:
             raise Forbidden(
-                "This is not for agents.", hint="Use a key with the scope operator or admin."
+                "Agents cannot use this endpoint.",
+                hint="Use a key with the scope operator or admin.",
             )
         if request.method in WRITES and key.scope != KeyScope.ADMIN:
-            raise Forbidden(
-                "This key may read, not change.", hint="Use a key with the scope admin."
-            )
+            raise Forbidden("This key is read-only.", hint="Use a key with the scope admin.")
         actor = Actor("token", key.name, key.pk)
         request.actor = actor  # type: ignore[attr-defined]
         return actor
 
 
 class AgentAuth(HttpBearer):
-    """An agent's key; or an operator's, for what operators may read of all agents."""
+    """An agent's key, or an operator's key for reading sessions of all agents."""
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiKey | None:
         key = api_keys.find_key(token)
         if key is not None:
             if key.agent is None and request.method in WRITES:
-                raise Forbidden("This call is an agent's.", hint="Use an agent's key.")
+                raise Forbidden("Only agents can use this endpoint.", hint="Use an agent's key.")
             request.agent = key.agent  # type: ignore[attr-defined]
         return key
 
 
 class StrictParser(Parser):
-    """Reads bodies as JSON in which no object names a key twice."""
+    """JSON parser that rejects duplicate keys."""
 
     def parse_body(self, request: HttpRequest) -> dict[str, Any]:
         try:
             body: dict[str, Any] = parse_strict(request.body)
         except RecursionError:
-            raise Invalid("The body is nested too deep.", hint="Send flatter values.") from None
+            raise Invalid("The body is nested too deeply.", hint="Send flatter values.") from None
         return body
 
 
@@ -93,7 +98,7 @@ api.add_router("", health_router)
 api.add_router("", sessions_router, auth=AgentAuth())
 
 
-def answer(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+def error_response(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     response = api.create_response(request, error.as_json(), status=error.status)
     if "retry_after" in error.details:
         response["Retry-After"] = str(error.details["retry_after"])
@@ -103,17 +108,17 @@ def answer(request: HttpRequest, error: ToolcribError) -> HttpResponse:
 
 
 @api.exception_handler(ToolcribError)
-def toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpResponse:
-    return answer(request, error)
+def handle_toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+    return error_response(request, error)
 
 
 @api.exception_handler(AuthenticationError)
-def no_key(request: HttpRequest, error: Exception) -> HttpResponse:
-    return answer(
+def handle_unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
+    return error_response(
         request,
         ToolcribError(
-            "A valid key is needed.",
-            hint="Send `Authorization: Bearer tcb_…`; `manage.py create_token` makes one.",
+            "A valid API key is required.",
+            hint="Send `Authorization: Bearer tcb_…`; `manage.py create_token` creates a key.",
             code="unauthorized",
             status=401,
         ),
@@ -121,16 +126,16 @@ def no_key(request: HttpRequest, error: Exception) -> HttpResponse:
 
 
 @api.exception_handler(ValidationError)
-def bad_input(request: HttpRequest, error: ValidationError) -> HttpResponse:
+def handle_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
     problems = [
-        {"at": ".".join(str(part) for part in found["loc"]), "problem": found["msg"]}
-        for found in error.errors
+        {"at": ".".join(str(part) for part in problem["loc"]), "problem": problem["msg"]}
+        for problem in error.errors
     ]
-    return answer(
+    return error_response(
         request,
         ToolcribError(
-            "The request is not of the form this call takes.",
-            hint="See details, and /api/v1/docs.",
+            "The request does not match the schema of this endpoint.",
+            hint="See details and /api/v1/docs.",
             code="invalid",
             status=422,
             details={"problems": problems[:50]},
@@ -139,13 +144,13 @@ def bad_input(request: HttpRequest, error: ValidationError) -> HttpResponse:
 
 
 @api.exception_handler(HttpError)
-def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    if isinstance(error.__cause__, Invalid):  # of the parser above, which ninja wraps
-        return answer(request, error.__cause__)
-    return answer(
+def handle_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
+    if isinstance(error.__cause__, Invalid):  # raised by StrictParser and wrapped by ninja
+        return error_response(request, error.__cause__)
+    return error_response(
         request,
         ToolcribError(
-            "The request could not be read.",
+            "The request body could not be parsed.",
             hint="Send valid JSON in UTF-8.",
             code="bad_request",
             status=error.status_code,
@@ -154,12 +159,12 @@ def http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 
 
 @api.exception_handler(RequestDataTooBig)
-def too_big(request: HttpRequest, error: Exception) -> HttpResponse:
-    return answer(
+def handle_too_large(request: HttpRequest, error: Exception) -> HttpResponse:
+    return error_response(
         request,
         ToolcribError(
-            f"The request is over {settings.MAX_BODY_BYTES // 1024} KB.",
-            hint="Send less at a time.",
+            f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB.",
+            hint="Send a smaller request.",
             code="too_large",
             status=413,
         ),
@@ -167,22 +172,20 @@ def too_big(request: HttpRequest, error: Exception) -> HttpResponse:
 
 
 @api.exception_handler(Http404)
-def not_found(request: HttpRequest, error: Exception) -> HttpResponse:
-    return answer(
+def handle_not_found(request: HttpRequest, error: Exception) -> HttpResponse:
+    return error_response(
         request,
-        ToolcribError(
-            "There is no such thing.", hint="Check its name.", code="not_found", status=404
-        ),
+        ToolcribError("Not found.", hint="Check the id in the URL.", code="not_found", status=404),
     )
 
 
 @api.exception_handler(DataError)
-def impossible(request: HttpRequest, error: Exception) -> HttpResponse:
-    return answer(
+def handle_data_error(request: HttpRequest, error: Exception) -> HttpResponse:
+    return error_response(
         request,
         ToolcribError(
-            "The request holds a value that cannot be stored or looked for.",
-            hint="Remove NUL characters and numbers out of range.",
+            "The request contains a value that cannot be stored or queried.",
+            hint="Remove NUL characters and out-of-range numbers.",
             code="invalid",
             status=422,
         ),
@@ -190,13 +193,13 @@ def impossible(request: HttpRequest, error: Exception) -> HttpResponse:
 
 
 @api.exception_handler(DatabaseError)
-def database_down(request: HttpRequest, error: Exception) -> HttpResponse:
+def handle_database_error(request: HttpRequest, error: Exception) -> HttpResponse:
     logger.error("Database unavailable: %s", error)
-    return answer(request, DatabaseUnavailable())
+    return error_response(request, DatabaseUnavailable())
 
 
 @api.exception_handler(Exception)
-def internal(request: HttpRequest, error: Exception) -> HttpResponse:
-    mark: Any = getattr(request, "toolcrib_id", "")
-    logger.error("Request %s failed", mark, exc_info=error)
-    return answer(request, Failed(mark))
+def handle_exception(request: HttpRequest, error: Exception) -> HttpResponse:
+    request_id: Any = getattr(request, "toolcrib_id", "")
+    logger.error("Request %s failed", request_id, exc_info=error)
+    return error_response(request, InternalError(request_id))

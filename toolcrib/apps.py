@@ -5,5 +5,5 @@ class ToolcribConfig(AppConfig):
     name = "toolcrib"
 
     def ready(self) -> None:
-        # Tasks belong to our Celery application in every process, commands included.
+        # Bind tasks to our Celery application in every process, management commands included.
         from toolcrib import celery  # noqa: F401

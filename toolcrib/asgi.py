@@ -1,8 +1,8 @@
-"""The ASGI application: one lifespan, two Django handlers and the MCP endpoint.
+"""ASGI application: request routing, body limits, and error responses outside Django.
 
-`/api/` goes to a handler without cookies, sessions and CSRF, which costs a third and cannot be
-attacked through a cookie; `/mcp` to the SDK's session manager; everything else to ordinary
-Django.
+`/api/` is handled by Django without cookies, sessions and CSRF, which takes a third of the time
+and rules out attacks through cookies; `/mcp` by the MCP endpoint; frequent calls by the fast path;
+everything else by Django with all middleware.
 """
 
 import asyncio
@@ -32,113 +32,117 @@ from sessions_app.fast_path import (  # noqa: E402
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from toolcrib.lib.asgi import Receive, Scope, Send, send_response  # noqa: E402
-from toolcrib.lib.errors import Failed, ToolcribError  # noqa: E402
+from toolcrib.lib.errors import InternalError, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
 from toolcrib.runtime.memory_tuning import gc_schedule, limit_malloc_arenas  # noqa: E402
 
-# WhiteNoise hands files over as plain iterators; they are small, and reading them whole is fine.
+# WhiteNoise returns files as synchronous iterators; they are small enough to read at once.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 logger = logging.getLogger(__name__)
 
 limit_malloc_arenas()
 
-SLACK = 64 * 1024  # what a form adds around its fields; the exact cap is Django's to tell
-DOCS = "/api/v1/docs"  # a page, with a page's headers
+FORM_OVERHEAD = 64 * 1024  # bytes around form fields; Django enforces the exact limit
+DOCS = "/api/v1/docs"  # an HTML page, which needs the headers of pages
 
 
 class ApiHandler(ASGIHandler):
-    """Django with the few middlewares a bearer-only API needs."""
+    """Django handler with the reduced middleware of the bearer-only API."""
 
     def load_middleware(self, is_async: bool = False) -> None:
-        usual = settings.MIDDLEWARE
+        page_middleware = settings.MIDDLEWARE
         settings.MIDDLEWARE = settings.API_MIDDLEWARE
         try:
             super().load_middleware(is_async)
         finally:
-            settings.MIDDLEWARE = usual
+            settings.MIDDLEWARE = page_middleware
 
 
 class RequestBodyRejected(Exception):
-    """A body that is not read to its end. `answer` says why, with its status."""
+    """A request body that is too large or too slow. `error` is the response."""
 
-    def __init__(self, answer: ToolcribError) -> None:
-        super().__init__(answer.message)
-        self.answer = answer
+    def __init__(self, error: ToolcribError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 def _limit_body_size(receive: Receive) -> Receive:
-    """Count a request's body as it comes in, whoever sends it, before it is written to disk."""
+    """Limit the size of a request body while it arrives, before Django writes it to disk."""
     size = 0
 
-    async def counted() -> MutableMapping[str, Any]:
+    async def receive_limited() -> MutableMapping[str, Any]:
         nonlocal size
         message = await receive()
         size += len(message.get("body", b""))
-        if size > settings.MAX_BODY_BYTES + SLACK:
-            cap = f"The request is over {settings.MAX_BODY_BYTES // 1024} KB."
+        if size > settings.MAX_BODY_BYTES + FORM_OVERHEAD:
+            message_text = f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB."
             raise RequestBodyRejected(
-                ToolcribError(cap, hint="Send less at a time.", code="too_large", status=413)
+                ToolcribError(
+                    message_text, hint="Send a smaller request.", code="too_large", status=413
+                )
             )
         return message
 
-    return counted
+    return receive_limited
 
 
 def _limit_body_time(receive: Receive) -> Receive:
-    """Give a request's body a time to arrive in; what comes after it may take longer."""
-    ends = asyncio.get_running_loop().time() + settings.BODY_TIMEOUT
-    whole = False
+    """Limit the time in which a request body must arrive. Later messages have no timeout."""
+    deadline = asyncio.get_running_loop().time() + settings.BODY_TIMEOUT
+    is_complete = False
 
-    async def timed() -> MutableMapping[str, Any]:
-        nonlocal whole
-        if whole:
+    async def receive_timed() -> MutableMapping[str, Any]:
+        nonlocal is_complete
+        if is_complete:
             return await receive()
         try:
-            async with asyncio.timeout_at(ends):
+            async with asyncio.timeout_at(deadline):
                 message = await receive()
         except TimeoutError:
-            late = f"The request did not arrive within {settings.BODY_TIMEOUT} s."
+            message_text = f"The request body did not arrive within {settings.BODY_TIMEOUT} s."
             raise RequestBodyRejected(
-                ToolcribError(late, hint="Send it again.", code="too_slow", status=408)
+                ToolcribError(message_text, hint="Retry.", code="too_slow", status=408)
             ) from None
-        whole = not message.get("more_body")
+        is_complete = not message.get("more_body")
         return message
 
-    return timed
+    return receive_timed
 
 
 class ResponseGuard:
-    """The answer to one request. Where none was begun, there is still one to be given."""
+    """Response of one request. An error response can be sent while none has started."""
 
     def __init__(self, path: str, send: Send) -> None:
         self._path, self._send = path, send
-        self.begun = self._over = False
+        self.started = self._finished = False
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        if not self._over:  # else from a handler that goes on although the request was cut
-            self.begun = True
+        if not self._finished:  # ignore a handler that continues after its request was aborted
+            self.started = True
             await self._send(message)
 
-    async def refuse(self, error: ToolcribError) -> None:
-        """Say no in the form that is spoken at this address, and hang up."""
-        self._over = True
-        more = {"connection": "close"}
-        if mcp_endpoint.handles(self._path):
-            await mcp_errors.refuse(self._send, error, more)
+    async def send_error(self, error: ToolcribError) -> None:
+        """Send an error in the format of this path (MCP, JSON or text) and close the connection."""
+        self._finished = True
+        headers = {"connection": "close"}
+        if mcp_endpoint.is_mcp_path(self._path):
+            await mcp_errors.send_error(self._send, error, headers)
             return
         if "retry_after" in error.details:
-            more["retry-after"] = str(error.details["retry_after"])
+            headers["retry-after"] = str(error.details["retry_after"])
         is_api = self._path.startswith("/api/")
         text = json.dumps(error.as_json()) if is_api else f"{error.sentence}\n"
-        kind = "application/json; charset=utf-8" if is_api else "text/plain; charset=utf-8"
-        await send_response(self._send, error.status, kind, text.encode(), more)
+        content_type = "application/json" if is_api else "text/plain"
+        await send_response(
+            self._send, error.status, f"{content_type}; charset=utf-8", text.encode(), headers
+        )
 
 
 def _stopping() -> ToolcribError:
     return ToolcribError(
-        "Toolcrib stopped before it could answer.",
-        hint="Try again in a moment.",
+        "Toolcrib is shutting down.",
+        hint="Retry in a moment.",
         code="stopping",
         status=503,
         details={"retry_after": 2},
@@ -151,7 +155,7 @@ class Router:
         self.api = ApiHandler()
         self.mcp = mcp_endpoint.Endpoint()
         self.started = False
-        self.turns = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -159,40 +163,40 @@ class Router:
             return
         if not self.started:
             raise ImproperlyConfigured(
-                "This ASGI server sends no lifespan events, so nothing behind the pages runs. "
+                "This ASGI server sends no lifespan events, so no background tasks run. "
                 "Use `manage.py serve` or uvicorn."
             )
         if scope["type"] != "http":
             await self.pages(scope, receive, send)  # type: ignore[arg-type]
             return
-        answering = ResponseGuard(scope["path"], send)
-        gc_schedule.touch()
+        response = ResponseGuard(scope["path"], send)
+        gc_schedule.record_request()
         try:
-            await self.route(scope, _limit_body_time(receive), answering.send)
-        except RequestBodyRejected as unread:
-            await answering.refuse(unread.answer)
+            await self.route(scope, _limit_body_time(receive), response.send)
+        except RequestBodyRejected as rejected:
+            await response.send_error(rejected.error)
         except asyncio.CancelledError:
-            # Only the end of the drain does this. An answer that was begun can but be broken off.
-            if answering.begun:
+            # Only the end of the drain cancels requests. A started response can only be aborted.
+            if response.started:
                 raise
-            await answering.refuse(_stopping())
+            await response.send_error(_stopping())
         except Exception:
-            if answering.begun:
+            if response.started:
                 raise
-            mark = secrets.token_hex(6)
-            logger.exception("Request %s failed", mark)
-            await answering.refuse(Failed(mark))
+            request_id = secrets.token_hex(6)
+            logger.exception("Request %s failed", request_id)
+            await response.send_error(InternalError(request_id))
         finally:
-            gc_schedule.touch()
+            gc_schedule.record_request()
 
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request to whom it is for, the short ways first."""
+        """Route a request to its handler, fast paths first."""
         path = scope["path"]
-        if mcp_endpoint.handles(path):
+        if mcp_endpoint.is_mcp_path(path):
             if mcp_call.is_call(scope):
                 await mcp_call.call(scope, receive, send, self.mcp)
             else:
-                await self.turn()
+                await self._stagger()
                 await self.mcp(scope, receive, send)
         elif rest_call.is_call(scope):
             await rest_call.call(scope, _limit_body_size(receive), send, self.api)  # type: ignore[arg-type]
@@ -201,21 +205,21 @@ class Router:
         else:
             is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages
-            await self.turn()
+            await self._stagger()
             await handler(scope, _limit_body_size(receive), send)  # type: ignore[arg-type]
 
-    async def turn(self) -> None:
-        """Let one request begin at a time, and others go on in between.
+    async def _stagger(self) -> None:
+        """Start one request at a time, so that requests in progress continue in between.
 
-        To begin is 2 ms of work; thirty that come together would hold up everybody else.
+        Starting takes 2 ms; thirty simultaneous requests would block the event loop.
         """
-        async with self.turns:
+        async with self._start_lock:
             await asyncio.sleep(0)
 
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        self.turns = asyncio.Lock()
-        async with runtime.running(), self.mcp.running(), gc_schedule.working():
+        self._start_lock = asyncio.Lock()
+        async with runtime.running(), self.mcp.run(), gc_schedule.running():
             self.started = True
             await send({"type": "lifespan.startup.complete"})
             await receive()

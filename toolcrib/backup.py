@@ -1,9 +1,8 @@
-"""Write the whole database to one file and read it back, on SQLite and PostgreSQL alike.
+"""Database backup and restore, portable between SQLite and PostgreSQL.
 
-The file is gzip of JSON lines: a header, then one row a line. Credentials in it are encrypted as
-they are in the database; what decrypts them goes to a second file, or stays where the operator
-keeps it. Sign-ins, lockouts, the leases of running syncs and calls in flight are not carried
-over; what sessions did is.
+The file is gzipped JSON lines: a header, then one row per line. Credentials stay encrypted as in
+the database; the keys are written to a second file, or stay with the operator. Sign-ins, lockouts,
+sync leases and calls in progress are not restored; the history of sessions is.
 """
 
 import gzip
@@ -47,9 +46,9 @@ from toolcrib.lib.errors import Conflict, Invalid
 FORMAT = 1
 OUR_APPS = ("catalog", "servers", "sessions_app")
 BATCH = 500
-HEADER = {"format", "version", "key", "migrations", "rows"}
-# What Django and the database say of rows that no backup of ours holds.
-UNFIT = (
+HEADER_FIELDS = {"format", "version", "key", "migrations", "rows"}
+# Errors that Django and the database raise for rows that are not from a valid backup.
+INVALID_ROW_ERRORS = (
     DatabaseError,
     DeserializationError,
     FieldDoesNotExist,
@@ -65,19 +64,19 @@ Row = dict[str, Any]
 @dataclass
 class RestoreResult:
     rows: int
-    key: str  # fingerprint of the key the backup was made under
+    key: str  # fingerprint of the key that encrypted the backup's credentials
     unreadable: int = 0
-    servers: list[str] = field(default_factory=list)  # whose credentials cannot be read
+    servers: list[str] = field(default_factory=list)  # with unreadable credentials
 
 
-def kept_models() -> list[type[Model]]:
-    """Every table of ours, and people."""
+def backup_models() -> list[type[Model]]:
+    """Return the models of our apps and the users."""
     ours = (apps.get_app_config(label).get_models(include_auto_created=True) for label in OUR_APPS)
     return [User, *(model for models in ours for model in models if model._meta.managed)]
 
 
-def forgotten_models() -> list[type[Model]]:
-    """What belongs to the moment and to people's ids, and is cleared by a restore."""
+def transient_models() -> list[type[Model]]:
+    """Return the models that are not backed up and that a restore clears."""
     return [
         Session,
         AccessAttempt,
@@ -92,27 +91,29 @@ def forgotten_models() -> list[type[Model]]:
 
 
 def write(stream: IO[bytes]) -> Row:
-    """Write a consistent snapshot to the stream and return its header. Blocks no writer."""
+    """Write a consistent snapshot to the stream; return its header. Does not block writers."""
     with _snapshot(), gzip.GzipFile(fileobj=stream, mode="wb", filename="") as packed:
         header = _header()
         packed.write(json.dumps(header, sort_keys=True).encode() + b"\n")
-        for model in kept_models():
+        for model in backup_models():
             rows = model._base_manager.order_by("pk").iterator(chunk_size=BATCH)
             names = [column.name for column in model._meta.concrete_fields]
-            lines = cast(IO[str], _Encoded(packed))
-            serializers.serialize("jsonl", rows, stream=lines, fields=names, cls=_Exact)
+            lines = cast(IO[str], _TextWriter(packed))
+            serializers.serialize(
+                "jsonl", rows, stream=lines, fields=names, cls=_MicrosecondEncoder
+            )
     return header
 
 
-class _Exact(DjangoJSONEncoder):
-    """Keep the microseconds of times, which Django's own encoder drops."""
+class _MicrosecondEncoder(DjangoJSONEncoder):
+    """Keep the microseconds of timestamps, which Django's encoder truncates."""
 
     def default(self, value: object) -> object:
         return value.isoformat() if isinstance(value, datetime) else super().default(value)
 
 
-class _Encoded:
-    """A text stream over a byte stream that it does not close."""
+class _TextWriter:
+    """Text stream over a byte stream, which it does not close."""
 
     def __init__(self, target: gzip.GzipFile) -> None:
         self.target = target
@@ -123,15 +124,15 @@ class _Encoded:
 
 @contextmanager
 def _snapshot() -> Iterator[None]:
-    """Read everything as of one moment, while others go on writing."""
+    """Read from one database snapshot while others continue to write."""
     if connection.vendor == "postgresql":
         with transaction.atomic():
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             yield
         return
-    # In WAL mode a deferred transaction reads one snapshot and takes no lock; atomic() would
-    # begin an immediate one.
+    # In WAL mode a deferred transaction reads one snapshot without a lock; atomic() would start an
+    # immediate one.
     with connection.cursor() as cursor:
         cursor.execute("BEGIN DEFERRED")
         try:
@@ -147,7 +148,7 @@ def _header() -> Row:
         "made_at": timezone.now().isoformat(),
         "key": credentials.key_fingerprint(),
         "migrations": _migrations(),
-        "rows": {model._meta.label: model._base_manager.count() for model in kept_models()},
+        "rows": {model._meta.label: model._base_manager.count() for model in backup_models()},
     }
 
 
@@ -158,7 +159,7 @@ def _migrations() -> list[str]:
 
 @contextmanager
 def private_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
-    """Write a file for the owner alone that appears whole or not at all."""
+    """Write a file atomically with mode 0600."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -171,38 +172,39 @@ def private_file(path: Path, *, force: bool) -> Iterator[IO[bytes]]:
         else:
             os.link(draft, path)
     except FileExistsError as error:
-        raise exists(path) from error
+        raise file_exists(path) from error
     except OSError as error:
-        raise Invalid(f"{path} cannot be written: {error.strerror}.") from error
+        raise Invalid(f"Cannot write {path}: {error.strerror}.") from error
     finally:
         with suppress(OSError):
             draft.unlink()
 
 
-def exists(path: Path) -> Conflict:
-    return Conflict(f"{path} exists.", hint="Choose another name, or add --force.")
+def file_exists(path: Path) -> Conflict:
+    return Conflict(f"{path} already exists.", hint="Choose another name, or add --force.")
 
 
 # --- Keys -------------------------------------------------------------------------------------
 
 
 def keys_are_files() -> bool:
-    """Whether this installation made its own keys; else the operator keeps them."""
+    """Return whether the keys are files in the data directory, not environment variables."""
     variables = ("TOOLCRIB_SECRET_KEY", "TOOLCRIB_ENCRYPTION_KEYS")
     return settings.EMBEDDED and not any(env.secret(name) for name in variables)
 
 
 def key_document() -> bytes:
+    """Return the content of FILE.key."""
     names = {"secret.key": settings.SECRET_KEY, "encryption.key": settings.ENCRYPTION_KEYS[0]}
     body = {"format": FORMAT, "key": credentials.key_fingerprint(), "files": names}
     return json.dumps(body, indent=2).encode() + b"\n"
 
 
-def read_keys(path: Path, wanted: str) -> dict[str, str]:
-    """Return the key files in a FILE.key, checked to be those of the backup."""
+def read_keys(path: Path, fingerprint: str) -> dict[str, str]:
+    """Return the key files in a FILE.key after checking that they belong to the backup."""
     if not keys_are_files():
         raise Invalid(
-            "This installation takes its keys from the environment.",
+            "The keys of this installation are set in the environment.",
             hint=f"Set TOOLCRIB_ENCRYPTION_KEYS to the encryption.key in {path}, then restore "
             "without --key.",
         )
@@ -210,17 +212,17 @@ def read_keys(path: Path, wanted: str) -> dict[str, str]:
         body = json.loads(path.read_bytes())
         files = {name: str(body["files"][name]) for name in ("secret.key", "encryption.key")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Invalid(f"{path} is not the key file of a backup.") from error
-    if credentials.key_fingerprint(files["encryption.key"]) != wanted:
+        raise Invalid(f"{path} is not a key file of a backup.") from error
+    if credentials.key_fingerprint(files["encryption.key"]) != fingerprint:
         raise Conflict(
-            f"{path} holds another key than the backup needs, which is {wanted}.",
-            hint="Give the .key file that was written with this backup.",
+            f"{path} contains another key; the backup needs key {fingerprint}.",
+            hint="Use the .key file that was written with this backup.",
         )
     return files
 
 
 def install_keys(files: dict[str, str]) -> list[str]:
-    """Put the keys into the data folder, keeping others as .old. Returns the names replaced."""
+    """Write the keys to the data directory and rename existing ones to .old; return their names."""
     replaced = []
     for name, text in files.items():
         path = settings.DATA_DIR / name
@@ -238,26 +240,26 @@ def install_keys(files: dict[str, str]) -> list[str]:
 
 
 def read_header(stream: IO[bytes]) -> tuple[Row, Iterator[Row]]:
-    """Return a backup's header and its rows, or say why it is none that can be read here."""
-    lines = _lines(_whole(stream))
+    """Return a backup's header and rows. Raises if it cannot be restored by this version."""
+    lines = _lines(_verified(stream))
     header = next(lines, {})
-    if header.get("format") != FORMAT or not set(header) >= HEADER:
-        raise Invalid("This is not a backup of Toolcrib, or of a later format.")
+    if header.get("format") != FORMAT or not set(header) >= HEADER_FIELDS:
+        raise Invalid("Not a Toolcrib backup, or a backup in a newer format.")
     theirs, ours = header["migrations"], _migrations()
     if theirs != ours:
-        newer = "newer" if set(theirs) - set(ours) else "older"
+        age = "newer" if set(theirs) - set(ours) else "older"
         raise Conflict(
-            f"The backup is of Toolcrib {header['version']}, whose tables are {newer} than these "
-            f"of {settings.VERSION}.",
-            hint="Restore it with that version, then update.",
+            f"The backup is from Toolcrib {header['version']}, whose database schema is {age} than "
+            f"that of version {settings.VERSION}.",
+            hint="Restore it with that version, then upgrade.",
         )
     return header, lines
 
 
-def _whole(stream: IO[bytes]) -> IO[bytes]:
-    """Read a backup to its checksum, which stands at its end, before a row of it is believed."""
+def _verified(stream: IO[bytes]) -> IO[bytes]:
+    """Verify the checksum at the end of a backup before any row is restored."""
     if not stream.seekable():
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the last use of it)
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 (closed when garbage-collected)
         shutil.copyfileobj(stream, copy)
         copy.seek(0)
         stream = copy
@@ -268,7 +270,7 @@ def _whole(stream: IO[bytes]) -> IO[bytes]:
                 pass
     except (OSError, EOFError, zlib.error) as error:
         raise Invalid(
-            "The backup is damaged or cut short; nothing was changed.", hint="Use another copy."
+            "The backup is corrupt or truncated; nothing was changed.", hint="Use another copy."
         ) from error
     stream.seek(start)
     return stream
@@ -282,59 +284,57 @@ def _lines(stream: IO[bytes]) -> Iterator[Row]:
             except ValueError:
                 row = None
             if not isinstance(row, dict):
-                raise Invalid("This is not a backup of Toolcrib; nothing was changed.")
+                raise Invalid("Not a Toolcrib backup; nothing was changed.")
             yield row
 
 
 def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str]) -> RestoreResult:
-    """Fill the database from a backup in one transaction: all of it, or nothing."""
-    models = {model._meta.label: model for model in kept_models()}
+    """Restore the database from a backup in one transaction."""
+    models = {model._meta.label: model for model in backup_models()}
     revision = Revision.current()
     try:
         with transaction.atomic():
-            _make_room(list(models.values()), replace=replace)
+            _clear_tables(list(models.values()), replace=replace)
             counts = _insert(rows, models)
             if counts != {label: number for label, number in header["rows"].items() if number}:
-                raise Invalid("The backup is cut short; nothing was changed.")
+                raise Invalid("The backup is truncated; nothing was changed.")
             _reset_sequences(list(models.values()))
-            _forget_the_moment()
+            _reset_running_work()
             _raise_revision(revision)
-            done = RestoreResult(sum(counts.values()), header["key"])
-            _check_credentials(done, keys)
-    except UNFIT as error:
-        raise Invalid(
-            "The backup holds rows that do not fit together; nothing was changed."
-        ) from error
-    return done
+            result = RestoreResult(sum(counts.values()), header["key"])
+            _check_credentials(result, keys)
+    except INVALID_ROW_ERRORS as error:
+        raise Invalid("The backup contains inconsistent rows; nothing was changed.") from error
+    return result
 
 
-def _make_room(models: list[type[Model]], *, replace: bool) -> None:
+def _clear_tables(models: list[type[Model]], *, replace: bool) -> None:
     used = [model for model in models if model is not Revision and model._base_manager.exists()]
     if used and not replace:
         names = ", ".join(str(model._meta.verbose_name_plural) for model in used[:4])
         raise Conflict(
-            f"This installation holds data already ({names}).",
-            hint="Back it up, then add --replace to put the backup in its place.",
+            f"This installation already contains data ({names}).",
+            hint="Back it up, then add --replace to overwrite it.",
         )
-    for model in [*forgotten_models(), *models]:
+    for model in [*transient_models(), *models]:
         model._base_manager.all()._raw_delete(connection.alias)
 
 
 def _insert(rows: Iterator[Row], models: dict[str, type[Model]]) -> dict[str, int]:
     known = {label.lower(): label for label in models}
     counts: dict[str, int] = {}
-    waiting: list[Model] = []
+    batch: list[Model] = []
     for row in rows:
         if row["model"] not in known:
-            raise Invalid(f"The backup holds {row['model']}, which is not known here.")
-        (found,) = Deserializer([row])
+            raise Invalid(f"The backup contains an unknown model: {row['model']}.")
+        (deserialized,) = Deserializer([row])
         label = known[row["model"]]
         counts[label] = counts.get(label, 0) + 1
-        if waiting and (type(waiting[0]) is not type(found.object) or len(waiting) >= BATCH):
-            _insert_batch(waiting)
-            waiting = []
-        waiting.append(found.object)
-    _insert_batch(waiting)
+        if batch and (type(batch[0]) is not type(deserialized.object) or len(batch) >= BATCH):
+            _insert_batch(batch)
+            batch = []
+        batch.append(deserialized.object)
+    _insert_batch(batch)
     return counts
 
 
@@ -345,7 +345,7 @@ def _insert_batch(objects: list[Model]) -> None:
     fields = list(model._meta.concrete_fields)
     size = connection.ops.bulk_batch_size(fields, objects)
     for first in range(0, len(objects), size):
-        # raw, as loaddata saves: bulk_create would put today into every auto_now field.
+        # raw, as in loaddata: bulk_create would set every auto_now field to the current time.
         model._base_manager._insert(  # type: ignore[attr-defined]
             objects[first : first + size], fields=fields, using=connection.alias, raw=True
         )
@@ -357,36 +357,36 @@ def _reset_sequences(models: list[type[Model]]) -> None:
             cursor.execute(statement)
 
 
-def _forget_the_moment() -> None:
-    """No sync or call of the backup's moment runs any more; each server is due for a sync."""
+def _reset_running_work() -> None:
+    """End syncs and calls that ran at the time of the backup; make each server due for a sync."""
     now = timezone.now()
     Server.objects.update(sync_lease_until=None, sync_holder="", sync_sent_at=None, sync_due_at=now)
     SyncRun.objects.filter(outcome=SyncRun.Outcome.RUNNING).update(
         outcome=SyncRun.Outcome.FAILED,
         code="interrupted",
-        error="The backup was made while this sync ran.",
+        error="The backup was created while this sync was running.",
         finished_at=now,
     )
     Call.objects.filter(state__in=IN_FLIGHT).update(
         state=CallState.UNKNOWN,
         finished_at=now,
-        note="The backup was made while this call ran.",
+        note="The backup was created while this call was running.",
     )
 
 
 def _raise_revision(before: int) -> None:
-    """Go past both numbers, so that every process sees that everything changed."""
+    """Set a revision above both numbers, so that every process reloads."""
     number = max(before, Revision.current())
     row, _ = Revision.objects.update_or_create(id=1, defaults={"number": number})
     Revision.bump()
     audit.record(Actor.command("restore"), "installation.restore", row)
 
 
-def _check_credentials(done: RestoreResult, keys: list[str]) -> None:
+def _check_credentials(result: RestoreResult, keys: list[str]) -> None:
     slugs = set()
     rows = Credential.objects.exclude(ciphertext="").select_related("server")
     for row in rows.iterator(chunk_size=BATCH):
         if not credentials.is_readable(row.ciphertext, keys):
-            done.unreadable += 1
+            result.unreadable += 1
             slugs.add(row.server.slug)
-    done.servers = sorted(slugs)
+    result.servers = sorted(slugs)

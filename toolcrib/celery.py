@@ -1,6 +1,6 @@
-"""The Celery application: in-process without services, on Redis in production.
+"""The Celery application: in-memory broker when embedded, Redis in production.
 
-Messages are JSON and carry ids only: a worker reads and judges everything from the database.
+Messages are JSON and contain ids only: a worker reads everything else from the database.
 """
 
 import os
@@ -9,7 +9,7 @@ from celery import Celery
 from celery.signals import after_task_publish, beat_init, heartbeat_sent, setup_logging
 from django.conf import settings
 
-from toolcrib import health
+from toolcrib.lib.process_identity import touch_heartbeat
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
 
@@ -17,7 +17,7 @@ app = Celery("toolcrib")
 app.conf.update(
     broker_url="memory://" if settings.EMBEDDED else settings.REDIS_URL,
     broker_connection_retry_on_startup=True,
-    # Redis may be away for as long as it likes.
+    # Retry forever: Redis may be down for any length of time.
     broker_connection_max_retries=None,
     broker_transport_options={"polling_interval": 0.05}
     if settings.EMBEDDED
@@ -25,8 +25,8 @@ app.conf.update(
         "visibility_timeout": 600,
         "socket_connect_timeout": 1,
         "socket_timeout": 5,
-        # A request that sends a task must not wait for Redis: one more try, at once. What could
-        # not be sent stays due in the database. Workers have their own, endless patience.
+        # A request that sends a task must not wait for Redis: retry once, immediately. A task that
+        # could not be sent stays due in the database. Workers retry forever on their own.
         "max_retries": 1,
         "interval_start": 0,
     },
@@ -34,7 +34,7 @@ app.conf.update(
     task_serializer="json",
     accept_content=["json"],
     task_default_queue="sync",
-    # Named here, so that a worker told nothing serves both.
+    # Declared here, so that a worker started without -Q serves both.
     task_queues={name: {"exchange": name, "routing_key": name} for name in ("sync", "index")},
     task_routes={
         "servers.tasks.*": {"queue": "sync"},
@@ -58,7 +58,7 @@ app.conf.update(
             "options": {"expires": 5},
         },
     },
-    # What is due stands in the database; beat has nothing of its own to remember.
+    # The database records what is due, so beat keeps no schedule file.
     beat_scheduler="celery.beat:Scheduler",
 )
 app.autodiscover_tasks(["servers", "sessions_app", "catalog"])
@@ -66,18 +66,18 @@ app.autodiscover_tasks(["servers", "sessions_app", "catalog"])
 
 @setup_logging.connect  # type: ignore[untyped-decorator]
 def keep_django_logging(**kwargs: object) -> None:
-    """Being connected is what keeps Celery from replacing the log configuration."""
+    """Keep Celery from replacing the log configuration, by being connected."""
 
 
 @heartbeat_sent.connect  # type: ignore[untyped-decorator]
-def worker_lives(**kwargs: object) -> None:
-    health.touch()
+def record_worker_heartbeat(**kwargs: object) -> None:
+    touch_heartbeat()
 
 
 @beat_init.connect  # type: ignore[untyped-decorator]
-def watch_beat(**kwargs: object) -> None:
-    after_task_publish.connect(beat_lives)
+def connect_beat_heartbeat(**kwargs: object) -> None:
+    after_task_publish.connect(record_beat_heartbeat)
 
 
-def beat_lives(**kwargs: object) -> None:
-    health.touch()
+def record_beat_heartbeat(**kwargs: object) -> None:
+    touch_heartbeat()

@@ -1,4 +1,4 @@
-"""What every request passes: an id, the age of the session, a sign-in, errors as pages."""
+"""Middleware: request ids, session expiry, required sign-in, error pages."""
 
 import json
 import secrets
@@ -20,15 +20,15 @@ GetResponse = Callable[[HttpRequest], Any]
 
 @sync_and_async_middleware
 def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
-    """Give each request a short id that error pages and logs show, and check its host."""
+    """Assign each request a short id, shown on error pages and in logs, and check its host."""
 
     def begin(request: HttpRequest) -> None:
-        request.get_host()  # raises for a host that is not ours
+        request.get_host()  # raises for a host that is not allowed
         request.toolcrib_id = secrets.token_hex(6)  # type: ignore[attr-defined]
 
     def end(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if response.status_code == 405 and request.path.startswith("/api/"):
-            response = _not_allowed(response)
+            response = _method_not_allowed(response)
         response.headers["X-Request-Id"] = request.toolcrib_id  # type: ignore[attr-defined]
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -37,8 +37,8 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
 
         async def handle_async(request: HttpRequest) -> HttpResponseBase:
             begin(request)
-            waiting: Awaitable[HttpResponseBase] = get_response(request)
-            return end(request, await waiting)
+            pending: Awaitable[HttpResponseBase] = get_response(request)
+            return end(request, await pending)
 
         return handle_async
 
@@ -49,12 +49,12 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
     return handle
 
 
-def _not_allowed(bare: HttpResponseBase) -> HttpResponse:
-    """Say in the one shape of errors what Django says with an empty body."""
-    allowed = bare.headers.get("Allow", "")
+def _method_not_allowed(empty: HttpResponseBase) -> HttpResponse:
+    """Return the API's error format instead of Django's empty 405 response."""
+    allowed = empty.headers.get("Allow", "")
     error = ToolcribError(
-        "This address does not take this method.",
-        hint=f"It takes {allowed}." if allowed else "See /api/v1/docs.",
+        "Method not allowed.",
+        hint=f"Allowed methods: {allowed}." if allowed else "See /api/v1/docs.",
         code="method_not_allowed",
         status=405,
     )
@@ -66,9 +66,9 @@ def _not_allowed(bare: HttpResponseBase) -> HttpResponse:
 
 
 def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:
-    """End a session that was idle too long or began too long ago.
+    """Sign out a session that was idle too long or started too long ago.
 
-    Polling does not count as being there.
+    Polling requests do not count as activity.
     """
     idle = settings.SESSION_IDLE.total_seconds()
     absolute = settings.SESSION_ABSOLUTE.total_seconds()
@@ -77,11 +77,11 @@ def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpRespon
         if request.user.is_authenticated:
             now = time.time()
             began = request.session.setdefault("began", now)
-            seen = request.session.get("seen", now)
-            if now - began > absolute or now - seen > idle:
+            last_seen = request.session.get("seen", now)
+            if now - began > absolute or now - last_seen > idle:
                 logout(request)
             elif "seen" not in request.session or (
-                now - seen > 60 and "X-Poll" not in request.headers
+                now - last_seen > 60 and "X-Poll" not in request.headers
             ):
                 request.session["seen"] = now
         response: HttpResponseBase = get_response(request)
@@ -91,24 +91,24 @@ def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpRespon
 
 
 class SignInRequired(LoginRequiredMiddleware):
-    """Ask everybody to sign in, but on pages that say otherwise. The API has keys of its own."""
+    """Require sign-in, except for views marked login_not_required and the API, which has keys."""
 
     def process_view(
         self, request: HttpRequest, view_func: Any, view_args: Any, view_kwargs: Any
     ) -> HttpResponseBase | None:
         if request.path.startswith("/api/"):
             return None
-        answer: HttpResponseBase | None = super().process_view(
+        response: HttpResponseBase | None = super().process_view(
             request, view_func, view_args, view_kwargs
         )
-        if answer is not None and request.headers.get("HX-Request"):
-            # A swapped-in sign-in form would be lost in a fragment: send the whole page there.
+        if response is not None and request.headers.get("HX-Request"):
+            # Redirect the whole page: a sign-in form swapped into a fragment would not work.
             return HttpResponse(status=204, headers={"HX-Redirect": settings.SIGN_IN_PATH})
-        return answer
+        return response
 
 
 class PageErrors:
-    """Show our own errors as a page, or as a notice where htmx asked for a fragment."""
+    """Render a ToolcribError as a page, or as a notice if htmx requested a fragment."""
 
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response = get_response

@@ -1,7 +1,7 @@
-"""All settings, read from the environment. The tables in docs/operations.md list them.
+"""Django settings, read from the environment. The tables in docs/operations.md list them.
 
-Embedded, the default, needs no service and no variable. Production is chosen by DATABASE_URL
-and REDIS_URL, and refuses to start with anything an attacker could guess or reach.
+Embedded mode, the default, needs no service and no variable. Production mode is enabled by
+DATABASE_URL and REDIS_URL, and does not start with guessable keys, wildcard hosts or DEBUG.
 """
 
 from datetime import timedelta
@@ -17,7 +17,7 @@ from toolcrib.config.databases import database_from_url, sqlite_database
 BASE_DIR = Path(__file__).resolve().parent.parent
 VERSION = "0.1.0"
 
-# --- Which of the two ways to run -------------------------------------------------------------
+# --- Deployment mode --------------------------------------------------------------------------
 
 DATABASE_URL = env.secret("DATABASE_URL")
 REDIS_URL = env.secret("REDIS_URL")
@@ -32,15 +32,14 @@ if not EMBEDDED and not (DATABASE_URL and REDIS_URL):
 DATA_DIR = Path(env.text("TOOLCRIB_DATA") or BASE_DIR / "var").expanduser().resolve()
 if EMBEDDED:
     installation_keys.make_private_dir(DATA_DIR)
-    installation_keys.make_private_file(
-        DATA_DIR / "toolcrib.sqlite3"
-    )  # its -wal and -shm get the same mode
+    # SQLite creates the -wal and -shm files with the same mode.
+    installation_keys.make_private_file(DATA_DIR / "toolcrib.sqlite3")
 
 DEBUG = env.flag("DEBUG")
 BIND = env.text("TOOLCRIB_BIND", "127.0.0.1")
 PORT = env.number("PORT", 8000, low=1, high=65535)
 WEB_WORKERS = env.number("WEB_WORKERS", 1, low=1, high=64)
-# Seconds that calls under way get to end when Toolcrib is told to stop.
+# Seconds that calls in progress get to finish when Toolcrib stops.
 DRAIN = env.number("TOOLCRIB_DRAIN", 2 if EMBEDDED else 8, low=1, high=300)
 
 # --- Keys and hosts ---------------------------------------------------------------------------
@@ -49,42 +48,42 @@ if EMBEDDED:
     SECRET_KEY = env.secret("TOOLCRIB_SECRET_KEY") or installation_keys.local_key(
         DATA_DIR / "secret.key"
     )
-    ENCRYPTION_KEYS = installation_keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
+    ENCRYPTION_KEYS = installation_keys.split_keys(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     if not ENCRYPTION_KEYS[0]:
         ENCRYPTION_KEYS = [installation_keys.local_key(DATA_DIR / "encryption.key")]
     ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env.words("TOOLCRIB_HOSTS")]
 else:
-    SECRET_KEY = installation_keys.required(
+    SECRET_KEY = installation_keys.require_key(
         "TOOLCRIB_SECRET_KEY", env.secret("TOOLCRIB_SECRET_KEY")
     )
     ENCRYPTION_KEYS = [
-        installation_keys.required("TOOLCRIB_ENCRYPTION_KEYS", key)
-        for key in installation_keys.several(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
+        installation_keys.require_key("TOOLCRIB_ENCRYPTION_KEYS", key)
+        for key in installation_keys.split_keys(env.secret("TOOLCRIB_ENCRYPTION_KEYS"))
     ]
     ALLOWED_HOSTS = env.words("TOOLCRIB_HOSTS")
     if not ALLOWED_HOSTS or any(host == "*" or host.startswith(".") for host in ALLOWED_HOSTS):
         raise ImproperlyConfigured(
             "TOOLCRIB_HOSTS must list the exact host names people and agents use, separated by "
-            "commas. Wildcards are refused."
+            "commas. Wildcards are not allowed."
         )
     if DEBUG:
-        raise ImproperlyConfigured("DEBUG must not be set in production: it shows settings.")
+        raise ImproperlyConfigured("DEBUG must not be set in production: it exposes settings.")
 if "*" in ALLOWED_HOSTS:
-    raise ImproperlyConfigured("TOOLCRIB_HOSTS must not hold *: name the hosts.")
+    raise ImproperlyConfigured("TOOLCRIB_HOSTS must not contain *: list the host names.")
 
-# --- What may be reached ----------------------------------------------------------------------
+# --- Allowed programs and networks ------------------------------------------------------------
 
-# stdio runs programs on this machine. Embedded and bound to loopback an admin may confirm them;
-# elsewhere the operator of the machine must have said so here.
+# stdio runs programs on this machine. Embedded and bound to loopback, an admin may allow them;
+# elsewhere the operator of the machine must enable it here.
 LOOPBACK = BIND in {"127.0.0.1", "::1", "localhost"}
 ALLOW_STDIO = env.flag("TOOLCRIB_ALLOW_STDIO", EMBEDDED and LOOPBACK)
-# Networks besides the public internet that servers may be on, as CIDRs.
+# Networks, besides the public internet, on which servers may be, as CIDRs.
 ALLOWED_NETWORKS = env.words(
     "TOOLCRIB_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128" if EMBEDDED and LOOPBACK else ""
 )
 ALLOW_PLAIN_HTTP = env.flag("TOOLCRIB_ALLOW_PLAIN_HTTP", EMBEDDED)
 
-# --- Caps and times (docs/operations.md) ------------------------------------------------------
+# --- Limits and timeouts (docs/operations.md) -------------------------------------------------
 
 MAX_TOOLS = env.number("TOOLCRIB_MAX_TOOLS", 10_000, low=1)
 MAX_PAGES = env.number("TOOLCRIB_MAX_PAGES", 100, low=1)
@@ -97,7 +96,7 @@ STDERR_BYTES = env.number("TOOLCRIB_STDERR_BYTES", 64 * 1024, low=1024)
 MAX_PROCESSES = env.number("TOOLCRIB_MAX_PROCESSES", 2_000, low=20)
 CONNECT_TIMEOUT = env.number("TOOLCRIB_CONNECT_TIMEOUT", 10, low=1)
 HANDSHAKE_TIMEOUT = env.number("TOOLCRIB_HANDSHAKE_TIMEOUT", 20, low=1)
-# A result is one message, so its cap is that of messages.
+# A result is one message, so the message limit applies.
 MAX_RESULT_BYTES = MAX_MESSAGE_BYTES
 MAX_CONTENT_ITEMS = env.number("TOOLCRIB_MAX_CONTENT_ITEMS", 1000, low=1)
 CALL_TIMEOUT = env.number("TOOLCRIB_CALL_TIMEOUT", 60, low=1, high=900)
@@ -107,7 +106,7 @@ IDLE_DISCONNECT = env.number("TOOLCRIB_IDLE_DISCONNECT", 300, low=1)
 SESSION_DISCONNECT = env.number("TOOLCRIB_SESSION_DISCONNECT", 1800, low=1)
 SESSION_CONNECTIONS = env.number("TOOLCRIB_SESSION_CONNECTIONS", 100, low=1)
 BODY_TIMEOUT = env.number("TOOLCRIB_BODY_TIMEOUT", 30, low=1)
-# Where requests of one MCP client reach several processes, no connection of the older era is kept.
+# Needed if requests of one MCP client reach several processes: older MCP versions get no session.
 MCP_STATELESS = env.flag("TOOLCRIB_MCP_STATELESS", WEB_WORKERS > 1)
 MAX_STREAMS = env.number("TOOLCRIB_MAX_STREAMS", 100, low=1)
 MAX_CONNECTIONS = env.number("TOOLCRIB_MAX_CONNECTIONS", 100, low=1)
@@ -115,15 +114,15 @@ SYNC_TIMEOUT = env.number("TOOLCRIB_SYNC_TIMEOUT", 60, low=1)
 SYNC_GAP = env.number("TOOLCRIB_SYNC_GAP", 5, low=1)
 SYNC_POLL = env.number("TOOLCRIB_SYNC_POLL", 15 * 60, low=5)
 SYNC_WORKERS = env.number("TOOLCRIB_SYNC_WORKERS", 6, low=4)
-# Search by meaning: off, it goes by words. The prepared model is made once in its folder.
+# Semantic search; without it, search is keyword only. The model is prepared once in its directory.
 EMBEDDINGS = env.flag("TOOLCRIB_EMBEDDINGS", True)
 MODELS_DIR = Path(env.text("TOOLCRIB_MODELS") or DATA_DIR / "models").expanduser().resolve()
 
 SESSION_IDLE_SECONDS = env.number("TOOLCRIB_SESSION_IDLE", 24 * 3600, low=60)
 KEEP_PAYLOADS_DAYS = env.number("TOOLCRIB_KEEP_PAYLOADS_DAYS", 30, low=1)
 KEEP_SESSIONS_DAYS = env.number("TOOLCRIB_KEEP_SESSIONS_DAYS", 365, low=1)
-# What is set here cannot be changed in the dashboard (catalog/preferences.py).
-FROM_ENVIRONMENT = env.given()
+# Variables set here cannot be changed in the dashboard (catalog/preferences.py).
+FROM_ENVIRONMENT = env.set_variables()
 
 # --- Django -----------------------------------------------------------------------------------
 
@@ -162,7 +161,7 @@ MIDDLEWARE = [
     "toolcrib.middleware.PageErrors",
     "axes.middleware.AxesMiddleware",
 ]
-# The API carries no cookie, so it needs no session and no CSRF check.
+# The API uses no cookies, so it needs no session and no CSRF check.
 API_MIDDLEWARE = ["toolcrib.middleware.request_id"]
 
 ROOT_URLCONF = "toolcrib.urls"
@@ -208,14 +207,14 @@ USE_TZ = True
 
 STATIC_URL = "/static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# The few files are served from where they lie, so that starting needs no collecting step.
+# Serve static files from their source directory, so that no collectstatic step is needed.
 WHITENOISE_USE_FINDERS = True
 WHITENOISE_AUTOREFRESH = DEBUG
 
 DATA_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 FILE_UPLOAD_MAX_MEMORY_SIZE = MAX_BODY_BYTES
 
-# --- People -----------------------------------------------------------------------------------
+# --- Users and sessions -----------------------------------------------------------------------
 
 LOGIN_URL = "sign-in"
 SIGN_IN_PATH = "/sign-in"
@@ -282,7 +281,7 @@ CONTENT_SECURITY_POLICY = {
     }
 }
 
-# --- Work in the background -------------------------------------------------------------------
+# --- Logging ----------------------------------------------------------------------------------
 
 LOG_LEVEL = env.text("TOOLCRIB_LOG_LEVEL", "INFO")
 LOG_FILE = {
@@ -308,7 +307,7 @@ LOGGING = {
             name: {"level": LOG_LEVEL}
             for name in ("toolcrib", "catalog", "servers", "sessions_app")
         },
-        # A refused request and a broker in memory are no news.
+        # Rejected requests and the in-memory broker are not worth a log line.
         "django.request": {"level": "ERROR"},
         "kombu.connection": {"level": "ERROR"},
     },

@@ -1,4 +1,4 @@
-"""Every address. Pages have no trailing slash."""
+"""URL routes of the project. Pages have no trailing slash."""
 
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
@@ -15,7 +15,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("join/<str:uid>/<str:token>", account_views.join, name="join"),
     path("theme", account_views.theme, name="theme"),
     path("palette", command_palette.palette, name="palette"),
-    path("settings", settings_views.first, name="settings"),
+    path("settings", settings_views.first_section, name="settings"),
     path("settings/people", account_views.people_list, name="people"),
     path(
         "settings/people/<int:person_id>/<str:act>",

@@ -1,21 +1,21 @@
-// [data-copy]: copies its value or, when empty, the [data-copy-text] of the same figure.
+// [data-copy]: copies its value or, if empty, the [data-copy-text] of the same figure.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
   const source = button.closest("figure")?.querySelector("[data-copy-text]");
-  const word = button.querySelector("[data-copy-word]");
-  const before = word?.dataset.copyWord || "Copy";
-  let said = "Copied";
+  const label = button.querySelector("[data-copy-word]");
+  const defaultText = label?.dataset.copyWord || "Copy";
+  let result = "Copied";
   try {
     await navigator.clipboard.writeText(button.dataset.copy || source?.textContent || "");
   } catch {
-    // Without a secure context there is no clipboard: select the text for the person instead.
-    said = source ? "Press Ctrl C" : "Not allowed here";
+    // The clipboard requires a secure context: select the text instead.
+    result = source ? "Press Ctrl C" : "Copy failed";
     if (source) getSelection().selectAllChildren(source);
   }
-  if (!word) return;
-  word.textContent = said;
+  if (!label) return;
+  label.textContent = result;
   const live = document.getElementById("live");
-  if (live) live.textContent = said;
-  setTimeout(() => { word.textContent = before; }, 2000);
+  if (live) live.textContent = result;
+  setTimeout(() => { label.textContent = defaultText; }, 2000);
 });

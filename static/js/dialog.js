@@ -1,20 +1,21 @@
-// [data-dialog="id"]: opens that <dialog>. Closing is the dialog's own form.
-// The dialog of keys lists what this page adds: every [data-hotkey] with its words.
+// [data-dialog="id"]: opens that <dialog>, which closes itself through its form.
+// The shortcuts dialog also lists the page's own shortcuts: every [data-hotkey] with its label.
 function listPageKeys(dialog) {
   const list = dialog.querySelector("[data-page-keys]");
   if (!list) return;
   const keys = new Map();
-  for (const one of document.querySelectorAll("[data-hotkey]")) {
-    const bare = one.cloneNode(true);
-    for (const part of bare.querySelectorAll("kbd, svg")) part.remove();
-    const words = one.dataset.hotkeyWords || one.getAttribute("aria-label") || bare.textContent;
-    const where = one.closest("[data-rows]") ? ", in a row" : "";
-    if (!keys.has(one.dataset.hotkey)) keys.set(one.dataset.hotkey, words.trim().replace(/\s+/g, " ") + where);
+  for (const control of document.querySelectorAll("[data-hotkey]")) {
+    const copy = control.cloneNode(true);
+    for (const part of copy.querySelectorAll("kbd, svg")) part.remove();
+    const label = control.dataset.hotkeyWords || control.getAttribute("aria-label") || copy.textContent;
+    const scope = control.closest("[data-rows]") ? " (in a row)" : "";
+    const key = control.dataset.hotkey;
+    if (!keys.has(key)) keys.set(key, label.trim().replace(/\s+/g, " ") + scope);
   }
-  list.replaceChildren(...[...keys].map(([key, words]) => {
+  list.replaceChildren(...[...keys].map(([key, label]) => {
     const row = document.createElement("div");
     row.append(document.createElement("dt"), document.createElement("dd"));
-    row.firstChild.textContent = words;
+    row.firstChild.textContent = label;
     row.lastChild.append(document.createElement("kbd"));
     row.lastChild.firstChild.textContent = key;
     return row;

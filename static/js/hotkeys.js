@@ -1,11 +1,12 @@
-// The global keys. Off while typing, and everywhere when <html data-keys="off">.
-//   [data-go="s"]       g then s follows this link          [data-search]   / focuses this field
-//   [data-rows]         j and k move through its children   [data-undo]     u presses the newest,
-//                                                                           a button or a form
-//   [data-hotkey="a"]   a presses this; inside a row of [data-rows] only while the row has the focus
-let waitingForGo = 0;
+// Single-key shortcuts. Off while typing in a field, and if <html data-keys="off">.
+//   [data-go="s"]       g, then s: follow this link
+//   [data-search]       /: focus this field
+//   [data-rows]         j and k: move through its children
+//   [data-undo]         u: press the newest button or submit the newest form
+//   [data-hotkey="a"]   a: press this; inside a row of [data-rows] only if the row has the focus
+let goDeadline = 0; // until when the second key of a "g" sequence is accepted
 
-function typing(target) {
+function isTyping(target) {
   return target.isContentEditable
     || target.matches("textarea, select, input:not([type=checkbox], [type=radio], [type=button], [type=submit])");
 }
@@ -14,7 +15,7 @@ function currentRow() {
   return document.activeElement?.closest("[data-rows] > *");
 }
 
-function handleOf(row) {
+function focusTarget(row) {
   return row.querySelector("[data-open], th a") || row.querySelector("a, input, button");
 }
 
@@ -22,20 +23,20 @@ function move(step) {
   const row = currentRow();
   const list = row ? row.parentElement : document.querySelector("[data-rows]");
   if (!list) return false;
-  const rows = [...list.children].filter((one) => !one.hidden && handleOf(one));
+  const rows = [...list.children].filter((child) => !child.hidden && focusTarget(child));
   const next = row ? rows[rows.indexOf(row) + step] : rows[step > 0 ? 0 : rows.length - 1];
   if (next) {
-    handleOf(next).focus();
+    focusTarget(next).focus();
     next.scrollIntoView({ block: "nearest" });
   }
   return true;
 }
 
-// What selects a row: its own box, or that of the same tool in the board's list. A box that acts at
-// once, as that of a preload, selects nothing.
-function selectorOf(row) {
-  const same = row?.dataset.row && `[data-pick="${CSS.escape(row.dataset.row)}"] [data-select-row]`;
-  return row?.querySelector("[data-select-row], .pick input[type=checkbox]") || (same && document.querySelector(same));
+// The checkbox that selects a row: its own, or that of the same tool in the board's list. Checkboxes
+// that act immediately, like the preload toggle, do not select.
+function rowCheckbox(row) {
+  const sameTool = row?.dataset.row && `[data-pick="${CSS.escape(row.dataset.row)}"] [data-select-row]`;
+  return row?.querySelector("[data-select-row], .pick input[type=checkbox]") || (sameTool && document.querySelector(sameTool));
 }
 
 function press(element, shiftKey = false) {
@@ -52,7 +53,7 @@ function go(letter) {
 function pressHotkey(key) {
   const selector = `[data-hotkey="${CSS.escape(key)}"]`;
   const inRow = currentRow()?.querySelector(selector);
-  const onPage = [...document.querySelectorAll(selector)].find((one) => !one.closest("[data-rows]"));
+  const onPage = [...document.querySelectorAll(selector)].find((control) => !control.closest("[data-rows]"));
   return press(inRow || onPage);
 }
 
@@ -66,14 +67,14 @@ function openRowMenu() {
 }
 
 function undo() {
-  const offers = [...document.querySelectorAll("[data-undo]")].filter((one) => !one.closest(".still"));
-  const newest = offers.findLast((one) => one.closest("#toasts")) || offers.at(-1);
+  const offers = [...document.querySelectorAll("[data-undo]")].filter((control) => !control.closest(".still"));
+  const newest = offers.findLast((control) => control.closest("#toasts")) || offers.at(-1);
   if (!newest?.matches("form")) return press(newest);
   newest.requestSubmit();
   return true;
 }
 
-const ACTS = {
+const ACTIONS = {
   "?": () => press(document.querySelector('[data-dialog="keys"]')),
   "/": () => {
     const field = document.querySelector("[data-search]");
@@ -83,35 +84,35 @@ const ACTS = {
   },
   j: () => move(1),
   k: () => move(-1),
-  x: () => press(selectorOf(currentRow())),
-  X: () => press(selectorOf(currentRow()), true),
+  x: () => press(rowCheckbox(currentRow())),
+  X: () => press(rowCheckbox(currentRow()), true),
   ".": openRowMenu,
   u: undo,
   Enter: () => {
     const row = currentRow();
-    const inLink = document.activeElement?.matches("a, button, summary");
-    return Boolean(row) && !inLink && press(row.querySelector("[data-open], th a"));
+    const onControl = document.activeElement?.matches("a, button, summary");
+    return Boolean(row) && !onControl && press(row.querySelector("[data-open], th a"));
   },
 };
 
 document.addEventListener("keydown", (event) => {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") {
-    // Dialogs and menus close themselves; what is left is a field or a row.
+    // Dialogs and menus close themselves; here a field or a row loses the focus.
     if (!document.querySelector("dialog[open]")) document.activeElement?.blur();
     return;
   }
   if (document.documentElement.dataset.keys === "off") return;
-  if (typing(event.target) || document.querySelector("dialog[open]")) return;
-  let done;
-  if (Date.now() < waitingForGo) {
-    waitingForGo = 0;
-    done = go(event.key);
+  if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
+  let handled;
+  if (Date.now() < goDeadline) {
+    goDeadline = 0;
+    handled = go(event.key);
   } else if (event.key === "g" && !event.shiftKey) {
-    waitingForGo = Date.now() + 1500;
-    done = true;
+    goDeadline = Date.now() + 1500;
+    handled = true;
   } else {
-    done = (ACTS[event.key] && ACTS[event.key]()) || (event.key !== "Enter" && pressHotkey(event.key));
+    handled = (ACTIONS[event.key] && ACTIONS[event.key]()) || (event.key !== "Enter" && pressHotkey(event.key));
   }
-  if (done) event.preventDefault();
+  if (handled) event.preventDefault();
 });

@@ -1,4 +1,4 @@
-// details[data-menu]: one open at a time, closed by Esc and by a click elsewhere.
+// details[data-menu]: at most one is open; Esc and a click elsewhere close it.
 function closeMenus(except) {
   for (const menu of document.querySelectorAll("details[data-menu][open]")) {
     if (menu !== except) menu.open = false;
@@ -6,9 +6,9 @@ function closeMenus(except) {
 }
 
 document.addEventListener("click", (event) => {
-  const inside = event.target.closest("details[data-menu]");
-  const chosen = inside && event.target.closest("button, a");
-  closeMenus(chosen ? null : inside);
+  const menu = event.target.closest("details[data-menu]");
+  const item = menu && event.target.closest("button, a");
+  closeMenus(item ? null : menu);
 });
 
 document.addEventListener("keydown", (event) => {

@@ -1,19 +1,19 @@
-// The command palette: Ctrl K or [data-palette] opens the dialog, whose field is a combobox over
-// the list that the server finds. The focus stays in the field; arrows move aria-activedescendant.
+// Command palette: Ctrl K or [data-palette] opens the dialog. Its field is a combobox over the results
+// of the server. The focus stays in the field; arrow keys move aria-activedescendant.
 (() => {
   const dialog = document.querySelector("[data-palette-dialog]");
   if (!dialog) return;
   const field = dialog.querySelector("[role=combobox]");
   const list = dialog.querySelector("#palette-found");
   const status = dialog.querySelector("[data-palette-status]");
-  let cameFrom = null;
-  let enterWaits = false; // pressed before the answer to the newest word was there
+  let previousFocus = null;
+  let pendingEnter = false; // Enter was pressed before the results arrived
 
   const options = () => [...list.querySelectorAll("[role=option]")];
-  const chosen = () => list.querySelector('[aria-selected="true"]');
+  const selected = () => list.querySelector('[aria-selected="true"]');
 
-  function choose(option) {
-    chosen()?.setAttribute("aria-selected", "false");
+  function select(option) {
+    selected()?.setAttribute("aria-selected", "false");
     if (option) {
       option.setAttribute("aria-selected", "true");
       option.scrollIntoView({ block: "nearest" });
@@ -23,7 +23,7 @@
 
   function open() {
     if (dialog.open) return;
-    cameFrom = document.activeElement;
+    previousFocus = document.activeElement;
     field.value = "";
     dialog.showModal();
     field.focus();
@@ -33,18 +33,18 @@
   function move(step) {
     const all = options();
     if (!all.length) return;
-    const at = all.indexOf(chosen());
-    choose(all[(at + step + all.length) % all.length]);
+    const index = all.indexOf(selected());
+    select(all[(index + step + all.length) % all.length]);
   }
 
-  const MOVES = {
+  const KEYS = {
     ArrowDown: () => move(1),
-    ArrowUp: () => (chosen() ? move(-1) : choose(options().pop())),
-    PageDown: () => choose(options().at(-1)),
-    PageUp: () => choose(options()[0]),
+    ArrowUp: () => (selected() ? move(-1) : select(options().pop())),
+    PageDown: () => select(options().at(-1)),
+    PageUp: () => select(options()[0]),
     Enter: () => {
-      if (chosen()) chosen().click();
-      else enterWaits = true;
+      if (selected()) selected().click();
+      else pendingEnter = true;
     },
   };
 
@@ -62,35 +62,34 @@
   });
 
   field.addEventListener("keydown", (event) => {
-    const act = !event.isComposing && MOVES[event.key];
-    if (!act) return;
+    const action = !event.isComposing && KEYS[event.key];
+    if (!action) return;
     event.preventDefault();
-    act();
+    action();
   });
   field.addEventListener("input", () => {
-    choose(null);
-    enterWaits = false;
+    select(null);
+    pendingEnter = false;
   });
   list.addEventListener("htmx:afterSwap", () => {
-    choose(options()[0]);
+    select(options()[0]);
     field.setAttribute("aria-expanded", String(Boolean(options().length)));
-    const said = list.querySelector("[data-palette-said]")?.dataset.paletteSaid || "";
-    status.textContent = said;
+    status.textContent = list.querySelector("[data-palette-said]")?.dataset.paletteSaid || "";
     list.scrollTop = 0;
-    if (enterWaits) chosen()?.click();
-    enterWaits = false;
+    if (pendingEnter) selected()?.click();
+    pendingEnter = false;
   });
   list.addEventListener("pointermove", (event) => {
     const option = event.target.closest("[role=option]");
-    if (option && option !== chosen()) choose(option);
+    if (option && option !== selected()) select(option);
   });
   dialog.addEventListener("click", (event) => {
-    // Outside the box, or on a link into this very page.
+    // A click outside the box, or on a link within this page.
     if (event.target === dialog || event.target.closest("a[role=option]")) dialog.close();
   });
   dialog.addEventListener("close", () => {
-    cameFrom?.focus?.();
-    cameFrom = null;
-    enterWaits = false;
+    previousFocus?.focus?.();
+    previousFocus = null;
+    pendingEnter = false;
   });
 })();

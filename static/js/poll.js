@@ -1,8 +1,8 @@
-// [data-poll="url"]: replaces itself with the answer, every 2 s while data-poll-state is "running",
+// [data-poll="url"]: replaces itself with the response every 2 s while data-poll-state is "running",
 // every 60 s while "idle", never while "done" or while the page is hidden. After five failures it
-// writes "Paused" in its [data-poll-note], and goes on when its [data-poll-resume] is pressed.
-const PACE = { running: 2000, idle: 60000 };
-const FAILURES = 5;
+// shows "Paused" in its [data-poll-note] until its [data-poll-resume] is pressed.
+const INTERVALS = { running: 2000, idle: 60000 }; // milliseconds
+const MAX_FAILURES = 5;
 const polls = new Map();
 
 function pollOf(element) {
@@ -14,11 +14,11 @@ function pollOf(element) {
 function showPaused(element, paused) {
   const note = element.querySelector("[data-poll-note]");
   const resume = element.querySelector("[data-poll-resume]");
-  if (note) note.textContent = paused ? "Paused: five tries had no answer." : "";
+  if (note) note.textContent = paused ? "Paused after five failed attempts." : "";
   if (resume) resume.hidden = !paused;
 }
 
-async function ask(element, poll) {
+async function refresh(element, poll) {
   poll.busy = true;
   poll.last = Date.now();
   const ok = new Promise((resolve) => {
@@ -28,27 +28,27 @@ async function ask(element, poll) {
   });
   poll.failures = (await ok) ? 0 : poll.failures + 1;
   poll.busy = false;
-  if (poll.failures >= FAILURES && element.isConnected) showPaused(element, true);
+  if (poll.failures >= MAX_FAILURES && element.isConnected) showPaused(element, true);
 }
 
-function look(now) {
+function pollDue(immediately) {
   if (document.hidden) return;
   for (const element of document.querySelectorAll("[data-poll]")) {
     const poll = pollOf(element);
-    const pace = PACE[element.dataset.pollState];
-    if (!pace || poll.busy || poll.failures >= FAILURES) continue;
-    // A person at work inside the part keeps it: a swap would take the focus away.
+    const interval = INTERVALS[element.dataset.pollState];
+    if (!interval || poll.busy || poll.failures >= MAX_FAILURES) continue;
+    // Do not replace an element in which the user is typing: it would lose the focus.
     if (element.contains(document.activeElement) && element.querySelector(":focus:is(input, textarea, select)")) continue;
-    if (now || Date.now() - poll.last >= pace) ask(element, poll);
+    if (immediately || Date.now() - poll.last >= interval) refresh(element, poll);
   }
 }
 
-setInterval(() => look(false), 500);
-document.addEventListener("visibilitychange", () => look(true));
+setInterval(() => pollDue(false), 500);
+document.addEventListener("visibilitychange", () => pollDue(true));
 document.addEventListener("click", (event) => {
   const element = event.target.closest("[data-poll-resume]")?.closest("[data-poll]");
   if (!element) return;
   pollOf(element).failures = 0;
   showPaused(element, false);
-  ask(element, pollOf(element));
+  refresh(element, pollOf(element));
 });

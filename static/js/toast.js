@@ -1,5 +1,5 @@
-// [data-toast]: leaves after ten seconds, and waits while it is pointed at or has the focus.
-// [data-dismiss] inside it takes it away at once.
+// [data-toast]: removed after ten seconds, not counting time with hover or focus.
+// [data-dismiss] inside it removes it immediately.
 const TOAST_SECONDS = 10;
 const toastAges = new WeakMap();
 

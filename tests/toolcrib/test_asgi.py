@@ -1,7 +1,7 @@
-"""What is said where a request gets no answer of its own: cut, failed, or with a wrong method.
+"""Error responses of the ASGI application: cancelled, failed, and with a wrong method.
 
-Over the ASGI application as it is served. `/api/` says it in the one shape of errors, `/mcp` in
-JSON-RPC with that shape in it, pages in words.
+`/api/` returns the API error format, `/mcp` a JSON-RPC error with that format as its data, pages
+plain text.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from toolcrib.asgi import Router
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 
-class Told:
-    """What came back over ASGI."""
+class AsgiResponse:
+    """Collects the ASGI messages of a response."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -40,27 +40,27 @@ class Told:
         return b"".join(part.get("body", b"") for part in self.messages[1:])
 
     def error(self, path: str) -> dict[str, Any]:
-        """Our own shape, from wherever it is at this address."""
+        """Return the error in the API format, whatever wraps it at this path."""
         assert self.headers["content-type"].startswith("application/json"), self.body
-        said = json.loads(self.body)
+        body = json.loads(self.body)
         if path.startswith("/mcp"):
-            assert (said["jsonrpc"], said["id"], said["error"]["code"]) == ("2.0", None, -32000)
-            assert said["error"]["message"]
-            said = {"error": said["error"]["data"]}
-        assert said.keys() == {"error"}
-        assert said["error"].keys() - {"details"} == {"code", "message", "hint"}
-        return dict(said["error"])
+            assert (body["jsonrpc"], body["id"], body["error"]["code"]) == ("2.0", None, -32000)
+            assert body["error"]["message"]
+            body = {"error": body["error"]["data"]}
+        assert body.keys() == {"error"}
+        assert body["error"].keys() - {"details"} == {"code", "message", "hint"}
+        return dict(body["error"])
 
 
 def scope(method: str, path: str, **headers: str) -> dict[str, Any]:
-    given = {"host": "localhost"} | {name.replace("_", "-"): v for name, v in headers.items()}
+    all_headers = {"host": "localhost"} | {name.replace("_", "-"): v for name, v in headers.items()}
     return {
         "type": "http",
         "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
         "scheme": "http",
@@ -68,7 +68,7 @@ def scope(method: str, path: str, **headers: str) -> dict[str, Any]:
     }
 
 
-def receiving() -> Any:
+def empty_body() -> Any:
     messages = [{"type": "http.request", "body": b"", "more_body": False}]
 
     async def receive() -> Any:
@@ -79,33 +79,33 @@ def receiving() -> Any:
     return receive
 
 
-def served() -> Router:
+def started_router() -> Router:
     router = Router()
     router.started = True
     return router
 
 
-async def asked(router: Router, method: str, path: str, **headers: str) -> Told:
-    told = Told()
-    await router(scope(method, path, **headers), receiving(), told.send)
-    return told
+async def request(router: Router, method: str, path: str, **headers: str) -> AsgiResponse:
+    response = AsgiResponse()
+    await router(scope(method, path, **headers), empty_body(), response.send)
+    return response
 
 
-# --- A method that an address does not take -------------------------------------------------------
+# --- Methods that are not allowed -----------------------------------------------------------------
 
 
-def test_every_address_of_the_api_refuses_a_wrong_method_in_the_one_shape(db):
+def test_every_api_path_rejects_a_wrong_method_in_the_error_format(db):
     paths = api.get_openapi_schema()["paths"]
     assert len(paths) > 40
 
     async def scenario():
-        router = served()
+        router = started_router()
         for path, operations in paths.items():
             wrong = next(name for name in METHODS if name.lower() not in operations)
-            told = await asked(router, wrong, re.sub(r"\{\w+\}", "1", path))
-            assert told.status == 405, (wrong, path)
-            assert told.error(path)["code"] == "method_not_allowed"
-            allowed = {name.strip().lower() for name in told.headers["allow"].split(",")}
+            response = await request(router, wrong, re.sub(r"\{\w+\}", "1", path))
+            assert response.status == 405, (wrong, path)
+            assert response.error(path)["code"] == "method_not_allowed"
+            allowed = {name.strip().lower() for name in response.headers["allow"].split(",")}
             assert allowed <= operations.keys(), path
 
     asyncio.run(scenario())
@@ -124,104 +124,106 @@ def test_every_address_of_the_api_refuses_a_wrong_method_in_the_one_shape(db):
         ("GET", "2031-01-01", "text/event-stream", "POST"),
     ],
 )
-def test_the_mcp_endpoint_refuses_a_wrong_method_in_json_rpc(method, version, accept, allow, path):
-    given = {"accept": accept} | ({"mcp_protocol_version": version} if version else {})
-    told = asyncio.run(asked(served(), method, path, **given))
-    assert (told.status, told.headers["allow"]) == (405, allow)
-    assert told.error(path)["code"] == "method_not_allowed"
+def test_the_mcp_endpoint_rejects_a_wrong_method_in_json_rpc(method, version, accept, allow, path):
+    headers = {"accept": accept} | ({"mcp_protocol_version": version} if version else {})
+    response = asyncio.run(request(started_router(), method, path, **headers))
+    assert (response.status, response.headers["allow"]) == (405, allow)
+    assert response.error(path)["code"] == "method_not_allowed"
 
 
-def test_a_host_that_is_not_ours_is_refused_in_the_shape_of_the_address():
+def test_an_unknown_host_is_rejected_in_the_format_of_the_path():
     for path, status in (("/api/v1/tools", 400), ("/mcp", 421)):
-        told = asyncio.run(asked(served(), "POST", path, host="evil.example"))
-        assert told.status == status
-        assert told.error(path)["hint"]
+        response = asyncio.run(request(started_router(), "POST", path, host="evil.example"))
+        assert response.status == status
+        assert response.error(path)["hint"]
 
 
-# --- A request that is cut, or that fails ---------------------------------------------------------
+# --- Requests that are cancelled or fail ----------------------------------------------------------
 
 PATHS = ["/api/v1/tools", "/api/v1/sessions/ses_1/search", "/api/v1/sessions/ses_1/call", "/mcp"]
 
 
 class Handler:
-    """Stands where Django and the SDK do: says that it began, and waits."""
+    """Replaces Django and the SDK: signals that it started, then waits."""
 
     def __init__(self, first: dict[str, Any] | None = None) -> None:
         self.first = first
-        self.began, self.go = asyncio.Event(), asyncio.Event()
-        self.late: asyncio.Task[None] | None = None
+        self.started, self.proceed = asyncio.Event(), asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def answer() -> None:
+        async def respond() -> None:
             if self.first:
                 await send(self.first)
-            self.began.set()
-            await self.go.wait()
+            self.started.set()
+            await self.proceed.wait()
             await send({"type": "http.response.start", "status": 200, "headers": []})
 
-        # As Django does it, whose task for the view outlives the request.
-        self.late = asyncio.create_task(answer())
-        await asyncio.wait({self.late})
-        self.late.result()
+        # Like Django, whose task for the view outlives the request.
+        self.task = asyncio.create_task(respond())
+        await asyncio.wait({self.task})
+        self.task.result()
 
 
-async def under(router: Router, path: str, handler: Handler) -> tuple[Told, "asyncio.Task[None]"]:
+async def start_request(
+    router: Router, path: str, handler: Handler
+) -> tuple[AsgiResponse, "asyncio.Task[None]"]:
     router.api = router.pages = router.mcp = handler  # type: ignore[assignment]
-    told = Told()
-    task = asyncio.create_task(router(scope("POST", path), receiving(), told.send))
-    await handler.began.wait()
-    return told, task
+    response = AsgiResponse()
+    task = asyncio.create_task(router(scope("POST", path), empty_body(), response.send))
+    await handler.started.wait()
+    return response, task
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/mcp/ses_1", "/servers"])
-def test_a_request_that_is_cut_at_the_end_is_told_that_toolcrib_stops(path):
+def test_a_request_cancelled_at_shutdown_gets_a_503(path):
     async def scenario():
         handler = Handler()
-        told, task = await under(served(), path, handler)
+        response, task = await start_request(started_router(), path, handler)
         task.cancel()
-        await task  # ends without a word, so that uvicorn adds none
-        count = len(told.messages)
-        handler.go.set()
-        await handler.late
-        assert len(told.messages) == count, "a handler that goes on is not heard any more"
-        return told
+        await task  # returns normally, so that uvicorn sends nothing itself
+        count = len(response.messages)
+        handler.proceed.set()
+        await handler.task
+        assert len(response.messages) == count, "messages of a continuing handler must be dropped"
+        return response
 
-    told = asyncio.run(scenario())
-    assert (told.status, told.headers["retry-after"]) == (503, "2")
-    assert told.headers["connection"] == "close"
+    response = asyncio.run(scenario())
+    assert (response.status, response.headers["retry-after"]) == (503, "2")
+    assert response.headers["connection"] == "close"
     if path == "/servers":
-        assert told.body == b"Toolcrib stopped before it could answer. Try again in a moment.\n"
+        assert response.body == b"Toolcrib is shutting down. Retry in a moment.\n"
     else:
-        assert told.error(path)["code"] == "stopping"
+        assert response.error(path)["code"] == "stopping"
 
 
-def test_an_answer_that_was_begun_is_broken_off_and_not_written_over():
+def test_a_started_response_is_aborted_and_not_overwritten():
     first = {"type": "http.response.start", "status": 200, "headers": []}
 
     async def scenario():
-        told, task = await under(served(), "/api/v1/tools", Handler(first))
+        response, task = await start_request(started_router(), "/api/v1/tools", Handler(first))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return told
+        return response
 
     assert asyncio.run(scenario()).messages == [first]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_fault_of_ours_has_the_shape_and_a_number_in_the_log(path, caplog):
+def test_an_internal_error_has_the_error_format_and_an_id_in_the_log(path, caplog):
     class Broken(Handler):
         async def __call__(self, *args: Any) -> None:
             raise LookupError("a secret")
 
     async def scenario():
-        router = served()
+        router = started_router()
         router.api = router.mcp = Broken()
-        return await asked(router, "POST", path)
+        return await request(router, "POST", path)
 
-    told = asyncio.run(scenario())
-    assert told.status == 500
-    error = told.error(path)
+    response = asyncio.run(scenario())
+    assert response.status == 500
+    error = response.error(path)
     assert error["code"] == "internal"
-    assert error["hint"].removeprefix("The log has it as ").rstrip(".") in caplog.text
-    assert b"a secret" not in told.body
+    assert error["hint"].removeprefix("See request ").removesuffix(" in the log.") in caplog.text
+    assert b"a secret" not in response.body

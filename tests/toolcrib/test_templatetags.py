@@ -1,4 +1,4 @@
-"""What the interface's tags and filters say."""
+"""Template tags and filters."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -13,13 +13,13 @@ from toolcrib.pages import style_guide
 from toolcrib.templatetags import toolcrib as tags
 
 
-def draw(source, path="/tools/", **values):
+def render(source, path="/tools/", **values):
     request = RequestFactory().get(path)
     return Template(source).render(Context({"request": request, **values}))
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         (0, "0 ms"),
         (0.42, "420 ms"),
@@ -32,19 +32,20 @@ def draw(source, path="/tools/", **values):
         (None, "–"),
     ],
 )
-def test_durations_use_the_two_largest_units(seconds, said):
-    assert tags.duration(seconds) == said
+def test_durations_use_the_two_largest_units(seconds, text):
+    assert tags.duration(seconds) == text
 
 
-def test_numbers_have_separators():
+def test_numbers_have_thousands_separators_and_a_minus_sign():
     assert tags.thousands(1234567) == "1,234,567"
     assert tags.tokens(1940) == "≈1,940 tokens"
     assert tags.tokens(1) == "≈1 token"
     assert tags.thousands(None) == "–"
+    assert tags.thousands(-1940) == "−1,940"
 
 
 @pytest.mark.parametrize(
-    ("age", "said"),
+    ("age", "text"),
     [
         (timedelta(seconds=2), "just now"),
         (timedelta(seconds=42), "42 s ago"),
@@ -54,37 +55,37 @@ def test_numbers_have_separators():
         (timedelta(minutes=-5, seconds=-5), "in 5 min"),
     ],
 )
-def test_times_are_said_as_distances(age, said):
-    assert f">{said}</time>" in tags.ago(timezone.now() - age)
+def test_times_are_shown_as_distances(age, text):
+    assert f">{text}</time>" in tags.ago(timezone.now() - age)
 
 
-def test_a_time_carries_its_full_form():
-    drawn = tags.ago(datetime(2025, 11, 3, 14, 2, 11, tzinfo=UTC))
+def test_a_time_has_its_full_form_as_title():
+    html = tags.ago(datetime(2025, 11, 3, 14, 2, 11, tzinfo=UTC))
 
-    assert 'datetime="2025-11-03T14:02:11+00:00"' in drawn
-    assert 'title="Mon 3 Nov 2025, 14:02:11 UTC"' in drawn
+    assert 'datetime="2025-11-03T14:02:11+00:00"' in html
+    assert 'title="Mon 3 Nov 2025, 14:02:11 UTC"' in html
     assert tags.ago(None) == "never"
 
 
 @pytest.mark.parametrize(
     "code", [0x202E, 0x200B, 0x2066, 0xE0041, 0x07, 0x1B, 0xAD, 0x3164, 0xFEFF]
 )
-def test_characters_that_hide_are_written_out(code):
+def test_hidden_characters_are_escaped(code):
     assert tags.visible(f"a{chr(code)}b") == f"a⟨U+{code:04X}⟩b"
 
 
-def test_ordinary_text_of_any_script_stays_as_it_is():
+def test_ordinary_text_of_any_script_is_unchanged():
     text = "Straße, 東京, עברית, naïve 🙂\n\tline two"
     assert tags.visible(text) == text
     assert tags.visible("a\r\nb") == "a\nb"
 
 
-def test_visible_text_is_escaped_even_when_it_claims_to_be_safe():
-    assert draw("{{ text|visible }}", text=SafeString("<b>")) == "&lt;b&gt;"
+def test_visible_text_is_escaped_even_if_marked_as_safe():
+    assert render("{{ text|visible }}", text=SafeString("<b>")) == "&lt;b&gt;"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("Return it. Then stop.", "Return it."),
         ("Return a city, e.g. Oslo. Then stop.", "Return a city, e.g. Oslo."),
@@ -93,8 +94,8 @@ def test_visible_text_is_escaped_even_when_it_claims_to_be_safe():
         ("", ""),
     ],
 )
-def test_the_first_sentence_is_found(text, said):
-    assert tags.first_sentence(text) == said
+def test_the_first_sentence_is_found(text, sentence):
+    assert tags.first_sentence(text) == sentence
 
 
 def test_a_long_first_sentence_is_cut_at_a_word():
@@ -104,75 +105,75 @@ def test_a_long_first_sentence_is_cut_at_a_word():
 def test_a_query_string_changes_one_parameter_and_keeps_the_others():
     path = "/tools/?server=a&server=b&q=x+y&after=9"
 
-    assert draw("{% query_string q='z' %}", path) == "?server=a&amp;server=b&amp;q=z"
-    assert draw("{% query_string q=None %}", path) == "?server=a&amp;server=b"
-    assert draw("{% query_string after='12' q='' %}", "/?q=x") == "?after=12"
+    assert render("{% query_string q='z' %}", path) == "?server=a&amp;server=b&amp;q=z"
+    assert render("{% query_string q=None %}", path) == "?server=a&amp;server=b"
+    assert render("{% query_string after='12' q='' %}", "/?q=x") == "?after=12"
 
 
-def test_a_sort_header_says_its_order_and_turns_it():
+def test_a_sort_header_shows_its_order_and_reverses_it():
     head = "{% sort_header 'tokens' 'Tokens' default='-tokens' number=True %}"
 
-    assert 'aria-sort="descending"' in draw(head)
-    assert 'href="?sort=tokens"' in draw(head)
-    assert 'aria-sort="ascending"' in draw(head, "/?sort=tokens")
-    assert "aria-sort" not in draw(head, "/?sort=name")
+    assert 'aria-sort="descending"' in render(head)
+    assert 'href="?sort=tokens"' in render(head)
+    assert 'aria-sort="ascending"' in render(head, "/?sort=tokens")
+    assert "aria-sort" not in render(head, "/?sort=name")
 
 
-def test_a_status_is_a_glyph_and_a_word():
-    drawn = draw("{% status 'failing' count=3 %}")
+def test_a_status_has_a_glyph_and_a_label():
+    html = render("{% status 'failing' count=3 %}")
 
-    assert "#glyph-triangle" in drawn
-    assert "Failing (3)" in drawn
-    assert "tone-bad" in drawn
-    assert "&lt;odd&gt;" in draw("{% status state %}", state="<odd>")
+    assert "#glyph-triangle" in html
+    assert "Failing, 3 retries" in html
+    assert "tone-bad" in html
+    assert "&lt;odd&gt;" in render("{% status state %}", state="<odd>")
 
 
-def test_a_badge_says_whose_claim_it_is():
-    assert "says the server" in draw("{% badge 'destructive' %}")
+def test_a_badge_states_that_the_server_reports_it():
+    assert "reported by server" in render("{% badge 'destructive' %}")
     assert tags.claims({"readOnlyHint": True, "destructiveHint": "yes"}) == ["read-only"]
 
 
 def test_a_token_bar_has_its_number_and_names_its_estimator():
-    drawn = draw("{% token_bar 1640 300 0 0 budget=1500 %}")
+    html = render("{% token_bar 1640 300 0 0 budget=1500 %}")
 
-    assert "≈1,940 / 1,500" in drawn
-    assert "≈440 over" in drawn
-    assert "Estimated with" in drawn
-    assert 'fill="url(#hatch)"' in drawn
+    assert "≈1,940 / 1,500" in html
+    assert "≈440 over" in html
+    assert "Estimated with" in html
+    assert 'fill="url(#hatch)"' in html
 
 
-def test_a_diff_marks_and_says_what_was_added_and_removed():
-    drawn = draw(
+def test_a_diff_marks_added_and_removed_text():
+    html = render(
         "{% diff spans %}", spans=[("same", "a "), ("removed", "<b>"), ("added", "\u202ec")]
     )
 
-    assert "a <del>" in drawn
-    assert "[removed: </i>&lt;b&gt;" in drawn
-    assert "[added: </i>⟨U+202E⟩c" in drawn
+    assert "a <del>" in html
+    assert "[removed: </i>&lt;b&gt;" in html
+    assert "[added: </i>⟨U+202E⟩c" in html
 
 
-def test_a_field_is_tied_to_its_help_and_its_errors():
+def test_a_field_references_its_help_text_and_errors():
     class NameForm(forms.Form):
         name = forms.CharField(help_text="Short.")
 
-    drawn = draw("{% error_summary form %}{% field form.name %}", form=NameForm({}))
+    html = render("{% error_summary form %}{% field form.name %}", form=NameForm({}))
 
-    assert 'aria-describedby="id_name_helptext id_name_error"' in drawn
-    assert 'id="id_name_helptext"' in drawn
-    assert 'id="id_name_error"' in drawn
-    assert '<a href="#id_name">Name</a>' in drawn
-    assert "1 field needs a change" in drawn
-
-
-def test_progress_shows_where_a_job_stopped():
-    drawn = draw("{% progress 'crm' 'listing' failed=True note='Answered HTML.' %}")
-
-    assert drawn.index("#glyph-check") < drawn.index("#glyph-cross")
-    assert "listing" in drawn
-    assert "Failed" in drawn
+    assert 'aria-describedby="id_name_helptext id_name_error"' in html
+    assert 'id="id_name_helptext"' in html
+    assert 'id="id_name_error"' in html
+    assert '<a href="#id_name">Name</a>' in html
+    assert "Correct 1 field:" in html
 
 
-def test_a_schema_becomes_an_outline():
+def test_progress_shows_the_failed_stage():
+    html = render("{% progress 'crm' 'listing' failed=True note='The response is HTML.' %}")
+
+    assert html.index("#glyph-check") < html.index("#glyph-cross")
+    assert "listing" in html
+    assert "Failed" in html
+
+
+def test_a_schema_is_rendered_as_an_outline():
     rows = tags.outline(style_guide.SCHEMA)
 
     assert [(row["name"], row["type"], row["required"]) for row in rows] == [
@@ -190,26 +191,26 @@ def test_a_schema_becomes_an_outline():
 )
 def test_a_schema_of_any_shape_can_be_outlined(schema):
     assert isinstance(tags.outline(schema), list)
-    assert isinstance(tags.type_word(schema), str)
+    assert isinstance(tags.type_name(schema), str)
 
 
-def test_a_deep_schema_is_cut():
+def test_a_deep_schema_is_truncated():
     schema = {"type": "string"}
     for _ in range(50):
         schema = {"type": "object", "properties": {"deeper": schema}}
 
-    drawn = draw("{% schema_outline schema %}", schema=schema)
+    html = render("{% schema_outline schema %}", schema=schema)
 
-    assert drawn.count("deeper") == tags.OUTLINE_DEPTH
+    assert html.count("deeper") == tags.OUTLINE_DEPTH
 
 
-def test_every_pattern_can_be_drawn_without_inline_script_or_style():
-    drawn = draw(
+def test_every_component_renders_without_inline_script_or_style():
+    html = render(
         "{% include 'toolcrib/pages/style_guide.html' %}", "/patterns/", **style_guide.sample()
     )
 
-    assert " style=" not in drawn
-    assert " onclick=" not in drawn
-    assert "<script>" not in drawn
-    for word, _tone, _glyph in tags.STATUSES.values():
-        assert word in drawn
+    assert " style=" not in html
+    assert " onclick=" not in html
+    assert "<script>" not in html
+    for label, _tone, _glyph in tags.STATUSES.values():
+        assert label in html

@@ -1,4 +1,4 @@
-"""Sign in, first setup, joining by link, theme; the list of people."""
+"""Views for sign-in, setup, password links, theme and the list of people."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 class SignInForm(AuthenticationForm):
     error_messages = {
-        "invalid_login": "The name or the password is not right.",
-        "inactive": "The name or the password is not right.",
+        "invalid_login": "Incorrect e-mail or password.",
+        "inactive": "Incorrect e-mail or password.",
     }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,13 +73,13 @@ class SetupForm(PasswordForm):
 @sensitive_post_parameters()
 @never_cache
 def setup(request: HttpRequest, code: str) -> HttpResponse:
-    """Make the first admin, once."""
-    if not invitations.right_setup_code(code):
+    """Create the first admin, once."""
+    if not invitations.is_valid_setup_code(code):
         if not invitations.setup_open():
             return redirect("sign-in")
         raise NotFound(
-            "This setup link is not right.",
-            hint="The program prints the right one each time it starts.",
+            "Invalid setup link.",
+            hint="Toolcrib prints the current link each time it starts.",
         )
     form = SetupForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -97,17 +97,17 @@ def setup(request: HttpRequest, code: str) -> HttpResponse:
 @sensitive_post_parameters()
 @never_cache
 def join(request: HttpRequest, uid: str, token: str) -> HttpResponse:
-    """Choose a password by link."""
-    user = invitations.person_of(uid, token)
+    """Set a password through an invitation or password link."""
+    user = invitations.find_link_user(uid, token)
     if user is None:
         raise NotFound(
-            "This link was used or is too old.",
-            hint="Ask an admin for a new one: manage.py reset_password NAME.",
+            "This link was already used or has expired.",
+            hint="Ask an admin for a new link: manage.py reset_password NAME.",
         )
     form = PasswordForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            invitations.choose_password(user, form.cleaned_data["password"])
+            invitations.set_password(user, form.cleaned_data["password"])
         except Invalid as error:
             form.add_error("password", error.message)
         else:
@@ -128,27 +128,27 @@ def _status(form: forms.Form) -> int:
 @login_not_required
 @require_POST
 def theme(request: HttpRequest) -> HttpResponse:
-    """Keep the chosen theme in a cookie, so that the server paints it first."""
-    chosen = request.POST.get("theme", "")
-    if chosen not in ("light", "dark", "auto"):
-        raise Invalid("A theme is light, dark or auto.")
+    """Store the theme in a cookie, so that the server renders it."""
+    selected = request.POST.get("theme", "")
+    if selected not in ("light", "dark", "auto"):
+        raise Invalid("The theme must be light, dark or auto.")
     target = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()}):
         target = reverse("overview")
     response = HttpResponseRedirect(target)
-    response.set_cookie("theme", chosen, max_age=31_536_000, samesite="Lax", httponly=False)
+    response.set_cookie("theme", selected, max_age=31_536_000, samesite="Lax", httponly=False)
     return response
 
 
-# --- The list of people -------------------------------------------------------------------------
+# --- List of people -----------------------------------------------------------------------------
 
-ROLES = {role.word: role for role in (Role.OPERATOR, Role.ADMIN, Role.OUTSIDER)}
-ROLE_WORDS = {
+ROLES = {role.label: role for role in (Role.OPERATOR, Role.ADMIN, Role.OUTSIDER)}
+ROLE_DESCRIPTIONS = {
     "operator": "operator: reads everything and approves",
     "admin": "admin: edits everything",
-    "outsider": "outsider: may sign in, sees nothing",
+    "outsider": "outsider: no access",
 }
-MOST_PEOPLE = 500
+MAX_PEOPLE = 500
 
 
 class InviteForm(forms.Form):
@@ -157,14 +157,14 @@ class InviteForm(forms.Form):
         max_length=150,
         widget=forms.TextInput(attrs={"autocomplete": "off", "autocapitalize": "off"}),
     )
-    role = forms.ChoiceField(label="Role", choices=list(ROLE_WORDS.items()))
+    role = forms.ChoiceField(label="Role", choices=list(ROLE_DESCRIPTIONS.items()))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 @never_cache
 def people_list(request: HttpRequest) -> HttpResponse:
-    """Show who may come in; a POST invites somebody and shows the link, once."""
+    """List the people; a POST invites a person and shows the link once."""
     form = InviteForm(request.POST if request.method == "POST" else None)
     if not form.is_bound:
         return _people_page(request, form)
@@ -183,19 +183,19 @@ def people_list(request: HttpRequest) -> HttpResponse:
 def _people_page(
     request: HttpRequest, form: InviteForm, linked: User | None = None
 ) -> HttpResponse:
-    rows = list(User.objects.order_by("username")[: MOST_PEOPLE + 1])
+    rows = list(User.objects.order_by("username")[: MAX_PEOPLE + 1])
     context = {
         "side": side("people"),
         "people": [
             {
-                "person": one,
-                "role": invitations.kept_role(one).word,
-                "joined": one.has_usable_password(),
-                "me": one.pk == request.user.pk,
+                "person": user,
+                "role": invitations.stored_role(user).label,
+                "joined": user.has_usable_password(),
+                "is_self": user.pk == request.user.pk,
             }
-            for one in rows[:MOST_PEOPLE]
+            for user in rows[:MAX_PEOPLE]
         ],
-        "more": len(rows) > MOST_PEOPLE,
+        "more": len(rows) > MAX_PEOPLE,
         "roles": list(ROLES),
         "form": form if role_of(request.user) == Role.ADMIN else None,
         "linked": linked,
@@ -210,39 +210,39 @@ def _people_page(
 @admin_required
 @never_cache
 def change_person(request: HttpRequest, person_id: int, act: str) -> HttpResponse:
+    """Change a person's role, enable or disable them, or create a password link."""
     person = User.objects.filter(pk=person_id).first()
     if person is None:
-        raise NotFound("There is no such person.", hint="The list has everybody.")
+        raise NotFound("Person not found.", hint="Reload the list.")
     actor = actor_of(request)
     try:
         if act == "link":
-            invitations.reset(person.username, actor=actor)
+            invitations.record_password_reset(person.username, actor=actor)
             return _people_page(request, InviteForm(), linked=person)
-        said = _changed(person, act, request.POST.get("role", ""), actor)
+        message = _apply_change(person, act, request.POST.get("role", ""), actor)
     except Conflict as error:
         messages.error(request, error.sentence)
     else:
-        messages.success(request, said)
+        messages.success(request, message)
     return redirect("people")
 
 
-def _changed(person: User, act: str, role: str, actor: Actor) -> str:
+def _apply_change(person: User, act: str, role: str, actor: Actor) -> str:
+    """Change a role, or enable or disable a person; return the message to show."""
     if act == "role":
         if role not in ROLES:
-            raise Invalid(f"A role is one of: {', '.join(ROLES)}.")
+            raise Invalid(f"The role must be one of: {', '.join(ROLES)}.")
         invitations.change_role(person, ROLES[role], actor=actor)
-        return f"{person.username} is an {role} from now on."
+        return f"{person.username} now has the role {role}."
     if act not in ("enable", "disable"):
-        raise NotFound("There is no such act.", hint="Change the role, disable, or make a link.")
+        raise NotFound("Unknown action.", hint="Use role, enable, disable or link.")
     invitations.set_active(person, act == "enable", actor=actor)
-    return f"{person.username} {'may come in again' if act == 'enable' else 'is kept out'}."
+    return f"{'Enabled' if act == 'enable' else 'Disabled'} {person.username}."
 
 
 def locked_out(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-    """Answer after too many failures: the same for a name that exists and one that does not."""
-    error = ToolcribError(
-        "Too many failed attempts.", hint="Wait 15 minutes and try again.", status=429
-    )
+    """Return the lockout page. It is the same for existing and unknown names."""
+    error = ToolcribError("Too many failed attempts.", hint="Try again in 15 minutes.", status=429)
     response = render(
         request,
         "toolcrib/accounts/locked_out.html",

@@ -1,4 +1,4 @@
-"""The two databases: SQLite in the data folder, or PostgreSQL by URL."""
+"""Database settings: SQLite in the data directory, or PostgreSQL by URL."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
 
-from toolcrib.sqlite.checkpoints import AT_LATEST
+from toolcrib.sqlite.checkpoints import AUTOCHECKPOINT_PAGES
 
 
 def sqlite_database(data_dir: Path) -> dict[str, object]:
@@ -14,27 +14,27 @@ def sqlite_database(data_dir: Path) -> dict[str, object]:
         "ENGINE": "toolcrib.sqlite",
         "NAME": data_dir / "toolcrib.sqlite3",
         "OPTIONS": {
-            # Without IMMEDIATE a transaction that reads and then writes fails under contention
-            # however long the timeout is.
+            # Without IMMEDIATE, a transaction that reads and then writes fails under contention
+            # whatever the timeout.
             "transaction_mode": "IMMEDIATE",
             "timeout": 20,
-            # A dozen connections keep pages each; the system keeps the whole file anyway.
+            # Each of a dozen connections has its own cache; the OS caches the file anyway.
             "init_command": (
                 "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA foreign_keys=ON; "
-                f"PRAGMA cache_size=-500; PRAGMA wal_autocheckpoint={AT_LATEST};"
+                f"PRAGMA cache_size=-500; PRAGMA wal_autocheckpoint={AUTOCHECKPOINT_PAGES};"
             ),
         },
     }
 
 
 def make_tables_if_new(command: Sequence[str]) -> None:
-    """Make the tables of an embedded installation nobody has started, for a command of ours."""
+    """Migrate an empty embedded database before one of our own commands runs."""
     from django.conf import settings
     from django.core.management import call_command, get_commands
     from django.db import connection
 
-    ours = {"catalog", "servers", "sessions_app", "toolcrib"}
-    if not settings.EMBEDDED or not command or get_commands().get(command[0]) not in ours:
+    our_apps = {"catalog", "servers", "sessions_app", "toolcrib"}
+    if not settings.EMBEDDED or not command or get_commands().get(command[0]) not in our_apps:
         return
     if not connection.introspection.table_names():
         call_command("migrate", verbosity=0, interactive=False)
@@ -44,7 +44,7 @@ def database_from_url(url: str) -> dict[str, object]:
     parts = urlsplit(url)
     if parts.scheme not in {"postgres", "postgresql"} or not parts.path.strip("/"):
         raise ImproperlyConfigured(
-            "DATABASE_URL must look like postgresql://user:password@host:5432/name."
+            "DATABASE_URL must have the form postgresql://user:password@host:5432/name."
         )
     options: dict[str, object] = dict(parse_qsl(parts.query))
     options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 10}

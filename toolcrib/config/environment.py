@@ -1,6 +1,6 @@
-"""Read settings from environment variables; a bad value names its variable.
+"""Typed access to environment variables. Errors name the variable.
 
-Secrets may come from a file: `NAME_FILE` is read when `NAME` is not set.
+Secrets can be read from a file: `NAME_FILE` is used if `NAME` is not set.
 """
 
 import os
@@ -13,8 +13,8 @@ def text(name: str, default: str = "") -> str:
     return os.environ.get(name, default).strip()
 
 
-def given() -> frozenset[str]:
-    """Name the variables of ours that are set, never their values."""
+def set_variables() -> frozenset[str]:
+    """Return the names of the TOOLCRIB_ variables that are set, never their values."""
     return frozenset(name for name in os.environ if name.startswith("TOOLCRIB_") and text(name))
 
 
@@ -35,7 +35,7 @@ def number(name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:
         return default
     if not value.isdecimal() or not low <= int(value) <= high:
         raise ImproperlyConfigured(
-            f"{name} must be a whole number from {low} to {high}, not {value!r}."
+            f"{name} must be an integer from {low} to {high}, not {value!r}."
         )
     return int(value)
 
@@ -52,6 +52,4 @@ def secret(name: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise ImproperlyConfigured(
-            f"{name}_FILE names {path}, which cannot be read: {error.strerror}."
-        ) from error
+        raise ImproperlyConfigured(f"{name}_FILE: cannot read {path}: {error.strerror}.") from error

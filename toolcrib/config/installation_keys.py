@@ -1,4 +1,4 @@
-"""Keys of this installation: made once in the data folder, or required from the environment."""
+"""Secret and encryption keys: generated in the data directory, or required from the environment."""
 
 import os
 import secrets
@@ -10,21 +10,21 @@ GUESSABLE = ("change", "default", "example", "insecure", "placeholder", "secret"
 
 
 def make_private_dir(path: Path) -> None:
-    """Create the data folder for the owner alone; keep the mode of one that exists."""
+    """Create the data directory with mode 0700; keep the mode of an existing one."""
     if not path.exists():
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def make_private_file(path: Path) -> None:
-    """Create a file for the owner alone, for a library that would make it readable to all."""
+    """Create a file with mode 0600, for a library that would create it world-readable."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
 def local_key(path: Path) -> str:
-    """Return the key kept at `path`, making it on the first start.
+    """Return the key stored at `path`; generate it on the first start.
 
-    Written beside and linked into place, so that two processes starting at once agree on one key
-    and neither reads half of it.
+    Written to a temporary file and hard-linked into place, so that two processes starting at once
+    agree on one key and neither reads a partial one.
     """
     if not path.exists():
         draft = path.with_suffix(f".{os.getpid()}.new")
@@ -39,20 +39,20 @@ def local_key(path: Path) -> str:
             draft.unlink()
     key = path.read_text(encoding="ascii").strip()
     if len(key) < 32:
-        raise ImproperlyConfigured(f"{path} holds no key. Restore it from your backup.")
+        raise ImproperlyConfigured(f"{path} contains no key. Restore it from your backup.")
     return key
 
 
-def several(text: str) -> list[str]:
-    """Split a comma-separated list of keys, the first of which encrypts."""
+def split_keys(text: str) -> list[str]:
+    """Split a comma-separated list of keys. The first one encrypts."""
     return [key.strip() for key in text.split(",")]
 
 
-def required(name: str, value: str) -> str:
-    """Return a key that came from the environment, or refuse to start."""
-    hint = "Make one with: python -c 'import secrets; print(secrets.token_urlsafe(48))'"
+def require_key(name: str, value: str) -> str:
+    """Return a key from the environment, or raise ImproperlyConfigured if it is weak."""
+    hint = "Generate one with: python -c 'import secrets; print(secrets.token_urlsafe(48))'"
     if not value:
         raise ImproperlyConfigured(f"{name} (or {name}_FILE) is not set. {hint}")
     if len(value) < 32 or any(word in value.lower() for word in GUESSABLE):
-        raise ImproperlyConfigured(f"{name} looks like a default or is too short. {hint}")
+        raise ImproperlyConfigured(f"{name} is too short or looks like a default. {hint}")
     return value

@@ -1,4 +1,4 @@
-"""One record, one line: upstream text cannot forge or break log lines."""
+"""Log file handler and one-line formatter: upstream text cannot forge log lines."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from toolcrib.lib.text import escape_hidden
 
 
 class PrivateLogFile(RotatingFileHandler):
-    """A log file that only its owner can read, after each rotation too."""
+    """A rotating log file with mode 0600, also after rotation."""
 
     def _open(self) -> TextIOWrapper:
         descriptor = os.open(
@@ -19,7 +19,7 @@ class PrivateLogFile(RotatingFileHandler):
 
 
 class OneLineFormatter(logging.Formatter):
-    """Escape control characters of the whole record, tracebacks included."""
+    """Write each record as one line with control characters escaped, tracebacks included."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")

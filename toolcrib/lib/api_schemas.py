@@ -1,4 +1,4 @@
-"""What every router's schemas share. A leaf."""
+"""Schemas shared by every API router: error responses and strict request bodies."""
 
 from typing import Any
 
@@ -14,6 +14,6 @@ ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 503), ErrorBody)
 
 
 class Strict(Schema):
-    """A body in which an unknown key is a mistake, not a wish."""
+    """A request body that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid")

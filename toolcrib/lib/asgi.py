@@ -1,4 +1,4 @@
-"""ASGI types, reading a request body and sending a response, for handlers beside Django."""
+"""ASGI types, request-body reading and response sending for handlers outside Django."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -11,13 +11,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def single_headers(scope: Scope) -> dict[bytes, bytes] | None:
-    """Return the headers by name; None where one is there twice."""
-    found = dict(scope["headers"])
-    return found if len(found) == len(scope["headers"]) else None
+    """Return the headers by name, or None if any header is repeated."""
+    headers = dict(scope["headers"])
+    return headers if len(headers) == len(scope["headers"]) else None
 
 
 async def read_body(receive: Receive) -> tuple[bytes, bool]:
-    """Return a request's body, and whether it was received completely."""
+    """Return a request's body and whether it was received completely."""
     message = await receive()
     body: bytes = message.get("body", b"")
     chunks = [body]
@@ -34,13 +34,13 @@ async def send_response(
     body: bytes,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """Send a whole response. Header values must be latin-1."""
-    given = {
+    """Send a complete response. Header values must be latin-1."""
+    all_headers = {
         "content-type": content_type,
         "content-length": str(len(body)),
         "x-content-type-options": "nosniff",
         **(headers or {}),
     }
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
+    raw = [(name.encode(), value.encode("latin-1")) for name, value in all_headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})

@@ -1,7 +1,7 @@
-"""Geometry of the charts: numbers in, coordinates out.
+"""Chart geometry: numbers in, SVG coordinates out.
 
-Pure and a leaf: imports no Django and nothing of the project. `templates/charts/*.svg` draws what
-is computed here; colours belong to the style sheets.
+Imports no Django and nothing from the project. `templates/components/charts/*.svg` draws the
+result; colours are set in the style sheets.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ class Bar:
     segments: tuple[Segment, ...]
     width: int
     height: int
-    budget_x: float | None = None  # where the budget's hairline stands
+    budget_x: float | None = None  # position of the budget's hairline
 
 
 @dataclass(frozen=True)
 class Sparkline:
-    """Polylines, broken where values are missing, and the last known point."""
+    """Polylines, interrupted at missing values, and the last known point."""
 
     lines: tuple[str, ...]
     last: tuple[float, float] | None
@@ -50,23 +50,22 @@ def token_bar(
     budget: int | None = None,
     width: int = BAR_WIDTH,
 ) -> Bar:
-    """Lay preloaded definitions, stubs and the loadable rest end to end.
+    """Lay out preloaded definitions, stubs and the loadable rest end to end.
 
-    Whatever of the first two lies beyond the budget is marked by an `over` segment upon them. The
-    scale grows to hold every part, so that nothing is drawn outside the bar.
+    The part of preloads and stubs beyond the budget gets an `over` segment on top. The scale grows
+    to fit every part, so nothing is drawn outside the bar.
     """
-    paid = preload + stub
-    full = max(scale, paid + rest, budget or 0, 1)
-    unit = width / full
+    initial = preload + stub
+    unit = width / max(scale, initial + rest, budget or 0, 1)
     segments = _end_to_end([("preload", preload), ("stub", stub), ("rest", rest)], unit, width)
     budget_x = None if budget is None else round(budget * unit, 1)
-    if budget is not None and budget_x is not None and paid > budget:
-        segments.append(Segment("over", budget_x, max(round(paid * unit - budget_x, 1), 1.0)))
+    if budget is not None and budget_x is not None and initial > budget:
+        segments.append(Segment("over", budget_x, max(round(initial * unit - budget_x, 1), 1.0)))
     return Bar(tuple(segments), width, BAR_HEIGHT, budget_x)
 
 
 def cost_bar(value: int, maximum: int, *, width: int = 64) -> Bar:
-    """Draw one value against the largest of its page."""
+    """Lay out one value relative to the page's maximum."""
     unit = width / max(maximum, value, 1)
     return Bar(tuple(_end_to_end([("value", value)], unit, width)), width, BAR_HEIGHT)
 
@@ -74,7 +73,7 @@ def cost_bar(value: int, maximum: int, *, width: int = 64) -> Bar:
 def sparkline(
     values: Sequence[float | None], *, width: int = SPARK_WIDTH, height: int = SPARK_HEIGHT
 ) -> Sparkline:
-    """Draw values from zero to their maximum. A missing value is a gap, not zero."""
+    """Lay out values from zero to their maximum. A missing value is a gap, not zero."""
     known = [value for value in values if value is not None]
     top = max(known, default=0) or 1
     step = (width - 2 * SPARK_MARGIN) / max(len(values) - 1, 1)
@@ -94,33 +93,32 @@ def sparkline(
 
 
 def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> list[Segment]:
-    """Place the parts side by side; one that exists is at least a pixel wide."""
+    """Place the parts side by side; each non-empty part is at least one pixel wide."""
     segments: list[Segment] = []
     x = 0.0
     for kind, size in parts:
         if size <= 0:
             continue
-        drawn = max(size * unit, 1.0)
-        drawn = min(drawn, width - x)
-        segments.append(Segment(kind, round(x, 1), round(drawn, 1)))
-        x += drawn
+        part_width = min(max(size * unit, 1.0), width - x)
+        segments.append(Segment(kind, round(x, 1), round(part_width, 1)))
+        x += part_width
     return segments
 
 
 # --- Charts with an axis ------------------------------------------------------------------------
-# Drawn as wide as the page allows, with hairlines at the top, the middle and zero.
+# Drawn at full page width, with hairlines at the top, the middle and zero.
 
 CHART_WIDTH = 640
 CHART_HEIGHT = 120
-LIMIT_STRETCH = 2.5  # a limit further above the values than this would flatten them
+MAX_LIMIT_RATIO = 2.5  # a limit further above the values would flatten them
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """A line that rises where its value does. `limit_y` is None where the limit lies above it."""
+    """A step line. `limit_y` is None if the limit is off scale."""
 
     points: str
-    labels: tuple[str, ...]  # of the hairlines, from the top
+    labels: tuple[str, ...]  # of the hairlines, top to bottom
     limit_y: float | None
     width: int = CHART_WIDTH
     height: int = CHART_HEIGHT
@@ -128,7 +126,7 @@ class StepLine:
 
 @dataclass(frozen=True)
 class DayBar:
-    """One bar from zero up, its errors on top."""
+    """One bar starting at zero, with its errors at the top end."""
 
     x: float
     width: float
@@ -148,14 +146,14 @@ class DayBars:
 
 @dataclass(frozen=True)
 class Lane:
-    """When something happened and how long it took, on a scale of everything beside it."""
+    """Position and duration of one span on the time scale of all spans."""
 
     x: float
     width: float
 
 
 def round_up(value: float) -> int:
-    """Return the next even number of the kind people count in: 2, 4, 10, 20, 40, 50, 100, ..."""
+    """Return the next round even number as the top of an axis: 2, 4, 10, 20, 40, 100, 200, ..."""
     size = 1
     while True:
         for step in (2, 4, 10):
@@ -173,9 +171,9 @@ def step_line(
     width: int = CHART_WIDTH,
     height: int = CHART_HEIGHT,
 ) -> StepLine:
-    """Draw values in equal steps from zero, with a limit as a hairline."""
+    """Lay out values as equal steps from zero, with the limit as a hairline."""
     highest = max(values, default=0)
-    near = limit is not None and limit <= max(highest, 1) * LIMIT_STRETCH
+    near = limit is not None and limit <= max(highest, 1) * MAX_LIMIT_RATIO
     top = round_up(max(highest, limit if near and limit else 0))
     unit = width / max(len(values), 1)
     points: list[str] = []
@@ -192,36 +190,37 @@ def day_bars(
     width: int = CHART_WIDTH,
     height: int = CHART_HEIGHT,
 ) -> DayBars:
-    """Draw (all, errors) of each day. A day without data has no bar, nor has one without any."""
+    """Lay out (calls, errors) per day. A day without data or without calls has no bar."""
     top = round_up(max((day[0] for day in days if day), default=0))
     unit = width / max(len(days), 1)
     bars = []
     for index, day in enumerate(days):
         if not day or not day[0]:
             continue
-        whole = max(height * day[0] / top, 1.0)
-        bad = max(height * min(day[1], day[0]) / top, 1.5) if day[1] else 0.0
+        bar_height = max(height * day[0] / top, 1.0)
+        error_height = max(height * min(day[1], day[0]) / top, 1.5) if day[1] else 0.0
         bars.append(
             DayBar(
                 x=round(index * unit + unit * 0.15, 2),
                 width=round(unit * 0.7, 2),
-                y=round(height - whole, 1),
-                height=round(whole, 1),
-                error_y=round(height - whole, 1),
-                error_height=round(min(bad, whole), 1),
+                y=round(height - bar_height, 1),
+                height=round(bar_height, 1),
+                error_y=round(height - bar_height, 1),
+                error_height=round(min(error_height, bar_height), 1),
             )
         )
     return DayBars(tuple(bars), _labels(top), width, height)
 
 
 def lanes(spans: Sequence[tuple[float, float]], *, width: int = 64) -> list[Lane]:
-    """Place (start, end) spans between the first start and the last end; each is seen."""
+    """Place (start, end) spans between the first start and the last end, with a minimum width."""
     first = min((start for start, _ in spans), default=0.0)
     unit = width / max(max((end for _, end in spans), default=0.0) - first, 1e-9)
     placed = []
     for start, end in spans:
-        drawn = min(max((end - start) * unit, 2.0), float(width))
-        placed.append(Lane(round(min((start - first) * unit, width - drawn), 1), round(drawn, 1)))
+        lane_width = min(max((end - start) * unit, 2.0), float(width))
+        x = min((start - first) * unit, width - lane_width)
+        placed.append(Lane(round(x, 1), round(lane_width, 1)))
     return placed
 
 

@@ -1,13 +1,13 @@
-"""The one shape of an error: a code, a sentence, a way out.
+"""Exceptions with one response format: a stable code, a message and a hint.
 
-A leaf: imports nothing of the project, so every app may import it.
+Imports nothing from the project, so every app can import it.
 """
 
 from collections.abc import Mapping
 
 
 class ToolcribError(Exception):
-    """Something a caller can mend. `code` is stable, `message` and `hint` are for people."""
+    """An error the caller can correct. `code` is stable; `message` and `hint` are for people."""
 
     code = "error"
     status = 400
@@ -30,11 +30,11 @@ class ToolcribError(Exception):
 
     @property
     def sentence(self) -> str:
-        """What is wrong and what to do, for where there is one line."""
+        """Return message and hint as one line."""
         return f"{self.message} {self.hint}".strip()
 
     def as_json(self) -> dict[str, object]:
-        """Return the body every API error has."""
+        """Return the body of an API error response."""
         body: dict[str, object] = {"code": self.code, "message": self.message, "hint": self.hint}
         if self.details:
             body["details"] = self.details
@@ -69,11 +69,11 @@ class DatabaseUnavailable(ToolcribError):
         super().__init__("Database unavailable.", hint="Try again.", details={"retry_after": 2})
 
 
-class Failed(ToolcribError):
-    """A fault of ours; the log tells it under this mark."""
+class InternalError(ToolcribError):
+    """An unexpected failure in Toolcrib, logged under the request id."""
 
     code = "internal"
     status = 500
 
-    def __init__(self, mark: str) -> None:
-        super().__init__("Toolcrib failed to answer this.", hint=f"The log has it as {mark}.")
+    def __init__(self, request_id: str) -> None:
+        super().__init__("Internal server error.", hint=f"See request {request_id} in the log.")

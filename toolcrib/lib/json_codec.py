@@ -1,6 +1,6 @@
 """Canonical JSON, its digest, and strict parsing that rejects duplicate keys.
 
-Canonical text is what is hashed, pinned and served: equal values give equal bytes.
+Canonical text is hashed, pinned and served: equal values give equal bytes.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ from typing import Any
 
 from toolcrib.lib.errors import Invalid
 
-# Built once: json.dumps would build an encoder for every call with these options.
+# json.dumps would build a new encoder on every call with these options.
 _encoder = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
 )
 
 
 def canonical(value: object) -> str:
-    """Return sorted, unspaced, unescaped JSON. Raises ValueError for NaN and infinities."""
+    """Return JSON with sorted keys, no spaces and no ASCII escapes. Raises ValueError for NaN."""
     return _encoder.encode(value)
 
 
@@ -33,7 +33,7 @@ def digest(text: str) -> str:
 
 
 class DuplicateKey(ValueError):
-    """An object has the same key twice; which value counts depends on the parser."""
+    """An object contains a key twice; parsers differ in which value they keep."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -41,18 +41,21 @@ class DuplicateKey(ValueError):
 
 
 def reject_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An `object_pairs_hook` that raises DuplicateKey."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Build an object from its pairs: an `object_pairs_hook` that raises DuplicateKey."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise DuplicateKey(Counter(key for key, _ in pairs).most_common(1)[0][0])
-    return found
+    return members
 
 
 def parse_strict(body: bytes | str) -> Any:
-    """Parse JSON. Raises Invalid for a duplicate key, ValueError for no JSON, RecursionError."""
+    """Parse JSON.
+
+    Raises Invalid for a duplicate key, ValueError for invalid JSON, RecursionError if too deep.
+    """
     try:
         return json.loads(body, object_pairs_hook=reject_duplicate_keys)
     except DuplicateKey as error:
         raise Invalid(
-            f"An object has the key {error.key[:80]!r} twice.", hint="Send every key once."
+            f"Duplicate key {error.key[:80]!r} in a JSON object.", hint="Send every key once."
         ) from None

@@ -1,4 +1,4 @@
-"""Pagination of lists: by offset, by id, and by the cursor that the API returns."""
+"""Pagination of lists: by offset, by id, and by API cursor."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -9,12 +9,13 @@ from django.http import QueryDict
 
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import number
+from toolcrib.lib.text import plural
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
-PAGE = 50
+PAGE_SIZE = 50
 MAX_LIMIT = 200
 
 
@@ -26,7 +27,7 @@ class Sliceable(Protocol[T_co]):
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """Some rows of a list, and the cursors of the pages before and after."""
+    """One page of a list, with the cursors of the previous and next pages."""
 
     rows: Sequence[T]
     total: int
@@ -34,16 +35,16 @@ class Page(Generic[T]):
     previous_cursor: str
     next_cursor: str
 
-    def says(self, what: str) -> str:
+    def describe(self, noun: str) -> str:
         """Describe the range, such as: 51 to 100 of 214 tools."""
-        noun = what if self.total == 1 else f"{what}s"
+        total = plural(self.total, noun)
         if len(self.rows) == self.total:
-            return f"{self.total:,} {noun}"
+            return total
         last = self.first + len(self.rows)
-        return f"{self.first + 1:,} to {last:,} of {self.total:,} {noun}"
+        return f"{self.first + 1:,} to {last:,} of {total}"
 
     def with_rows(self, rows: Sequence[R]) -> "Page[R]":
-        """Return the same page with other values in place of its rows."""
+        """Return the same page with its rows replaced."""
         return Page(rows, self.total, self.first, self.previous_cursor, self.next_cursor)
 
 
@@ -51,9 +52,12 @@ class Page(Generic[T]):
 
 
 def page_by_offset(
-    rows: "QuerySet[Any] | Sequence[T]", offset: int, size: int = PAGE, total: int | None = None
+    rows: "QuerySet[Any] | Sequence[T]",
+    offset: int,
+    size: int = PAGE_SIZE,
+    total: int | None = None,
 ) -> Page[T]:
-    """Cut a page. Pass `total` where counting is cheaper without the rows' annotations."""
+    """Return one page. Pass `total` if counting is cheaper without the rows' annotations."""
     if total is None:
         total = rows.count() if isinstance(rows, QuerySet) else len(rows)
     offset = max(0, min(offset, (total - 1) // size * size if total else 0))
@@ -66,30 +70,32 @@ def page_by_offset(
     )
 
 
-def page_by_id(rows: QuerySet[M], *, before: int = 0, after: int = 0, size: int = PAGE) -> Page[M]:
-    """Cut a page, newest first. The cursors are ids, so that new rows shift nothing."""
+def page_by_id(
+    rows: QuerySet[M], *, before: int = 0, after: int = 0, size: int = PAGE_SIZE
+) -> Page[M]:
+    """Return one page, newest first. The cursors are ids, so new rows do not shift pages."""
     total = rows.count()
     if before:
         newer = list(rows.filter(pk__gt=before).order_by("pk")[: size + 1])
-        found, more_newer, more_older = newer[:size][::-1], len(newer) > size, True
+        page, more_newer, more_older = newer[:size][::-1], len(newer) > size, True
     else:
         older = rows.filter(pk__lt=after) if after else rows
         fetched = list(older.order_by("-pk")[: size + 1])
-        found, more_newer, more_older = fetched[:size], bool(after), len(fetched) > size
+        page, more_newer, more_older = fetched[:size], bool(after), len(fetched) > size
     return Page(
-        rows=found,
+        rows=page,
         total=total,
         first=0,
-        previous_cursor=str(found[0].pk) if found and more_newer else "",
-        next_cursor=str(found[-1].pk) if found and more_older else "",
+        previous_cursor=str(page[0].pk) if page and more_newer else "",
+        next_cursor=str(page[-1].pk) if page and more_older else "",
     )
 
 
-def offset_of(query: QueryDict, size: int = PAGE) -> int:
-    """Read where a page starts: `after` counts the rows before it, `before` those up to its end."""
+def offset_of(query: QueryDict, size: int = PAGE_SIZE) -> int:
+    """Read the page's offset: `after` is its first row, `before` the row after its last."""
     for name, step in (("after", 0), ("before", size)):
-        if found := number(query, name, digits=9):
-            return max(0, found - step)
+        if row := number(query, name, digits=9):
+            return max(0, row - step)
     return 0
 
 
@@ -97,6 +103,7 @@ def offset_of(query: QueryDict, size: int = PAGE) -> int:
 
 
 def check_limit(limit: int) -> int:
+    """Return the limit, or raise Invalid if it is out of range."""
     if not 1 <= limit <= MAX_LIMIT:
         raise Invalid(f"limit must be an integer from 1 to {MAX_LIMIT}.")
     return limit
@@ -105,6 +112,6 @@ def check_limit(limit: int) -> int:
 def cut_page(
     rows: Sliceable[T], limit: int, key: Callable[[T], str]
 ) -> tuple[Sequence[T], str | None]:
-    """Return the first `limit` rows, and the cursor of the next page."""
-    found = list(rows[: check_limit(limit) + 1])
-    return found[:limit], key(found[limit - 1]) if len(found) > limit else None
+    """Return the first `limit` rows and the cursor of the next page."""
+    fetched = list(rows[: check_limit(limit) + 1])
+    return fetched[:limit], key(fetched[limit - 1]) if len(fetched) > limit else None

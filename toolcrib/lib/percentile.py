@@ -1,4 +1,4 @@
-"""Percentiles by the nearest rank: always a value that was observed."""
+"""Nearest-rank percentiles: the result is always an observed value."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ N = TypeVar("N", int, float)
 
 
 def percentile(values: Sequence[N], share: float) -> N | None:
-    """Return the smallest value that at least this share of the values does not exceed."""
+    """Return the smallest value that is not exceeded by at least this share of the values."""
     if not values:
         return None
     return sorted(values)[max(math.ceil(len(values) * share) - 1, 0)]

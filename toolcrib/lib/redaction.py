@@ -1,4 +1,4 @@
-"""Mask what stands under a secret's name, wherever values are kept or repeated. Pure."""
+"""Redaction of values whose keys name a secret, before they are stored or returned."""
 
 import re
 from typing import Any
@@ -10,7 +10,7 @@ SECRET_NAME = re.compile(
 
 
 def redact(value: Any) -> Any:
-    """Copy a value with what stands under a secret's name masked."""
+    """Return a copy of a value with everything under a secret-like key masked."""
     if isinstance(value, dict):
         return {
             key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redact(sub)

@@ -1,34 +1,34 @@
-"""Read what an address asks for: words, whole numbers, the address itself without empty fields.
+"""Query-parameter parsing: text, integers, the URL without empty parameters.
 
-A leaf: every app's lists read their filters by it, so that odd input is treated alike everywhere.
+Every list reads its filters through this module, so malformed input is treated alike everywhere.
 """
 
 from django.http import HttpRequest, QueryDict
 
-LONGEST = 200  # characters of a word
-DIGITS = 18  # of a number: what every database takes
+MAX_TEXT_LENGTH = 200  # characters
+MAX_DIGITS = 18  # fits a 64-bit integer column
 
 
-def text(query: QueryDict, name: str, longest: int = LONGEST) -> str:
-    """Return a field as words that any database can be asked for."""
-    return query.get(name, "").replace("\0", "").strip()[:longest]
+def text(query: QueryDict, name: str, max_length: int = MAX_TEXT_LENGTH) -> str:
+    """Return a parameter as trimmed text without NUL, which PostgreSQL rejects."""
+    return query.get(name, "").replace("\0", "").strip()[:max_length]
 
 
-def number(query: QueryDict, name: str, digits: int = DIGITS) -> int:
-    """Return a field as a whole number; 0 for anything else."""
-    found = query.get(name, "")
-    return int(found) if found.isdecimal() and len(found) <= digits else 0
+def number(query: QueryDict, name: str, digits: int = MAX_DIGITS) -> int:
+    """Return a parameter as a non-negative integer; 0 if it is not one."""
+    value = query.get(name, "")
+    return int(value) if value.isdecimal() and len(value) <= digits else 0
 
 
-def clean_address(request: HttpRequest) -> str:
-    """Return this address without the fields that were left empty."""
-    kept = QueryDict(mutable=True)
+def clean_url(request: HttpRequest) -> str:
+    """Return the request's URL without empty query parameters."""
+    query = QueryDict(mutable=True)
     for name, values in request.GET.lists():
         if filled := [value for value in values if value]:
-            kept.setlist(name, filled)
-    return f"{request.path}?{kept.urlencode()}" if kept else request.path
+            query.setlist(name, filled)
+    return f"{request.path}?{query.urlencode()}" if query else request.path
 
 
 def is_htmx_fragment(request: HttpRequest) -> bool:
-    """Tell whether htmx asks for a part of a page, not for a whole page by a boosted link."""
+    """Return whether htmx requests a fragment rather than a full page through a boosted link."""
     return "HX-Request" in request.headers and "HX-Boosted" not in request.headers

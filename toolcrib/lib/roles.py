@@ -1,6 +1,6 @@
-"""Roles of people, and the one check of them that every page and the API use.
+"""User roles and the role check used by every page.
 
-admin edits, operator reads everything and approves, outsider is signed in with no rights.
+admin: edits. operator: reads everything and approves. outsider: signed in without access.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Role(IntEnum):
     ADMIN = 3
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower()
 
 
@@ -58,41 +58,44 @@ def role_of(user: AbstractBaseUser | AnonymousUser) -> Role:
 
 
 def give_role(user: User, role: Role) -> None:
-    """Set the flags a role is kept in. The caller saves."""
+    """Set the user flags that store the role. The caller saves."""
     user.is_superuser = role == Role.ADMIN
     user.is_staff = role in (Role.ADMIN, Role.OPERATOR)
 
 
-class RoleNeeded(Forbidden):
+class RoleRequired(Forbidden):
     code = "role_needed"
 
-    def __init__(self, needed: Role) -> None:
+    def __init__(self, required: Role) -> None:
         admins = User.objects.filter(is_superuser=True, is_active=True)
         names = ", ".join(admins.values_list("username", flat=True)[:3]) or "nobody yet"
         super().__init__(
-            f"This needs the role {needed.word}.", hint=f"An admin can give it to you: {names}."
+            f"This requires the role {required.label}.",
+            hint=f"Ask an admin to assign it: {names}.",
         )
-        self.needed = needed
+        self.required = required
 
 
-def require(needed: Role, user: AbstractBaseUser | AnonymousUser) -> None:
-    """Let a person with the role pass; raise RoleNeeded for everyone else."""
-    if role_of(user) < needed:
-        raise RoleNeeded(needed)
+def require(required: Role, user: AbstractBaseUser | AnonymousUser) -> None:
+    """Raise RoleRequired unless the user has at least this role."""
+    if role_of(user) < required:
+        raise RoleRequired(required)
 
 
 def role_required(
-    needed: Role,
+    required: Role,
 ) -> Callable[[Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]]:
+    """Decorate a view that requires at least this role."""
+
     def decorate(
         view: Callable[Concatenate[HttpRequest, P], R],
     ) -> Callable[Concatenate[HttpRequest, P], R]:
         @wraps(view)
         def checked(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            require(needed, request.user)
+            require(required, request.user)
             return view(request, *args, **kwargs)
 
-        checked.needed_role = needed  # type: ignore[attr-defined]
+        checked.required_role = required  # type: ignore[attr-defined]
         return checked
 
     return decorate
@@ -103,11 +106,12 @@ operator_required = role_required(Role.OPERATOR)
 
 
 def actor_of(request: HttpRequest) -> Actor:
+    """Return the actor of a page request: the signed-in user."""
     user: Any = request.user
     return Actor.user(user)
 
 
 def key_actor(request: HttpRequest) -> Actor:
-    """Who acts through the API: the key that was checked at the door."""
+    """Return the actor of an API request: the key that authenticated it."""
     actor: Actor = request.actor  # type: ignore[attr-defined]
     return actor

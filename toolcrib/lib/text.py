@@ -1,42 +1,47 @@
-"""Hidden characters: the one rule for what a reader would not see, and how it is shown.
+"""Plurals, and detection and escaping of hidden Unicode characters.
 
-Text from servers and agents may hold control, bidirectional and zero-width characters. Pages,
-logs, errors and findings all decide by `is_hidden`.
+Text from servers and agents may contain control, bidirectional and zero-width characters. Pages,
+logs, errors and lint warnings all use `is_hidden`.
 """
 
 import unicodedata
 
 HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
-# Letters, marks and symbols by category that are drawn as nothing or as a blank.
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+# Letters, marks and symbols by category, but rendered as nothing or as a blank.
+_BLANK_GLYPHS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
     chr(code) for code in (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 }
 
 
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
+    """Return a count with its noun: 1 tool, 1,214 tools. `plural_noun` is for irregular plurals."""
+    return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
 def is_hidden(char: str) -> bool:
-    """Tell whether a character is invisible, reorders text or controls a terminal."""
+    """Return whether a character is invisible, reorders text or controls a terminal."""
     if " " <= char <= "~":
         return False
-    return unicodedata.category(char) in HIDDEN_CATEGORIES or char in _BLANK
+    return unicodedata.category(char) in HIDDEN_CATEGORIES or char in _BLANK_GLYPHS
 
 
 def hidden_characters(text: str) -> set[str]:
-    """Return the hidden characters of a text, line breaks and tabs apart."""
+    """Return the hidden characters of a text, except line breaks and tabs."""
     return {char for char in set(text) if char not in "\n\r\t" and is_hidden(char)}
 
 
 def escape_hidden(text: str, keep: str = "") -> str:
-    """Write hidden characters as ⟨U+202E⟩, except those in `keep`."""
+    """Escape hidden characters as ⟨U+202E⟩, except those in `keep`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_code_point(c) if c not in keep and is_hidden(c) else c for c in text)
 
 
 def escape_ambiguous(text: str) -> str:
-    """Write out every character that could be mistaken for another, for texts to be confirmed.
+    """Escape every character that could be mistaken for another, for text a person confirms.
 
-    Besides hidden characters these are blanks other than the space, and the opening bracket of
-    the escape itself, by which a text could pretend to hold what it does not.
+    Besides hidden characters: blanks other than the space, and the opening bracket of the escape
+    itself, with which a text could imitate an escape.
     """
     return "".join(
         _code_point(c) if is_hidden(c) or is_odd_space(c) or c == "⟨" else c for c in text

@@ -1,7 +1,7 @@
-"""Count tokens by a named tokenizer, the same everywhere. Pure.
+"""Token counting with one tokenizer for the whole product.
 
-`ESTIMATOR` says which: o200k where rs-bpe is installed, else a quarter of the characters,
-labelled as an estimate.
+`estimator()` names it: o200k if rs-bpe is installed, otherwise characters / 4, labelled as an
+estimate.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,29 +13,31 @@ from toolcrib.lib.json_codec import canonical
 @lru_cache(maxsize=1)
 def _counter() -> tuple[str, Callable[[str], int]]:
     try:
-        from rs_bpe.bpe import openai  # optional: 48 MB, and no wheel for every platform
+        from rs_bpe.bpe import openai  # optional: 48 MB, and not every platform has a wheel
     except ImportError:
         return "characters/4 (estimate)", lambda text: (len(text) + 3) // 4
     return "o200k", openai.o200k_base().count
 
 
 def estimator() -> str:
+    """Return the tokenizer's name, for display beside token counts."""
     return _counter()[0]
 
 
 def count(text: str) -> int:
-    # Many sessions are given the same schemas. Short texts are counted as fast as looked up, and
-    # long ones, results of calls, do not come again.
-    return _remembered(text) if 1_000 <= len(text) <= 100_000 else _counter()[1](text)
+    """Return the number of tokens in a text."""
+    # Cache schemas, which many sessions receive. Counting a short text is as fast as a lookup, and
+    # long texts are call results, which do not repeat.
+    return _count_cached(text) if 1_000 <= len(text) <= 100_000 else _counter()[1](text)
 
 
 @lru_cache(maxsize=128)
-def _remembered(text: str) -> int:
+def _count_cached(text: str) -> int:
     return _counter()[1](text)
 
 
 def count_definition(tool: Mapping[str, object]) -> int:
-    """Count what a model would read: name, description and input schema."""
+    """Count the tokens of what a model reads: name, description and input schema."""
     return count(
         canonical(
             {

@@ -1,7 +1,7 @@
-"""The command palette: a plain search over pages, verbs and the names of things.
+"""Command palette: search over pages, actions and names of servers, tools, groups and agents.
 
-Owns what can be found and how it is ordered. Each kind is one query with a limit, and nothing is
-offered that the person's role may not open: the views themselves say what they need.
+Each kind is one query with a limit. Only results that the user's role can open are offered: the
+views declare the role they require.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ from sessions_app.models import Agent, AgentSession
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import Role, operator_required, role_of
 
-LONGEST = 200  # characters of a query
-WORDS = 6
-EACH = 6  # results of one kind
+MAX_QUERY_LENGTH = 200
+MAX_WORDS = 6
+MAX_RESULTS_PER_KIND = 6
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One line of the palette. `posts`: it acts, so it is a form's button and no link."""
+    """One result. `posts`: an action, rendered as a form button instead of a link."""
 
     label: str
     url: str
@@ -47,13 +47,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Entry:
-    """A page or a verb that is always there: its address by name, and other words for it."""
+    """A page or an action: its label, URL name and further search keywords."""
 
     label: str
     name: str
-    words: str = ""
+    keywords: str = ""
     keys: str = ""
-    part: str = ""
+    fragment: str = ""
 
 
 PAGES = (
@@ -64,30 +64,30 @@ PAGES = (
     Entry("Search", "playground", "playground query find", "g p"),
     Entry("Agents", "agents", "keys callers", "g a"),
     Entry("Sessions", "sessions", "runs timeline calls", "g n"),
-    Entry("Approvals", "approvals", "waiting held changes decide", "g v"),
-    Entry("Usage", "usage", "figures errors latency never called", "g u"),
+    Entry("Approvals", "approvals", "waiting pending review held changes decide", "g v"),
+    Entry("Usage", "usage", "statistics errors latency unused", "g u"),
     Entry("Audit log", "audit", "history who changed", "g l"),
     Entry("Settings", "settings", "people retention budgets sync", "g ,"),
     Entry("About", "about", "version report health"),
     Entry("Patterns", "patterns", "components design"),
 )
-VERBS = (
+ACTIONS = (
     Entry("Add server", "server-add", "import mcp.json connect new"),
-    Entry("Make a group", "groups", "create new", part="#new-group"),
-    Entry("Make an agent", "agent-add", "create new key"),
+    Entry("Create group", "groups", "make new", fragment="#new-group"),
+    Entry("Create agent", "agent-add", "make new key"),
     Entry("Add custom tool", "tool-add", "create new make"),
     Entry("Export mcp.json", "server-export", "download servers"),
 )
-# A verb may open a page that operators read; making things is for admins all the same.
-MAKES = {"groups"}
+# Actions of admins whose page operators can open too.
+ADMIN_ACTIONS = {"groups"}
 
 
 @require_safe
 @operator_required
 def palette(request: HttpRequest) -> HttpResponse:
-    """Answer as a page, or with the list alone where the dialog asks."""
-    query = request.GET.get("q", "").replace("\0", "").strip()[:LONGEST]
-    sections = find(query, role_of(request.user))
+    """Return a page, or only the list of results for the dialog."""
+    query = request.GET.get("q", "").replace("\0", "").strip()[:MAX_QUERY_LENGTH]
+    sections = search(query, role_of(request.user))
     fragment = is_htmx_fragment(request)
     return render(
         request,
@@ -97,67 +97,69 @@ def palette(request: HttpRequest) -> HttpResponse:
         {
             "query": query,
             "sections": sections,
-            "found": sum(len(section.choices) for section in sections),
+            "count": sum(len(section.choices) for section in sections),
         },
     )
 
 
-def find(query: str, role: Role) -> list[Section]:
-    """Return what matches every word, by kind; for no words, the pages and the verbs."""
-    words = query.lower().split()[:WORDS]
-    found = [
+def search(query: str, role: Role) -> list[Section]:
+    """Return what matches every word, by kind; for an empty query, pages and actions."""
+    words = query.lower().split()[:MAX_WORDS]
+    sections = [
         Section("Pages", [_choice(entry) for entry in _matching(PAGES, words, role)]),
-        Section("Do", _verbs(words, role)),
+        Section("Actions", _actions(words, role)),
     ]
     if words:
-        found += [
+        sections += [
             Section("Servers", _servers(words)),
             Section("Tools", _tools(words)),
             Section("Groups", _groups(words)),
             Section("Agents", _agents(words)),
             Section("Sessions", _sessions(words)),
         ]
-    return [section for section in found if section.choices]
+    return [section for section in sections if section.choices]
 
 
-# --- Pages and verbs ----------------------------------------------------------------------------
+# --- Pages and actions --------------------------------------------------------------------------
 
 
 def _matching(entries: Iterable[Entry], words: list[str], role: Role) -> list[Entry]:
-    found = [entry for entry in entries if _says(entry, words) and _allowed(entry, role)]
-    return sorted(found, key=lambda entry: not entry.label.lower().startswith(" ".join(words)))
+    matches = [entry for entry in entries if _matches(entry, words) and _is_allowed(entry, role)]
+    return sorted(matches, key=lambda entry: not entry.label.lower().startswith(" ".join(words)))
 
 
-def _says(entry: Entry, words: list[str]) -> bool:
-    text = f"{entry.label} {entry.words}".lower()
+def _matches(entry: Entry, words: list[str]) -> bool:
+    text = f"{entry.label} {entry.keywords}".lower()
     return all(word in text for word in words)
 
 
-def _allowed(entry: Entry, role: Role) -> bool:
+def _is_allowed(entry: Entry, role: Role) -> bool:
     try:
         view = resolve(reverse(entry.name)).func
     except NoReverseMatch:
         return False
-    return role >= getattr(view, "needed_role", Role.ADMIN)
+    return role >= getattr(view, "required_role", Role.ADMIN)
 
 
 def _choice(entry: Entry) -> Choice:
-    return Choice(entry.label, reverse(entry.name) + entry.part, keys=entry.keys)
+    return Choice(entry.label, reverse(entry.name) + entry.fragment, keys=entry.keys)
 
 
-def _verbs(words: list[str], role: Role) -> list[Choice]:
-    verbs = [
+def _actions(words: list[str], role: Role) -> list[Choice]:
+    actions = [
         entry
-        for entry in _matching(VERBS, words, role)
-        if role == Role.ADMIN or entry.name not in MAKES
+        for entry in _matching(ACTIONS, words, role)
+        if role == Role.ADMIN or entry.name not in ADMIN_ACTIONS
     ]
-    return [_choice(entry) for entry in verbs] + (
-        _syncs(words[1:]) if role == Role.ADMIN and words and "sync".startswith(words[0]) else []
+    return [_choice(entry) for entry in actions] + (
+        _sync_actions(words[1:])
+        if role == Role.ADMIN and words and "sync".startswith(words[0])
+        else []
     )
 
 
-def _syncs(words: list[str]) -> list[Choice]:
-    servers = _named(Server.objects.filter(enabled=True), "name", "slug", words=words)
+def _sync_actions(words: list[str]) -> list[Choice]:
+    servers = _by_name(Server.objects.filter(enabled=True), "name", "slug", words=words)
     return [
         Choice(
             f"Sync {server.name}",
@@ -169,23 +171,23 @@ def _syncs(words: list[str]) -> list[Choice]:
     ]
 
 
-# --- Things by name -----------------------------------------------------------------------------
+# --- Objects by name ----------------------------------------------------------------------------
 
 
-def _named(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[Any]:
-    """Keep rows that have every word in one of the fields; names that begin with it first."""
+def _by_name(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[Any]:
+    """Filter rows that contain every word in one of the fields; prefix matches first."""
     each = [
         reduce(lambda a, b: a | b, (Q(**{f"{f}__icontains": w}) for f in fields)) for w in words
     ]
     first = [When(**{f"{field}__istartswith": " ".join(words)}, then=Value(0)) for field in fields]
     order = Case(*first, default=Value(1), output_field=IntegerField())
-    return rows.filter(reduce(and_, each, Q())).order_by(order, fields[0])[:EACH]
+    return rows.filter(reduce(and_, each, Q())).order_by(order, fields[0])[:MAX_RESULTS_PER_KIND]
 
 
 def _servers(words: list[str]) -> list[Choice]:
     return [
         Choice(server.name, reverse("server", args=[server.slug]), server.get_state_display())
-        for server in _named(Server.objects.all(), "name", "slug", words=words)
+        for server in _by_name(Server.objects.all(), "name", "slug", words=words)
     ]
 
 
@@ -198,33 +200,35 @@ def _tools(words: list[str]) -> list[Choice]:
             "" if tool.state == ToolState.AVAILABLE else tool.get_state_display(),
             mono=True,
         )
-        for tool in _named(rows, "public_name", words=words)
+        for tool in _by_name(rows, "public_name", words=words)
     ]
 
 
 def _groups(words: list[str]) -> list[Choice]:
     return [
         Choice(group.group_id, reverse("group", args=[group.group_id]), group.display_name)
-        for group in _named(Group.objects.all(), "group_id", "display_name", words=words)
+        for group in _by_name(Group.objects.all(), "group_id", "display_name", words=words)
     ]
 
 
 def _agents(words: list[str]) -> list[Choice]:
     return [
         Choice(agent.name, reverse("agent", args=[agent.name]), "" if agent.enabled else "Disabled")
-        for agent in _named(Agent.objects.all(), "name", words=words)
+        for agent in _by_name(Agent.objects.all(), "name", words=words)
     ]
 
 
 def _sessions(words: list[str]) -> list[Choice]:
-    """Find runs by the start of their id, or the newest of an agent."""
+    """Return sessions by the start of their id, or the newest of matching agents."""
     rows = AgentSession.objects.select_related("agent").order_by("-id")
     text = words[0] if len(words) == 1 else ""
     if text.startswith("ses_"):
         rows = rows.filter(session_id__startswith=text)
     else:
         agents = Agent.objects.filter(reduce(and_, (Q(name__icontains=word) for word in words)))
-        rows = rows.filter(agent__in=list(agents.values_list("pk", flat=True)[:EACH]))
+        rows = rows.filter(
+            agent__in=list(agents.values_list("pk", flat=True)[:MAX_RESULTS_PER_KIND])
+        )
     return [
         Choice(
             f"{session.session_id[:12]}…",
@@ -232,5 +236,5 @@ def _sessions(words: list[str]) -> list[Choice]:
             f"{session.agent.name}, {session.created_at:%d %b %H:%M} UTC, {session.state}",
             mono=True,
         )
-        for session in rows[:EACH]
+        for session in rows[:MAX_RESULTS_PER_KIND]
     ]

@@ -1,4 +1,4 @@
-"""Pages nobody asks for by name: errors, health."""
+"""Error pages, and the liveness and readiness endpoints."""
 
 from typing import Any
 
@@ -9,22 +9,23 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from catalog.models import Revision
-from toolcrib.lib.errors import Failed, ToolcribError
+from toolcrib.lib.errors import InternalError, ToolcribError
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.runtime.lifespan import runtime
 
 
 def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+    """Render an error as a page, or as a notice for an htmx request."""
     fragment = is_htmx_fragment(request)
-    needed = getattr(error, "needed", None)
+    required_role = getattr(error, "required", None)
     return render(
         request,
         "toolcrib/pages/_error.html" if fragment else "toolcrib/pages/error.html",
         {
-            "title": {403: "Not allowed", 404: "Not found"}.get(error.status, "That did not work"),
+            "title": {403: "Access denied", 404: "Not found"}.get(error.status, "Request failed"),
             "message": error.message,
             "hint": error.hint,
-            "role_needed": needed.word if needed else "",
+            "required_role": required_role.label if required_role else "",
             "request_id": getattr(request, "toolcrib_id", ""),
         },
         status=error.status,
@@ -34,45 +35,45 @@ def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     if request.path.startswith("/api/"):
         error = ToolcribError(
-            "There is nothing at this address.",
-            hint="/api/v1/docs lists what there is.",
+            "Not found.",
+            hint="See /api/v1/docs for the list of endpoints.",
             code="not_found",
         )
         return JsonResponse(error.as_json(), status=404)
     return error_page(
         request,
-        ToolcribError("There is no page at this address.", hint="Check the link.", status=404),
+        ToolcribError("This page does not exist.", hint="Check the URL.", status=404),
     )
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return error_page(request, ToolcribError("You may not do this.", status=403))
+    return error_page(request, ToolcribError("You do not have permission to do this.", status=403))
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     if request.path.startswith("/api/"):
         error = ToolcribError(
-            "The request was not understood.",
-            hint="Check the host name and the address.",
+            "Bad request.",
+            hint="Check the host name and the URL.",
             code="bad_request",
         )
         return JsonResponse(error.as_json(), status=400)
     return HttpResponse(
-        "The request was not understood. Check the host name and the address.\n",
+        "Bad request. Check the host name and the URL.\n",
         status=400,
         content_type="text/plain; charset=utf-8",
     )
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    mark = getattr(request, "toolcrib_id", "")
+    request_id = getattr(request, "toolcrib_id", "")
     if request.path.startswith("/api/"):
-        return JsonResponse(Failed(mark).as_json(), status=500)
+        return JsonResponse(InternalError(request_id).as_json(), status=500)
     return error_page(
         request,
         ToolcribError(
-            "Toolcrib failed to show this page.",
-            hint="Try again; if it stays, tell whoever runs this installation the number below.",
+            "Internal server error.",
+            hint="Try again. If the error persists, report the request id below to your admin.",
             status=500,
         ),
     )
@@ -82,8 +83,8 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return error_page(
         request,
         ToolcribError(
-            "The form was too old or came from another site.",
-            hint="Go back, reload the page and send it again.",
+            "The form has expired or was submitted from another site.",
+            hint="Go back, reload the page and submit the form again.",
             status=403,
         ),
     )
@@ -96,7 +97,7 @@ def livez(request: HttpRequest) -> HttpResponse:
 
 @login_not_required
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Say whether requests can be served, and which revision this process knows."""
+    """Return whether requests can be served, and the catalog revision of this process."""
     try:
         Revision.current()
         database = "ok"

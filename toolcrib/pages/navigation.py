@@ -1,4 +1,4 @@
-"""What every page's frame needs: navigation with counts, the person, the theme."""
+"""Context processor of the page layout: navigation with counts, user, theme."""
 
 from typing import Any
 
@@ -14,13 +14,14 @@ from toolcrib.lib.roles import Role, role_of
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
+    """Return the `shell` variable that base.html uses."""
     theme = request.COOKIES.get("theme", "auto")
     user = getattr(request, "user", None)
     role = role_of(user) if user is not None else Role.ANONYMOUS
     return {
         "shell": {
             "nav": _navigation(request, role),
-            "role": role.word,
+            "role": role.label,
             "is_admin": role == Role.ADMIN,
             "user_label": user.get_username() if user is not None and user.is_authenticated else "",
             "theme": theme if theme in ("light", "dark") else "auto",
@@ -35,7 +36,7 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
     if role < Role.OPERATOR or fragment:
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
-    waiting = Tool.objects.filter(state=ToolState.WAITING).count()
+    pending = Tool.objects.filter(state=ToolState.WAITING).count()
     sections: list[tuple[str, list[dict[str, Any]]]] = [
         ("", [{"label": "Overview", "name": "overview", "key": "o"}]),
         (
@@ -78,8 +79,8 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
                     "name": "approvals",
                     "key": "v",
                     "live": "approvals",
-                    "count": waiting or None,
-                    "waiting": waiting > 0,
+                    "count": pending or None,
+                    "waiting": pending > 0,
                 },
                 {"label": "Usage", "name": "usage", "key": "u"},
             ],
@@ -92,13 +93,13 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
             ],
         ),
     ]
-    here = request.path
-    shown = []
+    path = request.path
+    navigation = []
     for label, items in sections:
         for item in items:
             item["url"] = reverse(item.pop("name"))
-            item["current"] = here == item["url"] or (
-                item["url"] != "/" and here.startswith(item["url"] + "/")
+            item["current"] = path == item["url"] or (
+                item["url"] != "/" and path.startswith(item["url"] + "/")
             )
-        shown.append({"label": label, "items": items})
-    return shown
+        navigation.append({"label": label, "items": items})
+    return navigation

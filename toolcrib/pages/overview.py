@@ -1,7 +1,7 @@
-"""Read what the overview shows: four numbers, servers, sessions, first steps.
+"""Overview page: metrics of the last 24 hours, servers, recent sessions, first steps.
 
-Reads only, each block in a fixed number of queries, whatever there is. A block that the database
-refuses says so and leaves the others standing. What needs a person is in `toolcrib.attention`.
+Reads only, each block in a fixed number of queries. A block that fails with a database error shows
+the failure; the others are not affected. Items that need attention are in `attention`.
 """
 
 import logging
@@ -40,7 +40,7 @@ from sessions_app.agents import onboarding_views
 from sessions_app.models import Agent, AgentSession, Call, CallPath
 from sessions_app.review import queries as review_queries
 from sessions_app.usage.filters import FAILED
-from sessions_app.usage.tool_usage import answered
+from sessions_app.usage.tool_usage import answered_calls
 from toolcrib.lib.percentile import percentile
 from toolcrib.lib.roles import Role, operator_required, role_of
 from toolcrib.pages import attention
@@ -48,9 +48,9 @@ from toolcrib.pages import attention
 logger = logging.getLogger(__name__)
 
 HOURS = 24
-CELLS = 60  # servers in the strip
-RECENT = 5  # sessions
-SAMPLE = 10_000  # newest answered calls that p95 is read from
+MAX_SERVERS = 60
+RECENT_SESSIONS = 5
+LATENCY_SAMPLE = 10_000  # newest answered calls used for p95
 WORST_FIRST = (
     ServerState.FAILING,
     ServerState.CONNECTING,
@@ -58,69 +58,70 @@ WORST_FIRST = (
     ServerState.CONNECTED,
     ServerState.DISABLED,
 )
-SAVED = (
-    "For each session: what all schemas would have cost, minus what its model was given to know "
-    "its tools (catalog, searches, loaded definitions)."
+TOKENS_SAVED = (
+    "Per session: tokens of all schemas, minus tokens sent for tool discovery (catalog, searches, "
+    "loaded definitions)."
 )
 
 
 @dataclass(frozen=True)
 class Block:
-    """One part of the page, or the fact that it could not be read."""
+    """One block of the page, or the fact that reading it failed."""
 
     value: Any = None
     failed: bool = False
 
 
 def block(read: Callable[[], Any]) -> Block:
+    """Read a block; log a database error and mark the block as failed."""
     try:
         return Block(read())
     except DatabaseError:
-        logger.exception("The overview could not read %s.", read.__name__)
+        logger.exception("Overview block %s failed", read.__name__)
         return Block(failed=True)
 
 
-# --- Four numbers -------------------------------------------------------------------------------
+# --- Metrics ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of the last 24 hours with its course by the hour. None is "nothing to count"."""
+    """A metric of the last 24 hours with its hourly values. None: no data."""
 
     label: str
     value: str
     unit: str
     url: str
     spark: list[float | None]
-    counted: str  # how
+    definition: str
 
 
 def numbers() -> dict[str, Any]:
+    """Return the four metrics and the hourly table."""
     now = timezone.now()
     since = now - timedelta(hours=HOURS)
-    calls = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
+    call_rows = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
     sessions = AgentSession.objects.filter(created_at__gte=since)
-    counted = _by_hour(
-        calls, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=FAILED)
+    hourly = _by_hour(
+        call_rows, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=FAILED)
     )
-    known = F("tokens_all") - F("tokens_catalog") - F("tokens_search") - F("tokens_load")
-    saved = _by_hour(sessions, "created_at", now, saved=Sum(known))["saved"]
-    times = _times(calls, now)
+    tokens_saved = F("tokens_all") - F("tokens_catalog") - F("tokens_search") - F("tokens_load")
+    saved = _by_hour(sessions, "created_at", now, saved=Sum(tokens_saved))["saved"]
+    latencies = _latencies(call_rows, now)
     rates = [
-        100 * errors / made if made else None
-        for made, errors in zip(counted["calls"], counted["errors"], strict=True)
+        100 * errors / calls if calls else None
+        for calls, errors in zip(hourly["calls"], hourly["errors"], strict=True)
     ]
-    p95 = [percentile(one, 0.95) for one in times]
+    p95 = [percentile(hour, 0.95) for hour in latencies]
     return {
         "figures": [
-            _calls(counted["calls"]),
-            _error_rate(counted["calls"], counted["errors"], rates),
-            _p95(times, p95),
+            _calls(hourly["calls"]),
+            _error_rate(hourly["calls"], hourly["errors"], rates),
+            _p95(latencies, p95),
             _saved(saved),
         ],
-        "hours": _table(now, counted["calls"], rates, p95, saved),
-        "at": now,
-        "quiet": not sum(counted["calls"]) and not any(saved),
+        "hours": _table(now, hourly["calls"], rates, p95, saved),
+        "quiet": not sum(hourly["calls"]) and not any(saved),
     }
 
 
@@ -131,7 +132,7 @@ def _calls(calls: list[int]) -> Metric:
         "",
         reverse("sessions"),
         list(calls),
-        "Calls that agents made, whatever became of them. Trying out a tool is not counted.",
+        "All calls by agents, whatever their outcome. Test calls are not counted.",
     )
 
 
@@ -143,42 +144,42 @@ def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) 
         "" if rate is None else "%",
         reverse("sessions") + "?errors=1",
         rates,
-        "Calls that failed, were refused, took too long or came back as an error, of all calls.",
+        "Share of calls that failed, were rejected, timed out or returned an error.",
     )
 
 
-def _p95(times: list[list[int]], by_hour: list[int | None]) -> Metric:
-    value = percentile([one for hour in times for one in hour], 0.95)
+def _p95(latencies: list[list[int]], by_hour: list[int | None]) -> Metric:
+    value = percentile([latency for hour in latencies for latency in hour], 0.95)
     return Metric(
         "p95 latency",
         "–" if value is None else f"{value:,}",
         "" if value is None else "ms",
         "",
         list(by_hour),
-        f"95 of 100 answered calls took no longer; read from the newest {SAMPLE:,}.",
+        f"95th percentile of answered calls, from the newest {LATENCY_SAMPLE:,}.",
     )
 
 
 def _saved(saved: list[int]) -> Metric:
     total = sum(saved)
-    sign = "-" if total < 0 else ""
+    sign = "−" if total < 0 else ""
     return Metric(
-        "Tokens saved", f"{sign}≈{abs(total):,}", "", reverse("sessions"), list(saved), SAVED
+        "Tokens saved", f"{sign}≈{abs(total):,}", "", reverse("sessions"), list(saved), TOKENS_SAVED
     )
 
 
 def _by_hour(
     rows: QuerySet[Any], field: str, now: datetime, **sums: Count | Sum
 ) -> dict[str, list[int]]:
-    """Sum rows into the last 24 hours, oldest first, each ending at this minute of the clock.
+    """Aggregate rows into the last 24 hours, oldest first, each ending at the current minute.
 
-    The database groups by minute: cutting its own text of a time costs less than any function on
-    times, and there are never more than 1,441 minutes.
+    The database groups by minute: truncating the text of a timestamp is cheaper than any date
+    function, and there are at most 1,441 minutes.
     """
     minute = Substr(Cast(field, CharField()), 1, 16)
-    found = rows.order_by().annotate(minute=minute).values("minute").annotate(**sums)
+    minutes = rows.order_by().annotate(minute=minute).values("minute").annotate(**sums)
     totals = {name: [0] * HOURS for name in sums}
-    for row in found:
+    for row in minutes:
         at = datetime.fromisoformat(row["minute"]).replace(tzinfo=now.tzinfo)
         for name in sums:
             totals[name][_hour(at, now)] += row[name] or 0
@@ -190,17 +191,17 @@ def _hour(at: datetime, now: datetime) -> int:
     return HOURS - 1 - max(0, min(ago, HOURS - 1))
 
 
-def _times(calls: QuerySet[Call], now: datetime) -> list[list[int]]:
-    """Milliseconds of what reached a server and came back, by the hour."""
-    times: list[list[int]] = [[] for _ in range(HOURS)]
-    for _, start, took in answered(calls, SAMPLE):
-        times[_hour(start, now)].append(took)
-    return times
+def _latencies(calls: QuerySet[Call], now: datetime) -> list[list[int]]:
+    """Return the latencies of answered calls in milliseconds, by hour."""
+    latencies: list[list[int]] = [[] for _ in range(HOURS)]
+    for _, start, latency in answered_calls(calls, LATENCY_SAMPLE):
+        latencies[_hour(start, now)].append(latency)
+    return latencies
 
 
 def _table(now: datetime, *columns: Iterable[Any]) -> list[dict[str, Any]]:
-    """The hours as rows, newest first, for those who read rather than look."""
-    starts = [now - timedelta(hours=HOURS - at) for at in range(HOURS)]
+    """Return the hours as table rows, newest first."""
+    starts = [now - timedelta(hours=HOURS - hour) for hour in range(HOURS)]
     names = ("calls", "rate", "p95", "saved")
     rows = [
         {"from": start, **dict(zip(names, values, strict=True))}
@@ -213,23 +214,25 @@ def _table(now: datetime, *columns: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def servers() -> dict[str, Any]:
-    """Every server, worst first, and when one last answered."""
-    ranks = [When(state=state, then=Value(at)) for at, state in enumerate(WORST_FIRST)]
-    worst = Case(*ranks, default=Value(len(ranks)), output_field=IntegerField())
-    shown = list(Server.objects.annotate(worst=worst).order_by("worst", "name", "slug")[:CELLS])
+    """Return the servers, worst state first, and the time of the last sync."""
+    ranks = [When(state=state, then=Value(rank)) for rank, state in enumerate(WORST_FIRST)]
+    rank = Case(*ranks, default=Value(len(ranks)), output_field=IntegerField())
+    listed = list(Server.objects.annotate(rank=rank).order_by("rank", "name", "slug")[:MAX_SERVERS])
     states = Counter(dict(Server.objects.order_by().values_list("state").annotate(Count("pk"))))
-    newest = Server.objects.aggregate(at=Max("last_synced_at"))["at"]
+    last_sync = Server.objects.aggregate(at=Max("last_synced_at"))["at"]
     return {
-        "shown": shown,
-        "more": max(states.total() - len(shown), 0),
+        "listed": listed,
+        "more": max(states.total() - len(listed), 0),
         "connected": states[ServerState.CONNECTED],
         "total": states.total(),
-        "last_sync": newest,
+        "last_sync": last_sync,
     }
 
 
 def recent_sessions() -> list[review_queries.SessionRow]:
-    return list(review_queries.list_sessions(review_queries.SessionFilter(), size=RECENT).rows)
+    return list(
+        review_queries.list_sessions(review_queries.SessionFilter(), size=RECENT_SESSIONS).rows
+    )
 
 
 # --- First steps --------------------------------------------------------------------------------
@@ -242,24 +245,24 @@ class Step:
     url: str = ""
 
 
-def first_steps(looked: bool) -> list[Step]:
-    """What makes an installation useful, in order, with what is done of it."""
-    acted = looked or AuditEntry.objects.filter(target_kind="group", actor_kind="user").exists()
+def first_steps(group_viewed: bool) -> list[Step]:
+    """Return the onboarding steps in order, with their completion."""
+    group_changes = AuditEntry.objects.filter(target_kind="group", actor_kind="user")
     agent, session = Agent.objects.exists(), AgentSession.objects.exists()
     people = User.objects.filter(is_active=True)[:2].count()
     return [
         Step("Connect a server", Server.objects.exists(), reverse("server-add")),
-        Step("Look at a group", acted, reverse("welcome-group")),
+        Step("View a group", group_viewed or group_changes.exists(), reverse("welcome-group")),
         Step("Connect an agent", agent, reverse("welcome-agent")),
-        Step("See a first session", session, reverse("welcome-agent") if agent else ""),
-        Step("Add a second person", people > 1, reverse("people")),
+        Step("Run a first session", session, reverse("welcome-agent") if agent else ""),
+        Step("Invite a second person", people > 1, reverse("people")),
     ]
 
 
 @require_safe
 @operator_required
 def overview(request: HttpRequest) -> HttpResponse:
-    """Show every block that can be read; before the first server, the setup card alone."""
+    """Render the overview; before the first server, only the setup card."""
     if not Server.objects.exists():
         return render(request, "toolcrib/pages/overview.html", {"first_run": True, "demo": _demo()})
     blocks = {
@@ -272,16 +275,16 @@ def overview(request: HttpRequest) -> HttpResponse:
 
 
 def _demo() -> import_wizard.CheckedRow:
-    """The demo server as the check step would show it: its program, and the consent to it."""
-    return import_wizard.check(import_wizard.WizardState(DemoForm().text())).rows[0]
+    """Return the demo server as the import check shows it: its command and the confirmation."""
+    return import_wizard.check(import_wizard.WizardState(DemoForm().to_mcp_json())).rows[0]
 
 
 def _checklist(request: HttpRequest) -> dict[str, Any]:
-    """First steps for admins, until all are done or they are dismissed."""
-    if role_of(request.user) < Role.ADMIN or onboarding_views.DISMISSED in request.COOKIES:
+    """Return the first steps, for admins until all are done or dismissed."""
+    if role_of(request.user) < Role.ADMIN or onboarding_views.DISMISSED_COOKIE in request.COOKIES:
         return {}
-    looked = onboarding_views.LOOKED in request.COOKIES
-    found = block(lambda: first_steps(looked))
-    if found.failed or all(step.done for step in found.value):
+    group_viewed = onboarding_views.GROUP_VIEWED_COOKIE in request.COOKIES
+    steps = block(lambda: first_steps(group_viewed))
+    if steps.failed or all(step.done for step in steps.value):
         return {}
-    return {"steps": found.value, "steps_done": sum(step.done for step in found.value)}
+    return {"steps": steps.value, "steps_done": sum(step.done for step in steps.value)}

@@ -1,4 +1,4 @@
-"""Settings: how does this installation behave? Operators read them, admins change them."""
+"""Settings pages. Operators read them, admins change them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,10 +20,13 @@ from toolcrib.pages import about
 from toolcrib.templatetags.toolcrib import duration
 
 SECTIONS = {
-    "general": ("General", "What agents and people meet at the door."),
-    "tokens": ("Tokens and budgets", "What an agent starts with. Those that exist keep theirs."),
-    "sync": ("Sync", "How servers are asked for their tools."),
-    "retention": ("Retention", "How long Toolcrib remembers."),
+    "general": ("General", "General settings."),
+    "tokens": (
+        "Tokens and budgets",
+        "Defaults for new agents. Existing agents keep their settings.",
+    ),
+    "sync": ("Sync", "Intervals, timeouts and limits for fetching tools from servers."),
+    "retention": ("Retention", "Data retention."),
 }
 PAGES = (
     *((name, title, "settings-section") for name, (title, _) in SECTIONS.items()),
@@ -31,55 +34,60 @@ PAGES = (
     ("about", "About", "about"),
     ("profile", "Your profile", "profile"),
 )
-# What only the environment says: (variable, attribute, label, unit), by section.
+# Settings that only the environment sets: (variable, attribute, label, unit), by section.
 ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
     "general": (
-        ("TOOLCRIB_PUBLIC_URL", "PUBLIC_URL", "Address in links and snippets", ""),
-        ("TOOLCRIB_HOSTS", "ALLOWED_HOSTS", "Host names answered to", ""),
+        ("TOOLCRIB_PUBLIC_URL", "PUBLIC_URL", "Public URL (links and snippets)", ""),
+        ("TOOLCRIB_HOSTS", "ALLOWED_HOSTS", "Allowed host names", ""),
         ("TOOLCRIB_HTTPS", "HTTPS", "Served over HTTPS", ""),
-        ("TOOLCRIB_ALLOW_STDIO", "ALLOW_STDIO", "Servers may be programs on this machine", ""),
-        ("TOOLCRIB_ALLOW_PLAIN_HTTP", "ALLOW_PLAIN_HTTP", "Servers may be reached without TLS", ""),
-        ("TOOLCRIB_ALLOWED_NETWORKS", "ALLOWED_NETWORKS", "Networks besides the internet", ""),
-        ("TOOLCRIB_MAX_BODY_BYTES", "MAX_BODY_BYTES", "Largest request to Toolcrib", "bytes"),
+        ("TOOLCRIB_ALLOW_STDIO", "ALLOW_STDIO", "Allow stdio servers (local programs)", ""),
+        ("TOOLCRIB_ALLOW_PLAIN_HTTP", "ALLOW_PLAIN_HTTP", "Allow servers without TLS", ""),
+        ("TOOLCRIB_ALLOWED_NETWORKS", "ALLOWED_NETWORKS", "Allowed private networks", ""),
+        ("TOOLCRIB_MAX_BODY_BYTES", "MAX_BODY_BYTES", "Maximum request size", "bytes"),
         ("TOOLCRIB_LOG_LEVEL", "LOG_LEVEL", "Log level", ""),
     ),
     "tokens": (
-        ("TOOLCRIB_MAX_DEFINITION_BYTES", "MAX_DEFINITION_BYTES", "Largest definition", "bytes"),
-        ("TOOLCRIB_MAX_DESCRIPTION_BYTES", "MAX_DESCRIPTION_BYTES", "Longest description", "bytes"),
-        ("TOOLCRIB_MAX_MESSAGE_BYTES", "MAX_MESSAGE_BYTES", "Largest result of a call", "bytes"),
-        ("TOOLCRIB_MAX_CONTENT_ITEMS", "MAX_CONTENT_ITEMS", "Items in one result", "items"),
-        ("TOOLCRIB_CALL_TIMEOUT", "CALL_TIMEOUT", "A call to a new server may take", "seconds"),
-        ("TOOLCRIB_CALLS_IN_FLIGHT", "CALLS_IN_FLIGHT", "Calls at once to one server", "calls"),
-        ("TOOLCRIB_CALLS_QUEUED", "CALLS_QUEUED", "Calls that wait for their turn", "calls"),
+        (
+            "TOOLCRIB_MAX_DEFINITION_BYTES",
+            "MAX_DEFINITION_BYTES",
+            "Maximum definition size",
+            "bytes",
+        ),
+        ("TOOLCRIB_MAX_DESCRIPTION_BYTES", "MAX_DESCRIPTION_BYTES", "Maximum description", "bytes"),
+        ("TOOLCRIB_MAX_MESSAGE_BYTES", "MAX_MESSAGE_BYTES", "Maximum result size", "bytes"),
+        ("TOOLCRIB_MAX_CONTENT_ITEMS", "MAX_CONTENT_ITEMS", "Maximum items in a result", "items"),
+        ("TOOLCRIB_CALL_TIMEOUT", "CALL_TIMEOUT", "Default call timeout", "seconds"),
+        ("TOOLCRIB_CALLS_IN_FLIGHT", "CALLS_IN_FLIGHT", "Concurrent calls per server", "calls"),
+        ("TOOLCRIB_CALLS_QUEUED", "CALLS_QUEUED", "Queued calls per server", "calls"),
     ),
     "sync": (
-        ("TOOLCRIB_SYNC_TIMEOUT", "SYNC_TIMEOUT", "A whole list may take", "seconds"),
-        ("TOOLCRIB_SYNC_GAP", "SYNC_GAP", "Least time between two notified syncs", "seconds"),
-        ("TOOLCRIB_SYNC_WORKERS", "SYNC_WORKERS", "Syncs at once in a process", "syncs"),
-        ("TOOLCRIB_CONNECT_TIMEOUT", "CONNECT_TIMEOUT", "Connecting may take", "seconds"),
-        ("TOOLCRIB_HANDSHAKE_TIMEOUT", "HANDSHAKE_TIMEOUT", "A handshake may take", "seconds"),
-        ("TOOLCRIB_IDLE_DISCONNECT", "IDLE_DISCONNECT", "Close idle connections after", "seconds"),
+        ("TOOLCRIB_SYNC_TIMEOUT", "SYNC_TIMEOUT", "Sync timeout", "seconds"),
+        ("TOOLCRIB_SYNC_GAP", "SYNC_GAP", "Minimum interval of notified syncs", "seconds"),
+        ("TOOLCRIB_SYNC_WORKERS", "SYNC_WORKERS", "Concurrent syncs per process", "syncs"),
+        ("TOOLCRIB_CONNECT_TIMEOUT", "CONNECT_TIMEOUT", "Connect timeout", "seconds"),
+        ("TOOLCRIB_HANDSHAKE_TIMEOUT", "HANDSHAKE_TIMEOUT", "Handshake timeout", "seconds"),
+        ("TOOLCRIB_IDLE_DISCONNECT", "IDLE_DISCONNECT", "Idle connection timeout", "seconds"),
         (
             "TOOLCRIB_SESSION_DISCONNECT",
             "SESSION_DISCONNECT",
-            "Close a session's own after",
+            "Idle timeout of session connections",
             "seconds",
         ),
         (
             "TOOLCRIB_SESSION_CONNECTIONS",
             "SESSION_CONNECTIONS",
-            "Sessions that have their own connections",
+            "Sessions with dedicated connections",
             "sessions",
         ),
-        ("TOOLCRIB_MAX_TOOLS", "MAX_TOOLS", "Tools of one server", "tools"),
-        ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Pages of one list", "pages"),
-        ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Largest list", "bytes"),
-        ("TOOLCRIB_STDERR_BYTES", "STDERR_BYTES", "Kept of a program's errors", "bytes"),
+        ("TOOLCRIB_MAX_TOOLS", "MAX_TOOLS", "Maximum tools per server", "tools"),
+        ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Maximum pages per tool list", "pages"),
+        ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Maximum tool list size", "bytes"),
+        ("TOOLCRIB_STDERR_BYTES", "STDERR_BYTES", "Stored stderr per program", "bytes"),
         (
             "TOOLCRIB_MAX_PROCESSES",
             "MAX_PROCESSES",
-            "Processes and threads of one program",
-            "at most",
+            "Maximum processes and threads per program",
+            "",
         ),
     ),
     "retention": (),
@@ -87,52 +95,57 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 
 
 class PreferencesForm(forms.Form):
-    """The preferences of a section that the environment does not fix, in people's units."""
+    """Form for the preferences of a section that no environment variable fixes."""
 
     def __init__(self, section: str, *args: Any, **kwargs: Any) -> None:
-        now = preferences.values(section)
-        kwargs["initial"] = {name: _typed(PREFERENCES[name], value) for name, value in now.items()}
+        current = preferences.values(section)
+        kwargs["initial"] = {
+            name: _displayed(PREFERENCES[name], value) for name, value in current.items()
+        }
         super().__init__(*args, **kwargs)
-        for known in _known(section):
-            if not known.fixed:
-                self.fields[known.name] = _field(known)
+        for spec in _specs(section):
+            if not spec.is_fixed:
+                self.fields[spec.name] = _field(spec)
 
-    def wanted(self) -> dict[str, Any]:
-        return {name: value * PREFERENCES[name].per for name, value in self.cleaned_data.items()}
+    def stored_values(self) -> dict[str, Any]:
+        """Return the entered values in the units in which they are stored."""
+        return {name: value * PREFERENCES[name].scale for name, value in self.cleaned_data.items()}
 
     def rows(self) -> list[tuple[forms.BoundField, PreferenceSpec]]:
         return [(self[name], PREFERENCES[name]) for name in self.fields]
 
 
-def _known(section: str) -> list[PreferenceSpec]:
-    return [known for known in PREFERENCES.values() if known.section == section]
+def _specs(section: str) -> list[PreferenceSpec]:
+    return [spec for spec in PREFERENCES.values() if spec.section == section]
 
 
-def _field(known: PreferenceSpec) -> forms.Field:
-    kind = forms.IntegerField if known.whole else forms.FloatField
-    return kind(
-        label=known.label,
-        help_text=known.effect,
-        min_value=_typed(known, known.low),
-        max_value=_typed(known, known.high),
+def _field(spec: PreferenceSpec) -> forms.Field:
+    field_class = forms.IntegerField if spec.is_integer else forms.FloatField
+    return field_class(
+        label=spec.label,
+        help_text=spec.help_text,
+        min_value=_displayed(spec, spec.minimum),
+        max_value=_displayed(spec, spec.maximum),
     )
 
 
-def _typed(known: PreferenceSpec, value: Any) -> Any:
-    return int(value) // known.per if float(value).is_integer() else value
+def _displayed(spec: PreferenceSpec, value: Any) -> Any:
+    return int(value) // spec.scale if float(value).is_integer() else value
 
 
-def _stated(known: PreferenceSpec, value: Any) -> str:
-    if known.per > 1:
-        return duration(value)
-    return f"{value:,} {known.unit}".strip()
+def _format_preference(spec: PreferenceSpec, value: Any) -> str:
+    return duration(value) if spec.scale > 1 else _with_unit(value, spec.unit)
+
+
+def _with_unit(value: float, unit: str) -> str:
+    return f"{value:,}%" if unit == "%" else f"{value:,} {unit}".strip()
 
 
 # --- Pages --------------------------------------------------------------------------------------
 
 
 def side(current: str) -> list[dict[str, object]]:
-    """List the pages of settings, for the column at the left."""
+    """Return the links of the settings menu."""
     return [
         {
             "label": title,
@@ -145,7 +158,7 @@ def side(current: str) -> list[dict[str, object]]:
 
 @require_safe
 @operator_required
-def first(request: HttpRequest) -> HttpResponse:
+def first_section(request: HttpRequest) -> HttpResponse:
     return redirect("settings-section", "general")
 
 
@@ -153,17 +166,17 @@ def first(request: HttpRequest) -> HttpResponse:
 @operator_required
 def section(request: HttpRequest, name: str) -> HttpResponse:
     if name not in SECTIONS:
-        raise NotFound("There are no such settings.", hint="The list at the left has them all.")
+        raise NotFound("This settings page does not exist.", hint="Choose a page from the menu.")
     if request.method == "POST":
         require(Role.ADMIN, request.user)
     form = PreferencesForm(name, request.POST if request.method == "POST" else None)
     if form.is_bound and form.is_valid():
         try:
-            changed = preferences.change(form.wanted(), actor=actor_of(request))
+            changed = preferences.change(form.stored_values(), actor=actor_of(request))
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
-            messages.success(request, _said(changed))
+            messages.success(request, _saved_message(changed))
             return redirect("settings-section", name)
     title, answer = SECTIONS[name]
     context: dict[str, Any] = {
@@ -172,7 +185,7 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         "answer": answer,
         "form": form,
         "may_change": role_of(request.user) == Role.ADMIN,
-        "stated": _stated_rows(name, fixed=role_of(request.user) == Role.ADMIN),
+        "read_only": _read_only_rows(name, fixed_only=role_of(request.user) == Role.ADMIN),
         "environment": _environment(name),
         "estimator": token_counter.estimator() if name == "tokens" else "",
     }
@@ -181,23 +194,23 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
     )
 
 
-def _said(changed: Iterable[PreferenceSpec]) -> str:
-    names = [known.label.lower() for known in changed]
-    return f"Saved: {', '.join(names)}. It holds from now on." if names else "Nothing was changed."
+def _saved_message(changed: Iterable[PreferenceSpec]) -> str:
+    names = [spec.label.lower() for spec in changed]
+    return f"Saved: {', '.join(names)}. Applies immediately." if names else "No changes."
 
 
-def _stated_rows(section: str, *, fixed: bool) -> list[dict[str, object]]:
-    """List values to read: those that are fixed, or all for those who may change none."""
-    now = preferences.values(section)
+def _read_only_rows(section: str, *, fixed_only: bool) -> list[dict[str, object]]:
+    """Return the preferences fixed by the environment, or all of them."""
+    current = preferences.values(section)
     return [
         {
-            "label": known.label,
-            "value": _stated(known, now[known.name]),
-            "effect": known.effect,
-            "variable": known.variable if known.fixed else "",
+            "label": spec.label,
+            "value": _format_preference(spec, current[spec.name]),
+            "help_text": spec.help_text,
+            "variable": spec.variable if spec.is_fixed else "",
         }
-        for known in _known(section)
-        if known.fixed or not fixed
+        for spec in _specs(section)
+        if spec.is_fixed or not fixed_only
     ]
 
 
@@ -205,21 +218,21 @@ def _environment(section: str) -> list[dict[str, object]]:
     return [
         {
             "label": label,
-            "value": _plain(getattr(settings, attribute), unit),
+            "value": _format_setting(getattr(settings, attribute), unit),
             "variable": variable,
-            "given": variable in settings.FROM_ENVIRONMENT,
+            "is_set": variable in settings.FROM_ENVIRONMENT,
         }
         for variable, attribute, label, unit in ENVIRONMENT[section]
     ]
 
 
-def _plain(value: object, unit: str) -> str:
+def _format_setting(value: object, unit: str) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, int):
-        return duration(value) if unit == "seconds" else f"{value:,} {unit}".strip()
+        return duration(value) if unit == "seconds" else _with_unit(value, unit)
     return str(value)
 
 
@@ -234,14 +247,14 @@ def about_page(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def profile(request: HttpRequest) -> HttpResponse:
-    """Let a person switch single keys off: those who speak to their machine press them by chance.
+    """Let a user turn keyboard shortcuts off: voice-control users trigger them by accident.
 
-    Kept in a cookie, since it belongs to the device as much as to the person.
+    Stored in a cookie, since it depends on the device as much as on the user.
     """
     if request.method == "POST":
-        on = bool(request.POST.get("keys"))
-        messages.success(request, f"Single keys are {'on' if on else 'off'} in this browser.")
+        state = "on" if request.POST.get("keys") else "off"
+        messages.success(request, f"Keyboard shortcuts are {state} in this browser.")
         response = redirect("profile")
-        response.set_cookie("keys", "on" if on else "off", max_age=31_536_000, samesite="Lax")
+        response.set_cookie("keys", state, max_age=31_536_000, samesite="Lax")
         return response
     return render(request, "toolcrib/pages/settings_profile.html", {"side": side("profile")})

@@ -1,4 +1,4 @@
-"""How this web process is doing, for operators and what watches for them."""
+"""Health endpoint of the API: event-loop lag, search vectors and server concurrency."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ class TurnsOut(Schema):
 
 
 class VectorsOut(Schema):
-    """How far the tools' vectors are: ready, working, or unavailable and why."""
+    """State of the search vectors: ready, working, or unavailable with a reason."""
 
     state: str
     reason: str
@@ -50,11 +50,11 @@ class HealthOut(Schema):
 
 @router.get("/health", response={200: HealthOut, **ERRORS})
 def health(request: HttpRequest) -> dict[str, Any]:
-    """Stalls of the event loop in the last minute and each server's turns, in this process; and
-    how far the vectors for search are."""
+    """Return this process's event-loop lag in the last minute and each server's concurrent calls,
+    and the state of the search vectors."""
     return {
         "process": THIS_PROCESS,
-        "event_loop": runtime.pulse.stalls(),
+        "event_loop": runtime.loop_monitor.lag(),
         "search": vector_store.progress(),
         "servers": metrics.all_server_metrics(),
     }

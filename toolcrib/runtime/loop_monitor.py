@@ -1,6 +1,6 @@
-"""How well the event loop of this process keeps time: everything waits while it is held up.
+"""Event-loop lag monitor: how late the loop of this process wakes a periodic timer.
 
-It is asked to wake us in a moment, and what it is late by is noted. Read from any thread.
+Everything on the loop waits while it is blocked. Can be read from any thread.
 """
 
 import asyncio
@@ -10,53 +10,54 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-EVERY = 0.05  # seconds
-WINDOW = 60.0  # seconds that are remembered
-LONG = 0.25  # seconds that people notice
+INTERVAL = 0.05  # seconds between two timers
+WINDOW = 60.0  # seconds of history
+LONG_LAG = 0.25  # seconds; noticeable to people
 
 
 @dataclass(frozen=True)
-class Stalls:
-    """By how much the loop was late lately, in milliseconds."""
+class LoopLag:
+    """Event-loop lag in the last window, in milliseconds."""
 
     longest_ms: float
     p99_ms: float
-    seconds: int  # that were looked at
+    seconds: int  # length of the window; 0 if there is no measurement
 
     @property
     def is_long(self) -> bool:
-        return self.longest_ms >= LONG * 1000
+        return self.longest_ms >= LONG_LAG * 1000
 
 
 class LoopMonitor:
     def __init__(self) -> None:
-        self._late: deque[tuple[float, float]] = deque(maxlen=int(WINDOW / EVERY))
+        self._samples: deque[tuple[float, float]] = deque(maxlen=int(WINDOW / INTERVAL))
 
-    def note(self, late: float, now: float) -> None:
-        self._late.append((now, max(0.0, late)))
+    def record(self, lag: float, now: float) -> None:
+        self._samples.append((now, max(0.0, lag)))
 
-    def stalls(self, now: float | None = None) -> Stalls:
-        """The stalls of the last minute; one that lasts shows once it is over."""
+    def lag(self, now: float | None = None) -> LoopLag:
+        """Return the lag of the last minute. A block in progress appears once it has ended."""
         now = time.monotonic() if now is None else now
-        found = sorted(late for at, late in list(self._late) if now - at <= WINDOW)
-        if not found:
-            return Stalls(0.0, 0.0, 0)
-        p99 = found[min(len(found) - 1, int(len(found) * 0.99))]
-        return Stalls(round(found[-1] * 1000, 1), round(p99 * 1000, 1), int(WINDOW))
+        lags = sorted(lag for at, lag in list(self._samples) if now - at <= WINDOW)
+        if not lags:
+            return LoopLag(0.0, 0.0, 0)
+        p99 = lags[min(len(lags) - 1, int(len(lags) * 0.99))]
+        return LoopLag(round(lags[-1] * 1000, 1), round(p99 * 1000, 1), int(WINDOW))
 
     @asynccontextmanager
-    async def beating(self) -> AsyncIterator[None]:
-        beat = asyncio.create_task(self._beat(), name="pulse")
+    async def running(self) -> AsyncIterator[None]:
+        """Measure while the context is open."""
+        task = asyncio.create_task(self._measure(), name="loop monitor")
         try:
             yield
         finally:
-            beat.cancel()
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await beat
+                await task
 
-    async def _beat(self) -> None:
+    async def _measure(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            due = loop.time() + EVERY
-            await asyncio.sleep(EVERY)
-            self.note(loop.time() - due, time.monotonic())
+            due = loop.time() + INTERVAL
+            await asyncio.sleep(INTERVAL)
+            self.record(loop.time() - due, time.monotonic())

@@ -1,9 +1,9 @@
-"""When Python looks for garbage in a web process, and where it keeps what is not garbage.
+"""GC schedule and malloc arena tuning for web processes.
 
-To look through everything that 10,000 tools are made of halts all threads for a tenth of a
-second, and Python does it whenever much was made, as when an agent searches. Here it is done once
-a minute, among what came since the last time: what is older is left out. All is looked through
-once nobody is being answered.
+A full collection over the objects of 10,000 tools stops all threads for a tenth of a second, and
+Python runs one whenever many objects were created, as during a search. Here young objects are
+collected once a minute and survivors are frozen, which excludes them from later collections. A full
+collection, frozen objects included, runs while no request is in progress.
 """
 
 import asyncio
@@ -13,71 +13,73 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-YOUNG, MIDDLE = 5_000, 10  # the lesser looks, as Python does them by itself: a few milliseconds
+# Thresholds of the two younger generations, which Python still collects itself in milliseconds.
+YOUNG, MIDDLE = 5_000, 10
 NEVER = 1_000_000_000
-LOOK = 1.0  # seconds between two looks at whether it is time
-EVERY = 60.0
-ALL_EVERY, AT_LATEST = 600.0, 3_600.0
-QUIET = 1.0  # seconds without a request
+CHECK_INTERVAL = 1.0  # seconds
+COLLECT_INTERVAL = 60.0
+FULL_INTERVAL, MAX_FULL_INTERVAL = 600.0, 3_600.0  # while idle, and in any case
+IDLE_AFTER = 1.0  # seconds without a request
 
-
-ARENAS = -8, 2  # M_ARENA_MAX of mallopt, and how many
+M_ARENA_MAX = -8  # of mallopt(3)
+MAX_ARENAS = 2
 
 
 def limit_malloc_arenas() -> bool:
-    """Have all threads use two heaps of the C library; say whether it could be done.
+    """Limit glibc malloc to two arenas for all threads; return whether it was possible.
 
-    By itself it gives each thread one, up to eight a processor. What a thread frees stays in its
-    heap, so memory grows for as long as work comes to threads by chance. Python runs one at a
-    time, and they hardly wait for each other's heap.
+    By default each thread gets its own arena, up to eight per processor. Freed memory stays in the
+    thread's arena, so memory use grows as work moves between threads. Python runs one thread at a
+    time, so contention for two arenas is low.
     """
     try:
-        return bool(ctypes.CDLL(None).mallopt(*ARENAS))
-    except (OSError, AttributeError):  # another C library
+        return bool(ctypes.CDLL(None).mallopt(M_ARENA_MAX, MAX_ARENAS))
+    except (OSError, AttributeError):  # not glibc
         return False
 
 
 class GcSchedule:
     def __init__(self) -> None:
-        self._touched = self._collected = self._collected_all = time.monotonic()
+        self._last_request = self._collected = self._collected_all = time.monotonic()
 
-    def touch(self) -> None:
-        """Note that somebody is being answered."""
-        self._touched = time.monotonic()
+    def record_request(self) -> None:
+        """Record that a request is in progress."""
+        self._last_request = time.monotonic()
 
-    def look(self, now: float) -> None:
-        """Do what is due."""
-        since = now - self._collected_all
-        if since >= AT_LATEST or (since >= ALL_EVERY and now - self._touched >= QUIET):
+    def collect_if_due(self, now: float) -> None:
+        """Run the collection that is due, if any."""
+        since_full = now - self._collected_all
+        is_idle = now - self._last_request >= IDLE_AFTER
+        if since_full >= MAX_FULL_INTERVAL or (since_full >= FULL_INTERVAL and is_idle):
             gc.unfreeze()
             self._collected_all = now
-        elif now - self._collected < EVERY:
+        elif now - self._collected < COLLECT_INTERVAL:
             return
         gc.collect()
         gc.freeze()
         self._collected = now
 
     @asynccontextmanager
-    async def working(self) -> AsyncIterator[None]:
-        """Take over from Python, and hand back at the end."""
-        usual = gc.get_threshold()
+    async def running(self) -> AsyncIterator[None]:
+        """Replace Python's GC schedule while the context is open."""
+        thresholds = gc.get_threshold()
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG, MIDDLE, NEVER)
-        task = asyncio.create_task(self._run(), name="collecting")
+        task = asyncio.create_task(self._run(), name="gc")
         try:
             yield
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-            gc.set_threshold(*usual)
+            gc.set_threshold(*thresholds)
             gc.unfreeze()
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK)
-            self.look(time.monotonic())
+            await asyncio.sleep(CHECK_INTERVAL)
+            self.collect_if_due(time.monotonic())
 
 
 gc_schedule = GcSchedule()

@@ -1,7 +1,7 @@
-"""Know the newest revision in this process, within a second of any other process's change.
+"""Watch for new catalog revisions, so that this process sees changes within a second.
 
-Embedded looks at the database every 250 ms. Production reads a Redis stream from where it left
-off, and looks at the database every second too, so that a Redis outage delays and loses nothing.
+Embedded: polls the database every 250 ms. Production: follows a Redis stream and also polls the
+database every second, so a Redis outage loses nothing.
 """
 
 import asyncio
@@ -11,10 +11,11 @@ from contextlib import suppress
 
 import redis.asyncio
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError
 
 from catalog.models import Revision
 from catalog.revision_stream import STREAM
+from toolcrib.lib.db_threads import run_in_db_thread
 
 logger = logging.getLogger(__name__)
 
@@ -23,17 +24,19 @@ class RevisionWatch:
     def __init__(self, on_change: Callable[[int], None] | None = None) -> None:
         self.known = 0
         self.on_change = on_change
-        self._look = asyncio.Event()
+        self._poll_now = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the revision until cancelled."""
+        """Watch the revision until cancelled."""
         stream = asyncio.create_task(self._follow_stream()) if settings.REDIS_URL else None
         try:
             while True:
                 await self._read()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._look.wait(), 0.25 if settings.EMBEDDED else 1.0)
-                self._look.clear()
+                    await asyncio.wait_for(
+                        self._poll_now.wait(), 0.25 if settings.EMBEDDED else 1.0
+                    )
+                self._poll_now.clear()
         finally:
             if stream:
                 stream.cancel()
@@ -41,9 +44,9 @@ class RevisionWatch:
 
     async def _read(self) -> None:
         try:
-            number = await asyncio.to_thread(_current)
+            number = await run_in_db_thread(Revision.current)
         except DatabaseError as error:
-            logger.warning("The revision could not be read: %s", error)
+            logger.warning("Reading the revision failed: %s", error)
             return
         if number != self.known:
             self.known = number
@@ -56,28 +59,20 @@ class RevisionWatch:
         try:
             while True:
                 try:
-                    last = last or await _newest(client)
-                    found = await client.xread({STREAM: last}, block=5000, count=1000)
+                    last = last or await _last_entry_id(client)
+                    response = await client.xread({STREAM: last}, block=5000, count=1000)
                 except redis.RedisError:
                     await asyncio.sleep(1)
                     continue
-                entries: list[tuple[bytes, object]] = found[0][1] if found else []  # type: ignore[index, assignment]
+                entries: list[tuple[bytes, object]] = response[0][1] if response else []  # type: ignore[index, assignment]
                 if entries:
                     last = entries[-1][0]
-                    self._look.set()
+                    self._poll_now.set()
         finally:
             await client.aclose()
 
 
-async def _newest(client: "redis.asyncio.Redis") -> bytes | str:
-    """Where the stream ends now: what comes later is read from here, however long it takes."""
+async def _last_entry_id(client: "redis.asyncio.Redis") -> bytes | str:
+    """Return the id of the stream's last entry, to read later entries from."""
     entries = await client.xrevrange(STREAM, count=1)
     return (entries[0][0] if entries else None) or "0-0"
-
-
-def _current() -> int:
-    close_old_connections()
-    try:
-        return Revision.current()
-    finally:
-        close_old_connections()

@@ -1,1 +1,1 @@
-"""SQLite for many threads of one process: writers take turns, and connections are used again."""
+"""SQLite database backend for many threads: fair write queue and connection reuse."""

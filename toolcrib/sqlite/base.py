@@ -1,7 +1,7 @@
-"""Django's SQLite backend, where writers take turns and closed connections are used again.
+"""Django's SQLite backend with a fair write queue and connection reuse.
 
-To open and close a connection takes longer than most questions that are asked of it, and every
-request has a thread, and so a connection, of its own.
+Opening and closing a connection takes longer than most queries, and every request runs in its own
+thread and so has its own connection.
 """
 
 import os
@@ -16,107 +16,109 @@ from django.db.backends.sqlite3 import base
 
 from toolcrib.sqlite.write_queue import WriteQueue
 
-Database = sqlite3.dbapi2  # Django looks for it here
+Database = sqlite3.dbapi2  # required here by Django
 WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
-MOST_IDLE = 8
-File = tuple[int, int] | None  # which file a name stands for
+MAX_IDLE_CONNECTIONS = 8
+FileId = tuple[int, int] | None  # device and inode of the database file
 
-_turns: dict[str, WriteQueue] = {}  # by the database's name
-_idle: dict[str, deque[tuple[File, "Connection"]]] = {}
-_of_parent: list[object] = []  # SQLite wants them neither used nor closed
+_write_queues: dict[str, WriteQueue] = {}  # by database name
+_idle: dict[str, deque[tuple[FileId, "Connection"]]] = {}
+# Connections inherited by a fork: SQLite allows neither using nor closing them.
+_inherited: list[object] = []
 
 
-def _forget() -> None:
-    """In a process that was forked, nobody has a turn, and connections are the parent's."""
-    _turns.clear()
-    _of_parent.extend(_idle.values())
+def _reset_after_fork() -> None:
+    """Drop locks and connections of the parent process."""
+    _write_queues.clear()
+    _inherited.extend(_idle.values())
     _idle.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 class Connection(sqlite3.Connection):
-    """Knows its cursors: one that was not read to its end would hold on to the past."""
+    """Tracks its cursors: an unfinished one would keep an old snapshot of the database."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._made: WeakSet[sqlite3.Cursor] = WeakSet()
+        self._cursors: WeakSet[sqlite3.Cursor] = WeakSet()
 
     def cursor(self, factory: Any = sqlite3.Cursor) -> Any:
-        made = super().cursor(factory)
-        self._made.add(made)
-        return made
+        cursor = super().cursor(factory)
+        self._cursors.add(cursor)
+        return cursor
 
     def execute(self, *args: Any) -> Any:
         return self.cursor().execute(*args)
 
-    def finish(self) -> None:
-        for cursor in list(self._made):
+    def close_cursors(self) -> None:
+        for cursor in list(self._cursors):
             cursor.close()
 
 
 class Cursor(base.SQLiteCursorWrapper):
-    """A cursor whose writes take a turn where no transaction holds one."""
+    """A cursor whose writes take the write lock unless a transaction holds it."""
 
     wrapper: "DatabaseWrapper"
 
     def execute(self, query: str, params: Any = None) -> Any:
-        if self.wrapper.holds_turn or not WRITES.match(query):
+        if self.wrapper.holds_write_lock or not WRITES.match(query):
             return super().execute(query, params)
-        with self.wrapper.turns.turn(self.wrapper.patience):
+        with self.wrapper.write_queue.locked(self.wrapper.write_timeout):
             return super().execute(query, params)
 
     def executemany(self, query: str, param_list: Any) -> Any:
-        if self.wrapper.holds_turn:
+        if self.wrapper.holds_write_lock:
             return super().executemany(query, param_list)
-        with self.wrapper.turns.turn(self.wrapper.patience):
+        with self.wrapper.write_queue.locked(self.wrapper.write_timeout):
             return super().executemany(query, param_list)
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.holds_turn = False
-        self._opened: File = None
+        self.holds_write_lock = False
+        self._file_id: FileId = None
 
     @property
-    def patience(self) -> float:
+    def write_timeout(self) -> float:
         return float(self.settings_dict["OPTIONS"].get("timeout", 5.0))
 
     @property
-    def turns(self) -> WriteQueue:
-        return _turns.setdefault(str(self.settings_dict["NAME"]), WriteQueue())
+    def write_queue(self) -> WriteQueue:
+        return _write_queues.setdefault(str(self.settings_dict["NAME"]), WriteQueue())
 
     @property
-    def _spare(self) -> deque[tuple[File, Connection]]:
+    def _idle_connections(self) -> deque[tuple[FileId, Connection]]:
         return _idle.setdefault(str(self.settings_dict["NAME"]), deque())
 
-    def _file(self) -> File:
+    def _current_file_id(self) -> FileId:
         try:
-            found = Path(self.settings_dict["NAME"]).stat()
-        except OSError:  # in memory, or gone
+            status = Path(self.settings_dict["NAME"]).stat()
+        except OSError:  # in memory, or deleted
             return None
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Connection:
-        now = self._file()
-        while self._spare:
+        file_id = self._current_file_id()
+        while self._idle_connections:
             try:
-                of, spare = self._spare.pop()
-            except IndexError:  # another thread took the last
+                idle_file_id, idle = self._idle_connections.pop()
+            except IndexError:  # another thread took the last one
                 break
-            if of == now:
-                self._opened = of
-                return spare
-            spare.close()  # the file was put aside, as by a restore
-        made: Connection = super().get_new_connection({**conn_params, "factory": Connection})
-        after = self._file()
-        self._opened = after if now in (None, after) else None  # else which one it is is not known
-        return made
+            if idle_file_id == file_id:
+                self._file_id = idle_file_id
+                return idle
+            idle.close()  # the file was replaced, for example by a restore
+        opened: Connection = super().get_new_connection({**conn_params, "factory": Connection})
+        file_id_after = self._current_file_id()
+        # If the file changed while opening, which one this connection uses is unknown.
+        self._file_id = file_id_after if file_id in (None, file_id_after) else None
+        return opened
 
     def is_usable(self) -> bool:
-        """Django asks after an error: the connection may be its cause, so none is used again."""
+        """Return False after an error: the connection may be its cause, so it is not reused."""
         return not self.errors_occurred
 
     def create_cursor(self, name: str | None = None) -> Cursor:
@@ -125,44 +127,45 @@ class DatabaseWrapper(base.DatabaseWrapper):
         return cursor
 
     def _close(self) -> None:
-        self.give_back()
-        found = self.connection
-        clean = (
-            found is not None
+        self.release_write_lock()
+        closing = self.connection
+        is_reusable = (
+            closing is not None
             and not self.errors_occurred
-            and not found.in_transaction
-            and found.isolation_level is None
+            and not closing.in_transaction
+            and closing.isolation_level is None
         )
-        if clean and self._opened is not None and len(self._spare) < MOST_IDLE:
-            found.finish()
-            self._spare.append((self._opened, found))
+        has_room = len(self._idle_connections) < MAX_IDLE_CONNECTIONS
+        if is_reusable and self._file_id is not None and has_room:
+            closing.close_cursors()
+            self._idle_connections.append((self._file_id, closing))
         else:
             super()._close()  # type: ignore[misc]
 
     def _start_transaction_under_autocommit(self) -> None:
-        self.take_turn()
+        self.acquire_write_lock()
         try:
             super()._start_transaction_under_autocommit()  # type: ignore[misc]
         except BaseException:
-            self.give_back()
+            self.release_write_lock()
             raise
 
     def _commit(self) -> None:
         super()._commit()  # type: ignore[misc]  # if it fails, a rollback follows
-        self.give_back()
+        self.release_write_lock()
 
     def _rollback(self) -> None:
         try:
             super()._rollback()  # type: ignore[misc]
         finally:
-            self.give_back()
+            self.release_write_lock()
 
-    def take_turn(self) -> None:
-        """Wait for this connection's turn to write. Given back by a commit, or by itself."""
-        self.turns.take(self.patience)
-        self.holds_turn = True
+    def acquire_write_lock(self) -> None:
+        """Wait for the write lock. Released by commit, rollback or `release_write_lock`."""
+        self.write_queue.acquire(self.write_timeout)
+        self.holds_write_lock = True
 
-    def give_back(self) -> None:
-        if self.holds_turn:
-            self.holds_turn = False
-            self.turns.give_back()
+    def release_write_lock(self) -> None:
+        if self.holds_write_lock:
+            self.holds_write_lock = False
+            self.write_queue.release()

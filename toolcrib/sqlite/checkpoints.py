@@ -1,23 +1,24 @@
-"""Move what was written from SQLite's log into the database's file while nobody waits for it.
+"""WAL checkpoints in the background, so that no commit waits for one.
 
-By itself SQLite does so in the commit that makes the log long: one in a hundred calls waited for
-the disk, and what came after it on a quiet day stayed in the log, not yet safe from a power cut.
+By default SQLite checkpoints within the commit that makes the WAL long: one call in a hundred
+waited for the disk, and later writes on a quiet day stayed in the WAL, not yet safe from a power
+failure.
 """
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-EVERY = 0.5  # seconds
-# Pages in the log at which a commit does it after all, as where only commands run.
-AT_LATEST = 10_000
-AGAIN = 3  # times, since more is written meanwhile; the log begins anew once all of it was moved
+INTERVAL = 0.5  # seconds
+# WAL pages after which a commit checkpoints itself, for example where only commands run.
+AUTOCHECKPOINT_PAGES = 10_000
+ATTEMPTS = 3  # since others write meanwhile; SQLite restarts the WAL once all of it is copied
 
 
-def move(database: BaseDatabaseWrapper) -> bool:
-    """Move what is in the log, waiting for nobody; say whether that was all of it."""
+def checkpoint(database: BaseDatabaseWrapper) -> bool:
+    """Run a passive checkpoint, which waits for nobody; return whether it copied the whole WAL."""
     with database.cursor() as cursor:
-        for _ in range(AGAIN):
+        for _ in range(ATTEMPTS):
             cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
-            _, in_log, moved = cursor.fetchone()
-            if moved == in_log:
+            _, wal_pages, copied_pages = cursor.fetchone()
+            if copied_pages == wal_pages:
                 return True
     return False

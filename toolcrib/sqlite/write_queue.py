@@ -1,8 +1,8 @@
-"""Writers of this process take turns at the database, who came first first.
+"""First-in, first-out write lock for the threads of one process.
 
-SQLite lets one write at a time and has the others ask again, after pauses of up to a tenth of a
-second: under load some wait a second and more while the database is free. Here the next one is
-woken when the last is done. Writers of other processes are waited for as before.
+SQLite allows one writer at a time and makes the others retry after pauses of up to 100 ms: under
+load some wait over a second while the database is free. Here a release wakes the next writer.
+Writers of other processes are still handled by SQLite's busy timeout.
 """
 
 import threading
@@ -17,36 +17,38 @@ class WriteQueue:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: deque[threading.Lock] = deque()
-        self._taken = False
+        self._locked = False
 
-    def take(self, patience: float) -> None:
-        """Wait for a turn; whoever takes one gives it back."""
+    def acquire(self, timeout: float) -> None:
+        """Wait for the write lock. Raises OperationalError after the timeout."""
         with self._lock:
-            if not self._taken:
-                self._taken = True
+            if not self._locked:
+                self._locked = True
                 return
-            mine = threading.Lock()
-            mine.acquire()
-            self._waiting.append(mine)
-        if mine.acquire(timeout=patience):
+            ticket = threading.Lock()
+            ticket.acquire()
+            self._waiting.append(ticket)
+        if ticket.acquire(timeout=timeout):
             return
         with self._lock:
-            if mine not in self._waiting:  # it came after all
+            if ticket not in self._waiting:  # granted after the timeout
                 return
-            self._waiting.remove(mine)
+            self._waiting.remove(ticket)
         raise OperationalError("database is locked")
 
-    def give_back(self) -> None:
+    def release(self) -> None:
+        """Pass the lock to the next writer, or free it."""
         with self._lock:
             if self._waiting:
                 self._waiting.popleft().release()
             else:
-                self._taken = False
+                self._locked = False
 
     @contextmanager
-    def turn(self, patience: float) -> Iterator[None]:
-        self.take(patience)
+    def locked(self, timeout: float) -> Iterator[None]:
+        """Hold the lock while the context is open."""
+        self.acquire(timeout)
         try:
             yield
         finally:
-            self.give_back()
+            self.release()

@@ -1,4 +1,4 @@
-"""Keep a live connection to every server and ask for a sync when one says it changed."""
+"""Run the listener: persistent connections to servers, and a sync when their tools change."""
 
 import asyncio
 import signal
@@ -9,22 +9,22 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 
 from servers.sync.listener import Listener
-from toolcrib import health
+from toolcrib.lib.process_identity import touch_heartbeat
 
 
 class Command(BaseCommand):
-    help = "Run the listener of production (embedded, `serve` runs it)."
+    help = "Run the listener in production (in embedded mode `serve` runs it)."
 
     def handle(self, *args: Any, **options: Any) -> None:
         if settings.EMBEDDED:
-            self.stderr.write("Without DATABASE_URL and REDIS_URL, `serve` listens itself.")
+            self.stderr.write("Without DATABASE_URL and REDIS_URL, `serve` runs the listener.")
             sys.exit(2)
         asyncio.run(_listen())
 
 
 async def _listen() -> None:
     loop = asyncio.get_running_loop()
-    listening = asyncio.create_task(Listener(on_look=health.touch).run())
+    listening = asyncio.create_task(Listener(on_poll=touch_heartbeat).run())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, listening.cancel)
     try:

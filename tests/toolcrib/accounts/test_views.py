@@ -1,4 +1,4 @@
-"""How people get in, and what keeps others out."""
+"""Setup, sign-in, sessions, invitations and lockout."""
 
 import json
 import re
@@ -22,23 +22,23 @@ def browser(db):
 
 
 def post(browser, path, **fields):
-    """Send a form as a browser does: with the token of the page it stands on."""
+    """Submit a form as a browser does, with the CSRF token of its page."""
     page = browser.get(path)
-    found = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode())
-    assert found, page.content
-    return browser.post(path, {**fields, "csrfmiddlewaretoken": found[1]})
+    token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode())
+    assert token, page.content
+    return browser.post(path, {**fields, "csrfmiddlewaretoken": token[1]})
 
 
 def sign_in(browser, name, password):
     return post(browser, "/sign-in", username=name, password=password)
 
 
-def test_the_setup_link_makes_the_first_admin_once(browser):
+def test_the_setup_link_creates_the_first_admin_once(browser):
     path = f"/setup/{invitations.setup_code()}"
 
-    answer = post(browser, path, email="Ada@Example.org", password=PASSWORD)
+    response = post(browser, path, email="Ada@Example.org", password=PASSWORD)
 
-    assert answer.status_code == 302
+    assert response.status_code == 302
     user = User.objects.get()
     assert role_of(user) == Role.ADMIN
     assert user.username == "ada@example.org"
@@ -49,19 +49,19 @@ def test_the_setup_link_makes_the_first_admin_once(browser):
         invitations.set_up("eve@example.org", PASSWORD)
 
 
-def test_a_wrong_setup_code_is_refused_and_says_where_the_right_one_is(browser):
-    answer = browser.get("/setup/0000")
-    assert answer.status_code == 404
-    assert "prints the right one" in answer.content.decode()
+def test_an_invalid_setup_code_is_rejected_with_a_hint(browser):
+    response = browser.get("/setup/0000")
+    assert response.status_code == 404
+    assert "prints the current link" in response.content.decode()
 
 
 @pytest.mark.parametrize("password", ["short", "123456789012", "ada@example.org"])
-def test_a_weak_password_is_refused_with_the_reason(browser, password):
-    answer = post(
+def test_a_weak_password_is_rejected_with_the_reason(browser, password):
+    response = post(
         browser, f"/setup/{invitations.setup_code()}", email="ada@example.org", password=password
     )
-    assert answer.status_code == 422
-    assert "assword" in answer.content.decode()
+    assert response.status_code == 422
+    assert "assword" in response.content.decode()
     assert not User.objects.exists()
 
 
@@ -82,10 +82,10 @@ def test_signing_in_and_out(browser, admin):
     assert thief.get("/").status_code == 302
 
 
-def test_the_sixth_wrong_password_is_locked_out_and_so_is_the_right_one(browser, admin):
-    answers = [sign_in(browser, admin.username, "wrong wrong wrong") for _ in range(5)]
-    assert answers[-1].status_code == 429
-    assert answers[-1].headers["Retry-After"] == "900"
+def test_repeated_wrong_passwords_lock_sign_in_even_with_the_correct_one(browser, admin):
+    responses = [sign_in(browser, admin.username, "wrong wrong wrong") for _ in range(5)]
+    assert responses[-1].status_code == 429
+    assert responses[-1].headers["Retry-After"] == "900"
     assert sign_in_blocked(browser, admin.username)
 
 
@@ -96,23 +96,23 @@ def sign_in_blocked(browser, name):
     )
 
 
-def test_an_unknown_name_gets_the_same_answer_as_a_wrong_password(browser, admin):
-    def said(name):
+def test_an_unknown_name_gets_the_same_response_as_a_wrong_password(browser, admin):
+    def response_text(name):
         text = sign_in(browser, name, "wrong wrong wrong").content.decode()
         text = re.sub(r'value="[^"]*"', "", text)
         return text.replace(name, "")
 
-    assert said(admin.username) == said("nobody@example.org")
+    assert response_text(admin.username) == response_text("nobody@example.org")
 
 
-def test_the_address_to_go_on_to_cannot_be_another_site(browser, admin):
+def test_redirects_to_another_site_are_ignored(browser, admin):
     page = browser.get("/sign-in?next=https://evil.example/")
     token = re.search(r'name="csrfmiddlewaretoken" value="([^"]+)"', page.content.decode())[1]
-    answer = browser.post(
+    response = browser.post(
         "/sign-in?next=https://evil.example/",
         {"username": admin.username, "password": PASSWORD, "csrfmiddlewaretoken": token},
     )
-    assert answer.headers["Location"] == "/"
+    assert response.headers["Location"] == "/"
     theme = Client().post("/theme", {"theme": "dark", "next": "//evil.example"})
     assert theme.headers["Location"] == "/"
 
@@ -129,11 +129,11 @@ def test_a_session_ends_after_half_an_hour_idle_or_twelve_hours(browser, admin, 
 
 def test_changing_the_password_ends_other_sessions(browser, admin):
     sign_in(browser, admin.username, PASSWORD)
-    invitations.choose_password(admin, "another long and quiet river")
+    invitations.set_password(admin, "another long and quiet river")
     assert browser.get("/").status_code == 302
 
 
-def test_an_invitation_works_once_and_gives_the_role(browser, db, capsys):
+def test_an_invitation_works_once_and_assigns_the_role(browser, db, capsys):
     call_command("invite", "otto@example.org", "--role", "operator", "--json")
     link = json.loads(capsys.readouterr().out)["link"]
     path = link.partition("localhost:8000")[2]
@@ -147,35 +147,35 @@ def test_an_invitation_works_once_and_gives_the_role(browser, db, capsys):
         invitations.invite("otto@example.org", Role.ADMIN, actor=SYSTEM)
 
 
-def test_a_password_link_for_someone_who_is_not_there_says_so(db, capsys):
+def test_a_password_link_for_an_unknown_user_fails(db, capsys):
     with pytest.raises(SystemExit) as ended:
         call_command("reset_password", "nobody")
     assert ended.value.code == 1
-    assert "nobody called nobody" in capsys.readouterr().err
+    assert "No user named nobody." in capsys.readouterr().err
 
 
-def test_an_outsider_sees_who_can_help_and_nothing_else(page_of, outsider, admin):
-    answer = page_of(outsider, "/")
-    text = answer.content.decode()
-    assert answer.status_code == 403
+def test_an_outsider_sees_only_which_admins_to_ask(page_of, outsider, admin):
+    response = page_of(outsider, "/")
+    text = response.content.decode()
+    assert response.status_code == 403
     assert "operator" in text
     assert admin.username in text
     assert "/servers" not in text
 
 
-def test_every_page_carries_the_headers_that_keep_scripts_and_frames_out(browser, admin):
-    answer = browser.get("/sign-in")
-    policy = answer.headers["Content-Security-Policy"]
+def test_every_page_has_security_headers_against_scripts_and_frames(browser, admin):
+    response = browser.get("/sign-in")
+    policy = response.headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert answer.headers["X-Frame-Options"] == "DENY"
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert response.headers["X-Frame-Options"] == "DENY"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
     assert browser.get("/sign-in", headers={"host": "evil.test"}).status_code == 400
 
 
-def test_a_form_without_its_token_is_refused_in_words(browser, admin):
-    answer = browser.post("/sign-in", {"username": "x", "password": "y"})
-    assert answer.status_code == 403
-    assert "reload the page" in answer.content.decode()
+def test_a_form_without_a_csrf_token_is_rejected_with_a_hint(browser, admin):
+    response = browser.post("/sign-in", {"username": "x", "password": "y"})
+    assert response.status_code == 403
+    assert "reload the page" in response.content.decode()

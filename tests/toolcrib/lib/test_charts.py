@@ -1,4 +1,4 @@
-"""The geometry of charts, by value."""
+"""Chart geometry, checked by value."""
 
 import pytest
 from hypothesis import given
@@ -19,23 +19,23 @@ def test_the_parts_of_a_token_bar_lie_end_to_end_on_the_scale():
     assert bar.budget_x is None
 
 
-def test_a_part_that_is_not_there_is_not_drawn():
+def test_an_empty_part_is_not_drawn():
     assert charts.token_bar(0, 0, 0, 0).segments == ()
     assert [part.kind for part in charts.token_bar(0, 12, 0, 100).segments] == ["stub"]
 
 
-def test_the_smallest_part_is_still_a_pixel():
+def test_a_small_part_is_at_least_one_pixel_wide():
     assert charts.token_bar(1, 0, 0, 100_000, width=100).segments == (Segment("preload", 0, 1),)
 
 
-def test_what_lies_over_the_budget_is_marked_from_the_budget_on():
+def test_the_part_over_budget_is_marked_from_the_budget_line():
     bar = charts.token_bar(300, 100, 0, 0, budget=200, width=200)
 
     assert bar.budget_x == 100
     assert bar.segments[-1] == Segment("over", 100, 100)
 
 
-def test_within_the_budget_only_the_hairline_shows_it():
+def test_within_the_budget_only_the_hairline_is_drawn():
     bar = charts.token_bar(100, 0, 0, 0, budget=200, width=200)
 
     assert bar.budget_x == 200
@@ -70,7 +70,7 @@ def test_a_missing_value_is_a_gap_and_not_zero():
     assert spark.last == (93, 3)
 
 
-def test_a_sparkline_of_nothing_is_empty():
+def test_a_sparkline_without_values_is_empty():
     assert charts.sparkline([]).lines == ()
     assert charts.sparkline([None]).last is None
     assert charts.sparkline([0, 0]).lines == ("3,21 93,21",)
@@ -79,7 +79,7 @@ def test_a_sparkline_of_nothing_is_empty():
 @pytest.mark.parametrize(
     ("value", "top"), [(0, 2), (1, 2), (3, 4), (7, 10), (11, 20), (855, 1000), (1201, 2000)]
 )
-def test_an_axis_ends_at_a_number_people_count_in_that_can_be_halved(value, top):
+def test_an_axis_ends_at_a_round_even_number(value, top):
     assert charts.round_up(value) == top
 
 
@@ -91,7 +91,7 @@ def test_a_step_line_keeps_its_value_for_the_width_of_a_step():
     assert line.limit_y is None
 
 
-def test_a_limit_is_drawn_where_it_stands_and_not_where_it_would_flatten_the_line():
+def test_a_limit_far_above_the_values_is_not_drawn():
     assert charts.step_line([100], limit=200, height=100).limit_y == 0
     assert charts.step_line([100], limit=50, height=100).limit_y == 50
     far = charts.step_line([100], limit=251, height=100)
@@ -99,21 +99,21 @@ def test_a_limit_is_drawn_where_it_stands_and_not_where_it_would_flatten_the_lin
     assert far.labels[0] == "100"
 
 
-def test_bars_stand_on_zero_with_their_errors_on_top():
-    drawn = charts.day_bars([(10, 5), (4, 0)], width=200, height=100)
+def test_bars_start_at_zero_with_errors_at_the_top():
+    chart = charts.day_bars([(10, 5), (4, 0)], width=200, height=100)
 
-    assert drawn.bars == (
+    assert chart.bars == (
         DayBar(x=15, width=70, y=0, height=100, error_y=0, error_height=50),
         DayBar(x=115, width=70, y=60, height=40, error_y=60, error_height=0),
     )
-    assert drawn.labels == ("10", "5", "0")
+    assert chart.labels == ("10", "5", "0")
 
 
-def test_a_day_without_data_is_a_gap_and_one_error_is_seen():
-    drawn = charts.day_bars([None, (0, 0), (10_000, 1)], width=300)
+def test_a_day_without_data_is_a_gap_and_a_single_error_is_visible():
+    chart = charts.day_bars([None, (0, 0), (10_000, 1)], width=300)
 
-    assert [bar.x for bar in drawn.bars] == [215]
-    assert drawn.bars[0].error_height == 1.5
+    assert [bar.x for bar in chart.bars] == [215]
+    assert chart.bars[0].error_height == 1.5
     assert charts.day_bars([]).bars == ()
 
 

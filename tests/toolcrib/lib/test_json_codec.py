@@ -21,7 +21,7 @@ values = st.recursive(
 
 
 def reordered(value, backwards):
-    """The same value with its keys in another order, at every level."""
+    """Return the same value with its keys in another order at every level."""
     if isinstance(value, dict):
         pairs = sorted(value.items(), reverse=backwards)
         return {key: reordered(inner, backwards) for key, inner in pairs}
@@ -31,7 +31,7 @@ def reordered(value, backwards):
 
 
 @given(values)
-def test_equal_values_have_one_text_in_any_order_of_keys(value):
+def test_equal_values_have_the_same_text_for_any_key_order(value):
     texts = {canonical(reordered(value, True)), canonical(reordered(value, False))}
 
     assert texts == {canonical(value)}
@@ -42,23 +42,23 @@ def test_the_text_has_sorted_keys_no_spaces_and_no_ascii_escapes():
     assert canonical({"b": [1, "é"], "a": None}) == '{"a":null,"b":[1,"é"]}'
 
 
-def test_a_nul_is_escaped_so_that_postgresql_can_keep_the_text():
+def test_a_nul_is_escaped_so_that_postgresql_can_store_the_text():
     """Hostile input 6."""
     assert canonical("a\0b") == '"a\\u0000b"'
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
-def test_numbers_json_does_not_have_are_refused(number):
+def test_nan_and_infinities_are_rejected(number):
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical({"maximum": number})
 
 
-def test_half_a_surrogate_pair_has_no_digest():
+def test_a_lone_surrogate_has_no_digest():
     with pytest.raises(UnicodeEncodeError):
         digest(canonical("\ud800"))
 
 
-def test_one_other_character_makes_another_digest():
+def test_different_texts_have_different_digests():
     assert digest("a") != digest("b")
     assert digest("a") == "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb"
 

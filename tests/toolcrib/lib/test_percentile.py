@@ -4,7 +4,7 @@ from toolcrib.lib.percentile import percentile
 
 
 @pytest.mark.parametrize(
-    ("values", "share", "found"),
+    ("values", "share", "expected"),
     [
         ([], 0.5, None),
         ([7], 0.95, 7),
@@ -13,5 +13,5 @@ from toolcrib.lib.percentile import percentile
         (list(range(1, 101)), 0.95, 95),
     ],
 )
-def test_a_percentile_is_a_value_that_was_seen(values, share, found):
-    assert percentile(values, share) == found
+def test_a_percentile_is_an_observed_value(values, share, expected):
+    assert percentile(values, share) == expected

@@ -1,4 +1,4 @@
-"""Questions whose SQL is kept give the rows that Django gives."""
+"""Prepared queries return the same rows as Django's querysets."""
 
 import pytest
 from django.db import connection
@@ -20,53 +20,51 @@ def sessions_of(agent, session_id):
     return rows.filter(agent=agent, session_id=session_id, state="open")
 
 
-def open_one():
+def open_sessions():
     agent = agent_actions.create("scout", actor=SYSTEM)
     parent = lifecycle.open_session(agent, OpenSessionRequest(metadata={"run": "7"})).session
     return agent, parent, lifecycle.fork_session(parent)
 
 
-def facts(row):
-    """All that is known of a row and its relations without another question."""
+def loaded_fields(row):
+    """Return the loaded fields of a row and its relations, without another query."""
     own = {name: value for name, value in vars(row).items() if name != "_state"}
     related = {
-        name: facts(other) if other is not None else None
+        name: loaded_fields(other) if other is not None else None
         for name, other in row._state.fields_cache.items()
     }
     return own, related, row._state.adding, row._state.db
 
 
-def test_rows_and_what_is_joined_to_them_are_as_django_makes_them():
-    agent, parent, child = open_one()
-    asked = PreparedQuery(2, sessions_of)
-    for session in (parent, child):  # the second is asked with the SQL of the first
-        told = asked.first(agent.pk, session.session_id)
-        assert facts(told) == facts(sessions_of(agent, session.session_id).get())
-    assert told.parent == parent
-    with CaptureQueriesContext(
-        connection,
-    ) as later:
-        assert told.snapshot.body  # left out, and read when it is asked for
-    assert len(later) == 1
+def test_rows_and_their_relations_equal_those_of_django():
+    agent, parent, child = open_sessions()
+    query = PreparedQuery(2, sessions_of)
+    for session in (parent, child):  # the second reuses the compiled SQL
+        row = query.first(agent.pk, session.session_id)
+        assert loaded_fields(row) == loaded_fields(sessions_of(agent, session.session_id).get())
+    assert row.parent == parent
+    with CaptureQueriesContext(connection) as queries:
+        assert row.snapshot.body  # deferred, and read on access
+    assert len(queries) == 1
 
 
-def test_each_asking_is_one_question_and_values_are_never_kept():
-    agent, parent, child = open_one()
-    asked = PreparedQuery(2, sessions_of)
-    assert asked.first(agent.pk, "nobody's") is None
-    with CaptureQueriesContext(connection) as run:
-        found = [asked.first(agent.pk, one.session_id).pk for one in (parent, child, parent)]
-    assert found == [parent.pk, child.pk, parent.pk]
-    assert len(run) == 3
-    assert asked.first(agent.pk + 1, parent.session_id) is None
+def test_each_execution_is_one_query_and_parameters_are_not_cached():
+    agent, parent, child = open_sessions()
+    query = PreparedQuery(2, sessions_of)
+    assert query.first(agent.pk, "nobody's") is None
+    with CaptureQueriesContext(connection) as queries:
+        pks = [query.first(agent.pk, row.session_id).pk for row in (parent, child, parent)]
+    assert pks == [parent.pk, child.pk, parent.pk]
+    assert len(queries) == 3
+    assert query.first(agent.pk + 1, parent.session_id) is None
 
 
-def test_many_rows_keep_their_order_and_hostile_values_are_only_values():
+def test_rows_keep_their_order_and_parameters_cannot_inject_sql():
     agent = agent_actions.create("scout", actor=SYSTEM)
     for name in ("b", "a", "c"):
         api_keys.create_key(name, "agent", agent=agent, actor=SYSTEM)
-    asked = PreparedQuery(1, lambda agent: ApiKey.objects.filter(agent=agent).order_by("name"))
-    assert [key.name for key in asked.all(agent.pk)] == ["a", "b", "c"]
+    query = PreparedQuery(1, lambda agent: ApiKey.objects.filter(agent=agent).order_by("name"))
+    assert [key.name for key in query.all(agent.pk)] == ["a", "b", "c"]
     by_name = PreparedQuery(1, lambda name: ApiKey.objects.filter(name=name))
     for hostile in ("a' OR '1'='1", "%s", "%(x)s", "a\\", "?"):
         assert by_name.all(hostile) == []

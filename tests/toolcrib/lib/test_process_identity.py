@@ -8,7 +8,7 @@ import pytest
 from toolcrib.lib import process_identity
 
 HOST = socket.gethostname()
-# As Docker mounts it; what is above differs by container, and stays when one is restarted.
+# As mounted by Docker: upperdir differs between containers and survives a restart.
 MOUNTED = (
     "1 0 0:50 / /proc rw - proc proc rw\n"
     "733 612 0:56 / / rw,relatime master:300 - overlay overlay rw,lowerdir=/docker/overlay2/l/A:"
@@ -18,8 +18,8 @@ MOUNTED = (
 
 
 @pytest.fixture
-def gone():
-    """The number of a process that ended."""
+def dead_pid():
+    """Return the PID of a process that has ended."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     return ended.pid
@@ -27,51 +27,51 @@ def gone():
 
 @pytest.fixture
 def in_container(tmp_path, monkeypatch):
-    """Have this process run in a container of this name."""
+    """Make this process appear to run in a container with this name."""
     monkeypatch.setattr(process_identity, "MOUNTS", tmp_path / "mountinfo")
     return lambda name: process_identity.MOUNTS.write_text(MOUNTED.format(name, name))
 
 
-def named(*, namespace=None, pid=None):
-    """This process as a holder, but for what is said."""
+def holder(*, namespace=None, pid=None):
+    """Return the identity of this process with some parts replaced."""
     place, own_pid, started = process_identity.this_process().rsplit(" ", 2)
     host, own_namespace, root = place.split("/")
     return f"{host}/{namespace or own_namespace}/{root} {pid or own_pid} {started}"
 
 
-def test_a_process_that_lives_is_not_dead_and_one_that_ended_is(gone):
+def test_a_running_process_is_not_dead_and_an_ended_one_is(dead_pid):
     assert not process_identity.is_dead(process_identity.this_process())
-    assert process_identity.is_dead(named(pid=gone))
-    assert process_identity.is_dead(process_identity.this_process() + "1")  # began at another time
+    assert process_identity.is_dead(holder(pid=dead_pid))
+    assert process_identity.is_dead(process_identity.this_process() + "1")  # another start time
 
 
-def test_a_process_of_another_namespace_or_machine_is_not_taken_for_dead(gone):
-    assert not process_identity.is_dead(named(namespace="1", pid=gone))
-    assert not process_identity.is_dead("elsewhere" + named(pid=gone))
+def test_a_process_of_another_namespace_or_machine_is_not_considered_dead(dead_pid):
+    assert not process_identity.is_dead(holder(namespace="1", pid=dead_pid))
+    assert not process_identity.is_dead("elsewhere" + holder(pid=dead_pid))
 
 
-def test_of_two_containers_with_one_host_name_none_takes_the_other_for_dead(gone, in_container):
+def test_containers_with_the_same_host_name_do_not_consider_each_other_dead(dead_pid, in_container):
     in_container("first")
-    other = named(namespace="1", pid=gone)
+    other = holder(namespace="1", pid=dead_pid)
     in_container("second")
     assert not process_identity.is_dead(other)
 
 
-def test_what_a_container_held_before_it_was_restarted_is_free(in_container):
+def test_a_lease_of_a_container_from_before_its_restart_is_free(in_container):
     in_container("first")
-    assert process_identity.is_dead(named(namespace="1"))
+    assert process_identity.is_dead(holder(namespace="1"))
 
 
-def test_holders_of_before_are_judged_as_they_were(gone):
+def test_holders_in_the_old_format_are_still_understood(dead_pid):
     started = process_identity.this_process().rsplit(" ", 1)[1]
     assert not process_identity.is_dead(f"{HOST} {os.getpid()} {started}")
     assert process_identity.is_dead(f"{HOST} {os.getpid()} 1")
-    assert process_identity.is_dead(f"{HOST} {gone} {started}")
-    assert not process_identity.is_dead(f"elsewhere {gone} {started}")
+    assert process_identity.is_dead(f"{HOST} {dead_pid} {started}")
+    assert not process_identity.is_dead(f"elsewhere {dead_pid} {started}")
     assert not process_identity.is_dead("")
     assert not process_identity.is_dead(HOST)
 
 
-def test_the_name_of_a_holder_fits_its_column(in_container):
+def test_the_identity_fits_its_database_column(in_container):
     in_container("first")
     assert len(process_identity.this_process()) - len(HOST) + 150 <= 200

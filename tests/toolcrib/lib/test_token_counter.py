@@ -4,13 +4,13 @@ from tests.support.factories import tool_object
 from toolcrib.lib.token_counter import count, count_definition, estimator
 
 
-def test_tokens_are_counted_by_a_tokenizer_with_a_name():
+def test_the_tokenizer_has_a_name():
     assert estimator() == "o200k"
     assert count("hello world") == 2
     assert count("") == 0
 
 
-def test_a_definition_costs_what_a_model_reads_of_it():
+def test_a_definition_costs_only_what_a_model_reads():
     plain = tool_object(description="Search the web.")
     marked = plain | {"annotations": {"readOnlyHint": True}, "_meta": {"x": "y" * 500}}
     wordy = plain | {"description": "Search the web, thoroughly and at length."}
@@ -19,14 +19,14 @@ def test_a_definition_costs_what_a_model_reads_of_it():
     assert count_definition(wordy) > count_definition(plain)
 
 
-def test_a_definition_costs_the_same_in_any_order_of_keys():
+def test_the_cost_of_a_definition_does_not_depend_on_key_order():
     tool = tool_object(description="Search.")
 
     assert count_definition(dict(reversed(tool.items()))) == count_definition(tool)
 
 
 def test_counting_the_longest_text_allowed_takes_no_noticeable_time():
-    """Hostile input 8: whatever a server repeats."""
+    """Hostile input 8: long repeated text."""
     for piece in ("a", " ", "\n", "a b", "\u202e", "中"):
         began = time.perf_counter()
         count(piece * (32 * 1024 // len(piece.encode())))

@@ -1,4 +1,4 @@
-"""About: what runs here, whether it is well, and a report that gives nothing away."""
+"""About page: system information, health, and a report without secrets."""
 
 import platform
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.django_db
 CANARY = "canary-7f3a9c"
 
 
-def said():
+def report_text():
     return about.report(about.facts())
 
 
 def test_the_report_names_versions_database_tokenizer_and_counts(settings):
     make_tool(make_server(slug="weather"))
 
-    report = said()
+    report = report_text()
 
     assert f"Version: {settings.VERSION}" in report
     assert f"Python: {platform.python_version()}" in report
@@ -35,24 +35,22 @@ def test_the_report_names_versions_database_tokenizer_and_counts(settings):
     assert "Tools: 1\n" in report
 
 
-def test_it_says_how_far_search_is(settings, monkeypatch):
+def test_the_report_shows_the_state_of_search(settings, monkeypatch):
     monkeypatch.setattr(vector_store, "model", vector_store.Model())
     make_tool(make_server(slug="weather"), group=True)
-    assert "Search: by words only: embeddings are turned off in this installation\n" in said()
+    assert "Search: keyword only: embeddings are disabled in this installation\n" in report_text()
 
     settings.EMBEDDINGS = True
     monkeypatch.setattr(vector_store, "model", vector_store.Model())
-    assert "Search: vectors of 0 of 1 texts are made\n" in said()
+    assert "Search: building vectors, 0 of 1 text done\n" in report_text()
 
     Vector.objects.create(
-        model=encoder.MODEL, text_sha256=next(iter(vector_store.wanted_texts())), data=b""
+        model=encoder.MODEL, text_sha256=next(iter(vector_store.searchable_tools())), data=b""
     )
-    assert "Search: by words and meaning, 1 texts\n" in said()
+    assert "Search: keyword and semantic, 1 text\n" in report_text()
 
 
-def test_planted_secrets_names_and_addresses_are_not_in_the_page(
-    page_of, admin, settings, monkeypatch
-):
+def test_the_page_contains_no_secrets_names_or_urls(page_of, admin, settings, monkeypatch):
     settings.SECRET_KEY = f"{CANARY}-secret-key"
     settings.ENCRYPTION_KEYS = [f"{CANARY}-encryption-key-of-thirty-two-characters"]
     settings.DATABASE_URL = f"postgres://u:{CANARY}@db.internal/x"
@@ -68,9 +66,9 @@ def test_planted_secrets_names_and_addresses_are_not_in_the_page(
 
     page = page_of(admin, "/settings/about").content.decode()
 
-    assert "Redis: does not answer" in page
+    assert "Redis: unavailable" in page
     assert "TOOLCRIB_SECRET_KEY" in page
-    report = said()
+    report = report_text()
     for secret in (CANARY, key, setup_code(), password_path(admin), "db.internal"):
         assert secret not in page
         assert secret not in report
@@ -78,8 +76,8 @@ def test_planted_secrets_names_and_addresses_are_not_in_the_page(
     assert Server.objects.get() == server
 
 
-def test_a_worker_that_does_not_run_is_said_to_fail(page_of, operator):
+def test_a_worker_that_is_not_running_is_shown_as_failing(page_of, operator):
     page = page_of(operator, "/settings/about").content.decode()
 
-    assert "the worker does not run in this process" in page
+    assert "in memory, worker not running" in page
     assert "tone-bad" in page

@@ -1,4 +1,4 @@
-"""The palette finds pages, verbs and things by name, within a role and a bounded cost."""
+"""Command palette: pages, actions and names, by role and with bounded cost."""
 
 import re
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def things():
+def objects():
     server = make_server(slug="weather", name="Weather station")
     make_tool(server, "get_forecast")
     make_tool(server, "report_weather")
@@ -27,20 +27,20 @@ def things():
 def labels(query, role=Role.ADMIN):
     return {
         section.name: [choice.label for choice in section.choices]
-        for section in command_palette.find(query, role)
+        for section in command_palette.search(query, role)
     }
 
 
-def test_one_word_finds_every_kind_of_thing(things):
+def test_one_word_finds_every_kind_of_object(objects):
     found = labels("weather")
     assert found["Servers"] == ["Weather station"]
     assert found["Tools"] == ["weather__get_forecast", "weather__report_weather"]
     assert found["Groups"] == ["mcp:weather", "research"]
     assert found["Agents"] == ["weatherman"]
-    assert found["Sessions"] == [f"{things.session_id[:12]}…"]
+    assert found["Sessions"] == [f"{objects.session_id[:12]}…"]
 
 
-def test_every_word_must_match_and_names_that_begin_with_it_come_first(things):
+def test_every_word_must_match_and_prefix_matches_come_first(objects):
     assert labels("weather FORE")["Tools"] == ["weather__get_forecast"]
     make_tool(make_server(slug="a"), "not_research")
     Group.objects.create(group_id="a-research", display_name="A")
@@ -48,59 +48,59 @@ def test_every_word_must_match_and_names_that_begin_with_it_come_first(things):
     assert labels("weather nothing-like-it") == {}
 
 
-def test_a_session_is_found_by_the_start_of_its_id(things):
-    assert labels(things.session_id[:9])["Sessions"] == [f"{things.session_id[:12]}…"]
+def test_a_session_is_found_by_the_start_of_its_id(objects):
+    assert labels(objects.session_id[:9])["Sessions"] == [f"{objects.session_id[:12]}…"]
     assert "Sessions" not in labels("ses_nowhere")
 
 
 @pytest.mark.parametrize("wild", ["%", "_", "\\", "'", '"', "%%%", "a" * 5000])
-def test_wild_cards_and_quotes_are_only_letters(wild, things, page_of, admin):
+def test_wildcards_and_quotes_are_matched_literally(wild, objects, page_of, admin):
     assert "Servers" not in labels(wild[:200])
     assert page_of(admin, "/palette", query_params={"q": wild}).status_code == 200
 
 
-def test_nothing_asked_shows_pages_and_verbs_alone(things):
-    assert set(labels("")) == {"Pages", "Do"}
+def test_an_empty_query_shows_pages_and_actions_only(objects):
+    assert set(labels("")) == {"Pages", "Actions"}
 
 
-def test_the_palette_knows_every_destination_of_the_navigation_with_its_keys(rf, admin):
+def test_the_palette_lists_every_page_of_the_navigation_with_its_shortcut(rf, admin):
     request = rf.get("/")
     request.user = admin
     nav = [item for section in context(request)["shell"]["nav"] for item in section["items"]]
-    pages = command_palette.find("", Role.ADMIN)[0].choices
+    pages = command_palette.search("", Role.ADMIN)[0].choices
     known = {(choice.url, choice.keys) for choice in pages}
     assert nav
     for item in nav:
         assert (item["url"], f"g {item['key']}") in known, item["label"]
 
 
-def test_an_operator_is_offered_nothing_that_the_operator_may_not_open(things, operator, client):
+def test_an_operator_is_offered_only_pages_that_operators_can_open(objects, operator, client):
     client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
-    verbs = {choice.label for choice in command_palette.find("", Role.OPERATOR)[1].choices}
-    assert "Add server" not in verbs
-    assert "Make a group" not in verbs
-    assert "Do" not in labels("sync weather", Role.OPERATOR)
-    for section in command_palette.find("e", Role.OPERATOR) + command_palette.find(
+    actions = {choice.label for choice in command_palette.search("", Role.OPERATOR)[1].choices}
+    assert "Add server" not in actions
+    assert "Create group" not in actions
+    assert "Actions" not in labels("sync weather", Role.OPERATOR)
+    for section in command_palette.search("e", Role.OPERATOR) + command_palette.search(
         "", Role.OPERATOR
     ):
         for choice in section.choices:
-            assert resolve(choice.url.partition("#")[0]).func.needed_role <= Role.OPERATOR
+            assert resolve(choice.url.partition("#")[0]).func.required_role <= Role.OPERATOR
             assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
-def test_every_choice_of_an_admin_opens(things, admin, client):
+def test_an_admin_can_open_every_result(objects, admin, client):
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
-    for section in command_palette.find("", Role.ADMIN) + command_palette.find(
+    for section in command_palette.search("", Role.ADMIN) + command_palette.search(
         "weather", Role.ADMIN
     ):
         for choice in section.choices:
             assert client.get(choice.url, follow=True).status_code == 200, choice.url
 
 
-def test_sync_is_a_verb_that_posts_and_leaves_out_what_is_disabled(things, admin, client):
+def test_sync_is_an_action_that_posts_and_excludes_disabled_servers(objects, admin, client):
     make_server(slug="idle", name="Weather of old", enabled=False)
-    found = command_palette.find("sync weather", Role.ADMIN)
-    (sync,) = next(section for section in found if section.name == "Do").choices
+    found = command_palette.search("sync weather", Role.ADMIN)
+    (sync,) = next(section for section in found if section.name == "Actions").choices
     assert (sync.label, sync.posts) == ("Sync Weather station", True)
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     assert client.get(sync.url).status_code == 405
@@ -108,31 +108,31 @@ def test_sync_is_a_verb_that_posts_and_leaves_out_what_is_disabled(things, admin
     assert f'<form method="post" action="{sync.url}">' in text
 
 
-def test_the_dialog_gets_the_list_alone_and_the_page_works_without_it(things, page_of, admin):
+def test_the_dialog_gets_only_the_list_and_the_page_works_without_it(objects, page_of, admin):
     page = page_of(admin, "/palette?q=forecast").text
     assert page.count("<h1>") == 1
     assert 'href="/tools/weather__get_forecast"' in page
     part = page_of(admin, "/palette?q=forecast", headers={"HX-Request": "true"}).text
     assert "<html" not in part
-    assert re.search(r'<a role="option"[^>]*href="/tools/weather__get_forecast"', part)
+    assert re.search(r'<a\s+role="option"[^>]*href="/tools/weather__get_forecast"', part)
     assert 'data-palette-said="1 result"' in part
     none = page_of(admin, "/palette?q=<b>x", headers={"HX-Request": "true"}).text
-    assert "Nothing is called" in none
+    assert "No results for" in none
     assert "<b>" not in none
 
 
-def test_a_search_takes_as_many_queries_with_many_rows(
-    things, page_of, admin, client, django_assert_max_num_queries
+def test_the_number_of_queries_does_not_grow_with_rows(
+    objects, page_of, admin, client, django_assert_max_num_queries
 ):
     for number in range(30):
         make_agent(f"weather-{number}")
         Group.objects.create(group_id=f"weather-{number}", display_name="x")
     page_of(admin, "/palette?q=weather")
-    with django_assert_max_num_queries(9):  # session, person, six searches, and one to spare
-        answer = client.get("/palette?q=weather", headers={"HX-Request": "true"})
-    assert answer.text.count('role="option"') <= 7 * command_palette.EACH
+    with django_assert_max_num_queries(9):  # session, user, six searches, and one spare
+        response = client.get("/palette?q=weather", headers={"HX-Request": "true"})
+    assert response.text.count('role="option"') <= 7 * command_palette.MAX_RESULTS_PER_KIND
 
 
-def test_outsiders_find_nothing(page_of, outsider):
+def test_outsiders_have_no_access(page_of, outsider):
     assert User.objects.filter(pk=outsider.pk).exists()
     assert page_of(outsider, "/palette?q=a").status_code == 403

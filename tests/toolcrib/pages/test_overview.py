@@ -1,4 +1,4 @@
-"""The overview: what needs a person, the numbers of a day, and blocks that fail alone."""
+"""Overview: items that need attention, metrics, and blocks that fail independently."""
 
 import re
 from datetime import timedelta
@@ -14,7 +14,7 @@ from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.models import ApiKey
 from tests.support.factories import (
-    fold,
+    ingest_tools,
     make_agent,
     make_call,
     make_server,
@@ -26,91 +26,92 @@ from toolcrib.pages import attention, overview
 
 
 def text_of(response):
-    """The page's words as a person reads them."""
+    """Return the visible text of a page."""
     body = re.sub(r"<svg.*?</svg>", "", response.content.decode(), flags=re.DOTALL)
     return " ".join(re.sub(r"<[^>]+>", " ", body).split())
 
 
-def sentences():
-    return [item.sentence for item in attention.items()]
+def messages():
+    return [item.message for item in attention.items()]
 
 
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", state="connected", last_synced_at=timezone.now())
-    fold(server, tool_object("get_forecast"), tool_object("get_temperature"))
+    ingest_tools(server, tool_object("get_forecast"), tool_object("get_temperature"))
     return server
 
 
-# --- What needs a person ------------------------------------------------------------------------
+# --- Items that need attention ------------------------------------------------------------------
 
 
-def test_all_clear_says_when_a_server_last_answered(weather, page_of, admin):
+def test_without_items_the_last_sync_is_shown(weather, page_of, admin):
     page = page_of(admin, "/")
-    assert re.search(r"All clear\. Last sync (just now|\d+ s ago) \.", text_of(page))
+    assert re.search(r"No items need attention\. Last sync (just now|\d+ s ago) \.", text_of(page))
     assert "<title>Overview" in page.content.decode()
     assert "Needs attention" not in text_of(page)
 
 
-def test_the_title_counts_what_waits_and_each_line_has_one_button(weather, page_of, admin):
+def test_the_title_counts_the_items_and_each_has_one_action(weather, page_of, admin):
     make_server(slug="crm", state="failing", failures=3, state_reason="It answered HTML.")
+    Server.objects.update(state_since=timezone.now() - timedelta(minutes=35, seconds=5))
     weather.removals_held = True
-    weather.save()
+    weather.save(update_fields=["removals_held"])
     page = page_of(admin, "/")
     assert "<title>(2) Overview" in page.content.decode()
-    words = text_of(page)
-    assert "2 things need a person." in words
-    assert "Crm is failing: It answered HTML. Look at server" in words
-    assert "Weather no longer offers over half its tools" in words
-    assert 'href="/servers/crm">Look at server' in page.content.decode()
+    text = text_of(page)
+    assert "2 items need attention." in text
+    assert "Crm: failing for 35 min, 3 retries. It answered HTML. View server" in text
+    assert "Weather no longer lists over half of its tools." in text
+    assert 'href="/servers/crm">View server' in page.content.decode()
 
 
-def test_a_disabled_server_that_failed_waits_on_nobody(weather):
+def test_a_disabled_failing_server_needs_no_attention(weather):
     make_server(slug="crm", state="failing", enabled=False)
-    assert sentences() == []
+    assert messages() == []
 
 
-def test_many_failing_servers_are_named_up_to_five_and_then_counted(db):
+def test_five_failing_servers_are_listed_and_the_rest_counted(db):
     for number in range(8):
         make_server(slug=f"s{number}", state="failing", state_reason="Refused.")
-    found = attention.items()
-    assert len(found) == 6
-    assert found[-1].sentence == "3 more servers are failing."
-    assert found[-1].url == "/servers?state=failing"
+    items = attention.items()
+    assert len(items) == 6
+    assert items[-1].message == "3 more servers are failing."
+    assert items[-1].url == "/servers?state=failing"
 
 
-def test_a_changed_definition_waits_for_a_decision(weather):
-    fold(
+def test_a_changed_definition_is_pending_review(weather):
+    ingest_tools(
         weather,
         tool_object("get_forecast", description="Now something else."),
         tool_object("get_temperature"),
     )
-    assert sentences() == ["1 definition waits for a decision."]
+    assert messages() == ["1 definition is pending review."]
     assert attention.items()[0].url == "/approvals"
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    ("remaining", "text"),
     [
-        (timedelta(minutes=30), "within the hour"),
+        (timedelta(minutes=30), "within an hour"),
         (timedelta(hours=5, minutes=1), "in 5 hours"),
         (timedelta(days=1, minutes=1), "in 1 day"),
         (timedelta(days=6, hours=23), "in 6 days"),
     ],
 )
-def test_a_key_that_ends_within_a_week_is_told(db, left, said):
+def test_a_key_that_expires_within_a_week_is_listed(db, remaining, text):
     key, _ = api_keys.create_key(
         "laptop",
         "agent",
         agent=make_agent("scout"),
         actor=SYSTEM,
-        expires_at=timezone.now() + left,
+        expires_at=timezone.now() + remaining,
     )
-    assert sentences() == [f"The key laptop ({key.prefix}…) of scout expires {said}."]
+    assert messages() == [f"Key laptop ({key.prefix}…) of scout expires {text}."]
     assert attention.items()[0].url == "/agents/scout/keys"
 
 
-def test_keys_that_last_or_are_gone_or_were_replaced_are_not_told(db):
+def test_valid_revoked_and_replaced_keys_are_not_listed(db):
     soon = timezone.now() + timedelta(days=2)
     later = timezone.now() + timedelta(days=8)
     api_keys.create_key("long", "agent", agent=make_agent("a"), actor=SYSTEM, expires_at=later)
@@ -122,52 +123,52 @@ def test_keys_that_last_or_are_gone_or_were_replaced_are_not_told(db):
     api_keys.create_key("off", "agent", agent=off, actor=SYSTEM, expires_at=soon)
     rotated, _ = api_keys.create_key("d", "agent", agent=make_agent("d"), actor=SYSTEM)
     api_keys.rotate(rotated, actor=SYSTEM)
-    assert sentences() == []
+    assert messages() == []
 
-    # Still used after its replacement was made: somebody forgot to change it.
+    # Still used after it was replaced.
     ApiKey.objects.filter(pk=rotated.pk).update(last_used_at=timezone.now())
-    assert sentences() == [f"The key d ({rotated.prefix}…) of d expires in 23 hours."]
+    assert messages() == [f"Key d ({rotated.prefix}…) of d expires in 23 hours."]
 
 
-def test_a_chosen_group_that_lost_a_tool_and_could_gain_one_is_told(weather):
+def test_a_group_with_an_unavailable_and_a_new_tool_is_listed(weather):
     group = group_actions.create("research", "Research", actor=SYSTEM).group
     group_actions.assign(group, list(Tool.objects.filter(server=weather)), actor=SYSTEM)
-    assert sentences() == []
-    fold(weather, tool_object("get_forecast"), tool_object("get_tides"))
-    assert sentences() == [
-        "Research has drifted: agents do not get 1 of its tools and 1 tool came to its servers."
-    ]
+    assert messages() == []
+    ingest_tools(weather, tool_object("get_forecast"), tool_object("get_tides"))
+    assert messages() == ["1 tool in “Research” is unavailable; 1 new tool on its servers."]
     assert attention.items()[0].url == "/groups/research"
 
 
-def test_a_group_that_preloads_over_the_budget_is_told(weather):
+def test_a_group_with_preloads_over_budget_is_listed(weather):
     group = group_actions.create("research", "Research", actor=SYSTEM).group
     long = "Return " + "rain and snow " * 1500
     group_actions.assign(group, [make_tool(weather, "long", description=long)], actor=SYSTEM)
-    assert sentences() == []
+    assert messages() == []
     group_actions.set_default_preload(group, True, actor=SYSTEM)
-    [said] = sentences()
-    assert re.fullmatch(r"Research preloads ≈[\d,]+ tokens into each session, over 4,000\.", said)
+    [message] = messages()
+    assert re.fullmatch(
+        r"Research preloads ≈[\d,]+ tokens into each session, above the budget of 4,000\.", message
+    )
     assert attention.items()[0].url == "/groups/research"
 
 
-def test_an_agent_that_may_open_no_more_sessions_is_told(db):
+def test_an_agent_at_its_session_limit_is_listed(db):
     scout = make_agent("scout", max_sessions=2)
     make_session(scout)
-    assert sentences() == []
+    assert messages() == []
     make_session(scout)
     make_session(scout, state="closed")
-    assert sentences() == ["scout has 2 open sessions, as many as it may: new ones are refused."]
+    assert messages() == ["scout is at its limit of 2 open sessions: new sessions may be rejected."]
 
 
-# --- Numbers ------------------------------------------------------------------------------------
+# --- Metrics ------------------------------------------------------------------------------------
 
 
-def figures():
-    return {one.label: one for one in overview.numbers()["figures"]}
+def metrics():
+    return {metric.label: metric for metric in overview.numbers()["figures"]}
 
 
-def test_the_numbers_are_of_the_last_24_hours_by_the_hour(weather):
+def test_metrics_cover_the_last_24_hours_by_hour(weather):
     tool = Tool.objects.first()
     now = timezone.now()
     session = make_session(
@@ -180,32 +181,32 @@ def test_the_numbers_are_of_the_last_24_hours_by_the_hour(weather):
     make_call(session, tool, at=now - timedelta(hours=25))
     make_call(None, tool, path="try")
 
-    found = figures()
-    assert found["Calls"].value == "3"
-    assert found["Calls"].spark == [0] * 21 + [2, 0, 1]
-    assert found["Error rate"].value == "33.3"
-    assert found["Error rate"].spark == [None] * 21 + [50, None, 0]
-    assert (found["p95 latency"].value, found["p95 latency"].unit) == ("300", "ms")
-    assert found["p95 latency"].spark == [None] * 21 + [300, None, 100]
-    assert found["Tokens saved"].value == "≈850"
-    assert found["Tokens saved"].spark == [0] * 23 + [850]
+    by_label = metrics()
+    assert by_label["Calls"].value == "3"
+    assert by_label["Calls"].spark == [0] * 21 + [2, 0, 1]
+    assert by_label["Error rate"].value == "33.3"
+    assert by_label["Error rate"].spark == [None] * 21 + [50, None, 0]
+    assert (by_label["p95 latency"].value, by_label["p95 latency"].unit) == ("300", "ms")
+    assert by_label["p95 latency"].spark == [None] * 21 + [300, None, 100]
+    assert by_label["Tokens saved"].value == "≈850"
+    assert by_label["Tokens saved"].spark == [0] * 23 + [850]
 
 
-def test_without_a_call_there_is_no_rate_rather_than_none(weather, page_of, operator):
-    found = figures()
-    assert (found["Error rate"].value, found["p95 latency"].value) == ("–", "–")
-    assert "No agent made a call since yesterday" in text_of(page_of(operator, "/"))
+def test_without_calls_there_is_no_error_rate(weather, page_of, operator):
+    by_label = metrics()
+    assert (by_label["Error rate"].value, by_label["p95 latency"].value) == ("–", "–")
+    assert "No calls in the last 24 hours." in text_of(page_of(operator, "/"))
 
 
-def test_sessions_that_paid_more_than_all_schemas_count_against_what_was_saved(db):
+def test_sessions_above_the_baseline_reduce_the_tokens_saved(db):
     make_session(tokens_all=100, tokens_catalog=350)
-    assert figures()["Tokens saved"].value == "-≈250"
+    assert metrics()["Tokens saved"].value == "−≈250"
 
 
 # --- Servers, sessions, blocks that fail --------------------------------------------------------
 
 
-def test_servers_stand_worst_first(db):
+def test_servers_are_sorted_worst_first(db):
     for slug, state in (
         ("a", "disabled"),
         ("b", "connected"),
@@ -214,29 +215,33 @@ def test_servers_stand_worst_first(db):
         ("e", "new"),
     ):
         make_server(slug=slug, state=state)
-    found = overview.servers()
-    assert [one.slug for one in found["shown"]] == ["c", "d", "e", "b", "a"]
-    assert (found["connected"], found["total"], found["more"]) == (1, 5, 0)
+    block = overview.servers()
+    assert [server.slug for server in block["listed"]] == ["c", "d", "e", "b", "a"]
+    assert (block["connected"], block["total"], block["more"]) == (1, 5, 0)
 
 
 def test_five_sessions_are_shown_newest_first(weather, page_of, admin):
-    made = [make_session(make_agent(f"agent-{number}")) for number in range(6)]
+    sessions = [make_session(make_agent(f"agent-{number}")) for number in range(6)]
     page = page_of(admin, "/").content.decode()
-    shown = re.findall(r'href="/sessions/(ses_\w+)"', page)
-    assert shown == [session.session_id for session in made[:0:-1]]
+    listed = re.findall(r'href="/sessions/(ses_\w+)"', page)
+    assert listed == [session.session_id for session in sessions[:0:-1]]
 
 
 @pytest.mark.parametrize(
-    ("table", "told", "stands"),
+    ("table", "failed", "available"),
     [
-        ("sessions_app_call", "The numbers", ["All clear.", "Recent sessions All sessions"]),
-        ("sessions_app_expansion", "The sessions", ["All clear.", "Calls 0"]),
-        ("sessions_app_apikey", "What needs attention", ["Calls 0", "1 of 1 connected."]),
+        (
+            "sessions_app_call",
+            "Metrics",
+            ["No items need attention.", "Recent sessions All sessions"],
+        ),
+        ("sessions_app_expansion", "Recent sessions", ["No items need attention.", "Calls 0"]),
+        ("sessions_app_apikey", "Items that need attention", ["Calls 0", "1 of 1 connected"]),
     ],
 )
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="an error would end the transaction")
-def test_a_block_that_cannot_be_read_says_so_and_the_others_stay(
-    weather, page_of, admin, table, told, stands
+def test_a_block_that_fails_does_not_affect_the_others(
+    weather, page_of, admin, table, failed, available
 ):
     with connection.cursor() as cursor:
         cursor.execute("PRAGMA legacy_alter_table = ON")
@@ -251,14 +256,14 @@ def test_a_block_that_cannot_be_read_says_so_and_the_others_stay(
             cursor.execute(f"ALTER TABLE put_away RENAME TO {table}")
             cursor.execute("PRAGMA legacy_alter_table = OFF")
     assert page.status_code == 200
-    words = text_of(page)
-    assert f"{told} could not be read from the database." in words
-    assert words.count("could not be read from the database") == 1
-    for one in stands:
-        assert one in words
+    text = text_of(page)
+    assert f"{failed} could not be read from the database." in text
+    assert text.count("could not be read from the database") == 1
+    for part in available:
+        assert part in text
 
 
-def test_the_page_asks_no_more_queries_for_many_rows(
+def test_the_number_of_queries_does_not_grow_with_rows(
     weather, client, admin, django_assert_max_num_queries
 ):
     tool = Tool.objects.first()
@@ -273,41 +278,41 @@ def test_the_page_asks_no_more_queries_for_many_rows(
         make_call(session, tool)
         group = group_actions.create(f"g{number}", f"G{number}", actor=SYSTEM).group
         group_actions.assign(group, [tool], actor=SYSTEM)
-    fold(weather, tool_object("get_tides"))
+    ingest_tools(weather, tool_object("get_tides"))
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     client.get("/")
     with django_assert_max_num_queries(45):
         page = client.get("/")
     assert "25 more servers are failing." in text_of(page)
-    assert "25 more groups drifted." in text_of(page)
+    assert "25 more groups are affected by changed tools." in text_of(page)
 
 
 # --- First run and first steps ------------------------------------------------------------------
 
 
-def test_before_the_first_server_there_is_the_setup_card_alone(page_of, admin):
-    words = text_of(page_of(admin, "/"))
-    assert "Nothing is connected yet." in words
-    assert "Connect your first server" in words
-    assert "-m servers.demo" in words
-    assert "Recent sessions" not in words
-    assert "First steps" not in words
+def test_before_the_first_server_only_the_setup_card_is_shown(page_of, admin):
+    text = text_of(page_of(admin, "/"))
+    assert "No servers connected yet." in text
+    assert "Connect your first server" in text
+    assert "-m servers.demo" in text
+    assert "Recent sessions" not in text
+    assert "First steps" not in text
 
 
-def test_an_operator_reads_who_may_connect_the_first_server(page_of, operator):
+def test_an_operator_sees_that_an_admin_must_connect_the_first_server(page_of, operator):
     page = page_of(operator, "/")
-    assert "This needs the role admin." in text_of(page)
+    assert "This requires the role admin." in text_of(page)
     assert 'name="confirm"' not in page.content.decode()
 
 
-def test_the_demo_is_saved_by_one_press_only_with_the_program_that_was_shown(client, admin):
+def test_the_demo_is_saved_only_with_the_command_that_was_shown(client, admin):
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     page = client.get("/").content.decode()
     body = dict(re.findall(r'name="(source|pick|confirm)" value="([^"]+)"', page))
     assert body["source"] == "demo"
 
     other = client.post("/servers/add/check", {**body, "confirm": "0" * 64}, follow=True)
-    assert "tick Run exactly this program" in text_of(other)
+    assert "select Allow this command" in text_of(other)
     assert Server.objects.count() == 0
 
     done = client.post("/servers/add/check", body)
@@ -315,9 +320,7 @@ def test_the_demo_is_saved_by_one_press_only_with_the_program_that_was_shown(cli
     assert Server.objects.get().slug == "demo"
 
 
-def test_first_steps_are_ticked_as_they_are_done_and_can_be_dismissed(
-    weather, client, admin, operator
-):
+def test_first_steps_show_their_completion_and_can_be_dismissed(weather, client, admin, operator):
     client.force_login(admin, backend="django.contrib.auth.backends.ModelBackend")
     assert "First steps 2 of 5 done" in text_of(client.get("/"))  # a server, a second person
     assert client.get("/welcome/group").headers["Location"] == "/groups/mcp:weather"
@@ -330,12 +333,12 @@ def test_first_steps_are_ticked_as_they_are_done_and_can_be_dismissed(
     assert "First steps" not in text_of(client.get("/"))
 
 
-def test_a_group_that_a_person_changed_was_looked_at(weather, client, admin):
+def test_a_change_of_a_group_completes_its_step(weather, client, admin):
     group_actions.edit(Group.objects.get(), display_name="Sky", actor=Actor.user(admin))
-    assert overview.first_steps(looked=False)[1].done
+    assert overview.first_steps(group_viewed=False)[1].done
 
 
-def test_an_operator_has_no_first_steps_and_an_outsider_no_overview(
+def test_operators_see_no_first_steps_and_outsiders_no_overview(
     weather, page_of, operator, outsider
 ):
     assert "First steps" not in text_of(page_of(operator, "/"))

@@ -1,4 +1,4 @@
-"""No page asks the database more often when there is more to show, or sends without end."""
+"""Query counts and page sizes do not grow with the data."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,83 +8,85 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from catalog import cache
-from tests.support.every_page import asks
-from tests.support.growing import grow
-from tests.support.seeding import admin, seed
+from tests.support.every_page import page_requests
+from tests.support.growing import add_related_rows
+from tests.support.seeding import make_admin, seed
 
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(400)]
-MOST = 40  # queries of one page, those of the frame and of the person's session included
-LARGEST = 1024 * 1024  # bytes of one page
-# Files hold what they are asked for; each names its limit.
+MAX_QUERIES = 40  # per page, including navigation and the user's session
+MAX_PAGE_BYTES = 1024 * 1024
+# Downloads have their own limits.
 DOWNLOADS = ("audit-csv", "audit-json", "session-json", "server-export", "usage-csv")
 
 
 @dataclass
-class Answer:
+class Response:
     status: int
     statements: list[str]
     size: int
 
 
 @pytest.fixture
-def asked(client):
-    """Ask for everything there is: asked(examples, before) -> {what: answer}, acts left out.
+def request_all(client):
+    """Request every page: request_all(examples, before) -> {label: response}, actions excluded.
 
-    What costs more than `before` is asked again: a process keeps what it has read, and once a
-    minute a person's session is written.
+    A page that needs more queries than in `before` is requested again: the process caches data, and
+    once a minute the user's session is saved.
     """
 
-    def ask(one):
+    def request(page):
         with CaptureQueriesContext(connection) as queries:
-            answer = one.of(client)
-        return Answer(
-            answer.status_code,
+            response = page.of(client)
+        return Response(
+            response.status_code,
             [query["sql"] for query in queries.captured_queries],
-            len(answer.content),
+            len(response.content),
         )
 
     def count(examples, before=None):
-        client.force_login(admin(), backend="django.contrib.auth.backends.ModelBackend")
+        client.force_login(make_admin(), backend="django.contrib.auth.backends.ModelBackend")
         cache.clear()
-        found = {}
-        for one in asks(examples):
-            answer = ask(one)
-            if answer.status == 405:
+        responses = {}
+        for page in page_requests(examples):
+            response = request(page)
+            if response.status == 405:
                 continue
-            if before is None or len(answer.statements) > len(before[one.label].statements):
-                answer = min(answer, ask(one), key=lambda this: len(this.statements))
-            found[one.label] = answer
-        return found
+            if before is None or len(response.statements) > len(before[page.label].statements):
+                response = min(response, request(page), key=lambda each: len(each.statements))
+            responses[page.label] = response
+        return responses
 
     return count
 
 
-def test_ten_times_the_rows_cost_every_page_the_same_number_of_queries(asked):
+def test_ten_times_the_rows_need_the_same_number_of_queries(request_all):
     examples = seed(tools=60, groups=6, calls=120, sessions=24)
-    first = asked(examples)
+    first = request_all(examples)
     seed(tools=540, groups=54, calls=1080, sessions=216, mark="2")
-    grow(examples)
-    second = asked(examples, first)
+    add_related_rows(examples)
+    second = request_all(examples, first)
 
     assert first.keys() == second.keys()
-    assert {name: one.status for name, one in first.items() if one.status >= 400} == {}
+    assert {name: page.status for name, page in first.items() if page.status >= 400} == {}
     more = {
-        name: f"{len(first[name].statements)} then {len(one.statements)}: "
-        f"{_news(first[name].statements, one.statements)}"
-        for name, one in second.items()
-        if len(one.statements) > len(first[name].statements)
+        name: f"{len(first[name].statements)} then {len(page.statements)}: "
+        f"{_most_repeated(first[name].statements, page.statements)}"
+        for name, page in second.items()
+        if len(page.statements) > len(first[name].statements)
     }
     assert more == {}
-    assert {name: len(one.statements) for name, one in second.items() if _many(one)} == {}
-    pages = {name: one for name, one in second.items() if not name.startswith(DOWNLOADS)}
-    assert {name: one.size for name, one in pages.items() if one.size > LARGEST} == {}
+    assert {
+        name: len(page.statements) for name, page in second.items() if _exceeds_limit(page)
+    } == {}
+    pages = {name: page for name, page in second.items() if not name.startswith(DOWNLOADS)}
+    assert {name: page.size for name, page in pages.items() if page.size > MAX_PAGE_BYTES} == {}
 
 
-def _many(answer):
-    return len(answer.statements) > MOST
+def _exceeds_limit(response):
+    return len(response.statements) > MAX_QUERIES
 
 
-def _news(before, after):
-    """The statement that is repeated most often in the larger case."""
-    seen, now = (Counter(statement[:160] for statement in some) for some in (before, after))
-    return max(now, key=lambda shape: now[shape] - seen[shape])
+def _most_repeated(before, after):
+    """Return the statement whose count grew most."""
+    old, new = (Counter(statement[:160] for statement in batch) for batch in (before, after))
+    return max(new, key=lambda shape: new[shape] - old[shape])

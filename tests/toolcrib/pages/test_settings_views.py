@@ -1,4 +1,4 @@
-"""Settings, people and the profile, as an admin and as an operator meet them."""
+"""Settings, people and profile pages, for admins and operators."""
 
 import re
 
@@ -9,7 +9,7 @@ from django.test import Client
 from catalog import preferences
 from catalog.audit import SYSTEM, Actor
 from catalog.models import AuditEntry
-from tests.support.people import make_person
+from tests.support.people import PASSWORD, make_person
 from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict
 from toolcrib.lib.roles import Role, role_of
@@ -36,7 +36,7 @@ def as_operator(operator):
     return client
 
 
-def test_settings_begin_with_general_and_list_every_page(as_admin):
+def test_settings_open_with_general_and_link_every_page(as_admin):
     assert as_admin.get("/settings").headers["Location"] == "/settings/general"
     page = as_admin.get("/settings/general").content.decode()
     for name in PAGES:
@@ -46,7 +46,7 @@ def test_settings_begin_with_general_and_list_every_page(as_admin):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_answers_in_few_queries_and_only_to_those_who_may_look(
+def test_every_page_needs_few_queries_and_the_operator_role(
     name, as_admin, as_operator, outsider, client, django_assert_max_num_queries
 ):
     as_admin.get(f"/settings/{name}")
@@ -58,67 +58,68 @@ def test_every_page_answers_in_few_queries_and_only_to_those_who_may_look(
     assert stranger.get(f"/settings/{name}").status_code == 403
 
 
-def test_a_section_saves_alone_in_peoples_units_and_says_what_changed(as_admin):
+def test_a_section_saves_in_displayed_units_and_reports_the_change(as_admin):
     before = preferences.values()
 
-    answer = as_admin.post("/settings/general", {"session_idle_seconds": "90"}, follow=True)
+    response = as_admin.post("/settings/general", {"session_idle_seconds": "90"}, follow=True)
 
-    assert "Saved: sessions expire when idle for." in text_of(answer)
+    assert "Saved: session idle timeout. Applies immediately." in text_of(response)
     assert preferences.values() == before | {"session_idle_seconds": 5400}
-    assert 'value="90"' in answer.content.decode()
+    assert 'value="90"' in response.content.decode()
     assert AuditEntry.objects.get().verb == "settings.change"
 
 
-def test_saving_what_holds_already_changes_nothing(as_admin):
+def test_saving_unchanged_values_records_no_change(as_admin):
     fields = {"keep_payloads_days": "30", "keep_sessions_days": "365"}
 
-    assert "Nothing was changed." in text_of(
-        as_admin.post("/settings/retention", fields, follow=True)
-    )
+    response = as_admin.post("/settings/retention", fields, follow=True)
+    assert "No changes." in text_of(response)
     assert not AuditEntry.objects.exists()
 
 
 @pytest.mark.parametrize("bad", ["", "0", "x", "99999999", "1.5"])
-def test_a_value_that_cannot_be_is_refused_beside_its_field(as_admin, bad):
+def test_an_invalid_value_is_rejected_at_its_field(as_admin, bad):
     fields = {"keep_payloads_days": bad, "keep_sessions_days": "10"}
 
-    answer = as_admin.post("/settings/retention", fields)
+    response = as_admin.post("/settings/retention", fields)
 
-    assert answer.status_code == 422
-    assert 'aria-invalid="true"' in answer.content.decode()
+    assert response.status_code == 422
+    assert 'aria-invalid="true"' in response.content.decode()
     assert preferences.value("keep_sessions_days") == 365
 
 
-def test_what_the_environment_fixes_is_shown_with_its_variable_and_not_changed(as_admin, settings):
+def test_values_fixed_by_the_environment_show_their_variable_and_cannot_be_changed(
+    as_admin, settings
+):
     settings.FROM_ENVIRONMENT = frozenset({"TOOLCRIB_KEEP_PAYLOADS_DAYS", "TOOLCRIB_SYNC_GAP"})
     settings.KEEP_PAYLOADS_DAYS = 3
 
     page = as_admin.get("/settings/retention")
-    assert "3 days Fixed by TOOLCRIB_KEEP_PAYLOADS_DAYS ." in text_of(page)
+    assert "3 days Set by TOOLCRIB_KEEP_PAYLOADS_DAYS ." in text_of(page)
     assert 'name="keep_payloads_days"' not in page.content.decode()
     as_admin.post("/settings/retention", {"keep_payloads_days": 9, "keep_sessions_days": 10})
     now = preferences.values("retention")
     assert now == {"keep_payloads_days": 3, "keep_sessions_days": 10}
     sync = text_of(as_admin.get("/settings/sync"))
-    assert "Fixed by TOOLCRIB_SYNC_GAP" in sync
-    assert "The default; TOOLCRIB_MAX_TOOLS changes it." in sync
+    assert "Set by TOOLCRIB_SYNC_GAP" in sync
+    assert "Default. Set TOOLCRIB_MAX_TOOLS to change it." in sync
 
 
-def test_an_operator_reads_settings_and_changes_none(as_operator, admin):
+def test_an_operator_can_read_settings_and_not_change_them(as_operator, admin):
     page = as_operator.get("/settings/retention")
-    assert "Only admins change settings." in text_of(page)
+    assert "Only admins can change settings." in text_of(page)
     assert (
         "<button"
         not in page.content.decode().partition('class="settings"')[2].partition("</main>")[0]
     )
 
-    answer = as_operator.post("/settings/retention", {"keep_payloads_days": 1})
+    response = as_operator.post("/settings/retention", {"keep_payloads_days": 1})
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
     assert preferences.value("keep_payloads_days") == 30
 
 
-def test_every_setting_of_the_environment_that_is_shown_exists(settings):
+def test_every_listed_environment_setting_exists(settings):
     from toolcrib.pages.settings_views import ENVIRONMENT
 
     for rows in ENVIRONMENT.values():
@@ -130,10 +131,10 @@ def test_every_setting_of_the_environment_that_is_shown_exists(settings):
 
 
 def test_an_invitation_shows_its_link_once_and_the_link_works(as_admin):
-    answer = as_admin.post("/settings/people", {"name": "Bo@example.org", "role": "operator"})
+    response = as_admin.post("/settings/people", {"name": "Bo@example.org", "role": "operator"})
 
-    link = re.search(r"http://localhost:8000(/join/[^<\s]+)", answer.content.decode())[1]
-    assert "no-store" in answer.headers["Cache-Control"]
+    link = re.search(r"http://localhost:8000(/join/[^<\s]+)", response.content.decode())[1]
+    assert "no-store" in response.headers["Cache-Control"]
     assert "/join/" not in as_admin.get("/settings/people").content.decode()
     assert "Invited" in text_of(as_admin.get("/settings/people"))
     bo = Client()
@@ -143,14 +144,16 @@ def test_an_invitation_shows_its_link_once_and_the_link_works(as_admin):
 
 
 @pytest.mark.parametrize("name", ["", "two words", "x" * 151, "otto@example.org"])
-def test_an_invitation_that_cannot_be_says_why(as_admin, operator, name):
-    answer = as_admin.post("/settings/people", {"name": name, "role": "operator"})
+def test_an_invalid_invitation_is_rejected(as_admin, name):
+    make_person("otto@example.org", Role.OPERATOR, PASSWORD)
 
-    assert answer.status_code == 422
-    assert "/join/" not in answer.content.decode()
+    response = as_admin.post("/settings/people", {"name": name, "role": "operator"})
+
+    assert response.status_code == 422
+    assert "/join/" not in response.content.decode()
 
 
-def test_a_role_is_changed_and_holds_at_the_next_request(as_admin, as_operator, operator):
+def test_a_role_change_takes_effect_with_the_next_request(as_admin, as_operator, operator):
     as_admin.post(f"/settings/people/{operator.pk}/role", {"role": "outsider"})
 
     assert as_operator.get("/tools").status_code == 403
@@ -158,7 +161,9 @@ def test_a_role_is_changed_and_holds_at_the_next_request(as_admin, as_operator, 
     assert (entry.before, entry.after) == ({"role": "operator"}, {"role": "outsider"})
 
 
-def test_a_disabled_person_is_out_at_once_and_may_come_back(as_admin, as_operator, operator):
+def test_a_disabled_person_loses_access_immediately_and_can_be_enabled_again(
+    as_admin, as_operator, operator
+):
     path = f"/settings/people/{operator.pk}"
 
     as_admin.post(f"{path}/disable")
@@ -174,20 +179,23 @@ def test_a_disabled_person_is_out_at_once_and_may_come_back(as_admin, as_operato
 
 
 @pytest.mark.parametrize(("act", "fields"), [("disable", {}), ("role", {"role": "operator"})])
-def test_the_last_admin_stays(as_admin, admin, act, fields):
-    invitations.invite("eve@example.org", Role.ADMIN, actor=SYSTEM)  # who has not joined
-    gone = make_person("zoe@example.org", Role.ADMIN)
-    invitations.set_active(gone, False, actor=SYSTEM)
+def test_the_last_admin_cannot_be_removed(as_admin, admin, act, fields):
+    invitations.invite("eve@example.org", Role.ADMIN, actor=SYSTEM)  # has not joined
+    admin.set_password(PASSWORD)
+    admin.save()
+    as_admin.force_login(admin, backend=BACKEND)
+    disabled = make_person("zoe@example.org", Role.ADMIN, PASSWORD)
+    invitations.set_active(disabled, False, actor=SYSTEM)
 
-    answer = as_admin.post(f"/settings/people/{admin.pk}/{act}", fields, follow=True)
+    response = as_admin.post(f"/settings/people/{admin.pk}/{act}", fields, follow=True)
 
-    assert "ada@example.org is the last admin." in text_of(answer)
+    assert "ada@example.org is the last admin." in text_of(response)
     admin.refresh_from_db()
     assert role_of(admin) == Role.ADMIN
 
 
-def test_an_admin_may_go_when_another_stays(admin):
-    make_person("bo@example.org", Role.ADMIN)
+def test_an_admin_can_be_disabled_if_another_remains(admin):
+    make_person("bo@example.org", Role.ADMIN, PASSWORD)
 
     invitations.set_active(admin, False, actor=SYSTEM)
     with pytest.raises(Conflict):
@@ -197,37 +205,42 @@ def test_an_admin_may_go_when_another_stays(admin):
 
 
 def test_a_password_link_is_shown_to_admins_only(as_admin, as_operator, operator, admin):
-    answer = as_admin.post(f"/settings/people/{operator.pk}/link")
-    assert "/join/" in answer.content.decode()
-    assert "A password link for otto@example.org" in text_of(answer)
+    response = as_admin.post(f"/settings/people/{operator.pk}/link")
+    assert "/join/" in response.content.decode()
+    assert "Invitation for otto@example.org" in text_of(response)
+    joined = make_person("bo@example.org", Role.OPERATOR, PASSWORD)
+    response = as_admin.post(f"/settings/people/{joined.pk}/link")
+    assert "Password link for bo@example.org" in text_of(response)
 
     for act in ("link", "role", "disable"):
-        refused = as_operator.post(f"/settings/people/{admin.pk}/{act}", {"role": "outsider"})
-        assert refused.status_code == 403
+        rejected = as_operator.post(f"/settings/people/{admin.pk}/{act}", {"role": "outsider"})
+        assert rejected.status_code == 403
     assert as_operator.post("/settings/people", {"name": "x", "role": "admin"}).status_code == 403
     assert not User.objects.filter(username="x").exists()
     assert "Invite person" not in text_of(as_operator.get("/settings/people"))
 
 
 @pytest.mark.parametrize(("path", "status"), [("0/role", 404), ("{}/paint", 404), ("{}/role", 422)])
-def test_what_cannot_be_done_to_a_person_is_told_in_words(as_admin, operator, path, status):
+def test_invalid_changes_of_a_person_are_rejected(as_admin, operator, path, status):
     assert as_admin.post(f"/settings/people/{path.format(operator.pk)}").status_code == status
 
 
-def test_the_list_of_people_costs_the_same_for_many(as_admin, django_assert_max_num_queries):
+def test_the_list_of_people_needs_a_fixed_number_of_queries(
+    as_admin, django_assert_max_num_queries
+):
     as_admin.get("/settings/people")
     User.objects.bulk_create(User(username=f"p{n}", password="!") for n in range(600))
 
     with django_assert_max_num_queries(18):
         page = as_admin.get("/settings/people")
 
-    assert "there are more people" in text_of(page)
+    assert "Only the first 500 people are listed." in text_of(page)
 
 
 # --- Profile ------------------------------------------------------------------------------------
 
 
-def test_single_keys_are_switched_off_for_a_browser_and_on_again(as_operator):
+def test_keyboard_shortcuts_are_turned_off_and_on_per_browser(as_operator):
     assert 'data-keys="on"' in as_operator.get("/tools").content.decode()
 
     as_operator.post("/settings/profile", {})

@@ -1,4 +1,4 @@
-"""SQLite for many threads: writers take turns in order, connections are used again."""
+"""SQLite backend for many threads: fair write queue, checkpoints, connection reuse."""
 
 import os
 import sqlite3
@@ -13,61 +13,59 @@ from tests.support.waiting import wait_for
 from toolcrib.sqlite import base, checkpoints
 from toolcrib.sqlite.write_queue import WriteQueue
 
-pytestmark = pytest.mark.skipif(
-    connection.vendor != "sqlite", reason="PostgreSQL has locks of its own"
-)
+pytestmark = pytest.mark.skipif(connection.vendor != "sqlite", reason="SQLite only")
 
 
-def started(function, *args):
+def start(function, *args):
     thread = threading.Thread(target=function, args=args)
     thread.start()
     return thread
 
 
-class TestTurns:
-    def test_who_came_first_goes_first(self):
-        turns, order = WriteQueue(), []
+class TestWriteQueue:
+    def test_writers_are_served_first_in_first_out(self):
+        queue, order = WriteQueue(), []
 
         def write(number):
-            with turns.turn(30):
+            with queue.locked(30):
                 order.append(number)
 
-        turns.take(1)
+        queue.acquire(1)
         threads = []
         for number in range(20):
-            threads.append(started(write, number))
-            wait_for(lambda: len(turns._waiting) == number + 1)  # noqa: B023 - called at once
-        turns.give_back()
+            threads.append(start(write, number))
+            wait_for(lambda: len(queue._waiting) == number + 1)  # noqa: B023 - called at once
+        queue.release()
         for thread in threads:
             thread.join(30)
         assert order == list(range(20))
-        turns.take(0)
+        queue.acquire(0)
 
-    def test_who_is_out_of_patience_is_told_so_and_holds_up_nobody(self):
-        turns = WriteQueue()
-        turns.take(1)
+    def test_a_writer_that_times_out_gets_an_error_and_blocks_nobody(self):
+        queue = WriteQueue()
+        queue.acquire(1)
         with pytest.raises(OperationalError, match="locked"):
-            turns.take(0.01)
-        turns.give_back()
-        turns.take(0)
+            queue.acquire(0.01)
+        queue.release()
+        queue.acquire(0)
 
-    def test_a_turn_ends_with_an_error_too(self):
-        turns = WriteQueue()
-        with pytest.raises(ValueError, match="no"), turns.turn(1):
+    def test_an_exception_releases_the_lock(self):
+        queue = WriteQueue()
+        with pytest.raises(ValueError, match="no"), queue.locked(1):
             raise ValueError("no")
-        turns.take(0)
+        queue.acquire(0)
 
 
 @pytest.fixture
 def waiting(transactional_db):
-    """How many wait for their turn at the database."""
-    return lambda: len(connection.turns._waiting)
+    """Return a function that counts the waiting writers."""
+    return lambda: len(connection.write_queue._waiting)
 
 
 @pytest.mark.django_db(transaction=True)
 class TestWriting:
     @pytest.mark.parametrize("how", ["in a transaction", "by itself", "many"])
-    def test_a_writer_waits_for_the_one_before_and_does_not_ask_again(self, waiting, how):
+    def test_a_writer_waits_for_the_previous_one_without_polling(self, waiting, how):
         rows = [Group(group_id=f"g{number}", display_name="G") for number in range(3)]
 
         def write():
@@ -83,19 +81,19 @@ class TestWriting:
                 connection.close()
 
         with transaction.atomic():
-            thread = started(write)
+            thread = start(write)
             wait_for(lambda: waiting() == 1)
             assert not Group.objects.filter(group_id="g0").exists()
         thread.join(30)
         assert Group.objects.filter(group_id="g0").exists()
-        assert not connection.holds_turn
+        assert not connection.holds_write_lock
 
     @pytest.mark.parametrize("failing", ["the block", "the commit", "the beginning"])
-    def test_whatever_fails_the_turn_is_given_back(self, waiting, monkeypatch, failing):
+    def test_the_lock_is_released_after_any_failure(self, waiting, monkeypatch, failing):
         def fail(*args):
             raise OperationalError("disk I/O error")
 
-        named = {"the commit": "_commit", "the beginning": "_start_transaction_under_autocommit"}
+        methods = {"the commit": "_commit", "the beginning": "_start_transaction_under_autocommit"}
 
         def write():
             with transaction.atomic():
@@ -104,36 +102,36 @@ class TestWriting:
                     fail()
 
         with monkeypatch.context() as patched:
-            if failing in named:
-                patched.setattr(base.base.DatabaseWrapper, named[failing], fail)
+            if failing in methods:
+                patched.setattr(base.base.DatabaseWrapper, methods[failing], fail)
             with pytest.raises(OperationalError):
                 write()
-        assert not connection.holds_turn
-        connection.turns.take(0)
-        connection.turns.give_back()
+        assert not connection.holds_write_lock
+        connection.write_queue.acquire(0)
+        connection.write_queue.release()
         assert not Group.objects.exists()
 
-    def test_readers_wait_for_nobody(self, waiting):
-        found = []
+    def test_readers_do_not_wait(self, waiting):
+        counts = []
 
         def read():
-            found.append(Group.objects.count())
+            counts.append(Group.objects.count())
             connection.close()
 
         with transaction.atomic():
             Group.objects.create(group_id="g", display_name="G")
-            thread = started(read)
+            thread = start(read)
             thread.join(30)
-        assert found == [0]
+        assert counts == [0]
 
 
-class FileAt(base.DatabaseWrapper):
+class Database(base.DatabaseWrapper):
     def __init__(self, path):
         super().__init__({**connections.settings["default"], "NAME": path})
 
 
 @pytest.mark.django_db
-class TestLog:
+class TestCheckpoints:
     @pytest.fixture
     def path(self, tmp_path):
         return tmp_path / "a.sqlite3"
@@ -145,25 +143,25 @@ class TestLog:
                 cursor.execute("INSERT INTO t VALUES (zeroblob(4000))")
 
     def on_disk(self, path, copy):
-        """How many rows the file has without its log."""
+        """Return the number of rows in the database file without its WAL."""
         copy.write_bytes(path.read_bytes())
-        found = sqlite3.connect(copy)
+        database = sqlite3.connect(copy)
         try:
-            return found.execute("SELECT COUNT(*) FROM t").fetchone()[0]
-        except sqlite3.OperationalError:  # not even the table
+            return database.execute("SELECT COUNT(*) FROM t").fetchone()[0]
+        except sqlite3.OperationalError:  # the table is still in the WAL
             return 0
         finally:
-            found.close()
+            database.close()
 
-    def test_no_commit_waits_for_it_and_then_all_is_in_the_file(self, path, tmp_path):
-        writer, mover = FileAt(path), FileAt(path)
-        self.fill(writer, 1_500)  # over the 1,000 pages of old
+    def test_commits_do_not_checkpoint_and_a_checkpoint_copies_everything(self, path, tmp_path):
+        writer, checkpointer = Database(path), Database(path)
+        self.fill(writer, 1_500)  # above SQLite's default of 1,000 pages
         assert self.on_disk(path, tmp_path / "before") == 0
-        assert checkpoints.move(mover)
+        assert checkpoints.checkpoint(checkpointer)
         assert self.on_disk(path, tmp_path / "after") == 1_500
 
-    def test_it_waits_for_no_writer_and_no_reader_and_says_that_something_is_left(self, path):
-        writer, reader, mover = FileAt(path), FileAt(path), FileAt(path)
+    def test_a_checkpoint_does_not_wait_and_reports_whether_it_is_complete(self, path):
+        writer, reader, checkpointer = Database(path), Database(path), Database(path)
         self.fill(writer, 10)
         with reader.cursor() as reading:
             reading.execute("BEGIN DEFERRED")
@@ -171,112 +169,112 @@ class TestLog:
             self.fill(writer, 10)
             with writer.cursor() as writing:
                 writing.execute("BEGIN IMMEDIATE")
-                assert not checkpoints.move(mover)  # the reader still needs the file as it was
+                assert not checkpoints.checkpoint(checkpointer)  # the reader needs its snapshot
                 writing.execute("COMMIT")
             reading.execute("COMMIT")
-        assert checkpoints.move(mover)
+        assert checkpoints.checkpoint(checkpointer)
 
 
 @pytest.mark.django_db(transaction=True)
 class TestConnections:
-    def in_thread(self, act):
-        done = []
+    def in_thread(self, function):
+        results = []
 
         def run():
             try:
-                done.append(act())
+                results.append(function())
             finally:
                 connection.close()
 
-        started(run).join(30)
-        return done[0]
+        start(run).join(30)
+        return results[0]
 
     def raw(self):
         connection.ensure_connection()
         return id(connection.connection)
 
-    def test_a_closed_connection_is_used_again_and_no_two_threads_share_one(self):
+    def test_a_closed_connection_is_reused_and_no_two_threads_share_one(self):
         first = self.in_thread(self.raw)
         assert self.in_thread(self.raw) == first
         assert self.raw() != self.in_thread(self.raw)
 
-    def test_one_that_is_left_in_a_transaction_is_not(self):
+    def test_a_connection_left_in_a_transaction_is_not_reused(self):
         def leave():
-            found = self.raw()
+            connection_id = self.raw()
             connection.connection.execute("BEGIN")
-            return found
+            return connection_id
 
-        left = self.in_thread(leave)
-        spare = list(connection._spare)
-        assert left not in [id(one) for _, one in spare]
-        assert not any(one.in_transaction for _, one in spare)
+        left_open = self.in_thread(leave)
+        idle = [row for _, row in connection._idle_connections]
+        assert left_open not in map(id, idle)
+        assert not any(row.in_transaction for row in idle)
 
     @pytest.mark.parametrize("how", ["django's cursor", "the driver's"])
-    def test_a_question_that_was_not_read_to_its_end_does_not_hold_on_to_the_past(self, how):
+    def test_an_unfinished_query_does_not_keep_an_old_snapshot(self, how):
         Group.objects.bulk_create(Group(group_id=f"g{n}", display_name="G") for n in range(300))
-        left = []
+        unfinished = []
 
         def leave():
-            found = self.raw()
+            connection_id = self.raw()
             own = connection.cursor() if how == "django's cursor" else connection.connection
-            left.append(own.execute("SELECT group_id FROM catalog_group"))
-            left[0].fetchone()
-            return found
+            unfinished.append(own.execute("SELECT group_id FROM catalog_group"))
+            unfinished[0].fetchone()
+            return connection_id
 
         first = self.in_thread(leave)
         Group.objects.create(group_id="new", display_name="G")
         again = self.in_thread(lambda: (self.raw(), Group.objects.filter(group_id="new").exists()))
         assert again == (first, True)
 
-    def test_a_file_that_was_put_in_the_place_of_the_old_one_is_opened(self, tmp_path):
+    def test_a_replaced_database_file_is_opened_again(self, tmp_path):
         def names(database):
             with database.cursor() as cursor:
                 return [row[0] for row in cursor.execute("SELECT name FROM sqlite_master")]
 
-        At = partial(FileAt, tmp_path / "a.sqlite3")
-        one = At()
-        with one.cursor() as cursor:
+        At = partial(Database, tmp_path / "a.sqlite3")
+        first = At()
+        with first.cursor() as cursor:
             cursor.execute("CREATE TABLE old (id)")
-        one.close()
+        first.close()
         assert names(At()) == ["old"]
         for path in tmp_path.iterdir():
             path.unlink()
-        other = At()
-        assert names(other) == []
-        other.close()
-        assert len(other._spare) == 1
+        second = At()
+        assert names(second) == []
+        second.close()
+        assert len(second._idle_connections) == 1
 
-    @pytest.mark.parametrize("how", ["closed", "looked after by Django", "by the driver"])
-    def test_one_that_had_an_error_is_not_used_again(self, how):
-        """It may be the reason, as one that was opened while the disk was read-only."""
+    @pytest.mark.parametrize("how", ["closed", "checked by Django", "by the driver"])
+    def test_a_connection_with_an_error_is_not_reused(self, how):
+        """It may be the cause, for example if it was opened while the disk was read-only."""
 
         def fail():
-            found = self.raw()
-            asked = connection.connection if how == "by the driver" else connection.cursor()
+            connection_id = self.raw()
+            target = connection.connection if how == "by the driver" else connection.cursor()
             with pytest.raises(OperationalError), connection.wrap_database_errors:
-                asked.execute("SELECT * FROM nowhere")
-            if how == "looked after by Django":
+                target.execute("SELECT * FROM nowhere")
+            if how == "checked by Django":
                 connection.close_if_unusable_or_obsolete()
                 assert connection.connection is None
-            return found
+            return connection_id
 
         failed = self.in_thread(fail)
-        assert failed not in [id(one) for _, one in connection._spare]
+        assert failed not in [id(row) for _, row in connection._idle_connections]
 
-    def test_a_forked_process_takes_neither_turns_nor_connections_with_it(self):
-        kept = self.in_thread(self.raw)
-        connection.turns.take(1)
+    def test_a_forked_process_inherits_neither_locks_nor_connections(self):
+        idle = self.in_thread(self.raw)
+        connection.write_queue.acquire(1)
         try:
             child = os.fork()
-            if child == 0:  # no assertion here: nothing of pytest may run twice
-                connection.turns.take(0)
-                os._exit(len(connection._spare))
+            if child == 0:  # no assertions: pytest must not run in the child
+                connection.write_queue.acquire(0)
+                os._exit(len(connection._idle_connections))
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         finally:
-            connection.turns.give_back()
-        assert kept in [id(one) for _, one in connection._spare]
+            connection.write_queue.release()
+        assert idle in [id(row) for _, row in connection._idle_connections]
 
-    def test_not_more_are_kept_than_are_of_use(self):
+    def test_the_number_of_idle_connections_is_limited(self):
         gate = threading.Barrier(12)
 
         def together():
@@ -284,7 +282,7 @@ class TestConnections:
             gate.wait(30)
             connections.close_all()
 
-        threads = [started(together) for _ in range(12)]
+        threads = [start(together) for _ in range(12)]
         for thread in threads:
             thread.join(30)
-        assert len(connection._spare) <= base.MOST_IDLE
+        assert len(connection._idle_connections) <= base.MAX_IDLE_CONNECTIONS

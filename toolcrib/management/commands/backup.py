@@ -1,4 +1,4 @@
-"""Write a backup of the database, and apart from it what decrypts its credentials."""
+"""Back up the database, and its encryption keys to a separate file."""
 
 import argparse
 import json
@@ -13,19 +13,19 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):
-    help = "Write the whole database to FILE, and what decrypts it to FILE.key."
+    help = "Write the database to FILE and the keys that decrypt its credentials to FILE.key."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", help="The file to write; - writes standard output.")
-        parser.add_argument("--force", action="store_true", help="Replace files that exist.")
+        parser.add_argument("file", help="The file to write; - writes to standard output.")
+        parser.add_argument("--force", action="store_true", help="Overwrite existing files.")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["file"] == "-":
             header = backup.write(sys.stdout.buffer)
             sys.stdout.buffer.flush()
-            self.stderr.write(f"{_total(header)} rows. {_where_the_key_is()}")
+            self.stderr.write(f"{_total(header)} rows. {_key_location()}")
             return
         try:
             path = Path(options["file"])
@@ -35,23 +35,23 @@ class Command(BaseCommand):
             self.stderr.write(error.sentence)
             sys.exit(1)
         if options["json"]:
-            shown = {"file": str(path), "key_file": str(key_path) if key_path else None}
-            self.stdout.write(json.dumps(shown | {"key": header["key"], "rows": _total(header)}))
+            files = {"file": str(path), "key_file": str(key_path) if key_path else None}
+            self.stdout.write(json.dumps(files | {"key": header["key"], "rows": _total(header)}))
             return
         self.stdout.write(f"{path}: {_total(header)} rows.")
         if key_path:
             self.stdout.write(
                 f"{key_path}: the keys that decrypt its credentials.\n"
-                "Keep them apart: whoever has both can read every credential, and without the "
-                "key file the credentials in the backup are lost."
+                "Store the two files separately: anyone with both can read every credential, and "
+                "without the key file the credentials in the backup are lost."
             )
         else:
-            self.stdout.write(_where_the_key_is())
+            self.stdout.write(_key_location())
 
     def _write(self, path: Path, key_path: Path | None, *, force: bool) -> dict[str, Any]:
-        for wanted in filter(None, (path, key_path)):
-            if wanted.exists() and not force:
-                raise backup.exists(wanted)
+        for target in filter(None, (path, key_path)):
+            if target.exists() and not force:
+                raise backup.file_exists(target)
         with backup.private_file(path, force=force) as file:
             header = backup.write(file)
         if key_path:
@@ -64,13 +64,13 @@ def _total(header: dict[str, Any]) -> int:
     return sum(header["rows"].values())
 
 
-def _where_the_key_is() -> str:
+def _key_location() -> str:
     if backup.keys_are_files():
         return (
             "The keys that decrypt its credentials are secret.key and encryption.key in the data "
-            "folder; keep a copy of them apart from it."
+            "directory; store a copy of them separately."
         )
     return (
-        "Its credentials are decrypted by TOOLCRIB_ENCRYPTION_KEYS, which is not in the backup; "
-        "keep that and TOOLCRIB_SECRET_KEY apart from it."
+        "TOOLCRIB_ENCRYPTION_KEYS decrypts its credentials and is not in the backup; store it and "
+        "TOOLCRIB_SECRET_KEY separately."
     )

@@ -1,4 +1,4 @@
-"""Invite a person: prints a link by which they choose a password."""
+"""Invite a person and print the link with which they set a password."""
 
 import argparse
 import json
@@ -13,14 +13,14 @@ from toolcrib.accounts import invitations
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.roles import Role
 
-ROLES = {role.word: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
+ROLES = {role.label: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
 
 
 class Command(BaseCommand):
-    help = "Invite a person and print the link by which they join."
+    help = "Invite a person and print the invitation link."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", help="Their name or e-mail.")
+        parser.add_argument("name", help="Name or e-mail of the person.")
         parser.add_argument("--role", choices=list(ROLES), default="operator")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
@@ -37,4 +37,4 @@ class Command(BaseCommand):
             body = {"person": user.username, "role": options["role"], "link": link}
             self.stdout.write(json.dumps(body))
         else:
-            self.stdout.write(f"{link}\nIt works once, within three days.")
+            self.stdout.write(f"{link}\nThe link works once, within three days.")

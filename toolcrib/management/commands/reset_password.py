@@ -1,4 +1,4 @@
-"""Print a link by which a person chooses a new password."""
+"""Print a link with which a person sets a new password."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):
-    help = "Print a link by which a person chooses a new password."
+    help = "Print a link with which a person sets a new password."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name")
@@ -22,7 +22,9 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            user = invitations.reset(options["name"], actor=Actor.command("reset_password"))
+            user = invitations.record_password_reset(
+                options["name"], actor=Actor.command("reset_password")
+            )
         except ToolcribError as error:
             self.stderr.write(error.sentence)
             sys.exit(1)
@@ -30,4 +32,4 @@ class Command(BaseCommand):
         if options["json"]:
             self.stdout.write(json.dumps({"person": user.username, "link": link}))
         else:
-            self.stdout.write(f"{link}\nIt works once, within three days.")
+            self.stdout.write(f"{link}\nThe link works once, within three days.")

@@ -1,4 +1,4 @@
-"""Fill an empty installation from a backup."""
+"""Restore the database from a backup."""
 
 import argparse
 import json
@@ -14,50 +14,55 @@ from django.core.management.base import BaseCommand
 from servers.registration.credentials import key_fingerprint
 from toolcrib import backup
 from toolcrib.lib.errors import Invalid, ToolcribError
+from toolcrib.lib.text import plural
 
 
 class Command(BaseCommand):
-    help = "Fill this installation from a backup, all of it or nothing."
+    help = "Restore this installation from a backup in one transaction."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", help="What `backup` wrote; - reads standard input.")
-        parser.add_argument("--key", metavar="FILE.key", help="Install the keys kept in it.")
-        parser.add_argument(
-            "--replace", action="store_true", help="Delete the data that is here first."
-        )
+        parser.add_argument("file", help="A file written by `backup`; - reads standard input.")
+        parser.add_argument("--key", metavar="FILE.key", help="Install the keys in this file.")
+        parser.add_argument("--replace", action="store_true", help="Delete existing data first.")
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0, interactive=False)
         replaced: list[str] = []
         try:
-            with _opened(options["file"]) as file:
+            with _open(options["file"]) as file:
                 header, rows = backup.read_header(file)
                 files = {}
                 if options["key"]:
                     files = backup.read_keys(Path(options["key"]), header["key"])
                 keys = [files["encryption.key"]] if files else settings.ENCRYPTION_KEYS
-                done = backup.restore(header, rows, replace=options["replace"], keys=keys)
-            # Last: until the rows are in, the old keys belong to the old data.
+                result = backup.restore(header, rows, replace=options["replace"], keys=keys)
+            # Last: until the rows are committed, the old keys belong to the old data.
             replaced = backup.install_keys(files)
         except ToolcribError as error:
             self.stderr.write(error.sentence)
             sys.exit(1)
         if options["json"]:
-            shown = {"rows": done.rows, "key": done.key, "keys_replaced": replaced}
-            body = shown | {"unreadable_credentials": done.unreadable, "servers": done.servers}
+            body = {
+                "rows": result.rows,
+                "key": result.key,
+                "keys_replaced": replaced,
+                "unreadable_credentials": result.unreadable,
+                "servers": result.servers,
+            }
             self.stdout.write(json.dumps(body))
         else:
-            self.stdout.write(f"Restored {done.rows} rows. Start Toolcrib again if it runs.")
+            self.stdout.write(f"Restored {result.rows} rows. Restart Toolcrib if it is running.")
             if replaced:
-                self.stdout.write(f"Replaced keys are kept as: {', '.join(replaced)} + .old")
-        if done.unreadable:
-            self.stderr.write(_what_is_lost(done))
+                names = ", ".join(f"{name}.old" for name in replaced)
+                self.stdout.write(f"Replaced keys were renamed to: {names}")
+        if result.unreadable:
+            self.stderr.write(_unreadable_message(result))
             sys.exit(3)
 
 
-def _opened(name: str) -> Any:
+def _open(name: str) -> Any:
     if name == "-":
         return nullcontext(sys.stdin.buffer)
     try:
@@ -67,11 +72,11 @@ def _opened(name: str) -> Any:
     return file
 
 
-def _what_is_lost(done: backup.RestoreResult) -> str:
-    way = "--key FILE.key --replace" if backup.keys_are_files() else "TOOLCRIB_ENCRYPTION_KEYS"
+def _unreadable_message(result: backup.RestoreResult) -> str:
+    option = "--key FILE.key --replace" if backup.keys_are_files() else "TOOLCRIB_ENCRYPTION_KEYS"
     return (
-        f"The backup was made under key {done.key}; this installation has {key_fingerprint()}. "
-        f"Without that key {done.unreadable} credentials of {', '.join(done.servers)} cannot be "
-        f"read. If you have it, restore again with {way}; if it is lost, enter those credentials "
-        "again. Everything else is restored."
+        f"The backup was encrypted with key {result.key}; this installation has "
+        f"{key_fingerprint()}. Without that key {plural(result.unreadable, 'credential')} of "
+        f"{', '.join(result.servers)} cannot be read. If you have it, restore again with {option}; "
+        "if it is lost, enter the credentials again. Everything else is restored."
     )

@@ -1,4 +1,4 @@
-"""Encrypt every credential again with the first of TOOLCRIB_ENCRYPTION_KEYS."""
+"""Re-encrypt every credential with the first of TOOLCRIB_ENCRYPTION_KEYS."""
 
 import argparse
 import json
@@ -11,13 +11,14 @@ from django.db import transaction
 
 from servers.models import Credential
 from servers.registration.credentials import key_fingerprint, rotate
+from toolcrib.lib.text import plural
 
 BATCH = 200
 
 
 class Command(BaseCommand):
     help = (
-        "Encrypt every credential again with the first key. To change the key, set "
+        "Re-encrypt every credential with the first key. To change the key, set "
         "TOOLCRIB_ENCRYPTION_KEYS=NEW,OLD, run this, then set it to NEW."
     )
     requires_system_checks = []
@@ -26,8 +27,8 @@ class Command(BaseCommand):
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        done, unreadable, last = 0, [], 0
-        while batch := _after(last):
+        rotated, unreadable, last = 0, [], 0
+        while batch := _next_batch(last):
             last = batch[-1].pk
             with transaction.atomic():
                 for row in batch:
@@ -36,20 +37,24 @@ class Command(BaseCommand):
                     except InvalidToken:
                         unreadable.append(f"{row.server.slug}: {row}")
                         continue
-                    # Unless it was entered anew meanwhile, under the new key already.
+                    # Skip a credential that was entered again meanwhile, with the new key.
                     rows = Credential.objects.filter(pk=row.pk, ciphertext=row.ciphertext)
-                    done += rows.update(ciphertext=text)
+                    rotated += rows.update(ciphertext=text)
         if options["json"]:
-            body = {"key": key_fingerprint(), "rotated": done, "unreadable": unreadable}
+            body = {"key": key_fingerprint(), "rotated": rotated, "unreadable": unreadable}
             self.stdout.write(json.dumps(body))
         else:
-            self.stdout.write(f"{done} credentials are encrypted with key {key_fingerprint()}.")
+            self.stdout.write(
+                f"Re-encrypted {plural(rotated, 'credential')} with key {key_fingerprint()}."
+            )
         if unreadable:
             names = ", ".join(unreadable)
-            self.stderr.write(f"No key given decrypts these; enter them again: {names}.")
+            self.stderr.write(
+                f"No configured key decrypts these credentials; enter them again: {names}."
+            )
             sys.exit(3)
 
 
-def _after(last: int) -> list[Credential]:
+def _next_batch(last: int) -> list[Credential]:
     rows = Credential.objects.filter(pk__gt=last).exclude(ciphertext="")
     return list(rows.select_related("server").order_by("pk")[:BATCH])

@@ -1,4 +1,4 @@
-"""Run Toolcrib: everything in one process, or with --web-only the web part of production."""
+"""Run Toolcrib: all parts in one process, or only the web process with --web-only."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from toolcrib.accounts import invitations
 from toolcrib.runtime import web_workers
 from toolcrib.runtime.http_protocol import TimeoutHttpProtocol
 
-GIVE_UP_BEFORE = 0.5  # seconds
+CANCEL_MARGIN = 0.5  # seconds before uvicorn closes connections
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 
 
@@ -33,11 +33,11 @@ class Command(BaseCommand):
         parser.add_argument(
             "--web-only",
             action="store_true",
-            help="Serve pages and API only; run celery worker, celery beat and listen beside it.",
+            help="Serve pages and API only; run celery worker, celery beat and listen separately.",
         )
         parser.add_argument("--host", default=settings.BIND)
         parser.add_argument("--port", type=int, default=settings.PORT)
-        # A socket that listens already, handed down to one of several web processes.
+        # A listening socket inherited by one of several web processes.
         parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -48,17 +48,17 @@ class Command(BaseCommand):
         else:
             listener = self._bind(host, port)
             if settings.WEB_WORKERS > 1:
-                base = address(host, port)
+                base = public_url(host, port)
                 sys.exit(
-                    web_workers.serve(settings.WEB_WORKERS, listener, lambda: self._ready(base))
+                    web_workers.serve(settings.WEB_WORKERS, listener, lambda: self._announce(base))
                 )
         if settings.EMBEDDED:
             call_command("migrate", verbosity=0, interactive=False)
-        server = _Announcing(
+        server = _AnnouncingServer(
             uvicorn.Config(
                 "toolcrib.asgi:application",
                 http=TimeoutHttpProtocol,
-                # Not "auto", which would go on without a runtime that failed to start.
+                # Not "auto", which would continue after a failed startup.
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -69,23 +69,23 @@ class Command(BaseCommand):
                 h11_max_incomplete_event_size=64 * 1024,
             ),
             self,
-            address(host, port),
+            public_url(host, port),
         )
-        # uvicorn raises the signal again once it is done, which would end us before our own
-        # clean-up; a handler of our own makes that harmless.
+        # uvicorn raises the signal again when it is done, which would end the process before our
+        # own cleanup; this handler makes that harmless.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))
         server.run(sockets=[listener])
-        # A worker thread stuck in a server's answer must not keep us: its sync is taken up again
-        # at the next start, and children end with us.
+        # A worker thread that waits for a server must not delay the exit: its sync is retried at
+        # the next start, and child processes end with this one.
         logging.shutdown()
         os._exit(0 if server.started else 1)
 
-    def _ready(self, base: str) -> None:
+    def _announce(self, base: str) -> None:
         try:
             line = asyncio.run(invitations.ready_line(base))
         except DatabaseError:
-            line = f"Toolcrib is ready: {base}/ (the database does not answer yet)"
+            line = f"Toolcrib is ready: {base}/ (database unavailable)"
         self.stdout.write(line)
         self.stdout.flush()
 
@@ -95,49 +95,51 @@ class Command(BaseCommand):
             problem = "--web-only needs DATABASE_URL and REDIS_URL."
         elif settings.EMBEDDED and settings.WEB_WORKERS > 1:
             problem = (
-                "WEB_WORKERS needs DATABASE_URL and REDIS_URL: embedded, one process does "
-                "everything."
+                "WEB_WORKERS needs DATABASE_URL and REDIS_URL: embedded mode runs one process."
             )
         elif not settings.EMBEDDED and not web_only:
             problem = (
-                "With DATABASE_URL and REDIS_URL set, run the parts apart: serve --web-only, "
+                "With DATABASE_URL and REDIS_URL set, run separate processes: serve --web-only, "
                 "celery worker, celery beat and listen."
             )
         elif settings.EMBEDDED and settings.LOOPBACK and host not in LOOPBACK:
-            # What may run and be reached follows from the setting, so it must not be bypassed.
+            # TOOLCRIB_BIND decides which programs and networks are allowed: do not bypass it.
             problem = f"To serve on {host}, set TOOLCRIB_BIND={host} instead of --host."
         if problem:
             self.stderr.write(problem)
             sys.exit(2)
 
     def _bind(self, host: str, port: int) -> socket.socket:
-        """Take the port before anything else is done, or say why it cannot be had."""
+        """Bind the port before anything else, or exit with the reason."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             listener = socket.create_server((host, port), family=family, backlog=2048)
-            # Inherited by what is accepted; not every loop does it for a socket it did not make.
+            # Accepted sockets inherit it; not every event loop sets it for a socket it was passed.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return listener
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                problem = f"Port {port} is in use. Stop what uses it, or choose another with PORT="
-                problem += f"{port + 1 if port < 65535 else 8000}."
+                other = port + 1 if port < 65535 else 8000
+                problem = (
+                    f"Port {port} is in use. Stop the other process, or choose another port with "
+                    f"PORT={other}."
+                )
             else:
-                problem = f"{host}:{port} cannot be served: {error.strerror or error}."
+                problem = f"Cannot listen on {host}:{port}: {error.strerror or error}."
             self.stderr.write(problem)
             sys.exit(1)
 
 
-def address(host: str, port: int) -> str:
-    """Return the address people use for what is served here."""
+def public_url(host: str, port: int) -> str:
+    """Return the URL under which people reach this installation."""
     if not settings.EMBEDDED:
         return str(settings.PUBLIC_URL)
-    shown = "localhost" if host in LOOPBACK else f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    name = "localhost" if host in LOOPBACK else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}"
 
 
-class _Announcing(uvicorn.Server):
-    """Says where it is, once it can be reached there."""
+class _AnnouncingServer(uvicorn.Server):
+    """uvicorn server that prints its URL once it accepts connections."""
 
     def __init__(self, config: uvicorn.Config, command: BaseCommand, base: str) -> None:
         super().__init__(config)
@@ -150,17 +152,17 @@ class _Announcing(uvicorn.Server):
             try:
                 line = await invitations.ready_line(self.base)
             except DatabaseError:
-                line = f"Toolcrib is ready: {self.base}/ (the database does not answer yet)"
+                line = f"Toolcrib is ready: {self.base}/ (database unavailable)"
             self.command.stdout.write(line)
             self.command.stdout.flush()
 
     async def shutdown(self, sockets: Any = None) -> None:
-        # Just before uvicorn cuts them off, so that callers are told what became of their calls.
+        # Cancel calls just before uvicorn closes connections, so that callers get a result.
         asyncio.get_running_loop().call_later(
-            settings.DRAIN - GIVE_UP_BEFORE, dispatcher.cancel_all_calls
+            settings.DRAIN - CANCEL_MARGIN, dispatcher.cancel_all_calls
         )
-        # Streams of MCP clients would else hold their connections until they are cut.
-        from toolcrib.asgi import application  # made by uvicorn, once settings are in order
+        # Otherwise MCP streams would keep their connections open until they are closed by force.
+        from toolcrib.asgi import application  # created by uvicorn, after settings are loaded
 
         await application.mcp.close_streams()
         await super().shutdown(sockets)
