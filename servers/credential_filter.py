@@ -1,9 +1,9 @@
-"""Replace a server's own credentials in whatever it sends back.
+"""Redaction of a server's credentials in its own output. Pure.
 
-Pure. A credential that Toolcrib sends to a server (header, environment, variable) may come back in
-a result, an error or on stderr. It is replaced by *** there, also where it is base64-encoded,
-percent-encoded or JSON-escaped, and where a header's value is repeated without its scheme. Image
-and audio data is left alone.
+A credential that Toolcrib sends to a server (header, environment, variable) may come back in a
+result, an error or on stderr. It is replaced by *** there, also when base64-encoded,
+percent-encoded or JSON-escaped, and when a header value is repeated without its scheme. Image and
+audio data is not changed.
 """
 
 import base64
@@ -17,13 +17,13 @@ from servers.secret import Secret
 
 REPLACEMENT = "***"
 MIN_LENGTH = 8  # characters of an environment value or a variable
-MIN_HEADER_LENGTH = 4  # a header is a credential even where it is short
+MIN_HEADER_LENGTH = 4  # header values are credentials even if short
 SCHEMES = frozenset({"bearer", "basic", "token", "digest", "apikey", "negotiate"})
-BINARY = {"image": "data", "audio": "data"}  # by the type of a content item, its encoded bytes
+BINARY_FIELDS = {"image": "data", "audio": "data"}  # by type of content item
 
 
 class CredentialFilter:
-    """Finds and replaces a fixed set of credentials in texts and JSON values."""
+    """Finds and replaces a fixed set of credentials in strings and JSON values."""
 
     def __init__(self, values: Iterable[str]) -> None:
         forms = {form for value in values for form in _encoded_forms(value)}
@@ -31,8 +31,10 @@ class CredentialFilter:
         self._in_json = [json.dumps(form, ensure_ascii=False)[1:-1] for form in self._forms]
 
     @classmethod
-    def of(cls, headers: Mapping[str, Secret], others: Iterable[Secret]) -> "CredentialFilter":
-        """Build the filter for a server's headers, and its variables and environment."""
+    def from_credentials(
+        cls, headers: Mapping[str, Secret], others: Iterable[Secret]
+    ) -> "CredentialFilter":
+        """Build the filter from a server's headers, and its variables and environment."""
         values = {text for secret in others if len(text := secret.reveal()) >= MIN_LENGTH}
         for name, secret in headers.items():
             parts = _header_parts(name, secret.reveal())
@@ -40,7 +42,7 @@ class CredentialFilter:
         return cls(values)
 
     def occurs_in(self, json_text: str) -> bool:
-        """Tell whether a serialized JSON value may hold a credential. Fast: no parsing."""
+        """Tell whether a serialized JSON value may contain a credential. Fast: no parsing."""
         return any(form in json_text for form in self._in_json)
 
     def redact_text(self, text: str) -> str:
@@ -65,15 +67,15 @@ class CredentialFilter:
 
 
 def _is_binary(item: Mapping[str, Any], key: str) -> bool:
-    """Tell whether this field holds the encoded bytes of an image, a sound or a resource."""
+    """Tell whether a field contains the encoded bytes of an image, audio or resource."""
     kind = item.get("type")
-    if isinstance(kind, str) and BINARY.get(kind) == key:
+    if isinstance(kind, str) and BINARY_FIELDS.get(kind) == key:
         return True
     return key == "blob" and "uri" in item
 
 
 def _header_parts(name: str, value: str) -> set[str]:
-    """Return a header's value, and the part of it that is the credential itself."""
+    """Return a header's value, and the credentials inside it."""
     parts = {value}
     scheme, _, rest = value.partition(" ")
     if rest and scheme.lower() in SCHEMES:
@@ -90,7 +92,7 @@ def _header_parts(name: str, value: str) -> set[str]:
 
 
 def _encoded_forms(value: str) -> set[str]:
-    """Return a value as it is, and as servers encode it before they send it back."""
+    """Return a value in plain text and in the encodings that servers use."""
     percent = {quote(value), quote(value, safe=""), quote_plus(value)}
     escaped = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     lower = {_lower_case_escapes(text) for text in percent}
@@ -103,17 +105,17 @@ def _lower_case_escapes(text: str) -> str:
 
 
 def _base64_forms(value: bytes) -> set[str]:
-    """Return the parts of base64 texts that depend on the value alone, wherever it begins.
+    """Return the substrings of base64 that depend on the value alone, at any offset.
 
-    Encoded together with other bytes, a value has three forms, by the remainder of its offset
-    by three. Characters that also encode a neighbour's bits are left out.
+    Inside other encoded bytes a value has three forms, depending on its offset modulo 3.
+    Characters that also encode bits of neighbouring bytes are excluded.
     """
     forms = set()
     for offset in range(3):
-        whole = base64.b64encode(b"\0" * offset + value).decode()
-        first = (offset * 8 + 5) // 6  # the first character without bits of what comes before
-        last = (offset + len(value)) * 8 // 6  # the first one with bits of what follows
-        core = whole[first:last]
+        encoded = base64.b64encode(b"\0" * offset + value).decode()
+        first = (offset * 8 + 5) // 6  # first character without bits of preceding bytes
+        last = (offset + len(value)) * 8 // 6  # first character with bits of following bytes
+        core = encoded[first:last]
         if len(core) >= MIN_LENGTH:
             forms |= {core, core.translate(URL_SAFE)}
     return forms

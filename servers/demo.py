@@ -1,6 +1,6 @@
-"""A demonstration server: 24 harmless tools over stdio, so that Toolcrib can be tried offline.
+"""Demo MCP server: 24 harmless tools over stdio, to try Toolcrib offline.
 
-Run by `python -m servers.demo`, a process of its own; nothing else imports it.
+Runs as a separate process, `python -m servers.demo`; no other module imports it.
 """
 
 import base64
@@ -198,7 +198,7 @@ def describe_color(
     hex_color: Annotated[str, Field(description="Such as #0B5C8A", pattern="^#[0-9A-Fa-f]{6}$")],
 ) -> dict[str, float]:
     """Split a colour into red, green, blue, hue, lightness and saturation."""
-    red, green, blue = (int(hex_color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (int(hex_color[start : start + 2], 16) / 255 for start in (1, 3, 5))
     hue, lightness, saturation = colorsys.rgb_to_hls(red, green, blue)
     return {
         "red": round(red * 255),

@@ -1,8 +1,7 @@
-"""What went wrong with a server, as a code, a sentence and a way out.
+"""Upstream errors: a code, a message and a hint for every failure of a server.
 
-A leaf that the transports (network.py, stdio.py) and client.py share; others import these
-names from client.py. No text here holds what a server sent, nor a header, argument, variable
-or query of ours: only numbers, names of classes and host names.
+Shared by transports and connections. Messages never contain data sent by a server, nor headers,
+arguments, variables or queries: only numbers, class names and host names.
 """
 
 import ssl
@@ -12,9 +11,9 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class UpstreamError(ToolcribError):
-    """A server could not be reached, or did not keep to the protocol.
+    """A server could not be reached, or violated the protocol.
 
-    `parked`: pointless to retry until someone edits the server. `detail` is for operators, e.g.
+    `parked`: retrying is pointless until the server is edited. `detail` is for operators, e.g.
     the last lines of a program's stderr.
     """
 
@@ -37,13 +36,13 @@ class UpstreamError(ToolcribError):
 
 
 class ListingError(UpstreamError):
-    """The list of tools never ended, or was larger than allowed: none of it is used."""
+    """The list of tools was endless or too large; none of it is used."""
 
     code = "page_limit"
 
 
 def format_bytes(count: int) -> str:
-    """Write a cap the way a person says it: 10 MiB, 64 KiB, 500 bytes."""
+    """Format a size for people: 10 MiB, 64 KiB, 500 bytes."""
     for size, unit in ((1024 * 1024, "MiB"), (1024, "KiB")):
         if count >= size:
             return f"{count / size:.4g} {unit}"
@@ -52,25 +51,25 @@ def format_bytes(count: int) -> str:
 
 def not_mcp_error(what: str) -> UpstreamError:
     return UpstreamError(
-        f"The server answered {what}.",
+        f"The server answered with {what}.",
         code="not_mcp",
-        hint="Did you mean /mcp? The URL must be that of the MCP endpoint, not of a web page.",
+        hint="Did you mean /mcp? The URL must be the MCP endpoint, not a web page.",
         parked=True,
     )
 
 
 def auth_error(status: int) -> UpstreamError:
     return UpstreamError(
-        f"The server needs credentials, or does not accept those it got (HTTP {status}).",
+        f"The server requires credentials, or rejected those sent (HTTP {status}).",
         code="auth",
-        hint="Toolcrib does not do OAuth yet. If the server accepts a token in a header, add it, "
-        "e.g. Authorization: Bearer …",
+        hint="Toolcrib does not support OAuth yet. If the server accepts a token in a header, add "
+        "it, e.g. Authorization: Bearer …",
         parked=True,
     )
 
 
 def status_error(status: int) -> UpstreamError:
-    hint = "The server itself failed; its log may say why."
+    hint = "The server failed internally. Check its log."
     if status in (404, 405):
         hint = "Check the path: most servers use /mcp."
     elif status < 500:
@@ -85,16 +84,16 @@ def status_error(status: int) -> UpstreamError:
 
 def tls_error(error: ssl.SSLError) -> UpstreamError:
     reason = "its TLS handshake failed"
-    hint = "Check that the port speaks TLS."
+    hint = "Check that the port uses TLS."
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "Certificates are always checked. Give the server a valid one."
+        hint = "Certificates are always verified. Install a valid one on the server."
         reason = {
             9: "its certificate is not valid yet",
             10: "its certificate has expired",
             18: "its certificate is self-signed",
-            19: "its certificate is signed by an authority that this machine does not know",
-            20: "its certificate is signed by an authority that this machine does not know",
+            19: "its certificate is signed by an unknown authority",
+            20: "its certificate is signed by an unknown authority",
             62: "its certificate is for another host name",
             64: "its certificate is for another address",
         }.get(error.verify_code, "its certificate is not valid")
-    return UpstreamError(f"No secure connection: {reason}.", code="tls", hint=hint, parked=True)
+    return UpstreamError(f"TLS error: {reason}.", code="tls", hint=hint, parked=True)

@@ -1,13 +1,13 @@
-"""A text that cannot be printed, logged, rendered, pickled or put into JSON by accident.
+"""Secret string that cannot be printed, logged, rendered, pickled or serialized by accident.
 
-Pure. Only `reveal()`, called where a connection is made, gives the text.
+Pure. Only `reveal()`, called when a connection is opened, returns the text.
 """
 
 from typing import NoReturn
 
 
 class Secret:
-    """A text that shows itself as *** everywhere but in `reveal()`."""
+    """A string that formats as ***."""
 
     __slots__ = ("_text",)
 

@@ -1,7 +1,4 @@
-"""What it takes to reach a server, and what comes back: plain values that cross the border.
-
-Pure: no Django, no network.
-"""
+"""Connection settings of a server (ServerSpec) and its tool listing (Listing). Pure."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,34 +8,34 @@ from servers.credential_filter import CredentialFilter
 from servers.secret import Secret
 
 EMPTY = Secret("")
-OnProgress = Callable[[float, float | None, str | None], None]  # done, of, in words
+OnProgress = Callable[[float, float | None, str | None], None]  # progress, total, message
 
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """One server as the transport needs it, credentials decrypted but unprintable."""
+    """The connection settings of one server, with decrypted credentials as Secret."""
 
     server_id: int
     slug: str
     generation: int
     transport: str  # stdio, http, sse
-    argv: tuple[Secret, ...] = ()  # variables filled in, hence secret
+    argv: tuple[Secret, ...] = ()  # with variables resolved, hence secret
     cwd: str = ""
     env: Mapping[str, Secret] = field(default_factory=dict)
-    url: Secret = EMPTY  # may carry a key in its query
+    url: Secret = EMPTY  # the query may contain a key
     headers: Mapping[str, Secret] = field(default_factory=dict)
-    hidden: tuple[Secret, ...] = ()  # variables and environment, which a program may repeat
+    hidden: tuple[Secret, ...] = ()  # variables and environment, to redact in output
 
     @cached_property
     def credential_filter(self) -> CredentialFilter:
-        return CredentialFilter.of(self.headers, (*self.hidden, *self.env.values()))
+        return CredentialFilter.from_credentials(self.headers, (*self.hidden, *self.env.values()))
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Every page of a server's tools, raw: each item is what the server sent, of any type."""
+    """All tools of a server, raw: an item may be of any JSON type."""
 
     tools: tuple[object, ...]
     pages: int
-    ttl_ms: int | None  # as the server claims; clamped by whoever plans the next poll
+    ttl_ms: int | None  # as sent by the server; clamped by scheduling.next_poll
     warnings: tuple[str, ...] = ()

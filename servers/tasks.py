@@ -1,4 +1,4 @@
-"""Celery shells. The work and its rules are in sync.py."""
+"""Celery tasks for syncs. The logic is in servers.sync."""
 
 from celery import shared_task
 

@@ -1,4 +1,4 @@
-"""How many calls a server is given at once, and how many may wait for their turn."""
+"""Concurrency limit per server, with a bounded FIFO queue (bulkhead)."""
 
 import asyncio
 from collections import deque
@@ -9,94 +9,97 @@ from servers.errors import UpstreamError
 
 
 class Busy(UpstreamError):
-    """A server has as much to do as it is given, and as many wait as may."""
+    """All slots of a server are in use and its queue is full."""
 
     code = "busy"
     status = 503
 
 
 class Slot:
-    """One call's turn. A late call keeps it, since its server still works, until it is `needed`."""
+    """The right to make one call.
+
+    A call that timed out keeps its slot, since the server still works on it, until `needed`.
+    """
 
     def __init__(self, bulkhead: "Bulkhead") -> None:
         self.is_late = False
         self.needed = asyncio.Event()
         self._bulkhead = bulkhead
 
-    def linger(self) -> None:
-        """Keep the turn though nobody waits for the call any more, unless another needs it."""
+    def hold_after_timeout(self) -> None:
+        """Keep the slot after the caller's deadline, until another call needs it."""
         self.is_late = True
-        self._bulkhead.linger(self)
+        self._bulkhead.hold_after_timeout(self)
 
-    def leave(self) -> None:
-        self._bulkhead.leave(self)
+    def release(self) -> None:
+        self._bulkhead.release(self)
 
 
 class Bulkhead:
-    """Turns at one server, first come first served. Lives on one loop."""
+    """The slots of one server, granted in FIFO order. Bound to one event loop."""
 
     def __init__(self) -> None:
-        self.running = 0  # calls that somebody waits for
+        self.running = 0  # calls within their deadline
         self.refused = 0
         self._late: list[Slot] = []
         self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @property
     def waiting(self) -> int:
-        """Calls without a turn, besides those that get one as soon as a late call ended."""
+        """Queued calls, without those that get the slot of a late call as soon as it ends."""
         return max(0, len(self._queue) - len(self._late))
 
-    async def enter(self, size: int) -> Slot:
-        """Wait for a turn, or raise Busy at once where too many wait already."""
+    async def acquire(self, size: int) -> Slot:
+        """Wait for one of `size` slots, or raise Busy at once if the queue is full."""
         if self._has_room(size) and not self._queue:
             self.running += 1
             return Slot(self)
         if len(self._queue) >= settings.CALLS_QUEUED + len(self._late):
             self.refused += 1
             raise Busy(
-                f"The server has {self.running} calls to answer and {self.waiting} more wait.",
+                f"The server is busy: {self.running} calls running, {self.waiting} queued.",
                 hint="Try again in a few seconds.",
             )
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place = (granted, size)
-        self._queue.append(place)
-        self._hurry()
+        entry = (granted, size)
+        self._queue.append(entry)
+        self._release_late_slots()
         try:
             await granted
         except asyncio.CancelledError:
-            if place in self._queue:
-                self._queue.remove(place)
+            if entry in self._queue:
+                self._queue.remove(entry)
             elif not granted.cancelled():
-                self.running -= 1  # the turn came as we went
-            self._give()
+                self.running -= 1  # the slot was granted at the moment of the cancellation
+            self._grant_slots()
             raise
         return Slot(self)
 
-    def linger(self, turn: Slot) -> None:
+    def hold_after_timeout(self, slot: Slot) -> None:
         self.running -= 1
-        self._late.append(turn)
-        self._hurry()
+        self._late.append(slot)
+        self._release_late_slots()
 
-    def leave(self, turn: Slot) -> None:
-        """Give the turn to whoever has waited longest."""
-        if turn.is_late:
-            self._late.remove(turn)
+    def release(self, slot: Slot) -> None:
+        """Return the slot and grant it to the first call in the queue."""
+        if slot.is_late:
+            self._late.remove(slot)
         else:
             self.running -= 1
-        self._give()
+        self._grant_slots()
 
     def _has_room(self, size: int) -> bool:
         return self.running + len(self._late) < size
 
-    def _give(self) -> None:
+    def _grant_slots(self) -> None:
         while self._queue and self._has_room(self._queue[0][1]):
             granted, _ = self._queue.popleft()
             if not granted.done():
                 self.running += 1
                 granted.set_result(None)
-        self._hurry()
+        self._release_late_slots()
 
-    def _hurry(self) -> None:
-        """Have as many late calls end as others wait, the oldest first."""
-        for turn, _ in zip(self._late, self._queue, strict=False):
-            turn.needed.set()
+    def _release_late_slots(self) -> None:
+        """Ask one late call per queued call to end, oldest first."""
+        for slot, _ in zip(self._late, self._queue, strict=False):
+            slot.needed.set()

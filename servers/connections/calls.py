@@ -1,8 +1,8 @@
-"""Call a tool: wait for a turn, find the connection, send once, and say what became of it.
+"""Tool calls to upstream servers: concurrency slot, connection, one send, outcome.
 
-Upstream trouble is data here, never an exception. A call that was sent is never sent again:
-where its answer is lost, its outcome is `unknown`. A call that is slow is no fault of the
-connection, and disturbs no other.
+Upstream failures are returned as outcomes, never raised. A call that was sent is never sent again:
+if its answer is lost, its outcome is `unknown`. A slow call neither marks its connection as failed
+nor affects other calls.
 """
 
 import asyncio
@@ -31,33 +31,33 @@ from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3  # connections that a call is offered to while nothing was sent
-LATE_GRACE = 10.0  # seconds to hear an answer after its deadline
-ON_LOOP = 64 * 1024  # bytes of a result that are read and redacted on the event loop
-MAX_QUOTED = 500  # characters of a server's own words
-TURNED_DOWN = frozenset({"auth", "http_status", "redirect", "not_mcp"})
+MAX_TRIES = 3  # connections to try while the call was not sent
+LATE_GRACE = 10.0  # seconds to wait for an answer after the deadline
+MAX_BYTES_ON_LOOP = 64 * 1024  # larger results are parsed and redacted in a thread
+MAX_QUOTED = 500  # characters of a server's error message
+REJECTION_CODES = frozenset({"auth", "http_status", "redirect", "not_mcp"})
 
-_opened: Pool | None = None
+_call_pool: Pool | None = None
 
 
 @dataclass(frozen=True)
 class CallTarget:
-    """Which connection a call goes over."""
+    """The connection that a call uses."""
 
     server_id: int
     slug: str
     generation: int
     isolation: str  # shared, per_session
     session: str = ""  # the agent session's id; used when per_session
-    concurrency: int = 0  # calls at once; 0: the setting
+    concurrency: int = 0  # maximum concurrent calls; 0: the setting
 
 
 @dataclass(frozen=True)
 class CallOutcome:
-    """What became of a call.
+    """The outcome of a call.
 
     `not_sent`: nothing reached the server. `unknown`: it was sent, and whether the tool ran is
-    not known. `code`, `message` and `hint` are ours, where the state is not `succeeded`.
+    not known. `code`, `message` and `hint` are Toolcrib's, where the state is not `succeeded`.
     """
 
     state: str  # succeeded, failed, timed_out, cancelled, unknown, not_sent
@@ -65,23 +65,23 @@ class CallOutcome:
     structured: Any = None  # likewise; see has_structured
     has_structured: bool = False
     is_error: bool = False  # the server's own isError
-    written: tuple[str, str] | None = None  # content and structured, as canonical JSON
+    serialized: tuple[str, str] | None = None  # content and structured, as canonical JSON
     code: str = ""
     message: str = ""
     hint: str = ""
-    size: int = 0  # bytes of these
+    size: int = 0  # bytes of `serialized`
 
 
 @dataclass(frozen=True)
 class UpstreamRequest:
-    """One call on its way."""
+    """The parameters of one call."""
 
     target: CallTarget
     tool: str
     arguments: dict[str, Any]
     schema: Mapping[str, Any] | None
     timeout: float
-    deadline: float  # by the clock of the loop
+    deadline: float  # in loop time
     on_sent: Callable[[], Awaitable[None]] | None
     on_late: Callable[[str], None] | None
     on_progress: OnProgress | None
@@ -100,103 +100,104 @@ async def call(
     on_progress: OnProgress | None = None,
     checked: bool = False,
 ) -> CallOutcome:
-    """Call a tool of a server, by the name the server knows it by.
+    """Call a tool by the server's own name for it.
 
-    `on_sent` is awaited right before the request goes out: if it raises, nothing is sent.
-    `on_late` is told when an answer arrives shortly after the deadline, `on_progress` what the
-    server says meanwhile. `schema` is the tool's input schema, which tells what the newer
-    protocol repeats in HTTP headers. `checked`: the arguments are known to be plain JSON.
+    `on_sent` is awaited right before the request is sent: if it raises, nothing is sent.
+    `on_late` is called when an answer arrives shortly after the deadline, `on_progress` on each
+    progress notification. `schema` is the tool's input schema, which maps arguments to HTTP
+    headers in the modern protocol. `checked`: the arguments are known to be valid JSON.
     """
-    shared = _pool()
-    if shared is None:
+    active = current_pool()
+    if active is None:
         return _not_sent("stopping", "Toolcrib is starting or stopping.", "Try again.")
 
-    async def on_loop() -> CallOutcome:
+    async def run() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
         request = UpstreamRequest(
             *(target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress),
             checked=checked,
         )
-        return await _in_turn(shared, request)
+        return await _call_in_slot(active, request)
 
-    return await shared.elsewhere(on_loop())
+    return await active.run_on_loop(run())
 
 
 async def forget_session(session: str) -> None:
-    """Close the connections that were a session's own."""
-    if (shared := _pool()) is not None:
-        await shared.elsewhere(shared.forget_session(session))
+    """Close the connections of a session."""
+    if (active := current_pool()) is not None:
+        await active.run_on_loop(active.forget_session(session))
 
 
 def in_flight(server_id: int) -> int:
-    """How many calls of this process a server is working on."""
-    shared = _pool()
-    return shared.bulkhead(server_id).running if shared is not None else 0
+    """Return how many calls of this process a server is working on."""
+    active = current_pool()
+    return active.bulkhead(server_id).running if active is not None else 0
 
 
-# --- Where calls find connections -------------------------------------------------------------
+# --- The pool for calls -----------------------------------------------------------------------
 
 
 class CallPoolWatcher(pool.PoolWatcher):
-    """Watches a pool that serves calls only. What it sees is the listener's to report."""
+    """Watches a pool that only serves calls. The listener reports states and changes."""
 
     async def spec(self, server_id: int) -> ServerSpec | None:
         return await run_in_db_thread(current_spec, server_id)
 
-    async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await run_in_db_thread(coordination.claim_reconnect, server_id, apart)
+    async def may_reconnect(self, server_id: int, interval: float) -> bool:
+        return await run_in_db_thread(coordination.claim_reconnect, server_id, interval)
 
-    async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
+    async def connected(self, spec: ServerSpec, *, persistent: bool) -> None:
         await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
 
 
 @asynccontextmanager
 async def call_pool() -> AsyncIterator[None]:
-    """Let calls be made in this block, in a process or test that runs no listener."""
-    global _opened
-    own = _opened = Pool(CallPoolWatcher())
-    following = asyncio.create_task(_follow(own), name="calls")
+    """Enable calls inside the block, in a process or test without a listener."""
+    global _call_pool
+    own = _call_pool = Pool(CallPoolWatcher())
+    maintenance = asyncio.create_task(_maintain(own), name="calls")
     try:
         yield
     finally:
-        if _opened is own:
-            _opened = None
-        following.cancel()
+        if _call_pool is own:
+            _call_pool = None
+        maintenance.cancel()
         with suppress(asyncio.CancelledError):
-            await following
+            await maintenance
         await own.close()
 
 
 async def run() -> None:
-    """Let calls be made until cancelled."""
+    """Enable calls until cancelled."""
     async with call_pool():
         await asyncio.Event().wait()
 
 
-async def _follow(own: Pool) -> None:
-    """Let go of connections that are idle, or whose server was edited or session ended."""
+async def _maintain(own: Pool) -> None:
+    """Close connections that are idle, or whose server was edited or session ended."""
     while True:
         await asyncio.sleep(POLL_SECONDS)
         if own.owners:
             try:
-                await own.keep({}, *await run_in_db_thread(_look, own.sessions))
-            except Exception:  # nobody would start this loop again
-                logger.exception("The connections could not be looked after; trying again")
+                await own.maintain({}, *await run_in_db_thread(_load_state, own.sessions))
+            except Exception:  # nothing restarts this loop
+                logger.exception("Connection maintenance failed; retrying")
 
 
-def _look(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
+def _load_state(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
     return server_generations(), coordination.ended_sessions(sessions)
 
 
-def _pool() -> Pool | None:
-    return _opened or pool.process_pool()
+def current_pool() -> Pool | None:
+    """Return the pool that calls of this process use."""
+    return _call_pool or pool.process_pool()
 
 
 # --- One call ---------------------------------------------------------------------------------
 
 
-async def _in_turn(shared: Pool, request: UpstreamRequest) -> CallOutcome:
-    """Make the call when it is its turn at the server."""
+async def _call_in_slot(active: Pool, request: UpstreamRequest) -> CallOutcome:
+    """Wait for a concurrency slot and make the call."""
     try:
         if not request.checked:
             results.serialize(request.arguments)
@@ -206,38 +207,38 @@ async def _in_turn(shared: Pool, request: UpstreamRequest) -> CallOutcome:
             f"The call {problem} in its arguments.",
             "Correct the arguments.",
         )
-    bulkhead = shared.bulkhead(request.target.server_id)
+    bulkhead = active.bulkhead(request.target.server_id)
     try:
         async with asyncio.timeout_at(request.deadline):
-            turn = await bulkhead.enter(request.target.concurrency or settings.CALLS_IN_FLIGHT)
+            slot = await bulkhead.acquire(request.target.concurrency or settings.CALLS_IN_FLIGHT)
     except TimeoutError:
         return _not_sent(
             "timeout",
-            f"The server had no turn free for this call within {request.timeout:g} s.",
-            "It has many calls to answer. Try again.",
+            f"The server had no free slot for this call within {request.timeout:g} s.",
+            "It is busy with other calls. Try again.",
         )
     except UpstreamError as busy:
         return _not_sent(busy.code, busy.message, busy.hint)
     try:
-        with ExitStack() as held:
-            return await _connected(shared, request, held, turn)
+        with ExitStack() as resources:
+            return await _call_connected(active, request, resources, slot)
     finally:
-        if not turn.is_late:
-            turn.leave()
+        if not slot.is_late:
+            slot.release()
 
 
-async def _connected(
-    shared: Pool, request: UpstreamRequest, held: ExitStack, turn: Slot
+async def _call_connected(
+    active: Pool, request: UpstreamRequest, resources: ExitStack, slot: Slot
 ) -> CallOutcome:
-    """Find a live connection and make the call over it. What it needs of owners is `held`."""
+    """Get a live connection and make the call. `resources` keeps its owners in use."""
     target, tries = request.target, 0
     session = target.session if target.isolation == "per_session" else ""
     while True:
         try:
             async with asyncio.timeout_at(request.deadline):
-                owner = await shared.owner_for_call(target.server_id, session, target.generation)
-                owner.began(request.deadline)
-                held.callback(owner.ended)
+                owner = await active.owner_for_call(target.server_id, session, target.generation)
+                owner.call_started(request.deadline)
+                resources.callback(owner.call_ended)
                 connection = await owner.connection_for_call()
         except TimeoutError:
             return _not_sent(
@@ -250,120 +251,124 @@ async def _connected(
         if request.on_sent is not None and not tries:
             await request.on_sent()
         tries += 1
-        seen = RequestTrace(call=True)
-        outcome = await _exchanged(shared, owner, connection, request, seen, turn)
-        # A connection may turn out dead before anything was sent over it: another, then.
-        if outcome.state == "not_sent" and tries < TRIES and connection.closed.is_set():
+        trace = RequestTrace(is_call=True)
+        outcome = await _exchange(active, owner, connection, request, trace, slot)
+        # The connection may turn out to be dead before anything was sent: try another.
+        if outcome.state == "not_sent" and tries < MAX_TRIES and connection.closed.is_set():
             continue
         return outcome
 
 
-async def _exchanged(
-    shared: Pool,
+async def _exchange(
+    active: Pool,
     owner: ConnectionOwner,
     connection: Connection,
     request: UpstreamRequest,
-    seen: RequestTrace,
-    turn: Slot,
+    trace: RequestTrace,
+    slot: Slot,
 ) -> CallOutcome:
-    """Send the request and wait for its answer, but not longer than the deadline."""
+    """Send the request and wait for its answer until the deadline."""
     loop = asyncio.get_running_loop()
-    asking = connection.call_tool(
-        request.tool,
-        request.arguments,
-        seen,
-        schema=request.schema,
-        on_progress=_redacted(request.on_progress, owner),
+    task = asyncio.create_task(
+        connection.call_tool(
+            request.tool,
+            request.arguments,
+            trace,
+            schema=request.schema,
+            on_progress=_redact_progress(request.on_progress, owner),
+        )
     )
-    asked = asyncio.create_task(asking)
-    owner.began(request.deadline)
-    asked.add_done_callback(lambda _: owner.ended())
+    owner.call_started(request.deadline)
+    task.add_done_callback(lambda _: owner.call_ended())
     try:
-        await asyncio.wait({asked}, timeout=max(0.0, request.deadline - loop.time()))
+        await asyncio.wait({task}, timeout=max(0.0, request.deadline - loop.time()))
     except asyncio.CancelledError:
-        await _cancel(asked)
+        await _cancel(task)
         raise
-    if asked.done():
-        return await _judged(asked, owner, seen)
-    if not seen.sent:
-        await _cancel(asked)
-    if not seen.sent:
+    if task.done():
+        return await _build_outcome(task, owner, trace)
+    if not trace.sent:
+        await _cancel(task)
+    if not trace.sent:
         return _not_sent(
             "timeout",
             f"The call could not be sent within {request.timeout:g} s.",
-            "The server takes no more messages. Try again.",
+            "The server does not accept messages. Try again.",
         )
-    turn.linger()
-    shared.later(_hear_late(asked, request, turn)).add_done_callback(lambda _: turn.leave())
+    slot.hold_after_timeout()
+    late = active.run_in_background(_await_late_answer(task, request, slot))
+    late.add_done_callback(lambda _: slot.release())
     return CallOutcome(
         "timed_out",
         code="timeout",
         message=f"The server did not answer within {request.timeout:g} s.",
-        hint="The tool may have run, or still be running: look before calling it again.",
+        hint="The tool may have run, or still be running. Check before retrying.",
     )
 
 
-async def _cancel(asked: asyncio.Task[RawResult]) -> None:
-    """Tell the server that nobody waits any more; it has a second to take that in."""
-    asked.cancel()
-    await asyncio.wait({asked}, timeout=2)
-    if asked.done() and not asked.cancelled():
-        asked.exception()  # seen
+async def _cancel(task: asyncio.Task[RawResult]) -> None:
+    """Cancel the request, and give the server a moment to receive the notification."""
+    task.cancel()
+    await asyncio.wait({task}, timeout=2)
+    if task.done() and not task.cancelled():
+        task.exception()  # mark as retrieved
 
 
-async def _hear_late(asked: asyncio.Task[RawResult], request: UpstreamRequest, turn: Slot) -> None:
-    """Wait a little for an answer that nobody waits for, then cancel the request.
+async def _await_late_answer(
+    task: asyncio.Task[RawResult], request: UpstreamRequest, slot: Slot
+) -> None:
+    """Wait a little for an answer after the deadline, then cancel the request.
 
-    At once where another call needs the turn: the server is to have no more than it is given.
+    Cancel at once when another call needs the slot: the server must not exceed its concurrency.
     """
-    began = time.monotonic()
-    needed = asyncio.create_task(turn.needed.wait())
+    started = time.monotonic()
+    needed = asyncio.create_task(slot.needed.wait())
     try:
-        either = {asked, needed}
+        either = {task, needed}
         await asyncio.wait(either, timeout=LATE_GRACE, return_when=asyncio.FIRST_COMPLETED)
     finally:
         needed.cancel()
-        answered = asked.done() and not asked.cancelled()
-        if not asked.done():
-            await _cancel(asked)
+        answered = task.done() and not task.cancelled()
+        if not task.done():
+            await _cancel(task)
     if not answered or request.on_late is None:
         return
-    if asked.exception() is None or isinstance(asked.exception(), ServerErrorResponse):
+    if task.exception() is None or isinstance(task.exception(), ServerErrorResponse):
         try:
-            request.on_late(f"answered {time.monotonic() - began:.1f} s after its deadline")
+            request.on_late(f"answered {time.monotonic() - started:.1f} s after its deadline")
         except Exception:
-            logger.exception("A late answer could not be noted.")
+            logger.exception("Late answer could not be recorded")
 
 
 # --- Outcomes ---------------------------------------------------------------------------------
 
 
-async def _judged(
-    asked: asyncio.Task[RawResult], owner: ConnectionOwner, seen: RequestTrace
+async def _build_outcome(
+    task: asyncio.Task[RawResult], owner: ConnectionOwner, trace: RequestTrace
 ) -> CallOutcome:
     credentials = owner.spec.credential_filter if owner.spec else CredentialFilter(())
     try:
-        answer = asked.result()
-    except ServerErrorResponse as refusal:
-        message = credentials.redact_text(refusal.said)
-        return _failed("server_error", f"The server said: {_quoted(message)}")
-    except UpstreamError as fault:
-        return _lost(fault, seen)
-    read = partial(
+        raw = task.result()
+    except ServerErrorResponse as response:
+        message = credentials.redact_text(response.server_message)
+        return _failed("server_error", f"The server returned an error: {_quote(message)}")
+    except UpstreamError as error:
+        return _lost_outcome(error, trace)
+    parse = partial(
         results.parse_result,
-        answer.result,
+        raw.result,
         max_items=settings.MAX_CONTENT_ITEMS,
         credentials=credentials,
     )
     try:
-        if seen.flaw:
-            raise results.InvalidResult(seen.flaw)
-        result = await asyncio.to_thread(read) if answer.size > ON_LOOP else read()
+        if trace.malformed:
+            raise results.InvalidResult(trace.malformed)
+        result = await asyncio.to_thread(parse) if raw.size > MAX_BYTES_ON_LOOP else parse()
     except results.InputRequired:
         return _failed(
             "input_required",
             "The tool asks for input before it answers, which Toolcrib does not support yet.",
-            "Give everything it needs in the arguments, or use another tool.",
+            "Pass everything it needs in the arguments, or use another tool.",
         )
     except results.InvalidResult as problem:
         return _invalid(str(problem))
@@ -375,13 +380,13 @@ async def _judged(
         structured=result.structured,
         has_structured=result.has_structured,
         is_error=result.is_error,
-        written=result.written,
+        serialized=result.serialized,
         size=result.size,
     )
 
 
-def _redacted(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgress | None:
-    """Pass progress on, its message without credentials and cut to a line."""
+def _redact_progress(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgress | None:
+    """Wrap the callback: remove credentials from messages and limit their length."""
     if on_progress is None or owner.spec is None:
         return on_progress
     redact = owner.spec.credential_filter.redact_text
@@ -392,31 +397,31 @@ def _redacted(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgr
     return report
 
 
-def _lost(fault: UpstreamError, seen: RequestTrace) -> CallOutcome:
-    """Say what became of a call that has no answer."""
-    if not seen.sent:
-        return _not_sent(fault.code, fault.message, fault.hint)
-    if seen.flaw:
-        return _invalid(seen.flaw)
-    if isinstance(seen.fault, TooLarge):
+def _lost_outcome(error: UpstreamError, trace: RequestTrace) -> CallOutcome:
+    """Return the outcome of a call without an answer."""
+    if not trace.sent:
+        return _not_sent(error.code, error.message, error.hint)
+    if trace.malformed:
+        return _invalid(trace.malformed)
+    if isinstance(trace.error, TooLarge):
         return _too_large(f"more than {format_bytes(settings.MAX_RESULT_BYTES)}")
-    if _turned_down(seen):
-        return _failed(fault.code, fault.message, fault.hint)
+    if _was_rejected(trace):
+        return _failed(error.code, error.message, error.hint)
     return CallOutcome(
         "unknown",
-        code=fault.code,
-        message=f"{fault.message} Whether the tool ran is not known.",
-        hint="Look what it did before calling it again.",
+        code=error.code,
+        message=f"{error.message} Whether the tool ran is not known.",
+        hint="Check whether the tool ran before retrying.",
     )
 
 
-def _turned_down(seen: RequestTrace) -> bool:
-    """Tell whether the server refused the request before a tool could run.
+def _was_rejected(trace: RequestTrace) -> bool:
+    """Tell whether the server rejected the request before a tool could run.
 
-    Other statuses from 500 on may come from something that failed halfway.
+    Other 5xx statuses may come from a failure halfway.
     """
-    early = not seen.taken and (seen.status < 500 or seen.status in (501, 503))
-    return seen.fault is not None and seen.fault.code in TURNED_DOWN and early
+    early = not trace.accepted and (trace.status < 500 or trace.status in (501, 503))
+    return trace.error is not None and trace.error.code in REJECTION_CODES and early
 
 
 def _not_sent(code: str, message: str, hint: str = "") -> CallOutcome:
@@ -431,20 +436,20 @@ def _invalid(problem: str) -> CallOutcome:
     return _failed(
         "result_invalid",
         f"The tool ran, but its result cannot be passed on: it {problem}.",
-        "This is a fault of the server. Look what the tool did before calling it again.",
+        "This is a bug in the server. Check what the tool did before retrying.",
     )
 
 
 def _too_large(size: str) -> CallOutcome:
     return _failed(
         "result_too_large",
-        f"The tool ran, but its result is too large: {size}, and "
-        f"{format_bytes(settings.MAX_RESULT_BYTES)} are allowed.",
+        f"The tool ran, but its result is too large: {size}; the maximum is "
+        f"{format_bytes(settings.MAX_RESULT_BYTES)}.",
         "Ask for less at once, e.g. with a limit or a filter.",
     )
 
 
-def _quoted(text: str) -> str:
-    """Return a server's words on one line, invisible characters shown, and not too many."""
+def _quote(text: str) -> str:
+    """Return a server's text on one line, invisible characters escaped, truncated."""
     line = escape_hidden(" ".join(text.split()))
     return line if len(line) <= MAX_QUOTED else line[:MAX_QUOTED] + "…"

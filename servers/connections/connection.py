@@ -1,9 +1,8 @@
-"""Talk MCP to a server: connect, list its tools, call them, hear of changes.
+"""MCP client connection: connect, list tools, call tools, listen for changes.
 
-Both protocol eras, over stdio, streamable HTTP, SSE, or in memory. Every failure leaves here as
-an UpstreamError with a code and a sentence; nothing a server sent is quoted in it. Definitions
-and results are passed on raw: whether they are acceptable is decided elsewhere. With wires.py,
-link.py, subscribing.py and explaining.py the only importer of `mcp`.
+Both protocol versions, over stdio, streamable HTTP, SSE, or in memory. Every failure is raised as
+an UpstreamError with a code and a message that quotes nothing the server sent. Definitions and
+results are returned raw; callers validate them.
 """
 
 import asyncio
@@ -32,25 +31,25 @@ from servers.spec import Listing, OnProgress, ServerSpec
 from servers.transports import http as upstream_http
 from servers.transports import sse, stdio
 from servers.transports.direct_http import (
-    EMPTY,
+    NO_CONTENT_STATUSES,
     DirectHttpCaller,
     FallBackToSdk,
     ProtocolErrorResponse,
-    unanswered,
+    no_response_error,
 )
 from servers.transports.http1 import HttpConnectionPool
-from servers.transports.request_trace import RequestTrace, observed_by
+from servers.transports.request_trace import RequestTrace, trace_context
 
 __all__ = ["Connection", "ListingError", "UpstreamError", "connect", "run_session"]
 
 logger = logging.getLogger(__name__)
-# The SDK logs what servers send, with tracebacks. What matters of it arrives here as an error.
+# The SDK logs what servers send, with tracebacks. Everything relevant is also raised as an error.
 logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 
-MAX_INSTRUCTIONS = 32 * 1024
-MAX_CLAIM = 200
+MAX_INSTRUCTIONS_BYTES = 32 * 1024
+MAX_SERVER_INFO_LENGTH = 200  # characters of each field
 CLOSE_TIMEOUT = 2
-# Nothing listens any more where the server was. Over HTTP only a request finds out.
+# The server is gone. Over HTTP only a request reveals it.
 UNREACHABLE = frozenset({"refused", "resolve", "tls", "timeout"})
 
 T = TypeVar("T")
@@ -59,76 +58,76 @@ Transport = AbstractAsyncContextManager[Streams] | Server[Any] | MCPServer[Any]
 
 @dataclass(frozen=True)
 class RawResult:
-    """What a server answered to a call, unread."""
+    """The unvalidated result of a call."""
 
     result: dict[str, Any]
-    size: int  # in bytes as it arrived; 0 where unknown
+    size: int  # bytes as received; 0 where unknown
 
 
 class ServerErrorResponse(UpstreamError):
-    """The server answered a call with an error of the protocol. `said` is its own text: hostile."""
+    """The server answered a call with a JSON-RPC error. `server_message` is untrusted text."""
 
     code = "server_error"
 
-    def __init__(self, said: str) -> None:
+    def __init__(self, server_message: str) -> None:
         super().__init__("The server answered with an error.")
-        self.said = said
+        self.server_message = server_message
 
 
 class Connection:
-    """An open connection. Any task of the loop may use it; only `connect` opens and closes."""
+    """An open connection. Any task of the loop may use it; only `connect` opens and closes it."""
 
     def __init__(
-        self, client: Client, link: ConnectionState, on_list_changed: Callable[[], None]
+        self, client: Client, state: ConnectionState, on_list_changed: Callable[[], None]
     ) -> None:
         self._session: ClientSession = client.session
         self._client = client
-        self._link = link
-        self._subscription = Subscription(client, link, on_list_changed)
-        self.closed = link.closed
+        self._state = state
+        self._subscription = Subscription(client, state, on_list_changed)
+        self.closed = state.closed
         self.protocol_version: str = client.protocol_version
-        self._lean = link.lean
-        if self._lean is not None:
-            self._lean.modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
-            self._lean.on_list_changed = on_list_changed
-        claimed = client.server_info
+        self._direct_caller = state.direct_caller
+        if self._direct_caller is not None:
+            self._direct_caller.modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
+            self._direct_caller.on_list_changed = on_list_changed
+        info = client.server_info
         self.server_info: dict[str, str] = {
-            name: value[:MAX_CLAIM]
+            name: value[:MAX_SERVER_INFO_LENGTH]
             for name in ("name", "version", "title")
-            if isinstance(value := getattr(claimed, name, None), str)
+            if isinstance(value := getattr(info, name, None), str)
         }
-        self.instructions = _cut(client.instructions or "", MAX_INSTRUCTIONS)
+        self.instructions = _truncate(client.instructions or "", MAX_INSTRUCTIONS_BYTES)
 
     def stderr_tail(self) -> str:
-        """Return the last lines a program wrote to stderr, control characters escaped."""
-        return self._link.stderr()
+        """Return the last lines of a program's stderr, control characters escaped."""
+        return self._state.stderr_tail()
 
     # --- Listing ------------------------------------------------------------------------------
 
     async def list_tools(self) -> Listing:
-        """Return every page of tools, raw, or raise: never a part of them."""
+        """Return all tools, raw. Raises rather than return an incomplete list."""
         try:
             async with asyncio.timeout(settings.SYNC_TIMEOUT):
-                return await list_all_pages(self._page)
+                return await list_all_pages(self._fetch_page)
         except TimeoutError:
             raise ListingError(
                 f"The list of tools was not complete after {settings.SYNC_TIMEOUT} s.",
                 code="timeout",
-                hint="The server is slow, or hangs. TOOLCRIB_SYNC_TIMEOUT sets the limit.",
+                hint="The server is slow or hangs. TOOLCRIB_SYNC_TIMEOUT sets the limit.",
             ) from None
 
-    async def _page(self, cursor: str | None) -> dict[str, object] | None:
+    async def _fetch_page(self, cursor: str | None) -> dict[str, object] | None:
         params = {} if cursor is None else {"cursor": cursor}
         capabilities = self._client.server_capabilities
-        seen = RequestTrace()
-        asking = raw_request(self._session, "tools/list", params)
+        trace = RequestTrace()
+        request = raw_request(self._session, "tools/list", params)
         try:
-            return await self._until_closed(asking, seen)
+            return await self._run_until_closed(request, trace)
         except MCPError as error:
-            offers_none = error.code == types.METHOD_NOT_FOUND and capabilities.tools is None
-            if offers_none and cursor is None and seen.fault is None:
+            has_no_tools = error.code == types.METHOD_NOT_FOUND and capabilities.tools is None
+            if has_no_tools and cursor is None and trace.error is None:
                 return None
-            raise await self._explain(error, seen, "while listing its tools") from None
+            raise await self._explain(error, trace, "while listing its tools") from None
 
     # --- Calling ------------------------------------------------------------------------------
 
@@ -136,106 +135,111 @@ class Connection:
         self,
         name: str,
         arguments: dict[str, Any],
-        seen: RequestTrace,
+        trace: RequestTrace,
         *,
         schema: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> RawResult:
-        """Call a tool and return the answer raw. `seen` is told what the transport sees.
+        """Call a tool and return the raw result. The transport records its progress in `trace`.
 
-        The SDK's own call_tool lists tools first, validates what they return, on the loop, and
-        drops what it does not know.
+        The SDK's own call_tool lists the tools first, validates results on the event loop, and
+        drops unknown fields.
         """
-        if self._link.leaving:  # the next connection is dialled when this one is gone
+        if self._state.draining:  # the next connection is opened when this one is closed
             await self.closed.wait()
         if self.closed.is_set():
-            raise await self._link.why("before the call was sent")
+            raise await self._state.close_reason("before the call was sent")
         params = {"name": name, "arguments": arguments}
         modern = self.protocol_version in MODERN_PROTOCOL_VERSIONS
         headers = param_headers(schema, arguments) if schema and modern else {}
-        with self._link.calling():
+        with self._state.track_call():
             try:
-                if self._lean is None or on_progress is not None:
-                    return await self._call(params, headers, seen, on_progress)
-                return await self._call_lean(self._lean, params, headers, seen)
-            except UpstreamError as fault:
-                if not seen.sent and fault.code in UNREACHABLE:
-                    self._link.doubt(fault)
+                if self._direct_caller is None or on_progress is not None:
+                    return await self._call_sdk(params, headers, trace, on_progress)
+                return await self._call_direct(self._direct_caller, params, headers, trace)
+            except UpstreamError as error:
+                if not trace.sent and error.code in UNREACHABLE:
+                    self._state.mark_suspect(error)
                 raise
 
-    async def _call(
+    async def _call_sdk(
         self,
         params: dict[str, Any],
         headers: Mapping[str, str],
-        seen: RequestTrace,
+        trace: RequestTrace,
         on_progress: OnProgress | None = None,
         resume: str | None = None,
     ) -> RawResult:
-        """Call a tool through the SDK, or hear the rest of a call."""
-        asking = raw_request(
+        """Call a tool through the SDK, or resume the stream of a call."""
+        request = raw_request(
             self._session, "tools/call", params, headers, on_progress=on_progress, resume=resume
         )
         try:
-            return RawResult(await self._until_closed(asking, seen), seen.size)
+            return RawResult(await self._run_until_closed(request, trace), trace.size)
         except MCPError as error:
-            raise await self._call_fault(error, seen) from None
+            raise await self._call_error(error, trace) from None
 
-    async def _call_lean(
+    async def _call_direct(
         self,
-        lean: DirectHttpCaller,
+        caller: DirectHttpCaller,
         params: dict[str, Any],
         headers: Mapping[str, str],
-        seen: RequestTrace,
+        trace: RequestTrace,
     ) -> RawResult:
-        """Call a tool beside the SDK, which goes on where that is not enough."""
-        sent, options = stamp_request(self._session, "tools/call", params, headers)
+        """Call a tool without the SDK; fall back to the SDK where needed."""
+        stamped, options = stamp_request(self._session, "tools/call", params, headers)
         try:
-            return RawResult(*await lean.call(sent, options["headers"], seen))
-        except ProtocolErrorResponse as refusal:
-            raise ServerErrorResponse(str(refusal)) from None
-        except FallBackToSdk as left:
-            if left.resume is None:  # a redirect: nothing ran, and the next will not either
-                self._lean, seen.sent = None, False
+            return RawResult(*await caller.call(stamped, options["headers"], trace))
+        except ProtocolErrorResponse as response:
+            raise ServerErrorResponse(str(response)) from None
+        except FallBackToSdk as fallback:
+            if fallback.resume is None:  # a redirect: nothing ran; later calls are redirected too
+                self._direct_caller, trace.sent = None, False
             else:
-                await asyncio.sleep(left.wait)
-            return await self._call(params, headers, seen, resume=left.resume)
+                await asyncio.sleep(fallback.wait)
+            return await self._call_sdk(params, headers, trace, resume=fallback.resume)
 
-    async def _call_fault(self, error: MCPError, seen: RequestTrace) -> UpstreamError:
-        if error.code == types.PARSE_ERROR and not seen.refused and seen.fault is None:
-            seen.flaw = seen.flaw or "is not a message of the protocol"
-        elif seen.status in EMPTY and not seen.refused and error.code == types.INVALID_REQUEST:
-            return unanswered(seen.status)  # the error is the SDK's, not the server's
-        elif seen.refused or (seen.fault is None and error.code != types.CONNECTION_CLOSED):
+    async def _call_error(self, error: MCPError, trace: RequestTrace) -> UpstreamError:
+        from_server = trace.error_response
+        if error.code == types.PARSE_ERROR and not from_server and trace.error is None:
+            trace.malformed = trace.malformed or "is not a JSON-RPC message"
+        elif (
+            trace.status in NO_CONTENT_STATUSES
+            and not from_server
+            and error.code == types.INVALID_REQUEST
+        ):
+            return no_response_error(trace.status)  # the SDK's error, not the server's
+        elif from_server or (trace.error is None and error.code != types.CONNECTION_CLOSED):
             return ServerErrorResponse(error.message)
-        return await self._explain(error, seen, "while the tool ran")
+        return await self._explain(error, trace, "while the tool ran")
 
-    async def _until_closed(self, request: Coroutine[Any, Any, T], seen: RequestTrace) -> T:
-        """Run a request of the SDK, but not beyond the end of the connection."""
-        asked = asyncio.create_task(request, context=observed_by(seen))
+    async def _run_until_closed(self, request: Coroutine[Any, Any, T], trace: RequestTrace) -> T:
+        """Run a request of the SDK; raise if the connection closes first."""
+        running = asyncio.create_task(request, context=trace_context(trace))
         closed = asyncio.create_task(self.closed.wait())
         try:
-            await asyncio.wait({asked, closed}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
-                raise await self._link.why("while it was being asked")
-            return asked.result()
+            await asyncio.wait({running, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                raise await self._state.close_reason("during a request")
+            return running.result()
         finally:
-            for task in (asked, closed):
+            for task in (running, closed):
                 task.cancel()
-            # The SDK takes its time to tell the server; it may do so on its own.
-            await asyncio.wait({asked, closed}, timeout=1)
-            if asked.done() and not asked.cancelled():
-                asked.exception()  # seen, whether or not it was raised above
+            # The SDK notifies the server of the cancellation; do not wait long for it.
+            await asyncio.wait({running, closed}, timeout=1)
+            if running.done() and not running.cancelled():
+                running.exception()  # retrieved, whether or not it was raised above
 
-    async def _explain(self, error: BaseException, seen: RequestTrace, when: str) -> UpstreamError:
-        return await explain_error(error, seen, self._link, when)
+    async def _explain(self, error: BaseException, trace: RequestTrace, when: str) -> UpstreamError:
+        return await explain_error(error, trace, self._state, when)
 
     async def listen(self) -> None:
         """Call on_list_changed on every change, until the connection is lost (then raise).
 
-        It may be called too often, never too seldom: also when a change may have been missed.
+        Also calls it when a change may have been missed.
         """
         if self.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            listening = asyncio.create_task(self._subscription.keep())
+            listening = asyncio.create_task(self._subscription.run())
             closed = asyncio.create_task(self.closed.wait())
             try:
                 await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -246,17 +250,17 @@ class Connection:
                     task.cancel()
                 await asyncio.wait({listening, closed})
         await self.closed.wait()
-        why = await self._link.why("while waiting for changes")
+        reason = await self._state.close_reason("while waiting for changes")
         raise UpstreamError(
-            why.message,
-            code="too_large" if why.code == "too_large" else "closed",
-            hint=why.hint,
-            detail=why.detail,
-            parked=why.parked,
+            reason.message,
+            code="too_large" if reason.code == "too_large" else "closed",
+            hint=reason.hint,
+            detail=reason.detail,
+            parked=reason.parked,
         )
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncate(text: str, limit: int) -> str:
     return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
 
 
@@ -267,25 +271,25 @@ def _cut(text: str, limit: int) -> str:
 async def connect(
     spec: ServerSpec, *, on_list_changed: Callable[[], None] | None = None
 ) -> AsyncIterator[Connection]:
-    """Connect to a server, and leave nothing behind at the end of the block."""
-    link = ConnectionState()
+    """Connect to a server for the duration of the block."""
+    state = ConnectionState()
     async with (
-        _transport(spec, link) as transport,
-        run_session(transport, on_list_changed=on_list_changed, link=link) as connection,
+        _open_transport(spec, state) as transport,
+        run_session(transport, on_list_changed=on_list_changed, state=state) as connection,
     ):
         yield connection
 
 
 @asynccontextmanager
-async def _transport(spec: ServerSpec, link: ConnectionState) -> AsyncIterator[Transport]:
+async def _open_transport(spec: ServerSpec, state: ConnectionState) -> AsyncIterator[Transport]:
     if spec.transport not in ("stdio", "http", "sse"):
-        raise ValueError(f"There is no transport {spec.transport}.")
+        raise ValueError(f"Unknown transport: {spec.transport}.")
     if spec.transport == "stdio":
         if not settings.ALLOW_STDIO:
             raise UpstreamError(
-                "This Toolcrib does not run programs.",
+                "Running programs is disabled in this installation.",
                 code="blocked",
-                hint="The operator of the machine can allow it with TOOLCRIB_ALLOW_STDIO=1.",
+                hint="An administrator of the machine can enable it with TOOLCRIB_ALLOW_STDIO=1.",
                 parked=True,
             )
         async with stdio.run_process(
@@ -295,40 +299,41 @@ async def _transport(spec: ServerSpec, link: ConnectionState) -> AsyncIterator[T
             redact=spec.credential_filter.redact_text,
             max_line=settings.MAX_MESSAGE_BYTES,
             stderr_bytes=settings.STDERR_BYTES,
-            most=settings.MAX_PROCESSES,
-        ) as child:
-            link.stderr, link.ended = child.stderr_tail, child.ended
-            yield watch_streams(connect_streams(child, link), link)
+            max_processes=settings.MAX_PROCESSES,
+        ) as process:
+            state.stderr_tail, state.exit_error = process.stderr_tail, process.exit_error
+            yield watch_streams(connect_streams(process, state), state)
         return
     url = spec.url.reveal()
-    checked = upstream_http.check_url(url)
+    parsed_url = upstream_http.check_url(url)
     headers = {name: value.reveal() for name, value in spec.headers.items()}
     async with upstream_http.upstream(headers) as upstream:
         if spec.transport == "sse":
-            async with _in_time(sse.open_event_stream(upstream, url), link) as stream:
-                yield watch_streams(connect_streams(stream, link), link)
+            async with _within_handshake(sse.open_event_stream(upstream, url), state) as stream:
+                yield watch_streams(connect_streams(stream, state), state)
         else:
-            upstream.transport.on_session_lost = link.leave
+            upstream.transport.on_session_lost = state.drain
             http = streamable_http_client(
                 url,
                 http_client=upstream.http,
-                max_sse_event_size=None,  # network.py caps
+                max_sse_event_size=None,  # limited by UpstreamTransport
             )
-            link.lean = DirectHttpCaller(
-                HttpConnectionPool(upstream, checked), upstream.transport, link.leave
+            state.direct_caller = DirectHttpCaller(
+                HttpConnectionPool(upstream, parsed_url), upstream.transport, state.drain
             )
             try:
-                yield watch_streams(http, link)
+                yield watch_streams(http, state)
             finally:
-                link.lean.close()
+                state.direct_caller.close()
 
 
 @asynccontextmanager
-async def _in_time(
-    opening: AbstractAsyncContextManager[sse.EventStream], link: ConnectionState
+async def _within_handshake(
+    opening: AbstractAsyncContextManager[sse.EventStream], state: ConnectionState
 ) -> AsyncIterator[sse.EventStream]:
+    """Open an event stream before the handshake deadline."""
     try:
-        async with asyncio.timeout_at(link.handshake_ends):
+        async with asyncio.timeout_at(state.handshake_deadline):
             stream = await opening.__aenter__()
     except TimeoutError:
         raise handshake_timeout() from None
@@ -346,17 +351,17 @@ async def run_session(
     *,
     on_list_changed: Callable[[], None] | None = None,
     mode: str = "auto",
-    link: ConnectionState | None = None,
+    state: ConnectionState | None = None,
 ) -> AsyncIterator[Connection]:
-    """Speak MCP over any transport of the SDK, or with a server in this process.
+    """Run an MCP session over any transport of the SDK, or with a server in this process.
 
-    A task of its own enters and leaves the SDK's client, so that its cancellations, which it
-    uses freely when a transport fails, reach neither the caller nor the block.
+    A separate task enters and exits the SDK's client: the SDK cancels its own task when a
+    transport fails, which must affect neither the caller nor the block.
     """
-    link = link or ConnectionState()
-    changed = _contained(on_list_changed)
+    state = state or ConnectionState()
+    changed = _suppress_errors(on_list_changed)
 
-    async def heed(message: object) -> None:
+    async def handle_message(message: object) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             changed()
 
@@ -364,58 +369,60 @@ async def run_session(
         transport,
         mode=mode,
         cache=None,
-        message_handler=heed,
+        message_handler=handle_message,
         client_info=types.Implementation(name="toolcrib", version=settings.VERSION),
     )
     ready, stop = asyncio.Event(), asyncio.Event()
 
-    async def own() -> None:
+    async def run_client() -> None:
         try:
             async with client:
                 ready.set()
                 await stop.wait()
         finally:
-            link.closed.set()
+            state.closed.set()
             ready.set()
 
-    seen = RequestTrace(opening=True)
-    owner = asyncio.create_task(own(), context=observed_by(seen))
+    trace = RequestTrace(opening=True)
+    owner = asyncio.create_task(run_client(), context=trace_context(trace))
     try:
         try:
-            async with asyncio.timeout_at(link.handshake_ends):
+            async with asyncio.timeout_at(state.handshake_deadline):
                 await ready.wait()
         except TimeoutError:
-            raise seen.fault or handshake_timeout(link.stderr()) from None
-        if link.closed.is_set():
+            raise trace.error or handshake_timeout(state.stderr_tail()) from None
+        if state.closed.is_set():
             await asyncio.wait({owner})
-            problem = None if owner.cancelled() else owner.exception()
-            raise await explain_error(problem, seen, link, "during the handshake", shaking=True)
-        yield Connection(client, link, changed)
+            error = None if owner.cancelled() else owner.exception()
+            raise await explain_error(
+                error, trace, state, "during the handshake", in_handshake=True
+            )
+        yield Connection(client, state, changed)
     finally:
         stop.set()
         await _finish(owner)
 
 
 async def _finish(owner: asyncio.Task[None]) -> None:
-    """Let the owner leave by itself, then make it."""
+    """Wait for the owner task to finish, then cancel it."""
     try:
         await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT)
     finally:
         owner.cancel()
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
-        for problem in flatten_errors(owner.exception()):
-            logger.debug("A connection ended with %s.", type(problem).__name__)
+        for error in flatten_errors(owner.exception()):
+            logger.debug("Connection ended with %s", type(error).__name__)
 
 
-def _contained(callback: Callable[[], None] | None) -> Callable[[], None]:
-    """Wrap the caller's callback: what it raises must not reach the SDK."""
+def _suppress_errors(callback: Callable[[], None] | None) -> Callable[[], None]:
+    """Wrap the caller's callback: its exceptions must not reach the SDK."""
 
     def call() -> None:
         try:
             if callback is not None:
                 callback()
         except Exception:
-            logger.exception("A listener for changed tools failed.")
+            logger.exception("Callback for changed tools failed")
 
     return call

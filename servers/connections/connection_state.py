@@ -1,6 +1,6 @@
-"""What is known about one connection: whether it lives, who waits for what over it, and why not.
+"""State of one upstream connection: liveness, pending requests, close reason.
 
-Told by whichever layer saw it first: the wire, the SDK's streams, the short way for calls.
+Updated by whichever layer notices first: the transport, the SDK's streams or the direct caller.
 """
 
 import asyncio
@@ -15,133 +15,142 @@ from servers.errors import UpstreamError
 from servers.transports.direct_http import DirectHttpCaller
 from servers.transports.request_trace import RequestTrace, current_trace
 
-MAX_STRAY_ANSWERS = 100
-FORGIVEN = 1000  # requests given up lately, whose answers may still come
-LEAVES_WITHIN = 30.0  # seconds for calls to end over a connection that takes no new ones
+MAX_UNMATCHED_RESPONSES = 100
+MAX_CANCELLED_IDS = 1000  # recently cancelled requests, whose responses may still arrive
+DRAIN_TIMEOUT = 30.0  # seconds for running calls to end on a connection that takes no new ones
 
 Id = int | str | None
 
 
 class ConnectionState:
-    """What is known about the state of a connection, from whichever layer saw it first."""
+    """The shared state of one connection."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
-        self.leaving = False  # no new call may be made
-        self.handshake_ends = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
-        self.fault: UpstreamError | None = None
-        self.stderr: Callable[[], str] = str
-        # How a program ended takes a moment to learn, so it is asked for, not told.
-        self.ended: Callable[[str], Awaitable[UpstreamError]] | None = None
-        self.waiting: dict[Id, RequestTrace] = {}  # what was asked and not answered yet
-        self.standing: set[Id] = set()  # of these, what is answered only at the end
-        self.forgiven: OrderedDict[Id, None] = OrderedDict()
-        self.stray_answers = 0
-        self.lean: DirectHttpCaller | None = None  # the short way for calls, where there is one
+        self.draining = False  # no new call may start
+        self.handshake_deadline = asyncio.get_running_loop().time() + settings.HANDSHAKE_TIMEOUT
+        self.error: UpstreamError | None = None
+        self.stderr_tail: Callable[[], str] = str
+        # The exit code of a program is available only after a moment, hence a coroutine.
+        self.exit_error: Callable[[str], Awaitable[UpstreamError]] | None = None
+        self.pending: dict[Id, RequestTrace] = {}  # requests without a response yet
+        self.subscriptions: set[Id] = set()  # pending requests that are answered at their end
+        self.cancelled: OrderedDict[Id, None] = OrderedDict()
+        self.unmatched_responses = 0
+        self.direct_caller: DirectHttpCaller | None = None
         self._calls = 0
-        self._doubt: UpstreamError | None = None
+        self._suspected: UpstreamError | None = None
 
-    def lose(self, fault: UpstreamError | None = None) -> None:
-        """Mark the connection dead. The first reason is the one that counts."""
-        self.fault = self.fault or fault
+    def mark_dead(self, error: UpstreamError | None = None) -> None:
+        """Mark the connection dead. The first error is kept as the reason."""
+        self.error = self.error or error
         self.closed.set()
 
-    def doubt(self, fault: UpstreamError) -> None:
-        """Mark the connection dead, but let the calls on it end, since they may be well."""
-        self._doubt = fault
+    def mark_suspect(self, error: UpstreamError) -> None:
+        """Mark the connection dead once its running calls end; a success clears the suspicion."""
+        self._suspected = error
         if not self._calls:
-            self.lose(fault)
+            self.mark_dead(error)
 
-    def leave(self) -> None:
-        """Let the calls under way end, and no other begin; the connection is lost after them."""
+    def drain(self) -> None:
+        """Start no new calls; mark the connection dead when the running ones have ended."""
         if not self._calls:
-            self.lose()
-        elif not self.leaving:  # others wait for the next connection, so not for ever
-            asyncio.get_running_loop().call_later(LEAVES_WITHIN, self.lose)
-        self.leaving = True
+            self.mark_dead()
+        elif not self.draining:  # a limit, since new calls wait for the next connection
+            asyncio.get_running_loop().call_later(DRAIN_TIMEOUT, self.mark_dead)
+        self.draining = True
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Count a call for as long as the block lasts; one that succeeds ends all doubt."""
+    def track_call(self) -> Iterator[None]:
+        """Count a running call; a successful one clears a suspicion."""
         self._calls += 1
         try:
             yield
-            self._doubt = None
+            self._suspected = None
         finally:
             self._calls -= 1
-            if (self._doubt is not None or self.leaving) and not self._calls:
-                self.lose(self._doubt)
+            if (self._suspected is not None or self.draining) and not self._calls:
+                self.mark_dead(self._suspected)
 
-    async def why(self, while_what: str) -> UpstreamError:
-        """Say why the connection is dead."""
-        if self.fault is None and self.ended is not None:
-            self.fault = await self.ended(while_what)
-        return self.fault or UpstreamError(
-            f"The connection to the server was lost {while_what}.", code="closed"
+    async def close_reason(self, when: str) -> UpstreamError:
+        """Return why the connection is dead."""
+        if self.error is None and self.exit_error is not None:
+            self.error = await self.exit_error(when)
+        return self.error or UpstreamError(
+            f"The connection to the server was lost {when}.", code="closed"
         )
 
-    def note_sent(self, message: types.JSONRPCMessage) -> None:
-        """Remember a request until its answer comes, or until it is given up."""
-        if isinstance(message, types.JSONRPCRequest):
-            seen = current_trace.get() or RequestTrace()
-            seen.request_id = message.id
-            self.waiting[plain(message.id)] = seen
-            if message.method == "subscriptions/listen":
-                self.standing.add(plain(message.id))
-        elif isinstance(message, types.JSONRPCNotification):
-            given_up = plain((message.params or {}).get("requestId"))
-            if message.method == "notifications/cancelled" and given_up in self.waiting:
-                del self.waiting[given_up]
-                self.forgiven[given_up] = None
-                if len(self.forgiven) > FORGIVEN:
-                    self.forgiven.popitem(last=False)
+    # --- Pending requests -----------------------------------------------------------------------
 
-    def awaits(self, message: types.JSONRPCMessage) -> bool:
-        """Tell whether a message may be passed on; an answer may, once, to what was asked."""
+    def record_sent(self, message: types.JSONRPCMessage) -> None:
+        """Record a request as pending, until its response arrives or it is cancelled."""
+        if isinstance(message, types.JSONRPCRequest):
+            trace = current_trace.get() or RequestTrace()
+            trace.request_id = message.id
+            self.pending[normalize_id(message.id)] = trace
+            if message.method == "subscriptions/listen":
+                self.subscriptions.add(normalize_id(message.id))
+        elif isinstance(message, types.JSONRPCNotification):
+            request_id = normalize_id((message.params or {}).get("requestId"))
+            if message.method == "notifications/cancelled" and request_id in self.pending:
+                del self.pending[request_id]
+                self.cancelled[request_id] = None
+                if len(self.cancelled) > MAX_CANCELLED_IDS:
+                    self.cancelled.popitem(last=False)
+
+    def match_response(self, message: types.JSONRPCMessage) -> bool:
+        """Tell whether to pass a message on. Responses are passed once, for a pending request."""
         if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
             return True
-        asked = plain(message.id)
-        self.standing.discard(asked)
-        if self.waiting.pop(asked, None) is not None:
+        request_id = normalize_id(message.id)
+        self.subscriptions.discard(request_id)
+        if self.pending.pop(request_id, None) is not None:
             return True
-        if asked in self.forgiven:
-            del self.forgiven[asked]
+        if request_id in self.cancelled:
+            del self.cancelled[request_id]
         else:
-            self.note_stray()
+            self.count_unmatched()
         return False
 
-    def note_stray(self) -> None:
-        """Count an answer that nobody asked for."""
-        self.stray_answers += 1
-        if self.stray_answers > MAX_STRAY_ANSWERS:
-            self.lose(
+    def count_unmatched(self) -> None:
+        """Count a response that matches no request; too many mark the connection dead."""
+        self.unmatched_responses += 1
+        if self.unmatched_responses > MAX_UNMATCHED_RESPONSES:
+            self.mark_dead(
                 UpstreamError(
-                    f"The server sent more than {MAX_STRAY_ANSWERS} answers to nothing that was "
-                    "asked.",
-                    hint="This is a fault of the server.",
+                    f"The server sent more than {MAX_UNMATCHED_RESPONSES} responses that match no "
+                    "request.",
+                    hint="This is a bug in the server.",
                 )
             )
 
-    def asker(self, answer_id: object) -> RequestTrace | None:
-        """Return who waits for an answer, for the transport to tell it something."""
-        return self.waiting.get(plain(answer_id))
+    def find_trace(self, response_id: object) -> RequestTrace | None:
+        """Return the trace of the pending request with this id."""
+        return self.pending.get(normalize_id(response_id))
 
     def is_busy(self, *, besides: object) -> bool:
-        """Tell whether the server has anything to work on that someone waits for."""
+        """Tell whether the server is working on a pending request other than `besides`."""
         return any(
-            seen.sent and asked not in self.standing and asked != plain(besides)
-            for asked, seen in self.waiting.items()
+            trace.sent
+            and request_id not in self.subscriptions
+            and request_id != normalize_id(besides)
+            for request_id, trace in self.pending.items()
         )
 
-    def only_asker(self) -> RequestTrace | None:
-        asking = [seen for asked, seen in self.waiting.items() if asked not in self.standing]
-        return asking[0] if len(asking) == 1 else None
+    def only_trace(self) -> RequestTrace | None:
+        """Return the trace of the only pending request, if there is exactly one."""
+        traces = [
+            trace
+            for request_id, trace in self.pending.items()
+            if request_id not in self.subscriptions
+        ]
+        return traces[0] if len(traces) == 1 else None
 
 
-def plain(answer_id: object) -> Id:
-    """Return an id as we sent it: some servers turn numbers into texts, and the SDK lets them."""
-    if isinstance(answer_id, str) and answer_id.isascii() and answer_id.isdecimal():
-        return int(answer_id) if len(answer_id) < 16 else answer_id
-    if isinstance(answer_id, bool) or not isinstance(answer_id, int | str):
+def normalize_id(message_id: object) -> Id:
+    """Return an id as it was sent. Some servers turn numbers into strings, as the SDK allows."""
+    if isinstance(message_id, str) and message_id.isascii() and message_id.isdecimal():
+        return int(message_id) if len(message_id) < 16 else message_id
+    if isinstance(message_id, bool) or not isinstance(message_id, int | str):
         return None
-    return answer_id
+    return message_id

@@ -1,6 +1,6 @@
-"""How busy servers are with calls of this process, for operators: turns, queues, breakers.
+"""Call metrics per server for operators: concurrency, queue, circuit breaker.
 
-Read from any thread; the numbers are of one moment, and each web process has its own.
+Can be read from any thread. The numbers are a snapshot, and each web process has its own.
 """
 
 import math
@@ -16,16 +16,16 @@ from servers.models import Server
 
 @dataclass(frozen=True)
 class ServerMetrics:
-    """One server's turns. `connection`: ready, connecting, pausing (its breaker is open), none."""
+    """One server's calls. `connection`: ready, connecting, pausing (circuit open), none."""
 
     server: str  # its slug
     in_flight: int
-    at_once: int  # how many it is given
-    waiting: int
-    may_wait: int
+    at_once: int  # maximum concurrent calls
+    waiting: int  # queued calls
+    may_wait: int  # maximum queue length
     refused: int  # since this process started
     connection: str
-    retry_in: int | None  # seconds until it is dialled again, while pausing
+    retry_in: int | None  # seconds until the next connection attempt, while pausing
 
     @property
     def is_full(self) -> bool:
@@ -33,58 +33,56 @@ class ServerMetrics:
 
     @property
     def sentence(self) -> str:
-        """What an operator should know; nothing where all is well."""
+        """A warning for operators; empty if there is nothing to report."""
         if self.connection == "pausing":
-            return (
-                f"It could not be reached, so calls are refused at once. Toolcrib tries again in "
-                f"{self.retry_in} s."
-            )
+            return f"Circuit open: calls fail fast, retry in {self.retry_in} s."
         if not self.is_full:
             return ""
-        full = f"All {self.at_once} of its slots are taken" if self.at_once > 1 else "It is busy"
+        full = f"All {self.at_once} slots in use" if self.at_once > 1 else "The only slot is in use"
+        queued = f"{self.waiting} call{'' if self.waiting == 1 else 's'} queued"
         if self.waiting >= self.may_wait:
-            return f"{full} and {self.waiting} calls wait, the most that may: more are refused."
+            return f"{full}, {queued} (maximum): further calls are rejected."
         if self.waiting:
-            wait = "1 call waits" if self.waiting == 1 else f"{self.waiting} calls wait"
-            return f"{full}, and {wait}."
-        return f"{full}: the next call waits."
+            return f"{full}, {queued}."
+        return f"{full}: the next call is queued."
 
 
 def server_metrics(server: Server) -> ServerMetrics:
-    """How busy a server is now."""
-    shared = upstream_calls._pool()
-    turns = shared.bulkheads.get(server.pk) if shared is not None else None
-    owners = [] if shared is None else list(shared.owners.items())
+    """Return the current metrics of a server."""
+    active = upstream_calls.current_pool()
+    bulkhead = active.bulkheads.get(server.pk) if active is not None else None
+    owners = [] if active is None else list(active.owners.items())
     connection, retry_in = _connection([owner for key, owner in owners if key[0] == server.pk])
     return ServerMetrics(
         server=server.slug,
-        in_flight=turns.running if turns else 0,
+        in_flight=bulkhead.running if bulkhead else 0,
         at_once=server.concurrency or settings.CALLS_IN_FLIGHT,
-        waiting=turns.waiting if turns else 0,
+        waiting=bulkhead.waiting if bulkhead else 0,
         may_wait=settings.CALLS_QUEUED,
-        refused=turns.refused if turns else 0,
+        refused=bulkhead.refused if bulkhead else 0,
         connection=connection,
         retry_in=retry_in,
     )
 
 
 def all_server_metrics() -> list[ServerMetrics]:
-    """The servers that calls of this process went to, or that are connected."""
-    shared = upstream_calls._pool()
-    if shared is None:
+    """Return the metrics of all servers that this process called or is connected to."""
+    active = upstream_calls.current_pool()
+    if active is None:
         return []
-    known = {*list(shared.bulkheads), *(key[0] for key in list(shared.owners))}
+    server_ids = {*list(active.bulkheads), *(key[0] for key in list(active.owners))}
     return [
-        server_metrics(server) for server in Server.objects.filter(pk__in=known).order_by("slug")
+        server_metrics(server)
+        for server in Server.objects.filter(pk__in=server_ids).order_by("slug")
     ]
 
 
 def _connection(owners: list[ConnectionOwner]) -> tuple[str, int | None]:
-    """The state of a server's connections, the best of them where sessions have their own."""
+    """Return the state of a server's connections: the best one, if sessions have their own."""
     now = time.monotonic()
-    left = [ends - now for owner in owners if (ends := owner.pause_ends) is not None]
+    waits = [at - now for owner in owners if (at := owner.retry_at) is not None]
     if any(owner.is_ready for owner in owners):
         return "ready", None
-    if left and len(left) == len(owners) and all(owner.is_barred for owner in owners):
-        return "pausing", max(1, math.ceil(min(left)))
+    if waits and len(waits) == len(owners) and all(owner.is_circuit_open for owner in owners):
+        return "pausing", max(1, math.ceil(min(waits)))
     return ("connecting", None) if owners else ("none", None)

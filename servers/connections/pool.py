@@ -1,9 +1,9 @@
-"""Live connections, one owner task each.
+"""Pool of live upstream connections, with one owner task each.
 
-The owner enters and leaves its client; everybody else shares the connection. The pool lives on
-one event loop; other threads of the process reach it by `elsewhere`. It decides when to dial
-again and when an idle connection closes; what a connection's life means for the catalog is its
-watcher's business (listening.py), what a call means is calling.py's.
+The owner opens and closes its connection; all other tasks share it. The pool is bound to one event
+loop; other threads reach it through `run_on_loop`. It decides when to reconnect and when to close
+an idle connection. Its watcher handles the consequences for the catalog (sync/listener.py), and
+calls.py the calls.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ from toolcrib.lib.errors import ToolcribError
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Key = tuple[int, str]  # server, and the agent session where the connection is its own
-FIRST_WAIT, LONGEST_WAIT, PARKED_WAIT = 1.0, 60.0, 1800.0
-DIALS_APART = 30.0  # of all processes together, once a server is known not to answer
+Key = tuple[int, str]  # server id, and the agent session if the connection belongs to one
+FIRST_BACKOFF, MAX_BACKOFF, PARKED_BACKOFF = 1.0, 60.0, 1800.0
+RECONNECT_INTERVAL = 30.0  # of all processes together, for a server known to be unreachable
 HEALTHY_AFTER = 60.0
-FREE_TRIES = 3  # failures in a row after which calls no longer make us dial early
-DRAIN = 15.0  # seconds past their deadline that calls on a replaced connection get to end
+CIRCUIT_THRESHOLD = 3  # consecutive failures after which calls fail fast
+DRAIN_GRACE = 15.0  # seconds past their deadline for calls on a replaced connection
 
-_here: "Pool | None" = None
+_process_pool: "Pool | None" = None
 
 
 def process_pool() -> "Pool | None":
-    """The listener's pool, where one runs in this process."""
-    return _here
+    """Return the listener's pool, if one runs in this process."""
+    return _process_pool
 
 
 class PoolWatcher:
-    """What a pool tells about its connections. All are called on the pool's loop, and are brief."""
+    """Callbacks of a pool. All run on the pool's loop and must be brief."""
 
     async def spec(self, server_id: int) -> ServerSpec | None:
-        """Return how to reach a server now, or None if it should not be reached."""
+        """Return the current connection settings, or None if the server must not be reached."""
         raise NotImplementedError
 
-    async def may_dial(self, server_id: int, apart: float) -> bool:
-        """Say whether it is for this process to try a server that did not answer, again."""
+    async def may_reconnect(self, server_id: int, interval: float) -> bool:
+        """Tell whether this process may try an unreachable server again."""
         return True
 
     async def connecting(self, spec: ServerSpec) -> None: ...
-    async def connected(self, spec: ServerSpec, *, kept: bool) -> None: ...
+    async def connected(self, spec: ServerSpec, *, persistent: bool) -> None: ...
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None: ...
     def list_changed(self, server_id: int) -> None: ...
 
@@ -59,32 +59,32 @@ class PoolWatcher:
 class ConnectionOwner:
     """One connection and the task that opens, keeps and closes it.
 
-    `kept` owners stay; others were made for calls, and go when idle. `calls` counts the calls on
-    the connection, or waiting for it, late ones included.
+    `persistent` connections stay open; others were opened for calls and close when idle. `calls`
+    counts the calls that use or await the connection, late ones included.
     """
 
-    def __init__(self, server_id: int, watcher: PoolWatcher, *, kept: bool) -> None:
+    def __init__(self, server_id: int, watcher: PoolWatcher, *, persistent: bool) -> None:
         self.server_id = server_id
         self.watcher = watcher
-        self.kept = kept
+        self.persistent = persistent
         self.spec: ServerSpec | None = None
         self.calls = 0
-        self.until = 0.0  # the last deadline of its calls so far, by the clock of the loop
-        self.quiet = asyncio.Event()
-        self.quiet.set()
-        self.used = time.monotonic()
+        self.last_deadline = 0.0  # the latest deadline of its calls so far, in loop time
+        self.no_calls = asyncio.Event()
+        self.no_calls.set()
+        self.last_used = time.monotonic()
         self.ready: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
         self.lost = asyncio.Event()
-        self.poke = asyncio.Event()
-        self.wait = FIRST_WAIT
-        self.failures = 0  # in a row, without a healthy minute between
-        self.pause_ends: float | None = None  # monotonic; None while not pausing
-        self.problem: ToolcribError | None = None
-        self.task = asyncio.create_task(self._own(), name=f"connection {server_id}")
+        self.reconnect_now = asyncio.Event()
+        self.backoff = FIRST_BACKOFF
+        self.failures = 0  # consecutive, without HEALTHY_AFTER seconds in between
+        self.retry_at: float | None = None  # monotonic; None while not waiting
+        self.last_error: ToolcribError | None = None
+        self.task = asyncio.create_task(self._run(), name=f"connection {server_id}")
 
     @property
     def generation(self) -> int:
-        """Of the server as it was dialled; 0 before the first dial."""
+        """The server's generation at the last connection attempt; 0 before the first."""
         return self.spec.generation if self.spec else 0
 
     @property
@@ -93,31 +93,31 @@ class ConnectionOwner:
         return ready.done() and not ready.exception() and not ready.result().closed.is_set()
 
     @property
-    def is_barred(self) -> bool:
-        """Whether calls are refused at once until the next dial."""
-        return self.pause_ends is not None and self.failures >= FREE_TRIES
+    def is_circuit_open(self) -> bool:
+        """Whether calls fail fast until the next connection attempt."""
+        return self.retry_at is not None and self.failures >= CIRCUIT_THRESHOLD
 
-    async def _own(self) -> None:
+    async def _run(self) -> None:
         try:
             while True:
                 started = time.monotonic()
                 try:
-                    await self._live()
+                    await self._stay_connected()
                     return
                 except ToolcribError as error:
-                    await self._fail(error, time.monotonic() - started)
+                    await self._handle_failure(error, time.monotonic() - started)
                 except Exception:
-                    logger.exception("The connection to server %s broke", self.server_id)
-                    broken = UpstreamError("The connection broke.", code="protocol")
-                    await self._fail(broken, time.monotonic() - started)
+                    logger.exception("Connection to server %s failed unexpectedly", self.server_id)
+                    broken = UpstreamError("The connection failed.", code="protocol")
+                    await self._handle_failure(broken, time.monotonic() - started)
         finally:
-            self._give_up()
+            self._fail_waiters()
 
-    async def _live(self) -> None:
-        """Connect and stay until the connection is lost (raises) or must not be (returns)."""
+    async def _stay_connected(self) -> None:
+        """Connect and listen until the connection is lost (raises) or not allowed (returns)."""
         spec = await self.watcher.spec(self.server_id)
         if spec is None:
-            self.problem = _gone()
+            self.last_error = _disabled_error()
             return
         self.spec = spec
         await self.watcher.connecting(spec)
@@ -126,129 +126,130 @@ class ConnectionOwner:
             self.lost.clear()
             if not self.ready.done():
                 self.ready.set_result(connection)
-            await self.watcher.connected(spec, kept=self.kept)
+            await self.watcher.connected(spec, persistent=self.persistent)
             await connection.listen()
 
-    async def _fail(self, error: ToolcribError, lived: float) -> None:
-        self.poke.clear()
-        if lived > HEALTHY_AFTER:
-            self.wait, self.failures = FIRST_WAIT, 0
+    async def _handle_failure(self, error: ToolcribError, lifetime: float) -> None:
+        self.reconnect_now.clear()
+        if lifetime > HEALTHY_AFTER:
+            self.backoff, self.failures = FIRST_BACKOFF, 0
         failed, self.ready = self.ready, asyncio.get_running_loop().create_future()
         if not failed.done():
             failed.set_exception(error)
-            failed.exception()  # marked as seen: nobody may be waiting
-        self.problem = error
-        if error.code != "too_large":  # we hung up on it
+            failed.exception()  # mark as retrieved: there may be no waiter
+        self.last_error = error
+        if error.code != "too_large":  # then Toolcrib closed the connection
             self.failures += 1
         parked = not isinstance(error, UpstreamError) or error.parked
-        wait = PARKED_WAIT if parked else self.wait * random.uniform(0.5, 1.0)  # noqa: S311
-        self.wait = min(self.wait * 2, LONGEST_WAIT)
-        self.pause_ends = time.monotonic() + wait
+        wait = PARKED_BACKOFF if parked else self.backoff * random.uniform(0.5, 1.0)  # noqa: S311
+        self.backoff = min(self.backoff * 2, MAX_BACKOFF)
+        self.retry_at = time.monotonic() + wait
         self.lost.set()
         try:
-            await self._tell_failed(error)
-            await self._pause(wait, PARKED_WAIT if parked else DIALS_APART)
+            await self._report_failure(error)
+            await self._wait_to_reconnect(wait, PARKED_BACKOFF if parked else RECONNECT_INTERVAL)
         finally:
-            self.pause_ends = None
+            self.retry_at = None
 
-    async def _pause(self, wait: float, apart: float) -> None:
-        """Wait until somebody asks for the connection, or it is time, and our turn, to dial."""
+    async def _wait_to_reconnect(self, wait: float, interval: float) -> None:
+        """Wait until the connection is requested, or the backoff ends and the claim succeeds."""
         while True:
             try:
-                await asyncio.wait_for(self.poke.wait(), wait)
+                await asyncio.wait_for(self.reconnect_now.wait(), wait)
                 return
             except TimeoutError:
-                if self.failures < FREE_TRIES or await self._may_dial(apart):
+                if self.failures < CIRCUIT_THRESHOLD or await self._may_reconnect(interval):
                     return
-            # Another process dialled lately, for all of us. It may be back before long.
-            wait = DIALS_APART * random.uniform(0.5, 1.0)  # noqa: S311
-            self.pause_ends = time.monotonic() + wait
+            # Another process tried recently, on behalf of all.
+            wait = RECONNECT_INTERVAL * random.uniform(0.5, 1.0)  # noqa: S311
+            self.retry_at = time.monotonic() + wait
 
-    async def _may_dial(self, apart: float) -> bool:
+    async def _may_reconnect(self, interval: float) -> bool:
         try:
-            return await self.watcher.may_dial(self.server_id, apart)
+            return await self.watcher.may_reconnect(self.server_id, interval)
         except Exception:
-            logger.exception("Whether to dial server %s could not be found out", self.server_id)
+            logger.exception("Reconnect claim for server %s failed", self.server_id)
             return True
 
-    async def _tell_failed(self, error: ToolcribError) -> None:
-        # The pauses are kept by this task: it goes on, whatever the database says.
+    async def _report_failure(self, error: ToolcribError) -> None:
+        # The backoff continues even when the database is unavailable.
         try:
             await self.watcher.failed(self.server_id, self.generation, error)
         except Exception:
-            logger.exception("The failure of server %s could not be noted", self.server_id)
+            logger.exception("Failure of server %s could not be recorded", self.server_id)
 
     async def connection(self) -> Connection:
-        """Wait for the connection, dialling at once if the owner was pausing."""
-        self.poke.set()
+        """Wait for the connection; end a backoff at once."""
+        self.reconnect_now.set()
         return await asyncio.shield(self.ready)
 
     async def connection_for_call(self) -> Connection:
-        """Wait for the connection, without dialling more often than the pauses allow.
+        """Wait for the connection, without reconnecting more often than the backoff allows.
 
-        The first failures may be bad luck, so a call dials at once after them. Then it is
-        answered at once with what the last dial found.
+        The first failures may be transient, so a call after them reconnects at once. Once the
+        circuit is open, calls fail fast with the last error.
         """
         if self.ready.done() and self.ready.exception() is None:
             connection = self.ready.result()
             if not connection.closed.is_set():
                 return connection
             await self.lost.wait()
-        self._check_pause()
+        self._check_circuit()
         return await self.connection()
 
-    def _check_pause(self) -> None:
-        if self.pause_ends is None or not self.is_barred or self.problem is None:
+    def _check_circuit(self) -> None:
+        if self.retry_at is None or not self.is_circuit_open or self.last_error is None:
             return
-        left = max(1, math.ceil(self.pause_ends - time.monotonic()))
+        seconds = max(1, math.ceil(self.retry_at - time.monotonic()))
         raise UpstreamError(
-            self.problem.message,
-            code=self.problem.code,
-            hint=f"Toolcrib tries to connect again in {left} s.",
+            self.last_error.message,
+            code=self.last_error.code,
+            hint=f"Toolcrib reconnects in {seconds} s.",
         )
 
-    def began(self, deadline: float) -> None:
-        """Note that a call needs the connection, at most so long."""
+    def call_started(self, deadline: float) -> None:
+        """Count a call that needs the connection until `deadline`."""
         self.calls += 1
-        self.until = max(self.until, deadline)
-        self.quiet.clear()
+        self.last_deadline = max(self.last_deadline, deadline)
+        self.no_calls.clear()
 
-    def ended(self) -> None:
+    def call_ended(self) -> None:
         self.calls -= 1
-        self.used = time.monotonic()
+        self.last_used = time.monotonic()
         if not self.calls:
-            self.quiet.set()
+            self.no_calls.set()
 
-    def idle(self, seconds: float) -> bool:
-        return not self.kept and not self.calls and time.monotonic() - self.used >= seconds
+    def is_idle_for(self, seconds: float) -> bool:
+        unused = time.monotonic() - self.last_used
+        return not self.persistent and not self.calls and unused >= seconds
 
     async def stop(self) -> None:
-        self.problem = UpstreamError(
-            "The connection was closed here.", code="closed", hint="Try again."
+        self.last_error = UpstreamError(
+            "Toolcrib closed the connection.", code="closed", hint="Try again."
         )
         self.task.cancel()
         await asyncio.gather(self.task, return_exceptions=True)
-        self._give_up()  # a task that never began ends without a word
+        self._fail_waiters()  # a task cancelled before its start runs no `finally`
 
-    def _give_up(self) -> None:
+    def _fail_waiters(self) -> None:
         if not self.ready.done():
-            self.ready.set_exception(self.problem or _gone())
-            self.ready.exception()  # marked as seen: nobody may be waiting
+            self.ready.set_exception(self.last_error or _disabled_error())
+            self.ready.exception()  # mark as retrieved: there may be no waiter
         self.lost.set()
 
 
-def _gone() -> UpstreamError:
+def _disabled_error() -> UpstreamError:
     return UpstreamError(
-        "The server is disabled, or was removed.",
+        "The server is disabled or was removed.",
         code="disabled",
         hint="An admin can enable it.",
     )
 
 
-def _patience(session: str, owner: ConnectionOwner) -> float:
-    """How long a connection may be idle. What a session built up in its own is lost with it."""
-    own = session and owner.is_ready
-    return settings.SESSION_DISCONNECT if own else settings.IDLE_DISCONNECT
+def _idle_timeout(session: str, owner: ConnectionOwner) -> float:
+    """Return how long a connection may be idle. Closing one of a session loses its state."""
+    has_state = session and owner.is_ready
+    return settings.SESSION_DISCONNECT if has_state else settings.IDLE_DISCONNECT
 
 
 class Pool:
@@ -256,113 +257,114 @@ class Pool:
         self.watcher = watcher
         self.owners: dict[Key, ConnectionOwner] = {}
         self.bulkheads: dict[int, Bulkhead] = {}
-        self.afterwards: set[asyncio.Task[None]] = set()  # late answers, connections that drain
+        self.background: set[asyncio.Task[None]] = set()  # late answers, draining connections
         self.loop = asyncio.get_running_loop()
 
     def open(self) -> None:
-        global _here
-        _here = self
+        global _process_pool
+        _process_pool = self
 
     async def close(self) -> None:
-        global _here
-        if _here is self:
-            _here = None
-        for task in self.afterwards:
+        global _process_pool
+        if _process_pool is self:
+            _process_pool = None
+        for task in self.background:
             task.cancel()
         owners, self.owners = self.owners, {}
         await asyncio.gather(*(owner.stop() for owner in owners.values()))
-        await asyncio.gather(*self.afterwards, return_exceptions=True)
+        await asyncio.gather(*self.background, return_exceptions=True)
 
     @property
     def sessions(self) -> set[str]:
-        """The agent sessions that have connections of their own."""
+        """The agent sessions with their own connections."""
         return {session for _, session in self.owners if session}
 
-    async def keep(
+    async def maintain(
         self,
-        wanted: Mapping[int, int],
-        known: Mapping[int, int] | None = None,
+        persistent: Mapping[int, int],
+        enabled: Mapping[int, int] | None = None,
         ended: Collection[str] = (),
     ) -> None:
-        """Hold a connection to the wanted servers, at these generations.
+        """Keep connections to the `persistent` servers; both mappings are id to generation.
 
-        Connections that calls opened to other `known` servers stay until they are idle, or until
-        the session whose own they are has `ended`.
+        Connections that calls opened to other `enabled` servers stay until they are idle, or until
+        the session they belong to has `ended`.
         """
-        known = wanted if known is None else known
-        gone, replaced = [], []
+        enabled = persistent if enabled is None else enabled
+        obsolete, replaced = [], []
         for key, owner in self.owners.items():
             server_id, session = key
-            owner.kept = not session and server_id in wanted
-            if owner.task.done() or server_id not in known or owner.idle(_patience(session, owner)):
-                gone.append(key)
-            elif session in ended or owner.generation not in (0, known[server_id]):
+            owner.persistent = not session and server_id in persistent
+            is_idle = owner.is_idle_for(_idle_timeout(session, owner))
+            if owner.task.done() or server_id not in enabled or is_idle:
+                obsolete.append(key)
+            elif session in ended or owner.generation not in (0, enabled[server_id]):
                 replaced.append((key, owner))
-        stops = [self.owners.pop(key).stop() for key in gone]
-        await asyncio.gather(*stops, *(self._replace(*each) for each in replaced))
-        for server_id in wanted:
-            self._owner((server_id, ""), kept=True)
+        stops = [self.owners.pop(key).stop() for key in obsolete]
+        await asyncio.gather(*stops, *(self._retire(*each) for each in replaced))
+        for server_id in persistent:
+            self._get_owner((server_id, ""), persistent=True)
 
     async def connection(self, server_id: int, generation: int) -> Connection:
-        """Return a live connection to a server as it is configured now, opening it if need be."""
+        """Return a live connection to a server at this generation, opening it if needed."""
         key = (server_id, "")
         owner = self.owners.get(key)
         if owner and owner.generation and owner.generation != generation:
-            await self._replace(key, owner)
-        return await self._owner(key, kept=True).connection()
+            await self._retire(key, owner)
+        return await self._get_owner(key, persistent=True).connection()
 
     async def owner_for_call(
         self, server_id: int, session: str, generation: int
     ) -> ConnectionOwner:
-        """Return who owns the connection that a call goes over, as the server is now."""
+        """Return the owner of the connection for a call, at the server's current generation."""
         key = (server_id, session)
         owner = self.owners.get(key)
         if owner and owner.generation and owner.generation != generation:
-            # Either side may be the older one; the database knows.
+            # Either the call or the connection may be outdated; the database decides.
             spec = await self.watcher.spec(server_id)
             if spec is None:
-                raise _gone()
+                raise _disabled_error()
             if spec.generation != owner.generation:
-                await self._replace(key, owner)
+                await self._retire(key, owner)
         if session and key not in self.owners:
-            self._check_room(server_id)
-        return self._owner(key, kept=False)
+            self._check_session_limit(server_id)
+        return self._get_owner(key, persistent=False)
 
-    def _check_room(self, server_id: int) -> None:
-        own = sum(1 for server, session in self.owners if session and server == server_id)
-        if own >= settings.SESSION_CONNECTIONS:
+    def _check_session_limit(self, server_id: int) -> None:
+        count = sum(1 for server, session in self.owners if session and server == server_id)
+        if count >= settings.SESSION_CONNECTIONS:
             raise Busy(
-                f"All {own} connections that sessions may have of their own to this server "
-                "are taken.",
+                f"All {count} session connections to this server are in use.",
                 hint="Close sessions that are no longer needed, then try again. "
-                "TOOLCRIB_SESSION_CONNECTIONS sets how many may.",
+                "TOOLCRIB_SESSION_CONNECTIONS sets the limit.",
             )
 
     async def forget_session(self, session: str) -> None:
-        """Close the connections that were one session's own, once their calls have ended."""
+        """Close the connections of one session, after their calls have ended."""
         own = [each for each in self.owners.items() if session and each[0][1] == session]
-        await asyncio.gather(*(self._replace(*each) for each in own))
+        await asyncio.gather(*(self._retire(*each) for each in own))
 
     def bulkhead(self, server_id: int) -> Bulkhead:
         return self.bulkheads.setdefault(server_id, Bulkhead())
 
-    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let something go on by itself, but not beyond the pool's end."""
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task that is cancelled when the pool closes."""
         task = asyncio.create_task(work)
-        self.afterwards.add(task)
-        task.add_done_callback(self.afterwards.discard)
+        self.background.add(task)
+        task.add_done_callback(self.background.discard)
         return task
 
-    def _owner(self, key: Key, *, kept: bool) -> ConnectionOwner:
+    def _get_owner(self, key: Key, *, persistent: bool) -> ConnectionOwner:
         owner = self.owners.get(key)
         if owner is None or owner.task.done():
-            owner = self.owners[key] = ConnectionOwner(key[0], self.watcher, kept=kept)
+            owner = ConnectionOwner(key[0], self.watcher, persistent=persistent)
+            self.owners[key] = owner
         return owner
 
-    async def _replace(self, key: Key, owner: ConnectionOwner) -> None:
-        """Let go of a connection once its calls have ended."""
+    async def _retire(self, key: Key, owner: ConnectionOwner) -> None:
+        """Remove a connection from the pool and close it after its calls have ended."""
         if self.owners.get(key) is not owner:
-            return  # somebody was quicker
+            return  # another task was faster
         del self.owners[key]
         if not owner.calls:
             await owner.stop()
@@ -370,17 +372,17 @@ class Pool:
 
         async def drain() -> None:
             try:
-                async with asyncio.timeout_at(owner.until + DRAIN):
-                    await owner.quiet.wait()
+                async with asyncio.timeout_at(owner.last_deadline + DRAIN_GRACE):
+                    await owner.no_calls.wait()
             except TimeoutError:
                 pass
             finally:
                 await owner.stop()
 
-        self.later(drain())
+        self.run_in_background(drain())
 
-    async def elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the pool's loop from another thread's loop."""
+    async def run_on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the pool's loop, also from the loop of another thread."""
         if asyncio.get_running_loop() is self.loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))

@@ -1,6 +1,6 @@
-"""What a server answered to a call: whether it is a result at all, how large, and what to hide.
+"""Validation and redaction of tool results. Pure.
 
-Pure. A result passes unchanged or not at all; only the server's own credentials are replaced.
+A result is passed on unchanged or not at all; only the server's own credentials are replaced.
 """
 
 from collections.abc import Mapping
@@ -13,45 +13,46 @@ from toolcrib.lib.json_codec import canonical
 
 @dataclass(frozen=True)
 class ToolResult:
-    """A result that may be passed on."""
+    """A valid result."""
 
     content: list[Any]
     structured: Any
     has_structured: bool
     is_error: bool
-    written: tuple[str, str]  # content and structure, as canonical JSON
-    size: int  # bytes of these
+    serialized: tuple[str, str]  # content and structured, as canonical JSON
+    size: int  # bytes of both
 
 
 class InvalidResult(ValueError):
-    """Why an answer cannot be passed on, as the end of a sentence."""
+    """Why a result cannot be passed on, as a verb phrase."""
 
 
 class InputRequired(InvalidResult):
-    """The server asks something back instead of answering."""
+    """The server asks for input instead of returning a result."""
 
 
 def parse_result(
-    answer: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter
+    response: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter
 ) -> ToolResult:
-    """Return the result in an answer to tools/call, or raise Unusable."""
-    kind = answer.get("resultType", "complete")
+    """Return the result in a response to tools/call, or raise InvalidResult."""
+    kind = response.get("resultType", "complete")
     if kind == "input_required":
-        raise InputRequired("asks for input, which Toolcrib does not pass on yet")
+        raise InputRequired("asks for input, which Toolcrib does not support yet")
     if kind != "complete":
-        raise InvalidResult("is of a kind that Toolcrib does not know")
-    content = answer.get("content")
+        raise InvalidResult("has an unknown resultType")
+    content = response.get("content")
     if not isinstance(content, list):
-        raise InvalidResult("has no list of content")
+        raise InvalidResult("has no content list")
     if len(content) > max_items:
-        raise InvalidResult(f"has {len(content):,} items of content, more than {max_items:,}")
+        raise InvalidResult(f"has {len(content):,} content items; the maximum is {max_items:,}")
     if not all(isinstance(item, dict) for item in content):
-        raise InvalidResult("has an item of content that is not an object")
-    is_error = answer.get("isError", False)
+        raise InvalidResult("has a content item that is not an object")
+    is_error = response.get("isError", False)
     if not isinstance(is_error, bool):
-        raise InvalidResult("has an isError that is neither true nor false")
-    structured = answer.get("structuredContent")
-    (content_text, content_size), (text, size) = serialize(content), serialize(structured)
+        raise InvalidResult("has an isError that is not a boolean")
+    structured = response.get("structuredContent")
+    content_text, content_size = serialize(content)
+    text, size = serialize(structured)
     if credentials.occurs_in(content_text):
         content = credentials.redact(content)
         content_text, content_size = serialize(content)
@@ -61,21 +62,21 @@ def parse_result(
     return ToolResult(
         content=content,
         structured=structured,
-        has_structured="structuredContent" in answer,
+        has_structured="structuredContent" in response,
         is_error=is_error,
-        written=(content_text, text),
+        serialized=(content_text, text),
         size=content_size + size,
     )
 
 
 def serialize(value: object) -> tuple[str, int]:
-    """Return a value as canonical JSON, and its bytes; raise where it has no such form."""
+    """Return a value as canonical JSON and its size in bytes, or raise InvalidResult."""
     try:
         text = canonical(value)
         return text, len(text.encode())
     except UnicodeEncodeError:
-        raise InvalidResult("holds half a character (a lone surrogate)") from None
+        raise InvalidResult("contains a lone surrogate (half a character)") from None
     except RecursionError:
-        raise InvalidResult("is nested too deep") from None
+        raise InvalidResult("is nested too deeply") from None
     except (ValueError, TypeError):
-        raise InvalidResult("holds a number that JSON cannot carry") from None
+        raise InvalidResult("contains a number that JSON cannot represent") from None

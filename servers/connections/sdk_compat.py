@@ -1,7 +1,7 @@
-"""Requests that go past the SDK's own checks: stamped as it would, sent through it or beside it.
+"""Raw MCP requests through private SDK attributes, without the SDK's own validation.
 
-`session.list_tools` fails as a whole when one tool is malformed, and `call_tool` validates on the
-event loop. `_stamp` and `_dispatcher` are private, hence mcp<2.4; nothing else touches them.
+`session.list_tools` fails entirely when one tool is malformed, and `call_tool` validates on the
+event loop. `_stamp` and `_dispatcher` are private, hence mcp<2.4; no other module uses them.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -19,7 +19,7 @@ def stamp_request(
     params: dict[str, Any],
     headers: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], Any]:
-    """Return parameters and options with what the protocol in use adds to a request."""
+    """Return params and options with the additions of the negotiated protocol version."""
     data: dict[str, Any] = {"method": method, "params": params}
     options: Any = {}
     session._stamp(data, options)
@@ -38,18 +38,18 @@ async def raw_request(
 ) -> dict[str, Any]:
     """Send a request and return its result unvalidated.
 
-    With `resume`, ask for what is left of an answer's stream instead of asking again.
+    With `resume`, resume the stream of an earlier response instead of sending the request again.
     """
-    sent, options = stamp_request(session, method, params, headers)
+    stamped, options = stamp_request(session, method, params, headers)
     if on_progress is not None:
         options["on_progress"] = _awaitable(on_progress)
     if resume is not None:
         options["resumption_token"] = resume
-    return await session._dispatcher.send_raw_request(method, sent, options)
+    return await session._dispatcher.send_raw_request(method, stamped, options)
 
 
 def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments that a tool wants repeated in headers, as the newer era does."""
+    """Return the arguments that the tool's schema maps to headers (modern protocol)."""
     if find_invalid_x_mcp_header(schema) is not None:
         return {}
     return mcp_param_headers(x_mcp_header_map(schema), arguments)

@@ -1,4 +1,4 @@
-"""Turn whatever the SDK raised into an error of ours, with a code and a sentence."""
+"""Map SDK exceptions to UpstreamError, with a code and a message."""
 
 import mcp_types as types
 from django.conf import settings
@@ -15,7 +15,7 @@ def handshake_timeout(detail: str = "") -> UpstreamError:
     return UpstreamError(
         f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",
         code="timeout",
-        hint="It may not speak MCP, or be slow to start. TOOLCRIB_HANDSHAKE_TIMEOUT sets the "
+        hint="It may not support MCP, or be slow to start. TOOLCRIB_HANDSHAKE_TIMEOUT sets the "
         "limit.",
         detail=detail,
     )
@@ -29,37 +29,37 @@ def flatten_errors(error: BaseException | None) -> list[BaseException]:
 
 async def explain_error(
     error: BaseException | None,
-    seen: RequestTrace,
-    link: ConnectionState,
+    trace: RequestTrace,
+    state: ConnectionState,
     when: str,
     *,
-    shaking: bool = False,
+    in_handshake: bool = False,
 ) -> UpstreamError:
-    """Turn whatever the SDK raised into our error. The most exact witness is asked first."""
+    """Return the UpstreamError for an SDK exception, from the most specific source available."""
     errors = flatten_errors(error)
     for each in errors:
         if isinstance(each, UpstreamError):
             return each
         if isinstance(each, BodyError):
-            return each.fault
-    if seen.fault is not None:
-        return seen.fault
+            return each.error
+    if trace.error is not None:
+        return trace.error
     codes = [each.code for each in errors if isinstance(each, MCPError)]
-    if link.fault is not None or types.CONNECTION_CLOSED in codes or not errors:
-        return await link.why(when)
-    if shaking and types.PARSE_ERROR in codes:
+    if state.error is not None or types.CONNECTION_CLOSED in codes or not errors:
+        return await state.close_reason(when)
+    if in_handshake and types.PARSE_ERROR in codes:
         return not_mcp_error("something that is not MCP")
     if types.PARSE_ERROR in codes:
         return unreadable_error()
     if types.REQUEST_TIMEOUT in codes:
-        return handshake_timeout(link.stderr())
+        return handshake_timeout(state.stderr_tail())
     if codes:
         return UpstreamError(
             f"The server answered with error {codes[0]} {when}.",
-            hint="This is a fault of the server, or it does not support what was asked.",
+            hint="This is a bug in the server, or it does not support the request.",
         )
     kinds = ", ".join(sorted({type(each).__name__ for each in errors}))
     return UpstreamError(
-        f"The server did not keep to the protocol {when} ({kinds}).",
-        hint="It may speak a version of MCP that Toolcrib does not know.",
+        f"The server violated the protocol {when} ({kinds}).",
+        hint="It may use a version of MCP that Toolcrib does not support.",
     )

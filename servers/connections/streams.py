@@ -1,7 +1,7 @@
-"""Messages in, messages out: what lies between the SDK and a program, event stream or HTTP.
+"""Message streams between the SDK and a transport (program, event stream or HTTP).
 
-Answers are matched to what was asked here, before the SDK sees them: those that nobody asked for
-are dropped and counted, and the answer to a call is examined as it arrived.
+Matches responses to pending requests before the SDK sees them: unmatched responses are dropped and
+counted, and the response to a call is examined strictly, as received.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
-from servers.connections.connection_state import ConnectionState, Id, plain
+from servers.connections.connection_state import ConnectionState, Id, normalize_id
 from servers.errors import UpstreamError
 from servers.transports.jsonrpc import (
     BOM,
@@ -28,43 +28,43 @@ from servers.transports.jsonrpc import (
 from servers.transports.request_trace import RequestTrace, current_trace
 from servers.transports.response_body import BodyError
 
-MAX_UNANSWERED = 100  # requests of a server to us
-MAX_STRAYS = 50  # lines that are no message, such as a banner
-SENDS_WITHIN = 10.0  # seconds for a server to take a message
+MAX_UNANSWERED = 100  # requests of a server to the client
+MAX_NON_MCP_LINES = 50  # such as a banner
+SEND_TIMEOUT = 10.0  # seconds for a server to accept a message
 
 Streams = tuple[Any, Any]
 
 
 class MessageStream(Protocol):
-    """What stdio.Child and sse.EventStream have in common: messages in, messages out.
+    """The common interface of StdioProcess and EventStream.
 
-    `side_by_side`: requests need not wait for each other. `send` tells the attempt what it knows
-    of the message, also when it is cancelled: whether the server may have got all of it.
+    `concurrent_sends`: requests need not wait for each other. `send` records in the trace whether
+    the server may have received the whole message, also when it is cancelled.
     """
 
-    side_by_side: bool
+    concurrent_sends: bool
 
     def messages(self) -> AsyncIterator[bytes]: ...
 
-    async def send(self, message: bytes, seen: RequestTrace | None) -> None: ...
+    async def send(self, message: bytes, trace: RequestTrace | None) -> None: ...
 
 
 def unreadable_error() -> UpstreamError:
     return UpstreamError(
-        "The server sent a message that cannot be read: it is not valid JSON, or nested too deep.",
-        hint="This is a fault of the server.",
+        "The server sent a message that cannot be read: invalid JSON, or nested too deeply.",
+        hint="This is a bug in the server.",
     )
 
 
-# --- Watching the streams of any transport ----------------------------------------------------
+# --- Response matching on any transport -------------------------------------------------------
 
 
 class _Stream:
-    """A stream of the SDK with something done to each message."""
+    """Wraps a stream of the SDK."""
 
-    def __init__(self, inner: Any, link: ConnectionState) -> None:
+    def __init__(self, inner: Any, state: ConnectionState) -> None:
         self._inner = inner
-        self._link = link
+        self._state = state
 
     async def aclose(self) -> None:
         await self._inner.aclose()
@@ -73,13 +73,13 @@ class _Stream:
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(self, *problem: Any) -> None:
-        await self._inner.__aexit__(*problem)
+    async def __aexit__(self, *exception: Any) -> None:
+        await self._inner.__aexit__(*exception)
 
 
 class _Outgoing(_Stream):
     async def send(self, item: SessionMessage) -> None:
-        self._link.note_sent(item.message)
+        self._state.record_sent(item.message)
         await self._inner.send(item)
 
 
@@ -94,18 +94,18 @@ class _Incoming(_Stream):
     async def __anext__(self) -> SessionMessage | Exception:
         while True:
             item: SessionMessage | Exception = await self._inner.__anext__()
-            if isinstance(item, Exception) or self._link.awaits(item.message):
+            if isinstance(item, Exception) or self._state.match_response(item.message):
                 return item
-            # Over HTTP an answer with the wrong id still belongs to a request: it ends here.
+            # Over HTTP a response with the wrong id still belongs to a request, which ends here.
             context = self.last_context
-            seen = context.get(current_trace) if context is not None else None
+            trace = context.get(current_trace) if context is not None else None
             if (
-                seen is not None
-                and seen.call
-                and self._link.waiting.pop(plain(seen.request_id), None)
+                trace is not None
+                and trace.is_call
+                and self._state.pending.pop(normalize_id(trace.request_id), None)
             ):
-                seen.flaw = "answers something else than what was asked"
-                return SessionMessage(_parse_error(seen.request_id))
+                trace.malformed = "has the id of another request"
+                return SessionMessage(_parse_error(trace.request_id))
 
     async def receive(self) -> SessionMessage | Exception:
         return await self.__anext__()
@@ -113,258 +113,273 @@ class _Incoming(_Stream):
 
 @asynccontextmanager
 async def watch_streams(
-    transport: AbstractAsyncContextManager[Streams], link: ConnectionState
+    transport: AbstractAsyncContextManager[Streams], state: ConnectionState
 ) -> AsyncIterator[Streams]:
-    """Match answers to requests on a transport's streams."""
+    """Match responses to requests on a transport's streams."""
     async with transport as (read, write):
-        yield _Incoming(read, link), _Outgoing(write, link)
+        yield _Incoming(read, state), _Outgoing(write, state)
 
 
 # --- Programs and event streams ---------------------------------------------------------------
 
 
 @asynccontextmanager
-async def connect_streams(wire: MessageStream, link: ConnectionState) -> AsyncIterator[Streams]:
-    """Present lines or events as the streams of messages that the SDK reads and writes."""
+async def connect_streams(stream: MessageStream, state: ConnectionState) -> AsyncIterator[Streams]:
+    """Present lines or events as the message streams that the SDK reads and writes."""
     read_end, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, write_end = anyio.create_memory_object_stream[SessionMessage](0)
     async with anyio.create_task_group() as tasks, read, write, read_end, write_end:
-        through = _Through(wire, link, read_end, write_end, tasks)
-        tasks.start_soon(through.receive)
-        tasks.start_soon(through.forward)
+        bridge = _StreamBridge(stream, state, read_end, write_end, tasks)
+        tasks.start_soon(bridge.receive)
+        tasks.start_soon(bridge.forward)
         yield read, write
         tasks.cancel_scope.cancel()
 
 
-class _Through:
-    """Carries messages between a wire and the SDK's streams."""
+class _StreamBridge:
+    """Carries messages between a MessageStream and the SDK's streams."""
 
     def __init__(
         self,
-        wire: MessageStream,
-        link: ConnectionState,
+        stream: MessageStream,
+        state: ConnectionState,
         read_end: Any,
         write_end: Any,
         tasks: TaskGroup,
     ) -> None:
-        self._wire = wire
+        self._stream = stream
         self._tasks = tasks
-        self._link = link
+        self._state = state
         self._read_end = read_end
         self._write_end = write_end
-        self._strays = 0
-        self._unanswered = 0  # requests of the server that no answer was sent to yet
+        self._non_mcp_lines = 0
+        self._unanswered = 0  # requests of the server without a response yet
+
+    # --- Receiving ------------------------------------------------------------------------------
 
     async def receive(self) -> None:
         try:
-            async for raw in self._wire.messages():
-                for message in await self._messages(raw):
+            async for raw in self._stream.messages():
+                for message in await self._parse(raw):
                     if isinstance(message, types.JSONRPCRequest):
                         self._unanswered += 1
                     await self._read_end.send(SessionMessage(message))
-                self._check()
-            self._link.lose()
-        except UpstreamError as fault:
-            self._blame(fault, getattr(fault, "head", b""))
-            self._link.lose(fault)
-        except BodyError as error:
-            self._blame(error.fault, b"")
-            self._link.lose(error.fault)
+                self._check_limits()
+            self._state.mark_dead()
+        except UpstreamError as error:
+            self._assign_error(error, getattr(error, "head", b""))
+            self._state.mark_dead(error)
+        except BodyError as body_error:
+            self._assign_error(body_error.error, b"")
+            self._state.mark_dead(body_error.error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:
             self._read_end.close()
 
-    async def _messages(self, raw: bytes) -> list[types.JSONRPCMessage]:
-        """Return the messages of a line or event: one, as a rule."""
+    async def _parse(self, raw: bytes) -> list[types.JSONRPCMessage]:
+        """Return the messages of a line or event: usually one."""
         raw = raw.removeprefix(BOM)
-        found = await asyncio.to_thread(parse_large, raw) if len(raw) > LARGE_BYTES else parse(raw)
-        if not found and raw.strip():
-            found = await self._unread(raw)
-        for message in found:
+        large = len(raw) > LARGE_BYTES
+        messages = await asyncio.to_thread(parse_large, raw) if large else parse(raw)
+        if not messages and raw.strip():
+            messages = await self._handle_non_message(raw)
+        for message in messages:
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                seen = self._link.asker(message.id)
-                if seen is not None and seen.call:
-                    await seen.examine(raw)
-        return found
+                trace = self._state.find_trace(message.id)
+                if trace is not None and trace.is_call:
+                    await trace.examine(raw)
+        return messages
 
-    async def _unread(self, raw: bytes) -> list[types.JSONRPCMessage]:
-        """Find out what a line is that is no message; raise if nobody can go on after it."""
+    async def _handle_non_message(self, raw: bytes) -> list[types.JSONRPCMessage]:
+        """Handle a line that is not a message; raise if the stream cannot continue after it."""
         if b'"jsonrpc"' not in raw[:4096]:
-            self._strays += 1
+            self._non_mcp_lines += 1
             return []
         values = (
             await asyncio.to_thread(parse_leading_values, raw)
             if len(raw) > LARGE_BYTES
             else parse_leading_values(raw)
         )
-        if values:  # JSON, but no message, such as an answer whose id is 1.0
-            self._link.note_stray()
+        if values:  # JSON that is not a message, such as a response whose id is 1.0
+            self._state.count_unmatched()
             return []
-        seen = self._link.asker(id_at_head(raw)) or self._link.only_asker()
-        if seen is None or not seen.call or seen.request_id is None:
+        trace = self._state.find_trace(id_at_head(raw)) or self._state.only_trace()
+        if trace is None or not trace.is_call or trace.request_id is None:
             raise unreadable_error()
-        seen.flaw = "cannot be read: it is not valid JSON, or nested too deep"
-        return [_parse_error(seen.request_id)]
+        trace.malformed = "cannot be read: it is not valid JSON, or nested too deeply"
+        return [_parse_error(trace.request_id)]
 
-    def _blame(self, fault: UpstreamError, head: bytes) -> None:
-        """Tell the call whose answer ended the connection, if that can be known."""
-        seen = self._link.asker(id_at_head(head)) or self._link.only_asker()
-        if fault.code == "too_large" and seen is not None:
-            seen.fault = fault
+    def _assign_error(self, error: UpstreamError, head: bytes) -> None:
+        """Record the error on the call whose response ended the connection, if known."""
+        trace = self._state.find_trace(id_at_head(head)) or self._state.only_trace()
+        if error.code == "too_large" and trace is not None:
+            trace.error = error
 
-    def _check(self) -> None:
+    def _check_limits(self) -> None:
         if self._unanswered > MAX_UNANSWERED:
             raise UpstreamError(
-                f"The server asked more than {MAX_UNANSWERED} things at once and took no answer.",
-                hint="This is a fault of the server.",
+                f"The server sent more than {MAX_UNANSWERED} requests without accepting a "
+                "response.",
+                hint="This is a bug in the server.",
             )
-        if self._strays > MAX_STRAYS:
+        if self._non_mcp_lines > MAX_NON_MCP_LINES:
             raise UpstreamError(
-                f"The server wrote more than {MAX_STRAYS} lines that are not MCP.",
+                f"The server wrote more than {MAX_NON_MCP_LINES} lines that are not MCP.",
                 hint="A stdio server must write its logs to stderr, not to stdout.",
-                detail=self._link.stderr(),
+                detail=self._state.stderr_tail(),
             )
+
+    # --- Sending --------------------------------------------------------------------------------
 
     async def forward(self) -> None:
         async for item in self._write_end:
             message = item.message
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
                 self._unanswered -= 1
-            seen = self._link.asker(_asked(message))
-            if seen is not None:
-                seen.sent = True
-            if self._goes_apart(message):
-                self._tasks.start_soon(self._send, message, seen)
+            trace = self._state.find_trace(_request_id(message))
+            if trace is not None:
+                trace.sent = True
+            if self._is_sent_concurrently(message):
+                self._tasks.start_soon(self._send, message, trace)
             else:
-                await self._send(message, seen)
-            if self._link.closed.is_set():
+                await self._send(message, trace)
+            if self._state.closed.is_set():
                 self._read_end.close()
                 return
 
-    async def _send(self, message: types.JSONRPCMessage, seen: RequestTrace | None) -> None:
+    async def _send(self, message: types.JSONRPCMessage, trace: RequestTrace | None) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
-            async with self._patience(message):
-                await self._wire.send(line.encode(), seen)
-        except UpstreamError as fault:
-            await self._not_taken(message, seen, fault)
-        except BodyError as error:
-            self._lose(error.fault)
+            async with self._send_timeout(message):
+                await self._stream.send(line.encode(), trace)
+        except UpstreamError as error:
+            await self._fail_request(message, trace, error)
+        except BodyError as body_error:
+            self._mark_dead(body_error.error)
         except TimeoutError:
-            if not self._goes_apart(message):  # else nobody waits for it any more
-                self._lose(_deaf())
-        except OSError:  # a pipe that nobody reads: how the program ended tells why
-            self._lose()
+            if not self._is_sent_concurrently(message):  # else the request was cancelled
+                self._mark_dead(_send_timeout_error())
+        except OSError:  # a broken pipe: the exit status of the program gives the reason
+            self._mark_dead()
 
     @asynccontextmanager
-    async def _patience(self, message: types.JSONRPCMessage) -> AsyncIterator[None]:
-        """Raise TimeoutError where sending takes long, and nothing excuses it."""
+    async def _send_timeout(self, message: types.JSONRPCMessage) -> AsyncIterator[None]:
+        """Raise TimeoutError when sending takes SEND_TIMEOUT while the server is not busy.
+
+        The full time starts again when the server stops being busy: it reads on only from then.
+        """
         loop = asyncio.get_running_loop()
-        limit = asyncio.timeout(None)
+        timeout = asyncio.timeout(None)
+        was_busy = self._may_block(message)
 
-        def look() -> None:
-            if self._excused(message):
-                timers.append(loop.call_later(SENDS_WITHIN, look))
+        def check() -> None:
+            nonlocal was_busy
+            is_busy = self._may_block(message)
+            if is_busy or was_busy:
+                was_busy = is_busy
+                timers.append(loop.call_later(SEND_TIMEOUT, check))
             else:
-                limit.reschedule(loop.time())
+                timeout.reschedule(loop.time())
 
-        async with limit:
-            timers = [loop.call_later(SENDS_WITHIN, look)]
+        async with timeout:
+            timers = [loop.call_later(SEND_TIMEOUT, check)]
             try:
                 yield
             finally:
                 timers[-1].cancel()
 
-    def _excused(self, message: types.JSONRPCMessage) -> bool:
-        """Tell whether a message may be slow to go out because the server is at work.
+    def _may_block(self, message: types.JSONRPCMessage) -> bool:
+        """Tell whether sending may block because the server is busy.
 
-        A program may read on only when it has done what it works on, and a server may answer the
-        POST of a request only then.
+        A program may not read its stdin while it runs a tool, and a server may not answer the POST
+        of a request before the tool has run.
         """
-        if self._wire.side_by_side:
-            return self._link.asker(_asked(message)) is not None
-        return self._link.is_busy(besides=_asked(message))
+        if self._stream.concurrent_sends:
+            return self._state.find_trace(_request_id(message)) is not None
+        return self._state.is_busy(besides=_request_id(message))
 
-    def _goes_apart(self, message: types.JSONRPCMessage) -> bool:
-        return self._wire.side_by_side and isinstance(message, types.JSONRPCRequest)
+    def _is_sent_concurrently(self, message: types.JSONRPCMessage) -> bool:
+        return self._stream.concurrent_sends and isinstance(message, types.JSONRPCRequest)
 
-    async def _not_taken(
-        self, message: types.JSONRPCMessage, seen: RequestTrace | None, fault: UpstreamError
+    async def _fail_request(
+        self, message: types.JSONRPCMessage, trace: RequestTrace | None, error: UpstreamError
     ) -> None:
-        """Fail the one request that the server would not take; the others may be well."""
-        if seen is None:
-            return  # nobody waits for it
-        seen.fault = fault
-        if seen.opening:
-            self._lose(fault)
+        """Fail only the request that the server did not accept."""
+        if trace is None:
+            return  # a notification or response, or a cancelled request
+        trace.error = error
+        if trace.opening:
+            self._mark_dead(error)
             return
-        if seen.status == 404:  # it knows this stream no more
-            self._link.leave()
-        error = types.ErrorData(code=types.INTERNAL_ERROR, message="not taken")
-        failed = types.JSONRPCError(jsonrpc="2.0", id=_asked(message), error=error)
+        if trace.status == 404:  # the server no longer knows this stream
+            self._state.drain()
+        data = types.ErrorData(code=types.INTERNAL_ERROR, message="not accepted")
+        response = types.JSONRPCError(jsonrpc="2.0", id=_request_id(message), error=data)
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._read_end.send(SessionMessage(failed))
+            await self._read_end.send(SessionMessage(response))
 
-    def _lose(self, fault: UpstreamError | None = None) -> None:
-        self._link.lose(fault)
+    def _mark_dead(self, error: UpstreamError | None = None) -> None:
+        self._state.mark_dead(error)
         self._read_end.close()
 
 
-def _asked(message: types.JSONRPCMessage) -> types.RequestId | None:
+def _request_id(message: types.JSONRPCMessage) -> types.RequestId | None:
     return message.id if isinstance(message, types.JSONRPCRequest) else None
 
 
-def _deaf() -> UpstreamError:
+def _send_timeout_error() -> UpstreamError:
     return UpstreamError(
-        f"The server took no message for {SENDS_WITHIN:g} s.",
+        f"The server did not accept a message within {SEND_TIMEOUT:g} s.",
         code="timeout",
-        hint="It may hang. The connection is made anew.",
+        hint="It may hang. Toolcrib reconnects.",
     )
 
 
 def parse_large(raw: bytes) -> list[types.JSONRPCMessage]:
-    """Return what there is of use in a line that is large. Only answers may be.
+    """Return the messages in a large line. Only responses may be large.
 
-    In a thread, but not by the fast parser: that would let no other thread run meanwhile. The SDK
-    works through the rest of a message on the loop, so that is left out.
+    Runs in a thread, without the fast parser, which would not release the GIL. Content that the
+    SDK would process on the event loop is left out of other messages.
     """
-    found = parse_message(raw)
-    if not isinstance(found.value, dict):
+    parsed = parse_message(raw)
+    if not isinstance(parsed.value, dict):
         return parse(raw)
-    short = {name: found.value[name] for name in ("jsonrpc", "id", "method") if name in found.value}
-    if found.is_answer:
-        short["result"] = {}
-    read_short = parse(json.dumps(short).encode())
-    if not found.is_answer:
-        return read_short
-    answer = read_short[0] if read_short else None
-    if found.flaw or found.is_refusal or not isinstance(answer, types.JSONRPCResponse):
+    head = {
+        name: parsed.value[name] for name in ("jsonrpc", "id", "method") if name in parsed.value
+    }
+    if parsed.is_response:
+        head["result"] = {}
+    messages = parse(json.dumps(head).encode())
+    if not parsed.is_response:
+        return messages
+    response = messages[0] if messages else None
+    if parsed.malformed or parsed.is_error or not isinstance(response, types.JSONRPCResponse):
         return parse(raw)
-    answer.result = found.value["result"]
-    return [answer]
+    response.result = parsed.value["result"]
+    return [response]
 
 
 def parse(raw: bytes) -> list[types.JSONRPCMessage]:
-    """Return the messages in a line, an error in place of an answer that is not one."""
+    """Return the messages in a line, with an error in place of an invalid response."""
     try:
         return [types.jsonrpc_message_adapter.validate_json(raw, by_name=False)]
     except ValidationError:
         pass
-    found: list[types.JSONRPCMessage] = []
+    messages: list[types.JSONRPCMessage] = []
     values = parse_leading_values(raw)
     for value in values:
         try:
-            if len(values) == 1:  # what the strict parser refuses alone, no other shall accept
+            if len(values) == 1:  # rejected by the strict parser; do not accept it leniently
                 raise ValueError
-            found.append(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
+            messages.append(types.jsonrpc_message_adapter.validate_python(value, by_name=False))
         except ValueError:
-            answered = plain(value.get("id")) if isinstance(value, dict) else None
-            if answered is not None:
-                found.append(_parse_error(answered))
-    return found
+            request_id = normalize_id(value.get("id")) if isinstance(value, dict) else None
+            if request_id is not None:
+                messages.append(_parse_error(request_id))
+    return messages
 
 
 def _parse_error(request_id: Id) -> types.JSONRPCError:
-    error = types.ErrorData(code=types.PARSE_ERROR, message="not a valid answer")
+    error = types.ErrorData(code=types.PARSE_ERROR, message="not a valid response")
     return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)

@@ -1,4 +1,4 @@
-"""Hear of changed tools in the newer era, where that takes a subscription which may be lost."""
+"""Tool list change subscriptions of the modern protocol, with renewal after a loss."""
 
 import asyncio
 import random
@@ -11,65 +11,65 @@ from mcp.client.subscriptions import SubscriptionLost
 from mcp.shared.exceptions import MCPError
 
 from servers.connections.connection_state import ConnectionState
-from servers.transports.request_trace import RequestTrace, observed_by
+from servers.transports.request_trace import RequestTrace, trace_context
 
-LISTEN_TRIES = 3  # to open a subscription, before the connection counts as lost
-LISTEN_STEADY = 60  # seconds after which a lost subscription counts as the first loss
+MAX_FAILURES = 3  # to open a subscription, before the connection is marked suspect
+STABLE_AFTER = 60  # seconds after which the backoff of a lost subscription starts again
 
 
 class Subscription:
     """The subscription of one connection."""
 
     def __init__(
-        self, client: Client, link: ConnectionState, on_list_changed: Callable[[], None]
+        self, client: Client, state: ConnectionState, on_list_changed: Callable[[], None]
     ) -> None:
         self._client = client
-        self._link = link
+        self._state = state
         self._on_list_changed = on_list_changed
 
-    async def keep(self) -> None:
-        """Keep a subscription, renewing it when it is lost; return if there is no having one."""
+    async def run(self) -> None:
+        """Keep a subscription open, renewing it after a loss; return if none is possible."""
         losses = failures = 0
         while True:
-            seen, stood = RequestTrace(), asyncio.Event()
-            hear = self._hear(stood, missed=losses > 0)
-            hearing = asyncio.create_task(hear, context=observed_by(seen))
+            trace, established = RequestTrace(), asyncio.Event()
+            listen = self._listen(established, is_renewal=losses > 0)
+            listening = asyncio.create_task(listen, context=trace_context(trace))
             try:
-                done, _ = await asyncio.wait({hearing}, timeout=LISTEN_STEADY)
+                done, _ = await asyncio.wait({listening}, timeout=STABLE_AFTER)
                 losses = losses + 1 if done else 1
-                await asyncio.wait({hearing})
+                await asyncio.wait({listening})
             finally:
-                hearing.cancel()
-                await asyncio.wait({hearing}, timeout=1)
-            if hearing.cancelled() or not _may_listen_again(hearing.exception(), seen):
+                listening.cancel()
+                await asyncio.wait({listening}, timeout=1)
+            if listening.cancelled() or not _is_retryable(listening.exception(), trace):
                 return
-            failures = 0 if stood.is_set() else failures + 1
-            if failures >= LISTEN_TRIES:
-                if seen.fault is not None:
-                    self._link.doubt(seen.fault)
+            failures = 0 if established.is_set() else failures + 1
+            if failures >= MAX_FAILURES:
+                if trace.error is not None:
+                    self._state.mark_suspect(trace.error)
                 return
             jitter = random.uniform(0.5, 1)  # noqa: S311 - spreads load, hides nothing
             await asyncio.sleep(jitter * 2 ** min(losses, 7) / 2)
 
-    async def _hear(self, stood: asyncio.Event, *, missed: bool) -> None:
-        async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT) as acknowledged:
+    async def _listen(self, established: asyncio.Event, *, is_renewal: bool) -> None:
+        async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT) as acknowledgement:
             async with self._client.listen(tools_list_changed=True) as subscription:
-                acknowledged.reschedule(None)
-                stood.set()
-                if missed:
+                acknowledgement.reschedule(None)
+                established.set()
+                if is_renewal:  # a change may have been missed
                     self._on_list_changed()
                 if not subscription.honored.tools_list_changed:
-                    await self._link.closed.wait()
+                    await self._state.closed.wait()
                 async for _ in subscription:
                     self._on_list_changed()
 
 
-def _may_listen_again(problem: BaseException | None, seen: RequestTrace) -> bool:
-    """Tell a lost subscription, which is worth another try, from a server that has none."""
-    if problem is None:  # the server closed it, in all form
+def _is_retryable(error: BaseException | None, trace: RequestTrace) -> bool:
+    """Tell a lost subscription from a server that does not support subscriptions."""
+    if error is None:  # the server closed it properly
         return True
-    if seen.fault is not None:
-        return not seen.fault.parked
-    if isinstance(problem, MCPError):
-        return problem.code == types.CONNECTION_CLOSED
-    return isinstance(problem, SubscriptionLost | TimeoutError)
+    if trace.error is not None:
+        return not trace.error.parked
+    if isinstance(error, MCPError):
+        return error.code == types.CONNECTION_CLOSED
+    return isinstance(error, SubscriptionLost | TimeoutError)

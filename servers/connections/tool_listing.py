@@ -1,6 +1,6 @@
-"""Walk the pages of a tools/list, whatever the server does with its cursors.
+"""Paginated tools/list, with limits and cursor loop detection.
 
-Knows nothing of the protocol but the shape of a page; client.py fetches them.
+Knows only the format of a page; `Connection` fetches them.
 """
 
 import json
@@ -11,13 +11,13 @@ from django.conf import settings
 from servers.errors import ListingError, UpstreamError, format_bytes
 from servers.spec import Listing
 
-MAX_CURSOR = 64 * 1024
+MAX_CURSOR_BYTES = 64 * 1024
 
 
 async def list_all_pages(
     fetch: Callable[[str | None], Awaitable[Mapping[str, object] | None]],
 ) -> Listing:
-    """Fetch every page of a server's tools, or raise: never a part of them."""
+    """Fetch every page of a server's tools. Raises rather than return an incomplete list."""
     tools: list[object] = []
     ttls: list[int] = []
     warnings: list[str] = []
@@ -29,19 +29,19 @@ async def list_all_pages(
             return Listing((), 0, None, ("The server offers no tools.",))
         pages += 1
         size += _size(page)
-        found = page.get("tools")
-        if not isinstance(found, list):
+        page_tools = page.get("tools")
+        if not isinstance(page_tools, list):
             raise UpstreamError(
                 "The server answered tools/list without a list of tools.",
-                hint="This is a fault of the server.",
+                hint="This is a bug in the server.",
             )
-        tools += found
-        _check_caps(len(tools), size)
+        tools += page_tools
+        _check_limits(len(tools), size)
         ttl = page.get("ttlMs")
         if isinstance(ttl, int) and not isinstance(ttl, bool) and ttl >= 0:
             ttls.append(ttl)
         elif ttl is not None:
-            warnings = ["The server's ttlMs is not a whole number of 0 or more; ignored."]
+            warnings = ["The server's ttlMs is not a non-negative integer; ignored."]
         cursor = page.get("nextCursor")
         if cursor is None:
             return Listing(tuple(tools), pages, min(ttls, default=None), tuple(warnings))
@@ -59,23 +59,24 @@ def _size(page: Mapping[str, object]) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _check_cursor(cursor: object, before: list[str]) -> str:
-    """Return the cursor if it leads on. Cursors are opaque: compared, never parsed."""
-    if not isinstance(cursor, str) or len(cursor.encode("utf-8", "surrogatepass")) > MAX_CURSOR:
+def _check_cursor(cursor: object, previous: list[str]) -> str:
+    """Return the cursor if it is new. Cursors are opaque: compared, never parsed."""
+    if (
+        not isinstance(cursor, str)
+        or len(cursor.encode("utf-8", "surrogatepass")) > MAX_CURSOR_BYTES
+    ):
         raise ListingError(
-            "The server sent a cursor that is not a text, or is far too long.",
+            "The server sent a cursor that is not a string, or is too long.",
             code="cursor_invalid",
         )
-    if before and before[-1] == cursor:
-        raise ListingError(
-            "The server answers with the same page over and over.", code="cursor_repeated"
-        )
-    if cursor in before:
-        raise ListingError("The server's pages lead back to an earlier one.", code="cursor_loop")
+    if previous and previous[-1] == cursor:
+        raise ListingError("The server returns the same cursor repeatedly.", code="cursor_repeated")
+    if cursor in previous:
+        raise ListingError("The server's cursors form a loop.", code="cursor_loop")
     return cursor
 
 
-def _check_caps(tools: int, size: int) -> None:
+def _check_limits(tools: int, size: int) -> None:
     if tools > settings.MAX_TOOLS:
         raise ListingError(
             f"The server offers more than {settings.MAX_TOOLS} tools.",

@@ -1,4 +1,4 @@
-"""Try a connection and say in words what happened. Changes nothing in the catalog."""
+"""Connection test for a server or a draft. Does not change the catalog."""
 
 import asyncio
 import time
@@ -28,28 +28,28 @@ class ConnectionTestResult:
 
 
 def test_server(server: Server, *, actor: Actor) -> ConnectionTestResult:
-    """Test a registered server, and note its state."""
+    """Test a registered server and record its state."""
     audit.record(actor, "server.test", server)
     try:
-        spec = server_actions.spec_of(server)
+        spec = server_actions.build_spec(server)
     except ToolcribError as error:
         return _failure(error, 0)
-    tested = _try(spec)
+    result = _connect_and_list(spec)
     server_actions.report_state(
         server.pk,
         server.generation,
-        ServerState.CONNECTED if tested.ok else ServerState.FAILING,
-        code=tested.code,
-        reason=f"{tested.message} {tested.hint}".strip() if not tested.ok else "",
-        detail=tested.detail,
+        ServerState.CONNECTED if result.ok else ServerState.FAILING,
+        code=result.code,
+        reason=f"{result.message} {result.hint}".strip() if not result.ok else "",
+        detail=result.detail,
     )
-    return tested
+    return result
 
 
 def test_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> ConnectionTestResult:
-    """Test before saving. The same gate stands here: a test runs the program."""
+    """Test a draft before saving it. Needs the same confirmation: a test runs the program."""
     server_actions.check_draft(draft, confirmed=confirmed)
-    known = Server(
+    server = Server(
         slug=draft.slug,
         transport=draft.transport,
         command=draft.command,
@@ -57,15 +57,15 @@ def test_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Connectio
         cwd=draft.cwd,
         url=draft.url,
     )
-    audit.record(actor, "server.test", known, after={"address": known.address, "saved": False})
-    filled = [server_actions.fill_variables(part, draft.variables) for part in known.argv]
-    return _try(
+    audit.record(actor, "server.test", server, after={"address": server.address, "saved": False})
+    argv = [server_actions.fill_variables(part, draft.variables) for part in server.argv]
+    return _connect_and_list(
         ServerSpec(
             server_id=0,
             slug=draft.slug,
             generation=0,
             transport=draft.transport,
-            argv=tuple(filled) if draft.transport == Transport.STDIO else (),
+            argv=tuple(argv) if draft.transport == Transport.STDIO else (),
             cwd=draft.cwd,
             env=draft.env,
             url=server_actions.fill_variables(draft.url, draft.variables),
@@ -75,23 +75,23 @@ def test_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> Connectio
     )
 
 
-def _try(spec: ServerSpec) -> ConnectionTestResult:
-    began = time.monotonic()
+def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
+    started = time.monotonic()
     try:
         fetched = asyncio.run(runner.fetch_tools(spec))
     except ToolcribError as error:
-        return _failure(error, _since(began))
+        return _failure(error, _milliseconds_since(started))
     count = len(fetched.listing.tools)
     return ConnectionTestResult(
         ok=True,
         code="",
-        message=f"Connected. It offers {count} tool{'' if count == 1 else 's'}.",
+        message=f"Connected. {count} tool{'' if count == 1 else 's'} found.",
         hint="",
         detail="",
         tools=count,
         protocol_version=fetched.protocol_version,
         server_info=fetched.server_info,
-        milliseconds=_since(began),
+        milliseconds=_milliseconds_since(started),
     )
 
 
@@ -109,5 +109,5 @@ def _failure(error: ToolcribError, milliseconds: int) -> ConnectionTestResult:
     )
 
 
-def _since(began: float) -> int:
-    return round((time.monotonic() - began) * 1000)
+def _milliseconds_since(started: float) -> int:
+    return round((time.monotonic() - started) * 1000)

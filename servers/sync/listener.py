@@ -1,6 +1,6 @@
-"""Keep a live connection to every server that wants one, and ask for a sync when one changes.
+"""Listener: persistent connections to servers, and a sync request on every tool list change.
 
-Embedded, this is a task in the web process; in production it is `manage.py listen`.
+A task of the web process in embedded mode; `manage.py listen` in production.
 """
 
 import asyncio
@@ -21,86 +21,85 @@ from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
 
-SETTLE = 0.1  # notifications within this time make one request
+DEBOUNCE_SECONDS = 0.1  # notifications within this time make one sync request
 
 
 class Listener(PoolWatcher):
-    """Watches a pool and tells the catalog. Database work happens in threads."""
+    """Pool watcher that records states and requests syncs. Database work runs in threads."""
 
-    def __init__(self, on_look: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_poll: Callable[[], None] | None = None) -> None:
         self.pool = Pool(self)
-        self.on_look = on_look  # called after each look at the table of servers
-        self.noticed: set[int] = set()
-        self.asking: dict[int, asyncio.Task[None]] = {}
+        self.on_poll = on_poll  # called after each poll of the server table
+        self.changed: set[int] = set()
+        self.requesting: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Follow the table of servers until cancelled."""
+        """Poll the server table and maintain the connections until cancelled."""
         self.pool.open()
         try:
             while True:
                 try:
-                    await self.pool.keep(*await run_in_db_thread(_look, self.pool.sessions))
-                    if self.on_look:
-                        self.on_look()
-                except Exception:  # nobody would start this loop again
-                    logger.exception("The connections could not be looked after; trying again")
+                    sessions = self.pool.sessions
+                    await self.pool.maintain(*await run_in_db_thread(_load_state, sessions))
+                    if self.on_poll:
+                        self.on_poll()
+                except Exception:  # nothing restarts this loop
+                    logger.exception("Connection maintenance failed; retrying")
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            for task in list(self.asking.values()):
+            for task in list(self.requesting.values()):
                 task.cancel()
             await self.pool.close()
 
     async def spec(self, server_id: int) -> ServerSpec | None:
         return await run_in_db_thread(current_spec, server_id)
 
-    async def may_dial(self, server_id: int, apart: float) -> bool:
-        return await run_in_db_thread(coordination.claim_reconnect, server_id, apart)
+    async def may_reconnect(self, server_id: int, interval: float) -> bool:
+        return await run_in_db_thread(coordination.claim_reconnect, server_id, interval)
 
     async def connecting(self, spec: ServerSpec) -> None:
         await run_in_db_thread(
             _report, spec.server_id, spec.generation, ServerState.CONNECTING, None
         )
 
-    async def connected(self, spec: ServerSpec, *, kept: bool) -> None:
+    async def connected(self, spec: ServerSpec, *, persistent: bool) -> None:
         await run_in_db_thread(
             _report, spec.server_id, spec.generation, ServerState.CONNECTED, None
         )
         await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
-        if kept:  # a change may have been missed while we were away
+        if persistent:  # a change may have been missed while disconnected
             await run_in_db_thread(_sync_if_stale, spec.server_id)
 
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None:
         await run_in_db_thread(_report, server_id, generation, ServerState.FAILING, error)
 
     def list_changed(self, server_id: int) -> None:
-        """Note a notification; thousands of them make a handful of requests."""
-        self.noticed.add(server_id)
-        if server_id not in self.asking:
-            self.asking[server_id] = asyncio.create_task(self._ask(server_id))
+        """Record a notification. Debounced: thousands of them make a few sync requests."""
+        self.changed.add(server_id)
+        if server_id not in self.requesting:
+            self.requesting[server_id] = asyncio.create_task(self._request_sync(server_id))
 
-    async def _ask(self, server_id: int) -> None:
+    async def _request_sync(self, server_id: int) -> None:
         try:
-            while server_id in self.noticed:
-                self.noticed.discard(server_id)
+            while server_id in self.changed:
+                self.changed.discard(server_id)
                 try:
                     await run_in_db_thread(scheduling.request_sync, server_id, Trigger.LIST_CHANGED)
                 except DatabaseError:
-                    logger.exception("A change of server %s could not be noted yet", server_id)
-                    self.noticed.add(server_id)
-                await asyncio.sleep(SETTLE)
+                    logger.exception("Sync request for server %s failed; retrying", server_id)
+                    self.changed.add(server_id)
+                await asyncio.sleep(DEBOUNCE_SECONDS)
         finally:
-            del self.asking[server_id]
+            del self.requesting[server_id]
 
 
-def _look(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]:
-    """Return which servers to stay connected to, which may be connected to at all, and which of
-    these sessions have ended.
-    """
+def _load_state(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]:
+    """Return the servers with persistent connections, all enabled ones, and the ended sessions."""
     fields = ("pk", "generation", "connection_policy", "isolation")
     rows = list(Server.objects.filter(enabled=True).values_list(*fields))
-    kept = [ConnectionPolicy.ALWAYS, Isolation.SHARED]
+    persistent = [ConnectionPolicy.ALWAYS, Isolation.SHARED]
     return (
-        {pk: generation for pk, generation, *how in rows if how == kept},
+        {pk: generation for pk, generation, *policy in rows if policy == persistent},
         {pk: generation for pk, generation, *_ in rows},
         coordination.ended_sessions(sessions),
     )
@@ -108,7 +107,7 @@ def _look(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set[str]]
 
 def _report(server_id: int, generation: int, state: str, error: ToolcribError | None) -> None:
     if state == ServerState.CONNECTING:
-        # Only a first attempt is news; a failing server stays failing until it is reached.
+        # Only for new servers: a failing server stays failing until it is reached.
         Server.objects.filter(
             pk=server_id, generation=generation, enabled=True, state=ServerState.NEW
         ).update(state=state)
@@ -124,7 +123,7 @@ def _report(server_id: int, generation: int, state: str, error: ToolcribError | 
 
 
 def _sync_if_stale(server_id: int) -> None:
-    # A sync that runs now opened this connection, or will list over it.
+    # A running sync opened this connection, or will use it.
     rows = Server.objects.filter(pk=server_id, sync_lease_until=None)
     if rows.exclude(last_sync_started_at=None).exists():
         scheduling.request_sync(server_id, Trigger.SCHEDULE)

@@ -1,21 +1,21 @@
-"""Fetch a server's definitions and fold them into the catalog, one process at a time.
+"""Sync runner: fetch a server's definitions and apply them to the catalog, under a lease.
 
-Taking the lease clears what was due (due.py), so that whatever is asked for while a sync runs makes
-one more run and nothing is lost. Only the newest fence may commit.
+Acquiring the lease clears the due time (scheduling.py), so that requests during a sync cause
+exactly one more run and none is lost. Only the holder of the newest fence may commit.
 """
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -26,21 +26,22 @@ from catalog.definitions.parsing import read_tools
 from servers.connections import pool
 from servers.connections.connection import Connection, UpstreamError, connect
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
-from servers.registration.actions import report_state, spec_of
+from servers.registration.actions import build_spec, report_state
 from servers.spec import Listing, ServerSpec
 from servers.sync import scheduling
 from toolcrib.lib import process_identity
+from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
-LEASE = timedelta(seconds=30)  # renewed while the sync lives
-RENEW_EVERY = 8.0
-CONFIRM_REMOVALS = timedelta(seconds=60)
-PARKED = timedelta(minutes=35)
-KEPT_RUNS = 200
-KEPT_NAMES = 200
+LEASE = timedelta(seconds=30)  # renewed while the sync runs
+RENEW_INTERVAL = 8.0
+CONFIRM_REMOVALS_AFTER = timedelta(seconds=60)
+PARKED_INTERVAL = timedelta(minutes=35)
+MAX_RUNS_KEPT = 200
+MAX_NAMES_KEPT = 200
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class FetchedTools:
-    """What a server answered in one visit."""
+    """The tools and server information from one connection."""
 
     listing: Listing
     protocol_version: str
@@ -62,37 +63,40 @@ class FetchedTools:
 
 
 class Superseded(Exception):
-    """Somebody else syncs this server now, or it was edited: write nothing."""
+    """Another process syncs this server, or it was edited: write nothing."""
 
 
 def sync_if_due(server_id: int) -> SyncRun | None:
-    """Run the sync a task was sent for, unless it was run meanwhile or another process is at it."""
-    lease = _take(Q(pk=server_id, sync_due_at__lte=Now()))
+    """Run a queued sync, unless it was run already or another process is running it."""
+    lease = _acquire_lease(Q(pk=server_id, sync_due_at__lte=Now()))
     return run(lease) if lease else None
 
 
 def sync_now(server_id: int, trigger: str, *, patience: float = 120.0) -> SyncRun:
-    """Sync in this process, waiting for one that already runs. Returns the finished run."""
+    """Sync in this process, after waiting for a running sync. Return the finished run."""
     deadline = time.monotonic() + patience
     while True:
         Server.objects.filter(pk=server_id).update(sync_due_at=timezone.now(), sync_trigger=trigger)
-        lease = _take(Q(pk=server_id))
+        lease = _acquire_lease(Q(pk=server_id))
         if lease:
             return run(lease)
         if time.monotonic() > deadline:
             raise ToolcribError(
-                "Another sync of this server has not ended.", hint="Try again.", code="busy"
+                "Another sync of this server is still running.", hint="Try again.", code="busy"
             )
         time.sleep(0.1)
 
 
-def _take(which: Q) -> Lease | None:
-    """Take the lease of one enabled server, clearing what was due."""
+def _acquire_lease(condition: Q) -> Lease | None:
+    """Acquire the lease of one enabled server and clear its due time."""
     with transaction.atomic():
         free = Q(sync_lease_until=None) | Q(sync_lease_until__lt=Now())
-        rows = Server.objects.select_for_update().filter(which, enabled=True)
+        rows = Server.objects.select_for_update().filter(condition, enabled=True)
         server = rows.annotate(free=Case(When(free, then=True), default=False)).first()
-        if server is None or not (server.free or process_identity.is_dead(server.sync_holder)):
+        if server is None:
+            return None
+        is_free: bool = server.free  # type: ignore[attr-defined]  # annotated above
+        if not (is_free or process_identity.is_dead(server.sync_holder)):
             return None
         now = timezone.now()
         trigger = server.sync_trigger
@@ -108,7 +112,7 @@ def _take(which: Q) -> Lease | None:
         server.sync_runs.filter(outcome=SyncRun.Outcome.RUNNING).update(
             outcome=SyncRun.Outcome.FAILED,
             code="interrupted",
-            error="The process that ran this sync ended before it did; nothing was written.",
+            error="The process exited during this sync; nothing was saved.",
             finished_at=now,
         )
         server.refresh_from_db()
@@ -121,33 +125,33 @@ def renew(lease: Lease) -> bool:
 
 
 def run(lease: Lease) -> SyncRun:
-    """Fetch and apply under a lease. Upstream failure is an outcome, not an exception."""
+    """Fetch and apply under a lease. Upstream failures are outcomes, not exceptions."""
     server = lease.server
     record = SyncRun.objects.create(
         server=server, trigger=lease.trigger, fence=lease.fence, started_at=lease.started_at
     )
-    # The pool keeps these servers only; any other is visited and left.
-    kept = server.connection_policy == ConnectionPolicy.ALWAYS
-    shared = pool.process_pool() if kept and server.isolation == Isolation.SHARED else None
+    # The pool has persistent connections to these servers only; others get a temporary one.
+    persistent = server.connection_policy == ConnectionPolicy.ALWAYS
+    shared = pool.process_pool() if persistent and server.isolation == Isolation.SHARED else None
     try:
-        fetched = asyncio.run(_fetch_renewing(lease, record, spec_of(server), shared))
-        _phase(record, "saving")
+        fetched = asyncio.run(_fetch_renewing(lease, record, build_spec(server), shared))
+        _set_phase(record, "saving")
         _apply(lease, record, fetched)
     except ToolcribError as error:
         if error.code == "closed" and shared is not None and pool.process_pool() is not shared:
-            _interrupted(lease, record)
+            _record_interruption(lease, record)
         else:
-            _failed(lease, record, error)
+            _record_failure(lease, record, error)
     except Superseded:
         record.outcome = SyncRun.Outcome.SUPERSEDED
-        record.error = "Another sync or an edit of the server came first; nothing was written."
+        record.error = "Superseded by another sync or an edit of the server; nothing was saved."
         _finish(record)
         _release(lease, timedelta(0))
     except BaseException:
-        # Not the server's fault: leave the lease to whoever comes next, and tell.
+        # Not the server's failure: release the lease for the next attempt, and re-raise.
         _release(lease, timedelta(seconds=settings.SYNC_GAP))
         record.outcome, record.code = SyncRun.Outcome.FAILED, "internal"
-        record.error = "Toolcrib failed while syncing; the log says how."
+        record.error = "Internal error during the sync. See the log for details."
         _finish(record)
         raise
     _prune(server)
@@ -157,10 +161,10 @@ def run(lease: Lease) -> SyncRun:
 async def _fetch_renewing(
     lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None
 ) -> FetchedTools:
-    renewing = asyncio.create_task(_keep_lease(lease))
+    renewing = asyncio.create_task(_renew_lease(lease))
     try:
         if shared is not None:
-            return await shared.elsewhere(_visit_shared(shared, spec, record))
+            return await shared.run_on_loop(_fetch_shared(shared, spec, record))
         return await fetch_tools(spec, record)
     finally:
         renewing.cancel()
@@ -168,38 +172,26 @@ async def _fetch_renewing(
             await renewing
 
 
-async def _keep_lease(lease: Lease) -> None:
+async def _renew_lease(lease: Lease) -> None:
     while True:
-        await asyncio.sleep(RENEW_EVERY)
-        await _in_thread(renew, lease)
+        await asyncio.sleep(RENEW_INTERVAL)
+        await run_in_db_thread(renew, lease)
 
 
-async def _in_thread(work: Callable[..., object], *args: object) -> None:
-    """Do database work in a thread, and give its connection back: the thread may end with it."""
-
-    def done() -> None:
-        try:
-            work(*args)
-        finally:
-            connections["default"].close()
-
-    await asyncio.to_thread(done)
-
-
-async def _visit_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> FetchedTools:
+async def _fetch_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> FetchedTools:
     connection = await shared.connection(spec.server_id, spec.generation)
-    return await _list(connection, record)
+    return await _list_tools(connection, record)
 
 
 async def fetch_tools(spec: ServerSpec, record: SyncRun | None = None) -> FetchedTools:
-    """Connect, list everything, leave."""
+    """Connect, list all tools, disconnect."""
     async with connect(spec) as connection:
-        return await _list(connection, record)
+        return await _list_tools(connection, record)
 
 
-async def _list(connection: Connection, record: SyncRun | None) -> FetchedTools:
+async def _list_tools(connection: Connection, record: SyncRun | None) -> FetchedTools:
     if record is not None:
-        await _in_thread(_phase, record, "listing")
+        await run_in_db_thread(_set_phase, record, "listing")
     listing = await connection.list_tools()
     return FetchedTools(
         listing=listing,
@@ -209,7 +201,7 @@ async def _list(connection: Connection, record: SyncRun | None) -> FetchedTools:
     )
 
 
-def _phase(record: SyncRun, phase: str) -> None:
+def _set_phase(record: SyncRun, phase: str) -> None:
     SyncRun.objects.filter(pk=record.pk).update(phase=phase)
     record.phase = phase
 
@@ -221,9 +213,9 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
         max_description=settings.MAX_DESCRIPTION_BYTES,
         known=ingest.known_digests(lease.server),
     )
-    ids, findings = ingest.store_definitions(tools), ingest.find_findings(lease.server, tools)
+    ids, findings = ingest.store_definitions(tools), ingest.collect_findings(lease.server, tools)
     with transaction.atomic():
-        server = _still_ours(lease)
+        server = _lock_server(lease)
         result = ingest.apply_listing(
             server,
             tools,
@@ -232,9 +224,9 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
             findings=findings,
             allow_removals=server.removals_held,
         )
-        _note_protocol(server, fetched)
+        _update_protocol(server, fetched)
         notified = lease.trigger == Trigger.LIST_CHANGED
-        server.quiet_syncs = server.quiet_syncs + 1 if notified and result.quiet else 0
+        server.quiet_syncs = server.quiet_syncs + 1 if notified and not result.has_changes else 0
         server.removals_held = result.removals_held
         server.last_synced_at = timezone.now()
         server.state = ServerState.CONNECTED
@@ -253,22 +245,23 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
         record.rejected, record.pages = len(rejections), fetched.listing.pages
         record.warnings = [*fetched.listing.warnings, *_flap_warning(server)]
         record.names = {
-            "added": result.added[:KEPT_NAMES],
-            "changed": result.changed[:KEPT_NAMES],
-            "removed": result.removed[:KEPT_NAMES],
+            "added": result.added[:MAX_NAMES_KEPT],
+            "changed": result.changed[:MAX_NAMES_KEPT],
+            "removed": result.removed[:MAX_NAMES_KEPT],
             "rejected": [
-                {"name": found.name, "reason": found.reason} for found in rejections[:KEPT_NAMES]
+                {"name": rejection.name, "reason": rejection.reason}
+                for rejection in rejections[:MAX_NAMES_KEPT]
             ],
         }
         if result.removals_held:
             record.outcome = SyncRun.Outcome.HELD
             record.error = (
-                "More than half of the tools are gone. They stay in the catalog until a second "
-                "sync finds the same."
+                "More than half of the tools are missing. They stay in the catalog until a second "
+                "sync confirms it."
             )
         _finish(record)
     wait = (
-        CONFIRM_REMOVALS
+        CONFIRM_REMOVALS_AFTER
         if result.removals_held
         else scheduling.next_poll(server, fetched.listing.ttl_ms)
     )
@@ -280,14 +273,14 @@ def _flap_warning(server: Server) -> list[str]:
     if not names:
         return []
     return [
-        f"Changed more than {scheduling.FLAPS} times in an hour: {', '.join(names[:5])}. "
-        "Notifications of this server are ignored until nothing changed for an hour; scheduled "
-        "syncs continue."
+        f"Changed more than {scheduling.MAX_CHANGES} times in an hour: {', '.join(names[:5])}. "
+        "Notifications from this server are ignored until nothing has changed for an hour; "
+        "scheduled syncs continue."
     ]
 
 
-def _still_ours(lease: Lease) -> Server:
-    """Lock the row and check that nobody took over and nobody edited it."""
+def _lock_server(lease: Lease) -> Server:
+    """Lock the row, or raise Superseded if the lease was lost or the server edited."""
     server = (
         Server.objects.select_for_update()
         .filter(pk=lease.server.pk, sync_fence=lease.fence, generation=lease.server.generation)
@@ -298,7 +291,7 @@ def _still_ours(lease: Lease) -> Server:
     return server
 
 
-def _note_protocol(server: Server, fetched: FetchedTools) -> None:
+def _update_protocol(server: Server, fetched: FetchedTools) -> None:
     if server.protocol_version and server.protocol_version != fetched.protocol_version:
         audit.record(
             audit.SYSTEM,
@@ -308,14 +301,14 @@ def _note_protocol(server: Server, fetched: FetchedTools) -> None:
             after={"version": fetched.protocol_version},
         )
     server.protocol_version = fetched.protocol_version[:20]
-    # PostgreSQL takes neither NUL nor half a surrogate pair.
+    # PostgreSQL accepts neither NUL nor lone surrogates.
     server.server_info = {
         key: escape_hidden(text, keep="\n\t") for key, text in fetched.server_info.items()
     }
     server.instructions = fetched.instructions.replace("\0", " ")
 
 
-def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
+def _record_failure(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
     record.outcome = SyncRun.Outcome.FAILED
     record.code, record.error = error.code[:40], error.sentence
     record.detail = getattr(error, "detail", "")
@@ -331,32 +324,32 @@ def _failed(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
     )
     parked = not isinstance(error, UpstreamError) or error.parked
     backoff = timedelta(seconds=min(30.0 * 2 ** min(server.failures, 6), server.poll_seconds))
-    _release(lease, PARKED if parked else backoff * random.uniform(0.8, 1.2))  # noqa: S311
+    _release(lease, PARKED_INTERVAL if parked else backoff * random.uniform(0.8, 1.2))  # noqa: S311
 
 
-def _interrupted(lease: Lease, record: SyncRun) -> None:
-    """We are shutting down: nothing is wrong with the server, and its sync is due again."""
+def _record_interruption(lease: Lease, record: SyncRun) -> None:
+    """Record a shutdown during the sync: the server has not failed, and is due again."""
     record.outcome, record.code = SyncRun.Outcome.FAILED, "interrupted"
-    record.error = "Toolcrib was stopped during this sync; nothing was written."
+    record.error = "Toolcrib was stopped during this sync; nothing was saved."
     _finish(record)
     _release(lease, timedelta(0))
 
 
 def _release(lease: Lease, wait: timedelta) -> None:
-    """Give the lease back; run once more if somebody asked meanwhile, else plan the next."""
+    """Release the lease, and schedule the next sync: soon if requested meanwhile, else later."""
     rows = Server.objects.select_for_update().filter(pk=lease.server.pk, sync_fence=lease.fence)
     with transaction.atomic():
         server = rows.first()
         if server is None:
             return
-        asked = server.sync_due_at
-        following = timezone.now() + wait
-        if asked is not None:
-            # What this sync found may have widened the gap since somebody asked.
-            following = max(asked, scheduling.earliest_sync(server, server.sync_trigger))
-        Server.objects.filter(pk=server.pk).update(sync_due_at=following, sync_lease_until=None)
-    if asked is not None:
-        scheduling.queue_sync(server.pk, following)
+        requested = server.sync_due_at
+        due = timezone.now() + wait
+        if requested is not None:
+            # The result of this sync may have increased the minimum gap since the request.
+            due = max(requested, scheduling.earliest_sync(server, server.sync_trigger))
+        Server.objects.filter(pk=server.pk).update(sync_due_at=due, sync_lease_until=None)
+    if requested is not None:
+        scheduling.queue_sync(server.pk, due)
 
 
 def _finish(record: SyncRun) -> None:
@@ -367,7 +360,7 @@ def _finish(record: SyncRun) -> None:
 
 
 def _prune(server: Server) -> None:
-    old = server.sync_runs.values_list("pk", flat=True)[KEPT_RUNS:]
+    old = server.sync_runs.values_list("pk", flat=True)[MAX_RUNS_KEPT:]
     SyncRun.objects.filter(pk__in=list(old)).delete()
 
 
@@ -375,9 +368,9 @@ def _prune(server: Server) -> None:
 
 
 def sync_many(servers: Sequence[Server], trigger: str) -> dict[int, SyncRun | ToolcribError]:
-    """Sync them all and wait; a hung one delays no other."""
+    """Sync servers in parallel and wait, so that a slow one does not delay the others."""
 
-    def one(server: Server) -> SyncRun | ToolcribError:
+    def sync(server: Server) -> SyncRun | ToolcribError:
         try:
             return sync_now(server.pk, trigger)
         except ToolcribError as error:
@@ -386,4 +379,4 @@ def sync_many(servers: Sequence[Server], trigger: str) -> dict[int, SyncRun | To
             connection.close()
 
     with ThreadPoolExecutor(max_workers=8) as threads:
-        return dict(zip((server.pk for server in servers), threads.map(one, servers), strict=True))
+        return dict(zip((server.pk for server in servers), threads.map(sync, servers), strict=True))

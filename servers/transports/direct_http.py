@@ -1,8 +1,8 @@
-"""Call tools of streamable HTTP servers of either era without the SDK in between.
+"""Direct tools/call over streamable HTTP, bypassing the SDK. Both protocol versions.
 
-One POST a call: the request as the SDK would send it, the answer read once, strictly, and passed
-on as it is. The SDK keeps the handshake, the listening and whatever this leaves to it
-(`Elsewhere`): redirects, and streams that end before the answer and can be taken up again.
+One POST per call: the request as the SDK would send it; the response is parsed once, strictly, and
+returned unchanged. The SDK still does the handshake and the listening, and takes over
+(`FallBackToSdk`) for redirects and for streams that end early and can be resumed.
 """
 
 import asyncio
@@ -16,20 +16,26 @@ from django.conf import settings
 
 from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
 from servers.transports import http as upstream_http
-from servers.transports.http import UpstreamTransport, check_redirect
+from servers.transports.http import UpstreamTransport, check_redirect, session_lost_error
 from servers.transports.http1 import HttpConnectionPool, Response
 from servers.transports.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
-from servers.transports.request_trace import RequestTrace, TooLarge, mark_accepted
-from servers.transports.response_body import Decoder, EventParser, body_error, decoder, unpacked
+from servers.transports.request_trace import RequestTrace, TooLarge, is_accepted
+from servers.transports.response_body import (
+    Decoder,
+    EventParser,
+    body_error,
+    decode_in_slices,
+    decoder,
+)
 
-FIRST_ID = 1_000_000_000  # far from those the SDK counts up from 0 in the same session
-MAX_ASKED_BACK = 100  # requests of a server within one call
-SESSION = "mcp-session-id"
-EMPTY = frozenset({202, 204})  # statuses that say: done, or taken, and there is no more to come
+FIRST_ID = 1_000_000_000  # the SDK counts up from 0 in the same session
+MAX_SERVER_REQUESTS = 100  # unanswered requests of a server to the client
+SESSION_HEADER = "mcp-session-id"
+NO_CONTENT_STATUSES = frozenset({202, 204})
 
 
 class FallBackToSdk(Exception):
-    """The SDK has to go on with this call. `resume` is where its stream broke off."""
+    """The SDK has to continue this call. `resume` is the event id to resume its stream from."""
 
     def __init__(self, resume: str | None = None, wait: float = 0.0) -> None:
         super().__init__(resume)
@@ -37,197 +43,200 @@ class FallBackToSdk(Exception):
 
 
 class ProtocolErrorResponse(Exception):
-    """The server answered with an error of the protocol, in its own words: hostile."""
+    """The server answered with a JSON-RPC error. Its message is untrusted text."""
 
 
 class DirectHttpCaller:
-    """The short way to one server, beside a connection of the SDK."""
+    """Calls the tools of one server, next to an SDK connection that did the handshake."""
 
     def __init__(
         self,
-        lines: HttpConnectionPool,
+        connections: HttpConnectionPool,
         transport: UpstreamTransport,
         on_session_lost: Callable[[], None],
     ) -> None:
-        self._lines = lines
+        self._connections = connections
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._answers = upstream_http.BackgroundPosts()  # to what a server asked back
+        self._replies = upstream_http.BackgroundPosts()  # to requests of the server
         self._cancels = upstream_http.BackgroundPosts()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
     @property
     def session_id(self) -> str:
-        """The session the SDK shook hands for; the newer era has none."""
+        """The session id from the SDK's handshake; the modern protocol has none."""
         return "" if self.modern else self._transport.session_id
 
     async def call(
-        self, params: Mapping[str, Any], headers: Mapping[str, str], seen: RequestTrace
+        self, params: Mapping[str, Any], headers: Mapping[str, str], trace: RequestTrace
     ) -> tuple[dict[str, Any], int]:
-        """Send tools/call; return the result as it came, and its size in bytes."""
-        asked = next(self._ids)
-        seen.request_id = asked
-        message = {"jsonrpc": "2.0", "id": asked, "method": "tools/call", "params": params}
-        sent = {**headers, SESSION: self.session_id} if self.session_id else headers
+        """Send tools/call; return the result unchanged, and its size in bytes."""
+        request_id = next(self._ids)
+        trace.request_id = request_id
+        message = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
         body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode()
         try:
-            return await self._exchanged(asked, body, sent, seen)
+            return await self._exchange(request_id, body, self._with_session(headers), trace)
         except asyncio.CancelledError:
-            if seen.sent and not self.modern:  # in the newer era hanging up says it
-                self._cancel(asked, headers)
+            if trace.sent and not self.modern:  # modern servers take a disconnect as a cancel
+                self._cancel(request_id, headers)
             raise
-        except UpstreamError as fault:
-            seen.fault = seen.fault or fault
+        except UpstreamError as error:
+            trace.error = trace.error or error
             raise
 
-    async def _exchanged(
-        self, asked: int, body: bytes, headers: Mapping[str, str], seen: RequestTrace
+    async def _exchange(
+        self, request_id: int, body: bytes, headers: Mapping[str, str], trace: RequestTrace
     ) -> tuple[dict[str, Any], int]:
-        response = await self._lines.post(body, headers, seen)
+        response = await self._connections.post(body, headers, trace)
         try:
-            self._judge(response, seen)
-            async for raw in self._messages(response, seen):
+            self._check_response(response, trace)
+            async for raw in self._read_messages(response):
                 large = len(raw) > LARGE_BYTES
-                found = await asyncio.to_thread(parse_message, raw) if large else parse_message(raw)
-                if not found.is_answer:
-                    self._heed(found.value, headers)
+                message = (
+                    await asyncio.to_thread(parse_message, raw) if large else parse_message(raw)
+                )
+                if not message.is_response:
+                    self._handle_server_message(message.value, headers)
                     continue
-                answer = self._answer(found, asked, len(raw), seen)
-                self._lines.release(response)
-                return answer
-            self._ended(response, seen)
+                result = self._get_result(message, request_id, len(raw), trace)
+                self._connections.release(response)
+                return result, len(raw)
+            raise trace.error or UpstreamError(
+                "The connection to the server was lost while the tool ran.", code="closed"
+            )
         except BaseException:
-            self._lines.drop(response)
+            self._connections.drop(response)
             raise
-        raise AssertionError("unreachable")
 
-    # --- Judging what comes back --------------------------------------------------------------
+    # --- Responses ----------------------------------------------------------------------------
 
-    def _judge(self, response: Response, seen: RequestTrace) -> None:
-        """Raise where there is no use in reading on; as network.py does for the SDK."""
+    def _check_response(self, response: Response, trace: RequestTrace) -> None:
+        """Raise where the body is not needed, as UpstreamTransport does for the SDK."""
         status, location = response.status, response.headers.get("location")
-        if status in (307, 308) and location is not None:  # the only ones that say: ask again
+        if status in (307, 308) and location is not None:  # the only ones to repeat a POST for
             raise FallBackToSdk
-        seen.status, seen.taken = status, mark_accepted(status)
+        trace.status, trace.accepted = status, is_accepted(status)
         if 300 <= status < 400 and location is not None:
-            raise check_redirect(self._lines.url, location)
+            raise check_redirect(self._connections.url, location)
         if status in (401, 403):
             raise auth_error(status)
         if status >= 400:
             if status == 404 and self.session_id:
                 self._on_session_lost()
-                lost = "The server no longer knows this session."
-                seen.fault = UpstreamError(lost, code="closed")
+                trace.error = session_lost_error()
             else:
-                seen.fault = status_error(status)
-        elif status in EMPTY:
-            raise unanswered(status)
-        elif response.kind not in ("application/json", "text/event-stream"):
-            raise not_mcp_error("HTML" if "html" in response.kind else "something that is not MCP")
+                trace.error = status_error(status)
+        elif status in NO_CONTENT_STATUSES:
+            raise no_response_error(status)
+        elif response.content_type not in ("application/json", "text/event-stream"):
+            is_html = "html" in response.content_type
+            raise not_mcp_error("HTML" if is_html else "something that is not MCP")
 
-    async def _messages(self, response: Response, seen: RequestTrace) -> AsyncIterator[bytes]:
-        """Yield each message of a body: one, or those of an event stream."""
+    async def _read_messages(self, response: Response) -> AsyncIterator[bytes]:
+        """Yield each message of the body: one, or those of an event stream."""
         decode = decoder(response.headers.get("content-encoding", "identity").strip().lower())
-        cap, size, chunks = settings.MAX_MESSAGE_BYTES, 0, list[bytes]()
-        stream = response.kind == "text/event-stream"
-        events = self._events = EventParser(cap)
-        while raw := await self._lines.piece(response):
-            async for chunk in _undone(raw, decode):
-                if stream:
+        limit, size, chunks = settings.MAX_MESSAGE_BYTES, 0, list[bytes]()
+        is_stream = response.content_type == "text/event-stream"
+        events = EventParser(limit)
+        while raw := await self._connections.read_chunk(response):
+            async for chunk in _decode(raw, decode):
+                if is_stream:
                     for name, data in events.feed(chunk):
                         if data and name == "message":
                             yield data
                     continue
                 size += len(chunk)
-                if size > cap:
-                    raise TooLarge("server sent a response", cap)
+                if size > limit:
+                    raise TooLarge("server sent a response", limit)
                 chunks.append(chunk)
-        if not stream:
+        if not is_stream:
             yield b"".join(chunks).removeprefix(BOM)
         elif events.last_id and not self.modern:
             raise FallBackToSdk(events.last_id, events.retry)
 
-    def _answer(
-        self, found: ParsedMessage, asked: int, size: int, seen: RequestTrace
-    ) -> tuple[dict[str, Any], int]:
-        message = found.value if isinstance(found.value, dict) else {}
-        if found.is_refusal:
-            seen.refused = True
-            said = message["error"].get("message")
-            raise ProtocolErrorResponse(said if isinstance(said, str) else "")
-        if seen.status >= 400:  # its body is no answer
-            raise seen.fault or status_error(seen.status)
-        seen.size, seen.flaw = size, found.flaw
-        if not seen.flaw and message.get("jsonrpc") != "2.0":
-            seen.flaw = "is not a message of the protocol"
-        if not seen.flaw and not _same(message.get("id"), asked):
-            seen.flaw = "answers something else than what was asked"
-        if seen.flaw:
-            raise UpstreamError("The server sent a message that cannot be used.")
+    def _get_result(
+        self, parsed: ParsedMessage, request_id: int, size: int, trace: RequestTrace
+    ) -> dict[str, Any]:
+        message = parsed.value if isinstance(parsed.value, dict) else {}
+        if parsed.is_error:
+            trace.error_response = True
+            text = message["error"].get("message")
+            raise ProtocolErrorResponse(text if isinstance(text, str) else "")
+        if trace.status >= 400:  # the body of an HTTP error is not a response
+            raise trace.error or status_error(trace.status)
+        trace.size, trace.malformed = size, parsed.malformed
+        if not trace.malformed and message.get("jsonrpc") != "2.0":
+            trace.malformed = "is not a JSON-RPC message"
+        if not trace.malformed and not _is_same_id(message.get("id"), request_id):
+            trace.malformed = "has the id of another request"
+        if trace.malformed:
+            raise UpstreamError("The server sent an invalid message.")
         result: dict[str, Any] = message["result"]
-        return result, size
+        return result
 
-    def _ended(self, response: Response, seen: RequestTrace) -> None:
-        """Say what a stream that ended without an answer means."""
-        raise seen.fault or UpstreamError(
-            "The connection to the server was lost while the tool ran.", code="closed"
-        )
+    # --- Messages of the server during a call ---------------------------------------------------
 
-    # --- What a server says on the way --------------------------------------------------------
-
-    def _heed(self, message: Any, headers: Mapping[str, str]) -> None:
+    def _handle_server_message(self, message: Any, headers: Mapping[str, str]) -> None:
         method = message.get("method")
         if method == "notifications/tools/list_changed":
             self.on_list_changed()
         if "id" not in message or self.modern:
             return
-        if len(self._answers) >= MAX_ASKED_BACK:
+        if len(self._replies) >= MAX_SERVER_REQUESTS:
             raise UpstreamError(
-                f"The server asked more than {MAX_ASKED_BACK} things at once and took no answer.",
-                hint="This is a fault of the server.",
+                f"The server sent more than {MAX_SERVER_REQUESTS} requests without accepting a "
+                "response.",
+                hint="This is a bug in the server.",
             )
-        answer: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
         if method == "ping":
-            answer["result"] = {}
-        else:  # sampling, elicitation, roots: nobody is there to answer
-            answer["error"] = {"code": -32600, "message": "Toolcrib does not answer this."}
-        self._answers.send(self._post(answer, headers))
+            reply["result"] = {}
+        else:  # sampling, elicitation, roots: not supported
+            reply["error"] = {"code": -32600, "message": "Toolcrib does not support this request."}
+        self._replies.send(self._post(reply, headers))
 
-    def _cancel(self, asked: int, headers: Mapping[str, str]) -> None:
-        """Tell the server that nobody waits for a call any more, unless it heeds no such thing."""
+    def _cancel(self, request_id: int, headers: Mapping[str, str]) -> None:
+        """Send a cancel notification, unless the server has too many pending already."""
         if len(self._cancels) < upstream_http.MAX_CANCELS:
-            told = {"method": "notifications/cancelled", "params": {"requestId": asked}}
-            self._cancels.send(self._post({"jsonrpc": "2.0", **told}, headers))
+            params = {"requestId": request_id}
+            message = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+            self._cancels.send(self._post(message, headers))
 
     async def _post(self, message: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        sent = {**headers, SESSION: self.session_id} if self.session_id else headers
         body = json.dumps(message, ensure_ascii=False).encode()
-        response = await self._lines.post(body, sent, None)
-        self._lines.release(response)
+        response = await self._connections.post(body, self._with_session(headers), None)
+        self._connections.release(response)
+
+    def _with_session(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        session_id = self.session_id
+        return {**headers, SESSION_HEADER: session_id} if session_id else headers
 
     def close(self) -> None:
-        self._answers.close()
+        self._replies.close()
         self._cancels.close()
-        self._lines.close()
+        self._connections.close()
 
 
-def unanswered(status: int) -> UpstreamError:
+def no_response_error(status: int) -> UpstreamError:
     return UpstreamError(
-        f"The server took the call and said that no answer follows (HTTP {status}).",
-        hint="This is a fault of the server.",
+        f"The server accepted the call and sent no result (HTTP {status}).",
+        hint="This is a bug in the server.",
     )
 
 
-async def _undone(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
+async def _decode(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
     try:
-        async for chunk in unpacked(raw, decode):
+        async for chunk in decode_in_slices(raw, decode):
             yield chunk
     except zlib.error as error:
         raise body_error(error) from None
 
 
-def _same(given: object, asked: int) -> bool:
-    """Some servers turn numbers into texts, and the SDK lets them."""
-    return (type(given) is int and given == asked) or given == str(asked)
+def _is_same_id(response_id: object, request_id: int) -> bool:
+    """Compare ids. Some servers turn numbers into strings, which the SDK accepts."""
+    if type(response_id) is int:
+        return response_id == request_id
+    return response_id == str(request_id)

@@ -1,9 +1,9 @@
-"""HTTP to servers: the one place where Toolcrib opens a connection to an address someone typed.
+"""HTTP client for MCP servers, with SSRF protection, size limits and a header allowlist.
 
-Addresses are checked when connecting, so neither a redirect nor a name that changes its mind
-gets around it. Bodies are counted as they arrive. Nothing is sent but the server's own headers
-and what the protocol needs; nothing is kept between requests. A failure never raises into the
-SDK: it is noted on the current `Attempt`, and the SDK is handed an error response.
+Addresses are checked at connection time, so neither redirects nor DNS rebinding bypass the check.
+Requests carry the server's configured headers and those of the protocol only; no cookies and no
+state between requests. Failures never raise into the SDK: they are recorded on the current
+`RequestTrace`, and the SDK receives an error response.
 """
 
 import asyncio
@@ -32,9 +32,15 @@ from django.conf import settings
 
 from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
 from servers.transports.jsonrpc import LARGE_BYTES
-from servers.transports.request_trace import RequestTrace, current_trace, mark_accepted, trace_error
+from servers.transports.request_trace import RequestTrace, current_trace, is_accepted, record_error
 from servers.transports.response_body import BodyError, CappedBody, connection_error, decoder
-from servers.transports.ssrf import OTHER_PORTS, Address, Network, allowed_networks, check_address
+from servers.transports.ssrf import (
+    NON_HTTP_PORTS,
+    Address,
+    Network,
+    allowed_networks,
+    check_address,
+)
 
 __all__ = [
     "BodyError",
@@ -42,21 +48,21 @@ __all__ = [
     "Upstream",
     "check_url",
     "current_trace",
-    "trace_error",
+    "record_error",
     "upstream",
 ]
-MAX_CANCELS = 50  # calls given up that a server is being told of
-POST_TIMEOUT = 5.0  # seconds for a server to take what asks for no answer
+MAX_CANCELS = 50  # cancel notifications in flight to one server
+POST_TIMEOUT = 5.0  # seconds for a fire-and-forget POST
 
-# Its INFO lines hold whole URLs, and a query may hold a key.
+# Its INFO lines contain full URLs, and a query may contain a key.
 logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 MAX_REDIRECTS = 3
 CANCELLED = b"notifications/cancelled"
-SMALL = 4096  # bytes; a message that gives up a call has less
-# A stream that is silent for hours must still find out that the other side is gone.
+MAX_CANCEL_BYTES = 4096  # larger bodies are not searched for a cancel notification
+# An idle stream must still detect, after hours, that the peer is gone.
 KEEPALIVE: list[httpcore2.SOCKET_OPTION] = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
 if hasattr(socket, "TCP_KEEPIDLE"):
     KEEPALIVE.append((socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60))
@@ -66,17 +72,17 @@ PROTOCOL_HEADERS = frozenset(
     | {"mcp-session-id", "transfer-encoding", "user-agent"}
 )
 
-PARAM_HEADER = "mcp-param-"  # arguments that a tool wants repeated in headers
+PARAM_HEADER = "mcp-param-"  # arguments that a tool's schema maps to headers
 
 
 # --- Connecting -------------------------------------------------------------------------------
 
 
 def check_url(url: str) -> httpx2.URL:
-    """Return the URL parsed, or refuse it for what can be seen without connecting."""
+    """Return the parsed URL, or raise if it is invalid or not allowed. Does not connect."""
 
-    def refuse(why: str, hint: str = "") -> UpstreamError:
-        return UpstreamError(f"The URL {why}.", code="blocked", hint=hint, parked=True)
+    def refuse(reason: str, hint: str = "") -> UpstreamError:
+        return UpstreamError(f"The URL {reason}.", code="blocked", hint=hint, parked=True)
 
     try:
         parsed = httpx2.URL(url)
@@ -89,22 +95,22 @@ def check_url(url: str) -> httpx2.URL:
             "is plain HTTP", "Use https, or set TOOLCRIB_ALLOW_PLAIN_HTTP where that is acceptable."
         )
     if not parsed.host or "%" in parsed.host or "\0" in url:
-        raise refuse("names no host")
+        raise refuse("has no host")
     if parsed.userinfo:
-        raise refuse("holds a user name or password", "Put credentials into a header.")
-    if parsed.port is not None and (parsed.port in OTHER_PORTS or parsed.port > 65535):
-        raise refuse(f"uses port {parsed.port}, which is not one for HTTP")
+        raise refuse("contains a user name or password", "Put credentials into a header.")
+    if parsed.port is not None and (parsed.port in NON_HTTP_PORTS or parsed.port > 65535):
+        raise refuse(f"uses port {parsed.port}, which is not an HTTP port")
     return parsed
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Ask the system for the addresses of a host, in the order to try them."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+    """Resolve a host with the system resolver; addresses are in order of preference."""
+    entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in entries]
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Opens connections to checked addresses only: resolve, judge every one, connect to that IP."""
+    """Network backend that resolves, checks every address, and connects to the checked IP."""
 
     def __init__(self, resolver: Resolver, allowed: Sequence[Network]) -> None:
         self._resolver = resolver
@@ -121,31 +127,31 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
     ) -> httpcore2.AsyncNetworkStream:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (timeout or settings.CONNECT_TIMEOUT)
-        addresses = await self.checked(host, port, deadline)
-        problem: Exception | None = None
+        addresses = await self.resolve_checked(host, port, deadline)
+        last_error: Exception | None = None
         for index, address in enumerate(addresses):
-            # Each gets its share, so that one dead IPv6 route does not use up all the time.
+            # Split the time, so that one dead IPv6 route does not use up all of it.
             share = (deadline - loop.time()) / (len(addresses) - index)
             try:
                 return await self._inner.connect_tcp(
                     str(address), port, max(share, 0.05), local_address, KEEPALIVE
                 )
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
-                problem = error
-        raise problem or httpcore2.ConnectError("no address")
+                last_error = error
+        raise last_error or httpcore2.ConnectError("no address")
 
-    async def checked(self, host: str, port: int, deadline: float) -> list[Address]:
-        """Resolve a host and judge every address of it, by the clock of the loop."""
+    async def resolve_checked(self, host: str, port: int, deadline: float) -> list[Address]:
+        """Resolve a host and check all its addresses. `deadline` is in loop time."""
         try:
             async with asyncio.timeout_at(deadline):
-                found = await self._resolver(host, port)
+                resolved = await self._resolver(host, port)
         except (OSError, UnicodeError) as error:
             if isinstance(error, TimeoutError):
                 raise httpcore2.ConnectTimeout("resolving") from None
-            found = []
+            resolved = []
         addresses = list(
-            dict.fromkeys(check_address(text, self._allowed) for text in found)
-        )  # one bad address refuses all: a name must not mix public and private ones
+            dict.fromkeys(check_address(text, self._allowed) for text in resolved)
+        )  # one blocked address blocks the host: a name must not mix public and private ones
         if not addresses:
             raise UpstreamError(
                 f"The host name {host[:100]} cannot be resolved.",
@@ -162,62 +168,61 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class UpstreamTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of one server, and judges what comes back before the SDK reads it."""
+    """Sends the SDK's requests to one server and checks each response before the SDK reads it."""
 
     def __init__(self, headers: Iterable[str], resolver: Resolver, tls: ssl.SSLContext) -> None:
         self._headers = PROTOCOL_HEADERS | {name.lower() for name in headers}
         self._inner = httpx2.AsyncHTTPTransport(verify=tls, trust_env=False)
         _guard(self._inner, GuardedBackend(resolver, allowed_networks()))
         self.on_session_lost: Callable[[], None] = lambda: None
-        self.session_id = ""  # as the server gave it in the handshake
+        self.session_id = ""  # as assigned by the server in the handshake
         self._last_stream = 0.0
         self._quick_streams = 0
         self._cancels = BackgroundPosts()
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if not _gives_up(request):
-            return await self._answered(request)
-        # The SDK would post nothing more until the server takes it.
+        if not _is_cancel(request):
+            return await self._send(request)
+        # In the background: the SDK sends nothing else until this POST is answered.
         if len(self._cancels) < MAX_CANCELS:
-            self._cancels.send(self._told(request))
+            self._cancels.send(self._send_cancel(request))
         return httpx2.Response(202)
 
-    async def _told(self, request: httpx2.Request) -> None:
-        current_trace.set(None)  # what becomes of this says nothing about the call
-        response = await self._answered(request)
+    async def _send_cancel(self, request: httpx2.Request) -> None:
+        current_trace.set(None)  # the result of this POST says nothing about the call
+        response = await self._send(request)
         await response.aclose()
 
-    async def _answered(self, request: httpx2.Request) -> httpx2.Response:
+    async def _send(self, request: httpx2.Request) -> httpx2.Response:
         if request.method == "GET" and {"mcp-session-id", "last-event-id"} & set(request.headers):
-            await self._pace()
+            await self._throttle_reopening()
         for name in set(request.headers) - self._headers:
             if not name.startswith(PARAM_HEADER):
                 del request.headers[name]
-        seen = current_trace.get()
-        if seen is not None and seen.call:
-            request.extensions = {**request.extensions, "trace": _sending(seen)}
+        trace = current_trace.get()
+        if trace is not None and trace.is_call:
+            request.extensions = {**request.extensions, "trace": _mark_sent(trace)}
         try:
             check_url(str(request.url))
             response = await self._inner.handle_async_request(request)
-        except UpstreamError as fault:
-            return refusal(fault)
+        except UpstreamError as error:
+            return error_response(error)
         except (httpx2.HTTPError, ssl.SSLError, OSError) as error:
-            return refusal(connection_error(error))
+            return error_response(connection_error(error))
         except httpx2.StreamError:
-            return refusal(UpstreamError("The request could not be sent.", code="protocol"))
+            return error_response(UpstreamError("The request could not be sent.", code="protocol"))
         response.headers.pop("set-cookie", None)
         self.session_id = response.headers.get("mcp-session-id") or self.session_id
         try:
-            return self._judged(request, response)
-        except UpstreamError as fault:
+            return self._check_response(request, response)
+        except UpstreamError as error:
             await response.aclose()
-            return refusal(fault)
+            return error_response(error)
 
-    async def _pace(self) -> None:
-        """Hold back streams that are reopened in quick succession.
+    async def _throttle_reopening(self) -> None:
+        """Delay streams that are reopened in quick succession.
 
-        The SDK reopens a stream that ended after a delay of the server's choosing, zero included,
-        and for ever.
+        The SDK reopens an ended stream forever, after a delay that the server chooses (may be 0).
         """
         now = asyncio.get_running_loop().time()
         recent = self._last_stream and now - self._last_stream < 60
@@ -225,38 +230,40 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         self._last_stream = now
         await asyncio.sleep(min(30, 2**self._quick_streams - 1))
 
-    def _judged(self, request: httpx2.Request, response: httpx2.Response) -> httpx2.Response:
-        """Return the response with its body capped; raise when there is no use in reading it."""
-        status, seen = response.status_code, current_trace.get()
-        if seen is not None:
-            seen.status = status
-            # What a stream that is taken up again says does not unmake what ran.
-            seen.taken = seen.taken or (mark_accepted(status) and request.method == "POST")
+    def _check_response(
+        self, request: httpx2.Request, response: httpx2.Response
+    ) -> httpx2.Response:
+        """Return the response with a size limit on its body; raise if the body is not needed."""
+        status, trace = response.status_code, current_trace.get()
+        if trace is not None:
+            trace.status = status
+            # The status of a resumed stream does not change that the call was accepted.
+            trace.accepted = trace.accepted or (is_accepted(status) and request.method == "POST")
         if response.has_redirect_location:
-            trace_error(check_redirect(request.url, response.headers["location"]))
+            record_error(check_redirect(request.url, response.headers["location"]))
         elif status in (401, 403):
             raise auth_error(status)
         elif status >= 400:
-            trace_error(self._status_fault(request, status))
+            record_error(self._status_error(request, status))
         else:
             check_content_type(request, response)
-            trace_error(None)
+            record_error(None)
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         body = CappedBody(
             response,
             decoder=decoder(encoding),
             per_event=_content_type(response) == "text/event-stream",
-            cap=LARGE_BYTES if _listens(request, seen) else settings.MAX_MESSAGE_BYTES,
-            seen=seen if seen is not None and seen.call else None,
+            limit=LARGE_BYTES if _is_listen_only(request, trace) else settings.MAX_MESSAGE_BYTES,
+            trace=trace if trace is not None and trace.is_call else None,
         )
         return httpx2.Response(
             status, headers=response.headers, stream=body, extensions=response.extensions
         )
 
-    def _status_fault(self, request: httpx2.Request, status: int) -> UpstreamError:
+    def _status_error(self, request: httpx2.Request, status: int) -> UpstreamError:
         if status == 404 and request.method == "POST" and "mcp-session-id" in request.headers:
             self.on_session_lost()
-            return UpstreamError("The server no longer knows this session.", code="closed")
+            return session_lost_error()
         return status_error(status)
 
     async def aclose(self) -> None:
@@ -264,45 +271,49 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
 
-def _gives_up(request: httpx2.Request) -> bool:
-    """Tell whether the SDK tells a server that nobody waits for a call any more."""
-    ours = request.extensions.get("answer") == "ignored"  # sse.py, which takes care by itself
+def session_lost_error() -> UpstreamError:
+    return UpstreamError("The server no longer knows this session.", code="closed")
+
+
+def _is_cancel(request: httpx2.Request) -> bool:
+    """Tell whether a request of the SDK is a cancel notification."""
+    from_sse = request.extensions.get("answer") == "ignored"  # sse.py sends in the background
     try:
-        body = request.content if request.method == "POST" and not ours else b""
-    except httpx2.RequestNotRead:  # one that follows a redirect
+        body = request.content if request.method == "POST" and not from_sse else b""
+    except httpx2.RequestNotRead:  # a request that follows a redirect
         return False
-    if len(body) > SMALL or CANCELLED not in body:
+    if len(body) > MAX_CANCEL_BYTES or CANCELLED not in body:
         return False
     message = json.loads(body)
     return isinstance(message, dict) and message.get("method") == CANCELLED.decode()
 
 
-def _listens(request: httpx2.Request, seen: RequestTrace | None) -> bool:
-    """Tell whether nothing but notifications can come back. The SDK reads them on the loop.
+def _is_listen_only(request: httpx2.Request, trace: RequestTrace | None) -> bool:
+    """Tell whether the response can carry notifications only. The SDK parses them on the loop.
 
-    A stream that a request's own attempt takes up again is that of an answer.
+    A stream that is resumed by the trace of a request carries the response to that request.
     """
     if request.method == "GET":
-        return "mcp-session-id" in request.headers and seen is not None and seen.opening
+        return "mcp-session-id" in request.headers and trace is not None and trace.opening
     return request.headers.get("mcp-method") == "subscriptions/listen"
 
 
-def _sending(seen: RequestTrace) -> Callable[[str, object], Awaitable[None]]:
-    """Return what tells a request that may have arrived from one that surely has not."""
+def _mark_sent(trace: RequestTrace) -> Callable[[str, object], Awaitable[None]]:
+    """Return an httpcore trace function that records when the server may have the request."""
 
-    async def trace(event: str, info: object) -> None:
+    async def on_event(event: str, info: object) -> None:
         if event.endswith("send_request_headers.started"):
-            seen.sent = True
+            trace.sent = True
 
-    return trace
+    return on_event
 
 
 def _guard(transport: httpx2.AsyncHTTPTransport, backend: httpcore2.AsyncNetworkBackend) -> None:
-    """Make every connection of the transport go through the backend.
+    """Make every connection of the transport use the backend.
 
-    httpx2 has no public way to set it; `_pool._network_backend` is private, hence the exact pins
-    and test_network.py, which fails when it moves. Setting an attribute that is not there would
-    leave us unguarded, so its absence is an error.
+    httpx2 has no public way to set it. `_pool._network_backend` is private, hence the exact pins
+    and a test that fails when it moves. Setting an attribute that does not exist would disable
+    the protection, so a missing one is an error.
     """
     pool = transport._pool
     if not hasattr(pool, "_network_backend"):
@@ -310,16 +321,16 @@ def _guard(transport: httpx2.AsyncHTTPTransport, backend: httpcore2.AsyncNetwork
     pool._network_backend = backend
 
 
-def refusal(fault: UpstreamError) -> httpx2.Response:
-    """Note the fault, and return a response that makes the SDK fail this request at once.
+def error_response(error: UpstreamError) -> httpx2.Response:
+    """Record the error, and return a response that makes the SDK fail this request at once.
 
-    The body is a JSON-RPC error that also stops version negotiation (-32022 with no version in
-    common), so that a server that cannot be reached is not asked twice.
+    The body is a JSON-RPC error that also stops version negotiation (-32022 with no supported
+    version), so that an unreachable server is not tried twice.
     """
-    trace_error(fault)
+    record_error(error)
     data = {"supported": [], "requested": ""}
-    error = {"code": -32022, "message": "not reached", "data": data}
-    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": error})
+    body = {"code": -32022, "message": "not reached", "data": data}
+    return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": body})
 
 
 def _content_type(response: httpx2.Response) -> str:
@@ -327,24 +338,26 @@ def _content_type(response: httpx2.Response) -> str:
 
 
 def check_content_type(request: httpx2.Request, response: httpx2.Response) -> None:
-    """Refuse a success that is not MCP, such as the HTML of a web page."""
-    kind = _content_type(response)
+    """Reject a successful response that is not MCP, such as a web page."""
+    content_type = _content_type(response)
     if response.status_code in (202, 204) or request.method == "DELETE":
         return
-    if kind == "text/event-stream" or (request.method == "POST" and kind == "application/json"):
+    if content_type == "text/event-stream":
+        return
+    if request.method == "POST" and content_type == "application/json":
         return
     if request.extensions.get("answer") == "ignored":
         return
-    raise not_mcp_error("HTML" if "html" in kind else "something that is not MCP")
+    raise not_mcp_error("HTML" if "html" in content_type else "something that is not MCP")
 
 
-def joined(url: httpx2.URL, reference: str) -> httpx2.URL:
-    """Resolve what a server calls a URL, relative to the one it was asked at."""
+def join_url(url: httpx2.URL, reference: str) -> httpx2.URL:
+    """Resolve a URL sent by a server, relative to the request's URL."""
     try:
         return url.join(reference.strip())
     except (httpx2.InvalidURL, ValueError):
         raise UpstreamError(
-            "The server names a place to go to that is not a URL.", code="redirect", parked=True
+            "The server redirects to an invalid URL.", code="redirect", parked=True
         ) from None
 
 
@@ -353,17 +366,17 @@ def origin(url: httpx2.URL) -> tuple[str, str, int | None, bytes]:
 
 
 def check_redirect(url: httpx2.URL, location: str) -> UpstreamError:
-    """Return the fault this redirect will be if the SDK does not follow it; raise if it must not.
+    """Return the error to report if the SDK does not follow this redirect; raise if forbidden.
 
     The SDK follows at most MAX_REDIRECTS, within the origin and without changing the method.
     """
     hint = "Enter the final URL of the MCP endpoint."
-    target = joined(url, location)
+    target = join_url(url, location)
     if origin(target) != origin(url):
         scheme, host, port, _ = origin(target)
-        named = f"{scheme}://{host[:200]}" + (f":{port}" if port else "")
+        target_origin = f"{scheme}://{host[:200]}" + (f":{port}" if port else "")
         raise UpstreamError(
-            f"The server redirects to another origin, {named}, which is not followed.",
+            f"The server redirects to another origin, {target_origin}, which is not followed.",
             code="redirect",
             hint=hint,
             parked=True,
@@ -373,18 +386,21 @@ def check_redirect(url: httpx2.URL, location: str) -> UpstreamError:
     )
 
 
-# --- What client.py uses ----------------------------------------------------------------------
+# --- Clients ----------------------------------------------------------------------------------
 
 
 @functools.cache
 def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
-    """Load the authorities once: it takes tens of milliseconds. OpenSSL reads the two variables."""
+    """Load the CA certificates once per setting (tens of milliseconds).
+
+    OpenSSL itself reads the environment variables whose values are the cache key.
+    """
     return ssl.create_default_context()
 
 
 @dataclass
 class Upstream:
-    """An HTTP client for one server, and what it takes to make another (http1.py)."""
+    """An HTTP client for one server, and the parameters for a second one (http1.py)."""
 
     http: httpx2.AsyncClient
     transport: UpstreamTransport = field(repr=False)
@@ -399,7 +415,7 @@ async def upstream(
     *,
     resolver: Resolver = resolve,
 ) -> AsyncIterator[Upstream]:
-    """Give a client that sends these headers and what the protocol needs, and nothing else."""
+    """Open a client that sends these headers and the protocol's, and no others."""
     certificates = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
     tls = _tls_context(*certificates)
     transport = UpstreamTransport(headers, resolver, tls)
@@ -407,25 +423,25 @@ async def upstream(
     allowed = {
         name: value for name, value in headers.items() if name.lower() not in PROTOCOL_HEADERS
     }
-    sent = _sendable({**allowed, **own})
+    encoded = _encode_headers({**allowed, **own})
     client = httpx2.AsyncClient(
         transport=transport,
-        headers=sent,
+        headers=encoded,
         trust_env=False,
         follow_redirects=False,
         max_redirects=MAX_REDIRECTS,
-        # Reading has no limit of its own: event streams are silent for hours. Callers set one.
+        # No read timeout: event streams are silent for hours. Callers set their own.
         timeout=httpx2.Timeout(settings.CONNECT_TIMEOUT, read=None, pool=None),
     )
     try:
-        yield Upstream(client, transport, sent, tls, resolver)
+        yield Upstream(client, transport, encoded, tls, resolver)
     finally:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await client.aclose()
 
 
-def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     try:
         pairs = {name.encode("ascii"): value.encode("latin-1") for name, value in headers.items()}
     except UnicodeError:
@@ -439,21 +455,23 @@ def _sendable(headers: Mapping[str, str]) -> dict[bytes, bytes]:
 
 
 class BackgroundPosts:
+    """Fire-and-forget POSTs (cancellations, replies), with a 5 s timeout. Callers cap them."""
+
     def __init__(self) -> None:
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._tasks)
 
-    def send(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(errand)
-        late = task.get_loop().call_later(POST_TIMEOUT, task.cancel)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-        task.add_done_callback(lambda done: late.cancel())
-        # Seen: a courtesy that failed.
+    def send(self, post: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(post)
+        timer = task.get_loop().call_later(POST_TIMEOUT, task.cancel)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: timer.cancel())
+        # Retrieve the exception, so that asyncio does not log it: failures are ignored.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def close(self) -> None:
-        for task in self._under_way:
+        for task in self._tasks:
             task.cancel()

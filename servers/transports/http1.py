@@ -1,8 +1,8 @@
-"""A lean HTTP/1.1 client for one server: kept connections, one write a request, no frameworks.
+"""HTTP/1.1 client connection pool for one server: keep-alive, one write per request.
 
-Addresses are checked when connecting, as in network.py, by the same code; headers and bodies are
-counted as they arrive. It says exactly when a request may have reached the server. What it does
-not do (redirects, cookies, HTTP/2, proxies), callers leave to network.py.
+Addresses are checked at connection time by the code in http.py; headers and bodies are limited as
+they arrive. Reports exactly when a request may have reached the server. Redirects, cookies, HTTP/2
+and proxies are not supported: callers use http.py for them.
 """
 
 import asyncio
@@ -28,158 +28,161 @@ from servers.transports.ssrf import allowed_networks
 
 logger = logging.getLogger(__name__)
 
-MAX_HEAD = 100 * 1024  # bytes of headers
-# Many servers close a connection after 5 s; one that is closed as we send costs a call its answer.
-REUSED_WITHIN = 3.0
-DRAINS_WITHIN = 1.0  # seconds for an answer's stream to end after the answer
-HELD = 1024 * 1024  # bytes that wait to be looked at, before the server is made to wait
-FIXED = {b"accept": b"application/json, text/event-stream", b"content-type": b"application/json"}
+MAX_HEAD_BYTES = 100 * 1024  # status line and headers
+# Many servers close idle connections after 5 s. A request sent at that moment loses its response.
+MAX_IDLE = 3.0  # seconds
+DRAIN_TIMEOUT = 1.0  # seconds for a stream to end after the response
+MAX_BUFFERED = 1024 * 1024  # unread bytes above which the socket is not read
+FIXED_HEADERS = {
+    b"accept": b"application/json, text/event-stream",
+    b"content-type": b"application/json",
+}
 QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 
 @dataclass
 class Response:
-    """What comes back: status and headers at once, then pieces of the body as they arrive."""
+    """A response: status and headers at once, the body in chunks as they arrive."""
 
     status: int
     headers: dict[str, str]
-    line: "HttpConnection" = field(repr=False)
+    connection: "HttpConnection" = field(repr=False)
 
     @property
-    def kind(self) -> str:
+    def content_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    async def piece(self) -> bytes:
-        """Return the next piece of the body, nothing at its end."""
-        return await self.line.piece()
+    async def read_chunk(self) -> bytes:
+        """Return the next chunk of the body, empty at its end."""
+        return await self.connection.read_chunk()
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection, with one request at a time on it."""
+    """One connection, with one request at a time."""
 
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
-        self.lost: BaseException | None = None
+        self.error: BaseException | None = None
         self.closed = False
-        self.used = time.monotonic()
+        self.last_used = time.monotonic()
         self._socket: socket.socket | None = None
-        self._begin()
+        self._reset_request()
 
-    def _begin(self) -> None:
+    def _reset_request(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self._head = self._status = 0
+        self._head_size = self._status = 0
         self._headers: dict[str, str] = {}
-        self._ready = False  # the headers are complete
-        self.asked = False  # a request was sent
-        self.done = False  # the body is complete, too
-        self._kept = False  # the server keeps the connection
-        self._pieces: deque[bytes] = deque()
-        self._held = 0
+        self._headers_complete = False
+        self.request_sent = False
+        self.complete = False  # the response, including its body
+        self._keep_alive = False
+        self._chunks: deque[bytes] = deque()
+        self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
 
-    # --- What the loop tells ------------------------------------------------------------------
+    # --- Callbacks of the event loop ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not one by class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
         self._socket = transport.get_extra_info("socket")
         if self._socket is not None:
             for option in KEEPALIVE:
                 self._socket.setsockopt(*option)
 
     def data_received(self, data: bytes) -> None:
-        if not self.asked or self.done:
-            self.close()  # what nobody asked for must not be taken for the next answer
+        if not self.request_sent or self.complete:
+            self.close()  # unsolicited data must not be taken for the next response
             return
-        if not self._ready:
-            self._head += len(data)
+        if not self._headers_complete:
+            self._head_size += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._lose(httpx2.RemoteProtocolError("another protocol"))
+            self._fail(httpx2.RemoteProtocolError("another protocol"))
         except httptools.HttpParserError as error:
-            self._lose(httpx2.RemoteProtocolError(f"illegal: {error}"))
-        if not self._ready and self._head > MAX_HEAD:
-            self._lose(httpx2.RemoteProtocolError("headers too long"))
+            self._fail(httpx2.RemoteProtocolError(f"illegal: {error}"))
+        if not self._headers_complete and self._head_size > MAX_HEAD_BYTES:
+            self._fail(httpx2.RemoteProtocolError("headers too long"))
 
     def eof_received(self) -> None:
-        if self._ready and not self.done:
-            # Without a length or chunks, the end of the connection is that of the body.
-            unmeasured = not {"content-length", "transfer-encoding"} & self._headers.keys()
-            if unmeasured:
-                self.done = True
+        if self._headers_complete and not self.complete:
+            # Without a length or chunks, the end of the connection ends the body.
+            until_eof = not {"content-length", "transfer-encoding"} & self._headers.keys()
+            if until_eof:
+                self.complete = True
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
-        if not self.done:
-            self._lose(error or httpx2.RemoteProtocolError("broke off"))
+        if not self.complete:
+            self._fail(error or httpx2.RemoteProtocolError("incomplete"))
         self._wake()
 
-    # --- What the parser tells ----------------------------------------------------------------
+    # --- Callbacks of the parser ----------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._ready:
+        if not self._headers_complete:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_message_begin(self) -> None:
-        if self.done:  # a second answer, in the same stroke: it is nobody's
-            self._kept = False
+        if self.complete:  # a second response in the same read matches no request
+            self._keep_alive = False
 
     def on_headers_complete(self) -> None:
-        if self._ready:
+        if self._headers_complete:
             return
         self._status = self._parser.get_status_code()
         if self._status >= 200:
-            self._ready = True
+            self._headers_complete = True
         else:
             self._headers = {}
         self._wake()
 
     def on_body(self, body: bytes) -> None:
-        if self.done:
+        if self.complete:
             return
-        self._pieces.append(body)
-        self._held += len(body)
-        if self._held > HELD and self.transport is not None:
+        self._chunks.append(body)
+        self._buffered += len(body)
+        if self._buffered > MAX_BUFFERED and self.transport is not None:
             self.transport.pause_reading()
         self._wake()
 
     def on_message_complete(self) -> None:
-        if self._ready and not self.done:
-            self.done = True
-            self._kept = self._parser.should_keep_alive()
+        if self._headers_complete and not self.complete:
+            self.complete = True
+            self._keep_alive = self._parser.should_keep_alive()
             self._wake()
 
-    # --- What the caller does -----------------------------------------------------------------
+    # --- Requests -------------------------------------------------------------------------------
 
-    async def ask(self, request: bytes, seen: RequestTrace | None) -> Response:
-        """Send a request and return its answer's head."""
+    async def send(self, request: bytes, trace: RequestTrace | None) -> Response:
+        """Send a request and return its response once the headers are complete."""
         assert self.transport is not None  # noqa: S101 - connected
-        if seen is not None:
-            seen.sent = True
-        self.asked = True
+        if trace is not None:
+            trace.sent = True
+        self.request_sent = True
         self.transport.write(request)
         if self._socket is not None and QUICKACK is not None:
-            # A server that sends head and body apart may wait for an acknowledgement between.
+            # A server that sends headers and body separately may wait for an ACK in between.
             self._socket.setsockopt(socket.IPPROTO_TCP, QUICKACK, 1)
-        while not self._ready:
-            await self._news()
+        while not self._headers_complete:
+            await self._wait_for_data()
         return Response(self._status, self._headers, self)
 
-    async def piece(self) -> bytes:
-        while not self._pieces and not self.done:
-            await self._news()
-        if not self._pieces:
+    async def read_chunk(self) -> bytes:
+        while not self._chunks and not self.complete:
+            await self._wait_for_data()
+        if not self._chunks:
             return b""
-        found = b"".join(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
-        self._pieces.clear()
-        if self._held > HELD and self.transport is not None:
+        data = b"".join(self._chunks) if len(self._chunks) > 1 else self._chunks[0]
+        self._chunks.clear()
+        if self._buffered > MAX_BUFFERED and self.transport is not None:
             self.transport.resume_reading()
-        self._held = 0
-        return found
+        self._buffered = 0
+        return data
 
-    async def _news(self) -> None:
-        if self.lost is not None:
-            raise self.lost
+    async def _wait_for_data(self) -> None:
+        if self.error is not None:
+            raise self.error
         self._waiter = asyncio.get_running_loop().create_future()
         await self._waiter
 
@@ -187,8 +190,8 @@ class HttpConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _lose(self, error: BaseException) -> None:
-        self.lost = self.lost or error
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
         self.close()
         self._wake()
 
@@ -198,26 +201,26 @@ class HttpConnection(asyncio.Protocol):
             self.transport.abort()
 
     @property
-    def reusable(self) -> bool:
-        return self.done and self._kept and not self.closed
+    def is_reusable(self) -> bool:
+        return self.complete and self._keep_alive and not self.closed
 
     @property
-    def quiet(self) -> bool:
-        """Tell whether nothing came since the last answer, not even a goodbye not yet read."""
+    def has_no_input(self) -> bool:
+        """Tell whether nothing arrived since the last response, not even an unread EOF."""
         if self.closed or self._socket is None:
             return not self.closed
-        looking = select.poll()
-        looking.register(self._socket.fileno(), select.POLLIN)
-        return not looking.poll(0)
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
-    def renew(self) -> None:
-        """Make ready for another request."""
-        self.used = time.monotonic()
-        self._begin()
+    def reset(self) -> None:
+        """Prepare for another request."""
+        self.last_used = time.monotonic()
+        self._reset_request()
 
 
 class HttpConnectionPool:
-    """The connections to one server. Lives on one loop, within `client.connect`."""
+    """The connections to one server. Bound to one event loop, inside `connection.connect`."""
 
     def __init__(self, upstream: Upstream, url: httpx2.URL) -> None:
         self.url = url
@@ -225,100 +228,100 @@ class HttpConnectionPool:
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._tls: ssl.SSLContext | None = upstream.tls if url.scheme == "https" else None
         self._target = url.raw_path
-        self._guard = GuardedBackend(upstream.resolver, allowed_networks())
-        fixed = {b"host": url.netloc, **FIXED, **upstream.headers}
-        self._fixed = b"".join(b"%b: %b\r\n" % pair for pair in fixed.items())
+        self._backend = GuardedBackend(upstream.resolver, allowed_networks())
+        fixed = {b"host": url.netloc, **FIXED_HEADERS, **upstream.headers}
+        self._fixed_headers = b"".join(b"%b: %b\r\n" % pair for pair in fixed.items())
         self._idle: list[HttpConnection] = []
         self._all: set[HttpConnection] = set()
-        self._shut = False
+        self._closed = False
 
     async def post(
-        self, body: bytes, headers: Mapping[str, str], seen: RequestTrace | None
+        self, body: bytes, headers: Mapping[str, str], trace: RequestTrace | None
     ) -> Response:
-        """Send a message; `seen` is told when the server may have got it. Raises UpstreamError."""
+        """Send a message; set `trace.sent` once the server may have it. Raises UpstreamError."""
         request = b"POST %b HTTP/1.1\r\n%b%bcontent-length: %d\r\n\r\n%b" % (
-            self._target, self._fixed, _lines(headers), len(body), body,
+            self._target, self._fixed_headers, _format_headers(headers), len(body), body,
         )  # fmt: skip
-        line = self._take() or await self._connect()
+        connection = self._pop_idle() or await self._connect()
         try:
-            return await line.ask(request, seen)
+            return await connection.send(request, trace)
         except asyncio.CancelledError:
-            self._drop(line)
+            self._drop(connection)
             raise
         except (httpx2.HTTPError, OSError) as error:
-            self._drop(line)
+            self._drop(connection)
             raise connection_error(error) from None
 
-    async def piece(self, response: Response) -> bytes:
+    async def read_chunk(self, response: Response) -> bytes:
         try:
-            return await response.piece()
+            return await response.read_chunk()
         except (httpx2.HTTPError, OSError) as error:
             raise connection_error(error) from None
 
     def release(self, response: Response) -> None:
-        """Be done with a response, read to its end or not: its stream may be about to end."""
-        line = response.line
-        if line.reusable:
-            line.renew()
-            self._idle.append(line)
-        elif line.done or line.closed or self._shut:
-            self._drop(line)
+        """Return the connection to the pool, after reading the rest of the body if needed."""
+        connection = response.connection
+        if connection.is_reusable:
+            connection.reset()
+            self._idle.append(connection)
+        elif connection.complete or connection.closed or self._closed:
+            self._drop(connection)
         else:
             task = asyncio.ensure_future(self._drain(response))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _drain(self, response: Response) -> None:
         try:
-            async with asyncio.timeout(DRAINS_WITHIN):
-                while await response.piece():
+            async with asyncio.timeout(DRAIN_TIMEOUT):
+                while await response.read_chunk():
                     pass
         except (TimeoutError, httpx2.HTTPError, OSError):
-            response.line.close()
+            response.connection.close()
         except BaseException:
-            response.line.close()
+            response.connection.close()
             raise
         self.release(response)
 
     def drop(self, response: Response) -> None:
-        """Hang up: nobody wants the rest."""
-        self._drop(response.line)
+        """Close the connection; the rest of the response is not needed."""
+        self._drop(response.connection)
 
     def close(self) -> None:
-        self._shut = True
-        for line in list(self._all):
-            line.close()
+        self._closed = True
+        for connection in list(self._all):
+            connection.close()
         self._all.clear()
         self._idle.clear()
 
-    def _drop(self, line: HttpConnection) -> None:
-        line.close()
-        self._all.discard(line)
+    def _drop(self, connection: HttpConnection) -> None:
+        connection.close()
+        self._all.discard(connection)
 
-    def _take(self) -> HttpConnection | None:
+    def _pop_idle(self) -> HttpConnection | None:
         while self._idle:
-            line = self._idle.pop()
-            if time.monotonic() - line.used < REUSED_WITHIN and line.quiet:
-                return line
-            self._drop(line)
+            connection = self._idle.pop()
+            if time.monotonic() - connection.last_used < MAX_IDLE and connection.has_no_input:
+                return connection
+            self._drop(connection)
         return None
 
     async def _connect(self) -> HttpConnection:
-        if self._shut:
-            raise UpstreamError("The connection was closed here.", code="closed", hint="Try again.")
+        if self._closed:
+            raise UpstreamError("Toolcrib closed the connection.", code="closed", hint="Try again.")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.CONNECT_TIMEOUT
         try:
-            addresses = await self._guard.checked(self._host, self._port, deadline)
+            addresses = await self._backend.resolve_checked(self._host, self._port, deadline)
         except UpstreamError:
             raise
-        except Exception as error:  # noqa: BLE001 - of the resolver, in httpcore's words
+        except Exception as error:  # noqa: BLE001 - a timeout of the resolver, as httpcore's class
             raise connection_error(httpx2.ConnectTimeout(str(error))) from None
-        problem: Exception = httpx2.ConnectError("no address")
+        last_error: Exception = httpx2.ConnectError("no address")
         for index, address in enumerate(addresses):
             share = (deadline - loop.time()) / (len(addresses) - index)
             try:
                 async with asyncio.timeout(max(share, 0.05)):
-                    _, line = await loop.create_connection(
+                    _, connection = await loop.create_connection(
                         HttpConnection,
                         str(address),
                         self._port,
@@ -326,18 +329,18 @@ class HttpConnectionPool:
                         server_hostname=self._host if self._tls else None,
                     )
             except TimeoutError:
-                problem = httpx2.ConnectTimeout("connecting")
-            except OSError as error:  # of TLS too
-                problem = httpx2.ConnectError("refused")
-                problem.__cause__ = error
+                last_error = httpx2.ConnectTimeout("connecting")
+            except OSError as error:  # includes TLS errors
+                last_error = httpx2.ConnectError("refused")
+                last_error.__cause__ = error
             else:
-                self._all.add(line)
-                return line
-        raise connection_error(problem)
+                self._all.add(connection)
+                return connection
+        raise connection_error(last_error)
 
 
-def _lines(headers: Mapping[str, str]) -> bytes:
-    found = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
-    if found.count(b"\n") != len(headers) or b"\0" in found or found.count(b"\r") != len(headers):
+def _format_headers(headers: Mapping[str, str]) -> bytes:
+    text = "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+    if text.count(b"\n") != len(headers) or b"\0" in text or text.count(b"\r") != len(headers):
         raise connection_error(httpx2.LocalProtocolError("a header is not one line"))
-    return found
+    return text

@@ -1,10 +1,10 @@
-"""Run one program so that nothing of it outlives the process that asked for it.
+"""Process supervisor: run one program and kill it with all its descendants when the parent ends.
 
 Started by stdio.py as `python -I -S process_supervisor.py FD`; standard library only, no project
-import. FD is the read end of a lifeline. Its first line says what to run; then it stays open, and
-its end, whether by close, crash or SIGKILL of the other side, is the order to stop. Exits with the
-program's status, 128+n when signal n killed it, 126 when it could not be executed, 125 when it was
-ended since it had become too many.
+import. FD is the read end of a pipe, the lifeline. Its first line is the command. The lifeline then
+stays open; its end (close, crash or SIGKILL of the parent) is the request to stop. Exits with the
+program's status, 128+n when signal n killed it, 126 when it could not be executed, 125 when it
+exceeded the limit of processes and threads.
 """
 
 import contextlib
@@ -17,37 +17,38 @@ import time
 from pathlib import Path
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL
-LOOK = 0.5  # seconds between two looks at how many it has become
-ALWAYS, UNTOLD = 60, 4  # looks after which they are counted whatever the machine tells
+CHECK_INTERVAL = 0.5  # seconds between two checks of the process limit
+# Every n-th check counts in any case: with, and without a system-wide count in /proc/loadavg.
+COUNT_EVERY, COUNT_EVERY_UNKNOWN = 60, 4
 CANNOT_RUN, TOO_MANY_PROCESSES = 126, 125
-MARK = "toolcrib: ended, since it ran too many processes"
+TOO_MANY_MESSAGE = "toolcrib: killed: too many processes"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 def prctl(option: int, value: int) -> None:
-    """Set a process attribute on Linux. Elsewhere the process group has to do."""
+    """Set a process attribute on Linux. On other systems only the process group is killed."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError, ImportError):
-            import ctypes  # some builds of Python lack it
+            import ctypes  # missing in some builds of Python
 
             ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def read_order(lifeline: int) -> dict[str, object] | None:
-    """Return the first line of the lifeline, or None when it ended before."""
+def read_command(lifeline: int) -> dict[str, object] | None:
+    """Return the first line of the lifeline, or None when the lifeline ended before."""
     received = bytearray()
     while not received.endswith(b"\n"):
         chunk = os.read(lifeline, 65536)
         if not chunk:
             return None
         received += chunk
-    order: dict[str, object] = json.loads(received)
-    return order
+    command: dict[str, object] = json.loads(received)
+    return command
 
 
 def execute(program: str, argv: list[str], parent: int) -> None:
-    """Become the program. Never returns."""
+    """Replace this process with the program. Never returns."""
     os.setpgid(0, 0)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the supervisor died before the line above
@@ -63,53 +64,55 @@ def execute(program: str, argv: list[str], parent: int) -> None:
 
 
 def descendants() -> dict[int, int]:
-    """Return every process below this one and its threads: orphans come to us, the subreaper."""
-    known: dict[int, tuple[int, int]] = {}
+    """Map the pid of each descendant, orphans included, to its thread count."""
+    processes: dict[int, tuple[int, int]] = {}  # pid: parent, threads
     for entry in Path("/proc").iterdir() if sys.platform == "linux" else ():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 after_name = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if after_name[0] != b"Z":
-                    known[int(entry.name)] = int(after_name[1]), int(after_name[17])
+                    processes[int(entry.name)] = int(after_name[1]), int(after_name[17])
     found: dict[int, int] = {}
-    grew = {os.getpid()}
-    while grew:
-        grew = {pid for pid, (parent, _) in known.items() if parent in grew and pid not in found}
-        found |= {pid: known[pid][1] for pid in grew}
+    parents = {os.getpid()}
+    while parents:
+        children = {pid for pid, (parent, _) in processes.items() if parent in parents}
+        parents = children - found.keys()
+        found |= {pid: processes[pid][1] for pid in parents}
     return found
 
 
 class ProcessCount:
-    """Tells when the program has become more processes and threads than it may be.
+    """Checks the number of processes and threads of the program against a limit.
 
-    To count them takes milliseconds, so it is done only where the machine has more than before.
+    Counting takes milliseconds, so it happens only when the count of the whole machine has grown.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most, self.looks, self.over = most, 0, False
-        self.before = self.on_machine()
+    def __init__(self, limit: int) -> None:
+        self.limit, self.checks, self.exceeded = limit, 0, False
+        self.baseline = self.count_on_machine()
 
-    def on_machine(self) -> int:
+    def count_on_machine(self) -> int:
+        """Return the processes and threads of the machine; 0 where unknown."""
         try:
             return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
         except (OSError, ValueError, IndexError):
             return 0
 
-    def is_too_large(self) -> bool:
-        now = self.on_machine()
-        self.looks += 1
-        self.before = min(now, self.before)
-        # Now and then in any case: others may have ended meanwhile, or the machine does not tell.
-        due = self.looks % (ALWAYS if now else UNTOLD) == 0
-        if now - self.before <= self.most // 10 and not due:
+    def is_exceeded(self) -> bool:
+        now = self.count_on_machine()
+        self.checks += 1
+        self.baseline = min(now, self.baseline)
+        # Count regularly in any case: exits elsewhere may hide growth, or the count is unknown.
+        due = self.checks % (COUNT_EVERY if now else COUNT_EVERY_UNKNOWN) == 0
+        if now - self.baseline <= self.limit // 10 and not due:
             return False
-        self.before = now
-        self.over = sum(descendants().values()) > self.most
-        return self.over
+        self.baseline = now
+        self.exceeded = sum(descendants().values()) > self.limit
+        return self.exceeded
 
 
 def reap(pid: int) -> int | None:
-    """Collect every dead child; return the exit status of `pid` when it is among them."""
+    """Reap all dead children; return the exit status of `pid` if it is one of them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -123,12 +126,12 @@ def reap(pid: int) -> int | None:
 
 
 def kill_all(group: int) -> None:
-    """Kill the group and every descendant, until none is left that we may kill."""
+    """Kill the group and all descendants, until none is left that may be killed."""
     with contextlib.suppress(OSError):
         os.killpg(group, signal.SIGKILL)
     while pids := descendants():
         killed = [pid for pid in pids if kill(pid)]
-        if not killed:  # programs of another user, by set-uid: not ours to end
+        if not killed:  # setuid programs of another user: no permission to kill them
             return
         reap(0)
         time.sleep(0.01)
@@ -143,11 +146,11 @@ def kill(pid: int) -> bool:
     return True
 
 
-def watch(pid: int, lifeline: int, wakeup: int, crowd: ProcessCount) -> int | None:
-    """Wait for the program to end, or for the order to stop it. Return its status if it ended."""
+def watch(pid: int, lifeline: int, wakeup: int, count: ProcessCount) -> int | None:
+    """Wait for the program to exit or the request to stop it. Return its status if it exited."""
     deadline: float | None = None
     while True:
-        timeout = LOOK if deadline is None else max(0.0, deadline - time.monotonic())
+        timeout = CHECK_INTERVAL if deadline is None else max(0.0, deadline - time.monotonic())
         sources = [wakeup] if deadline else [wakeup, lifeline]
         ready, _, _ = select.select(sources, [], [], timeout)
         stop = lifeline in ready and not os.read(lifeline, 4096)
@@ -159,7 +162,7 @@ def watch(pid: int, lifeline: int, wakeup: int, crowd: ProcessCount) -> int | No
             return status
         if deadline is not None and time.monotonic() >= deadline:
             return None
-        if crowd.is_too_large():
+        if count.is_exceeded():
             return TOO_MANY_PROCESSES
         if stop and deadline is None:
             with contextlib.suppress(OSError):
@@ -173,32 +176,32 @@ def main() -> int:
     if os.getsid(0) != os.getpid():
         os.setsid()
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    order = read_order(lifeline)
-    if order is None:
+    command = read_command(lifeline)
+    if command is None:
         return CANNOT_RUN
-    for name in list(order["unset"]):  # type: ignore[call-overload]
+    for name in list(command["unset"]):  # type: ignore[call-overload]
         os.environ.pop(name, None)
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    supervisor, crowd = os.getpid(), ProcessCount(int(str(order["most"])))
+    supervisor, count = os.getpid(), ProcessCount(int(str(command["max_processes"])))
     pid = os.fork()
     if pid == 0:
-        execute(str(order["program"]), list(order["argv"]), supervisor)  # type: ignore[call-overload]
+        execute(str(command["program"]), list(command["argv"]), supervisor)  # type: ignore[call-overload]
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # whichever of the two comes first
-    # The program alone holds its pipes, so that their end means what it seems to mean.
-    told = os.dup(2)
+        os.setpgid(pid, pid)  # also done by the child: either may run first
+    # Keep only the program's own copies of the pipes open, so that EOF means it closed them.
+    original_stderr = os.dup(2)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    status = watch(pid, lifeline, wakeup, crowd)
+    status = watch(pid, lifeline, wakeup, count)
     kill_all(pid)
-    if crowd.over:
+    if count.exceeded:
         with contextlib.suppress(OSError):
-            os.write(told, f"\n{MARK}\n".encode())
+            os.write(original_stderr, f"\n{TOO_MANY_MESSAGE}\n".encode())
     return 128 + signal.SIGKILL if status is None else status
 
 

@@ -1,8 +1,8 @@
-"""What the transport sees while one request of ours runs, told to whoever made the request.
+"""Per-request trace: what the transport observed about one request.
 
-A failure never raises into the SDK, where it would tear down requests that are well: it is noted
-here. The SDK carries the context of whoever sends a message into the task that posts it, so what
-is noted finds the request it belongs to even while others run.
+Transport failures must not raise into the SDK, which would cancel unrelated requests; they are
+recorded here instead. The SDK runs each POST in the context of the task that sent the message, so
+a context variable assigns every observation to its own request, also with concurrent requests.
 """
 
 import asyncio
@@ -12,67 +12,67 @@ from dataclasses import dataclass
 from servers.errors import UpstreamError, format_bytes
 from servers.transports import jsonrpc
 
-HEAD = 200  # bytes of a message in which its id is looked for
+HEAD_BYTES = 200  # of a message, searched for its id
 
 
 class TooLarge(UpstreamError):
-    """A message over the cap. `head` is how it starts, where that is known."""
+    """A message over the size limit. `head` is its beginning, where known."""
 
     code = "too_large"
 
-    def __init__(self, what: str, cap: int, head: bytes = b"") -> None:
+    def __init__(self, what: str, limit: int, head: bytes = b"") -> None:
         super().__init__(
-            f"The {what} of more than {format_bytes(cap)}.",
-            hint="TOOLCRIB_MAX_MESSAGE_BYTES sets how large one message may be.",
+            f"The {what} of more than {format_bytes(limit)}.",
+            hint="TOOLCRIB_MAX_MESSAGE_BYTES sets the maximum message size.",
         )
         self.head = head
 
 
 @dataclass
 class RequestTrace:
-    """One request. All but `fault` is filled in for calls of tools only."""
+    """One request. All fields but `error` are set for tool calls only."""
 
-    fault: UpstreamError | None = None
-    call: bool = False
-    opening: bool = False  # of a connection, and of what is only listened to from then on
+    error: UpstreamError | None = None
+    is_call: bool = False
+    opening: bool = False  # opens the connection, or a stream that only carries notifications
     request_id: int | str | None = None
-    sent: bool = False  # the server may have got it
-    status: int = 0  # of HTTP
-    taken: bool = False  # the server began to answer, so that a tool may have run
-    size: int = 0  # of the answer in bytes
-    flaw: str = ""  # of the answer as JSON, as the end of a sentence
-    refused: bool = False  # the answer is an error of the protocol
+    sent: bool = False  # the server may have received it
+    status: int = 0  # HTTP
+    accepted: bool = False  # the server began to answer, so the tool may have run
+    size: int = 0  # bytes of the response
+    malformed: str = ""  # what is wrong with the response as JSON, as a verb phrase
+    error_response: bool = False  # the response is a JSON-RPC error
 
     async def examine(self, raw: bytes) -> None:
-        """Look at an answer as it arrived, for what a lenient parser would not tell."""
+        """Parse a response strictly, to record what the SDK's lenient parser hides."""
         large = len(raw) > jsonrpc.LARGE_BYTES
-        found = (
+        message = (
             await asyncio.to_thread(jsonrpc.parse_message, raw)
             if large
             else jsonrpc.parse_message(raw)
         )
-        if found.is_answer:
-            self.refused = found.is_refusal
-            if self.status < 400:  # the body of a refusal is no answer
-                self.size, self.flaw = len(raw), found.flaw
+        if message.is_response:
+            self.error_response = message.is_error
+            if self.status < 400:  # the body of an HTTP error is not a response
+                self.size, self.malformed = len(raw), message.malformed
 
 
-def mark_accepted(status: int) -> bool:
-    """Tell whether a status says that the server did what was asked. 303 says where to see it."""
+def is_accepted(status: int) -> bool:
+    """Tell whether an HTTP status means that the request was processed. 303 names the result."""
     return status < 300 or status == 303
 
 
-current_trace: ContextVar[RequestTrace | None] = ContextVar("attempt", default=None)
+current_trace: ContextVar[RequestTrace | None] = ContextVar("request_trace", default=None)
 
 
-def trace_error(fault: UpstreamError | None) -> None:
-    """Set, or clear, the fault of the request this code runs for."""
-    if (current := current_trace.get()) is not None:
-        current.fault = fault
+def record_error(error: UpstreamError | None) -> None:
+    """Set or clear the error of the current request."""
+    if (trace := current_trace.get()) is not None:
+        trace.error = error
 
 
-def observed_by(seen: RequestTrace) -> Context:
-    """Return a context in which what the transport sees is told to `seen`."""
+def trace_context(trace: RequestTrace) -> Context:
+    """Return a context in which the transport records its observations in `trace`."""
     context = copy_context()
-    context.run(current_trace.set, seen)
+    context.run(current_trace.set, trace)
     return context

@@ -1,4 +1,4 @@
-"""Bodies of HTTP responses: counted, decoded and examined as they arrive, and cut at the cap."""
+"""HTTP response bodies: size limits, decompression, event stream parsing and error mapping."""
 
 import asyncio
 import ssl
@@ -11,25 +11,25 @@ import httpx2
 from django.conf import settings
 
 from servers.errors import UpstreamError, not_mcp_error, tls_error
-from servers.transports.buffers import PIECE, TURN, ChunkBuffer
+from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer
 from servers.transports.jsonrpc import BOM
-from servers.transports.request_trace import RequestTrace, TooLarge, trace_error
+from servers.transports.request_trace import RequestTrace, TooLarge, record_error
 
-SLICE = 16 * 1024  # bytes that are worked through at once
+SLICE_BYTES = 16 * 1024  # processed at once
 
 
 class BodyError(httpx2.SSEError, httpx2.StreamError):
-    """Ends the reading of a body. Both bases: the SDK then fails that one request, and only it."""
+    """Stops reading a body. With both bases the SDK fails this one request and no other."""
 
-    def __init__(self, fault: UpstreamError) -> None:
-        httpx2.SSEError.__init__(self, fault.message)
-        self.fault = fault
+    def __init__(self, error: UpstreamError) -> None:
+        httpx2.SSEError.__init__(self, error.message)
+        self.error = error
 
 
 class CappedBody(httpx2.AsyncByteStream):
-    """A body that stops at the cap: in total, or for event streams per event.
+    """A body with a size limit: in total, or per event in event streams.
 
-    The answer to a call is examined by `seen` before the SDK gets the end of it.
+    `trace` examines the response to a call before the SDK receives its last chunk.
     """
 
     def __init__(
@@ -38,57 +38,60 @@ class CappedBody(httpx2.AsyncByteStream):
         *,
         decoder: "Decoder",
         per_event: bool,
-        cap: int,
-        seen: RequestTrace | None = None,
+        limit: int,
+        trace: RequestTrace | None = None,
     ) -> None:
         self._response = response
         self._decoder = decoder
         self._per_event = per_event
-        self._cap = cap
-        self._seen = seen
+        self._limit = limit
+        self._trace = trace
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         size = 0
         tail = b""
-        heard = EventParser(self._cap) if self._per_event else WholeBody()
+        parser = EventParser(self._limit) if self._per_event else BodyBuffer()
         try:
             async for raw in self._response.stream:  # type: ignore[union-attr]
-                async for chunk in unpacked(raw, self._decoder):
+                async for chunk in decode_in_slices(raw, self._decoder):
                     if not size and not self._per_event:
                         chunk = chunk.removeprefix(BOM)
                     size += len(chunk)
                     if self._per_event:
-                        size, tail = _since_last_event(size, tail, chunk)
-                    if size > self._cap:
+                        size, tail = _bytes_since_last_event(size, tail, chunk)
+                    if size > self._limit:
                         what = "an event" if self._per_event else "a response"
-                        raise TooLarge(f"server sent {what}", self._cap)
-                    if self._seen is not None:
-                        for name, data in heard.feed(chunk):
+                        raise TooLarge(f"server sent {what}", self._limit)
+                    if self._trace is not None:
+                        for name, data in parser.feed(chunk):
                             if data and name == "message":
-                                await self._seen.examine(data)
+                                await self._trace.examine(data)
                     yield chunk
-            if self._seen is not None and (whole := heard.rest()):
-                await self._seen.examine(whole)
-        except UpstreamError as fault:
-            trace_error(fault)
-            raise BodyError(fault) from None
+            if self._trace is not None and (body := parser.remaining()):
+                await self._trace.examine(body)
+        except UpstreamError as error:
+            record_error(error)
+            raise BodyError(error) from None
         except (httpx2.TransportError, OSError, zlib.error) as error:
             lost = body_error(error)
-            trace_error(lost)
+            record_error(lost)
             raise BodyError(lost) from None
 
     async def aclose(self) -> None:
         await self._response.aclose()
 
 
-def _since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
-    """Return how many bytes the current event has, and what to remember of the chunk's end."""
-    seen = tail + chunk
-    marks = (b"\n\n", b"\r\n\r\n", b"\r\r")
-    end = max((at + len(mark) for mark in marks if (at := seen.rfind(mark)) >= 0), default=-1)
+def _bytes_since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
+    """Return the size of the current event so far, and the end of the chunk for the next call."""
+    data = tail + chunk
+    separators = (b"\n\n", b"\r\n\r\n", b"\r\r")
+    end = max(
+        (at + len(separator) for separator in separators if (at := data.rfind(separator)) >= 0),
+        default=-1,
+    )
     if end >= 0:
-        size = len(seen) - end
-    return size, seen[-3:] if end < 0 else seen[max(end, len(seen) - 3) :]
+        size = len(data) - end
+    return size, data[-3:] if end < 0 else data[max(end, len(data) - 3) :]
 
 
 class Decoder(Protocol):
@@ -96,41 +99,43 @@ class Decoder(Protocol):
 
 
 def decoder(encoding: str) -> Decoder:
-    """Return what undoes a content encoding, a bounded piece at a time. We ask for none."""
+    """Return the decoder of a content encoding. Its output chunks are bounded.
+
+    Toolcrib asks for `identity`; some servers compress anyway.
+    """
     if encoding in ("", "identity"):
         return lambda raw: (raw,)
     if encoding not in ("gzip", "x-gzip", "deflate"):
-        raise UpstreamError("The server compressed its answer although it was asked not to.")
+        raise UpstreamError("The server used a content encoding that was not requested.")
     inflate = zlib.decompressobj(wbits=47)  # gzip and zlib headers alike
 
     def decode(raw: bytes) -> Iterable[bytes]:
-        # A little at a time: what was not consumed is copied for every piece that comes out.
-        for at in range(0, len(raw), 4096):
-            some = raw[at : at + 4096]
-            while some:
-                yield inflate.decompress(some, PIECE)
-                some = inflate.unconsumed_tail
+        # Small inputs: zlib copies the unconsumed rest for every chunk of output.
+        for start in range(0, len(raw), 4096):
+            data = raw[start : start + 4096]
+            while data:
+                yield inflate.decompress(data, CHUNK_BYTES)
+                data = inflate.unconsumed_tail
 
     return decode
 
 
-async def unpacked(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
-    """Yield what a piece of a body comes to, a little at a time.
+async def decode_in_slices(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
+    """Yield the decoded data in small slices, returning to the event loop in between.
 
-    However much a megabyte unpacks to, or however many lines are in it, others on the loop get
-    their turn meanwhile.
+    One megabyte may expand to a gigabyte, or contain a million lines.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     for chunk in decode(raw):
-        for at in range(0, len(chunk), SLICE):
-            yield chunk[at : at + SLICE]
-            if time.monotonic() - began > TURN:
+        for start in range(0, len(chunk), SLICE_BYTES):
+            yield chunk[start : start + SLICE_BYTES]
+            if time.monotonic() - started > YIELD_AFTER:
                 await asyncio.sleep(0)
-                began = time.monotonic()
+                started = time.monotonic()
 
 
-class WholeBody:
-    """Keeps all of a body, to be looked at when it is complete."""
+class BodyBuffer:
+    """Collects a body that is one message. Has the interface of EventParser."""
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
@@ -139,56 +144,56 @@ class WholeBody:
         self._chunks.append(chunk)
         return ()
 
-    def rest(self) -> bytes:
+    def remaining(self) -> bytes:
         return b"".join(self._chunks)
 
 
 class EventParser:
-    """Parses an event stream into names and data, as chunks arrive.
+    """Incremental parser of event streams (SSE): yields event names and data.
 
-    Caps events too, since a count of bytes takes a bare carriage return for a line's end.
+    Limits the event size too: CappedBody's count accepts a bare carriage return as a line end.
     """
 
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self._line = ChunkBuffer()  # of one that has not ended
-        self._name, self._data, self._held = "message", list[bytes](), 0
-        self.last_id = ""  # where a stream of the handshake era can be taken up again
-        self.retry = 1.0  # and after how many seconds
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._line = ChunkBuffer()  # the current, incomplete line
+        self._name, self._data, self._data_size = "message", list[bytes](), 0
+        self.last_id = ""  # where a stream of the legacy protocol can be resumed
+        self.retry = 1.0  # seconds to wait before resuming
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yield what the chunk completes."""
+        """Yield the events that this chunk completes."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             self._add(chunk[start:end])
             start = end + 1
-            if self._take():
+            if self._process_line():
                 continue
             name, data = self._name, self._data
-            self._name, self._data, self._held = "message", [], 0
+            self._name, self._data, self._data_size = "message", [], 0
             if data:
                 yield name, b"\n".join(data)
         if start < len(chunk):
             self._add(chunk[start:])
 
-    def _add(self, piece: bytes) -> None:
-        self._line.add(piece)
-        if self._line.size + self._held > self._cap:
-            raise TooLarge("server sent an event", self._cap)
+    def _add(self, data: bytes) -> None:
+        self._line.add(data)
+        if self._line.size + self._data_size > self._limit:
+            raise TooLarge("server sent an event", self._limit)
 
-    def _take(self) -> bool:
-        """Heed a line that has ended; False if it is empty, which ends the event."""
+    def _process_line(self) -> bool:
+        """Process a complete line; return False for an empty line, which ends the event."""
         if not self._line.size:
             return False
         head = self._line.head(6)
         if head.startswith(b"data:"):  # the only field that may be large
-            self._keep(self._line.take(6 if head.endswith(b" ") else 5, b"\r"))
+            self._append_data(self._line.pop_all(6 if head.endswith(b" ") else 5, b"\r"))
             return True
-        line = self._line.take(end=b"\r")
+        line = self._line.pop_all(strip=b"\r")
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._keep(value)
+            self._append_data(value)
         elif field == b"event":
             self._name = value.decode("utf-8", "replace")
         elif field == b"id" and value.isascii() and b"\0" not in value:
@@ -197,23 +202,23 @@ class EventParser:
             self.retry = int(value) / 1000
         return bool(line)
 
-    def _keep(self, value: bytes) -> None:
+    def _append_data(self, value: bytes) -> None:
         self._data.append(value)
-        self._held += len(value) + 32  # of Python's own
+        self._data_size += len(value) + 32  # overhead of a bytes object
 
-    def rest(self) -> bytes:
+    def remaining(self) -> bytes:
         return b""
 
 
 def body_error(error: BaseException) -> UpstreamError:
-    """Say why an answer that had begun has no end."""
+    """Return the error for a response that began and did not complete."""
     if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
-        return UpstreamError("The server broke off or garbled its answer.", code="closed")
+        return _incomplete_error()
     return connection_error(error)
 
 
 def connection_error(error: BaseException) -> UpstreamError:
-    """Say in a sentence why a connection failed. Never the error's own text: it may quote us."""
+    """Return the error for a failed connection. Never quotes `error`: it may contain secrets."""
     causes: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in causes:
@@ -228,7 +233,7 @@ def connection_error(error: BaseException) -> UpstreamError:
         return UpstreamError(
             f"The server did not accept a connection within {settings.CONNECT_TIMEOUT} s.",
             code="timeout",
-            hint="Check the host and port, and that no firewall is between.",
+            hint="Check the host, the port and any firewall in between.",
         )
     if isinstance(error, httpx2.ConnectError):
         return UpstreamError(
@@ -251,6 +256,10 @@ def connection_error(error: BaseException) -> UpstreamError:
         return (
             not_mcp_error("something that is not HTTP")
             if "illegal" in str(error)
-            else UpstreamError("The server broke off or garbled its answer.", code="closed")
+            else _incomplete_error()
         )
     return UpstreamError("The connection to the server was lost.", code="closed")
+
+
+def _incomplete_error() -> UpstreamError:
+    return UpstreamError("The server sent an incomplete or corrupted response.", code="closed")

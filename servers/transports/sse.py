@@ -1,7 +1,7 @@
-"""The HTTP+SSE transport of 2024: messages arrive on one long GET, and leave as POSTs.
+"""HTTP+SSE transport of MCP 2024-11-05: messages arrive on one long GET and are sent as POSTs.
 
-Ours rather than the SDK's, which caps an event at 1 MiB, keeps a failed POST to itself until
-the caller times out, and waits for ever when the endpoint event names another origin.
+Replaces the SDK's implementation, which limits events to 1 MiB, does not report a failed POST
+until the caller times out, and waits forever when the endpoint event names another origin.
 """
 
 from collections.abc import AsyncIterator
@@ -11,28 +11,28 @@ from typing import Any
 from django.conf import settings
 
 from servers.errors import UpstreamError, not_mcp_error
-from servers.transports.http import MAX_REDIRECTS, Upstream, joined, origin
+from servers.transports.http import MAX_REDIRECTS, Upstream, join_url, origin
 from servers.transports.request_trace import RequestTrace, current_trace
 from servers.transports.response_body import BodyError, EventParser
 
 
 class EventStream:
-    """One open stream. `messages` and `send` are its wire."""
+    """One open stream; a MessageStream for `servers.connections.streams`."""
 
-    side_by_side = True  # some servers hold a POST until the tool has run
+    concurrent_sends = True  # some servers do not answer a POST until the tool has run
 
     def __init__(self, upstream: Upstream, response: Any) -> None:
         self._http = upstream.http
         self._url = response.request.url
-        self._events = _events(response.aiter_raw())
+        self._events = _parse_events(response.aiter_raw())
         self._endpoint = self._url
 
     async def open(self) -> None:
-        """Wait for the event that says where to post."""
+        """Wait for the event that names the URL for POSTs."""
         async for name, data in self._events:
             if name != "endpoint":
                 continue
-            self._endpoint = joined(self._url, data.decode("utf-8", "replace"))
+            self._endpoint = join_url(self._url, data.decode("utf-8", "replace"))
             if origin(self._endpoint) != origin(self._url):
                 raise UpstreamError(
                     "The server asks for messages to be sent to another origin.",
@@ -48,9 +48,12 @@ class EventStream:
             if name == "message" and data:
                 yield data
 
-    async def send(self, message: bytes, seen: RequestTrace | None) -> None:
-        """Post one message, and tell `seen` how it was received. Its answer comes on the stream."""
-        posted = _observe(RequestTrace(call=True))
+    async def send(self, message: bytes, trace: RequestTrace | None) -> None:
+        """Post one message and record in `trace` how it was received.
+
+        The response to the message arrives on the stream.
+        """
+        post_trace = _start_trace(RequestTrace(is_call=True))
         try:
             response = await self._http.post(
                 self._endpoint,
@@ -59,16 +62,17 @@ class EventStream:
                 extensions={"answer": "ignored"},
             )
         finally:
-            if seen is not None:
-                seen.sent, seen.status, seen.taken = posted.sent, posted.status, posted.taken
+            if trace is not None:
+                trace.sent, trace.status = post_trace.sent, post_trace.status
+                trace.accepted = post_trace.accepted
         if response.status_code >= 300:
-            raise posted.fault or UpstreamError("The server did not take a message.")
+            raise post_trace.error or UpstreamError("The server did not accept a message.")
 
 
 @asynccontextmanager
 async def open_event_stream(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
-    """Keep a stream open for as long as the block lasts."""
-    seen = _observe(RequestTrace())
+    """Keep a stream open for the duration of the block."""
+    trace = _start_trace(RequestTrace())
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
     request = upstream.http.build_request("GET", url, headers=headers)
     for _ in range(MAX_REDIRECTS + 1):
@@ -79,25 +83,25 @@ async def open_event_stream(upstream: Upstream, url: str) -> AsyncIterator[Event
         request = response.next_request
     try:
         if response.status_code >= 300:
-            raise seen.fault or UpstreamError("The server did not open an event stream.")
+            raise trace.error or UpstreamError("The server did not open an event stream.")
         stream = EventStream(upstream, response)
         try:
             await stream.open()
-        except BodyError as error:
-            raise error.fault from None
+        except BodyError as body_error:
+            raise body_error.error from None
         yield stream
     finally:
         await response.aclose()
 
 
-def _observe(seen: RequestTrace) -> RequestTrace:
-    current_trace.set(seen)
-    return seen
+def _start_trace(trace: RequestTrace) -> RequestTrace:
+    current_trace.set(trace)
+    return trace
 
 
-async def _events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
-    events = EventParser(settings.MAX_MESSAGE_BYTES)
+async def _parse_events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:
+    parser = EventParser(settings.MAX_MESSAGE_BYTES)
     async with aclosing(chunks):
         async for chunk in chunks:
-            for event in events.feed(chunk):
+            for event in parser.feed(chunk):
                 yield event

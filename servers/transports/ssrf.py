@@ -1,6 +1,7 @@
-"""Which addresses Toolcrib may connect to: the public internet, and what the operator allows.
+"""SSRF protection: decide which IP addresses Toolcrib may connect to.
 
-Opens nothing itself; network.py asks it about every address it is about to connect to.
+Allowed are the public internet and the networks in TOOLCRIB_ALLOWED_NETWORKS. Opens no
+connection; http.py checks every address here before connecting to it.
 """
 
 import ipaddress
@@ -10,7 +11,7 @@ from django.conf import settings
 
 from servers.errors import UpstreamError
 
-OTHER_PORTS = {
+NON_HTTP_PORTS = {
     0: "nothing", 7: "echo", 9: "discard", 19: "chargen",
     20: "FTP", 21: "FTP", 22: "SSH", 23: "Telnet", 25: "mail", 53: "DNS", 69: "TFTP",
     110: "mail", 111: "RPC", 119: "news", 135: "Windows RPC", 137: "NetBIOS", 139: "NetBIOS",
@@ -26,7 +27,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# Translators and oddities that ipaddress calls global in some versions of Python.
+# Translation and reserved ranges that ipaddress reports as global in some Python versions.
 NOT_PUBLIC = [
     ipaddress.ip_network(text)
     for text in ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48")
@@ -39,26 +40,26 @@ def allowed_networks() -> list[Network]:
 
 
 def check_address(text: str, allowed: Iterable[Network]) -> Address:
-    """Return the address to connect to, or refuse it. IPv4 in IPv6 clothes is judged as IPv4."""
+    """Return the address to connect to, or raise. IPv4-mapped IPv6 is checked as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
         address = address.ipv4_mapped
     if any(address.version == net.version and address in net for net in allowed):
         return address
-    for judged in (address, *_carried(address)):
-        if kind := _kind(judged):
+    for candidate in (address, *_embedded_addresses(address)):
+        if kind := _non_public_kind(candidate):
             raise UpstreamError(
-                f"The host name leads to {kind}, which Toolcrib may not connect to.",
+                f"The host resolves to {kind}, which Toolcrib may not connect to.",
                 code="blocked",
-                hint="For a server in your own network, add it to TOOLCRIB_ALLOWED_NETWORKS, e.g. "
-                "10.1.0.0/16.",
+                hint="For a server in your own network, add the network to "
+                "TOOLCRIB_ALLOWED_NETWORKS, e.g. 10.1.0.0/16.",
                 parked=True,
             )
     return address
 
 
-def _carried(address: Address) -> Sequence[Address]:
-    """Return the IPv4 addresses to which a gateway would pass on what is sent to this one."""
+def _embedded_addresses(address: Address) -> Sequence[Address]:
+    """Return the IPv4 addresses that a gateway (NAT64, 6to4, Teredo) would forward to."""
     if isinstance(address, ipaddress.IPv4Address):
         return ()
     if address in NAT64:
@@ -68,10 +69,10 @@ def _carried(address: Address) -> Sequence[Address]:
     return address.teredo or ()
 
 
-def _kind(address: Address) -> str:
-    """Name the class of an address that is not of the public internet; empty if it is."""
+def _non_public_kind(address: Address) -> str:
+    """Describe an address outside the public internet; return "" for a public one."""
     if str(address) in METADATA:
-        return "the metadata service of a cloud"
+        return "a cloud metadata service"
     if address.is_loopback:
         return "this machine itself (a loopback address)"
     if address.is_unspecified:

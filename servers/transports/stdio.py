@@ -1,7 +1,8 @@
-"""Programs that speak MCP over stdin and stdout: start, read, write, stop, and leave nothing.
+"""Stdio transport: run a program and exchange lines over its stdin and stdout.
 
-Every program runs under process_supervisor.py, which ends it and its descendants when we stop or
-die. Lines are bytes here; client.py knows what they mean. Runs on any event loop, in any thread.
+Every program runs under process_supervisor.py, which kills it and its descendants when this
+process stops or dies. Lines are bytes here; `servers.connections.streams` parses them. Works on
+any event loop, in any thread.
 """
 
 import asyncio
@@ -19,31 +20,35 @@ from pathlib import Path
 from typing import IO
 
 from servers.errors import UpstreamError
-from servers.transports.buffers import TURN, ChunkBuffer
-from servers.transports.process_supervisor import CANNOT_RUN, MARK, TOO_MANY_PROCESSES
-from servers.transports.request_trace import HEAD, RequestTrace, TooLarge
+from servers.transports.buffers import YIELD_AFTER, ChunkBuffer
+from servers.transports.process_supervisor import (
+    CANNOT_RUN,
+    TOO_MANY_MESSAGE,
+    TOO_MANY_PROCESSES,
+)
+from servers.transports.request_trace import HEAD_BYTES, RequestTrace, TooLarge
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
 
 SUPERVISOR = Path(__file__).with_name("process_supervisor.py")
-# What a program inherits from us. Everything else, DATABASE_URL included, stays here.
+# Environment variables that a program inherits; no others, such as DATABASE_URL.
 INHERITED = (
     "HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR",
 )  # fmt: skip
-CHUNK = 64 * 1024
+READ_BYTES = 64 * 1024
 STDERR_LINES = 20
-EOF_GRACE = 0.7  # seconds a program gets to leave by itself once stdin ends
-STOP_GRACE = 2.5  # the supervisor needs 2 s at most to end everything
+EOF_GRACE = 0.7  # seconds for a program to exit by itself after stdin ends
+STOP_GRACE = 2.5  # seconds; the supervisor needs at most 2 to kill everything
 
 
 class StdioProcess:
-    """One running program. `messages` and `send` are its wire; `exited` is set when it is gone."""
+    """One running program; a MessageStream for `servers.connections.streams`."""
 
-    side_by_side = False
+    concurrent_sends = False
 
     def __init__(
-        self, max_line: int, stderr_bytes: int, redact: Callable[[str], str], most: int
+        self, max_line: int, stderr_bytes: int, redact: Callable[[str], str], max_processes: int
     ) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
@@ -51,18 +56,19 @@ class StdioProcess:
         self._stderr = bytearray()
         self._stderr_bytes = stderr_bytes
         self._redact = redact
-        self._most = most
+        self._max_processes = max_processes
         self._stderr_ended = asyncio.Event()
         self._stdin = -1
         self._lifeline = -1
         self._stdout: asyncio.StreamReader
         self._transports: list[asyncio.ReadTransport] = []
-        self._drain: asyncio.Task[None]
+        self._stderr_reader: asyncio.Task[None]
 
     async def start(self, program: str, argv: Sequence[str], cwd: str, env: dict[str, str]) -> None:
-        """Spawn the supervisor and tell it what to run.
+        """Spawn the supervisor and send it the command.
 
-        The order goes through the lifeline, so that no argument shows in a command line of ours.
+        The command goes through the lifeline pipe, so that its arguments do not appear in the
+        supervisor's own command line.
         """
         lifeline_end, self._lifeline = os.pipe()
         try:
@@ -72,40 +78,45 @@ class StdioProcess:
             raise UpstreamError(
                 "The program could not be started.",
                 code="not_executable",
-                hint="Check that the working directory exists and can be entered.",
+                hint="Check that the working directory exists and is accessible.",
                 parked=True,
             ) from None
         finally:
             os.close(lifeline_end)
         stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
         if stdin is None or stdout is None or stderr is None:
-            raise RuntimeError("Popen gave no pipes.")
+            raise RuntimeError("Popen returned no pipes.")
         self._stdin = os.dup(stdin.fileno())
         stdin.close()
         for fd in (self._stdin, self._lifeline):
             os.set_blocking(fd, False)
         _wait_in_thread(process, self)
         self._stdout = await self._reader(stdout)
-        self._drain = asyncio.create_task(self._keep_tail(await self._reader(stderr)))
-        # Python sets LC_CTYPE for itself in a C locale; the program shall not inherit that.
+        self._stderr_reader = asyncio.create_task(self._read_stderr(await self._reader(stderr)))
+        # In a C locale the supervisor's Python sets LC_CTYPE; the program must not inherit it.
         unset = [] if "LC_CTYPE" in env else ["LC_CTYPE"]
-        order = json.dumps(
-            {"program": program, "argv": list(argv), "unset": unset, "most": self._most}
+        command = json.dumps(
+            {
+                "program": program,
+                "argv": list(argv),
+                "unset": unset,
+                "max_processes": self._max_processes,
+            }
         )
-        with suppress(BrokenPipeError):  # it died already: the end of stdout tells
-            await _write(self._lifeline, bytearray(order.encode() + b"\n"))
+        with suppress(BrokenPipeError):  # it died already, which the end of stdout reports
+            await _write(self._lifeline, bytearray(command.encode() + b"\n"))
 
     async def _reader(self, pipe: IO[bytes]) -> asyncio.StreamReader:
-        reader = asyncio.StreamReader(limit=CHUNK)
+        reader = asyncio.StreamReader(limit=READ_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         self._transports.append(transport)
         return reader
 
-    async def _keep_tail(self, stderr: asyncio.StreamReader) -> None:
+    async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
         try:
-            while chunk := await stderr.read(CHUNK):
+            while chunk := await stderr.read(READ_BYTES):
                 self._stderr += chunk
                 if len(self._stderr) > 2 * self._stderr_bytes:
                     del self._stderr[: -self._stderr_bytes]
@@ -113,47 +124,47 @@ class StdioProcess:
             self._stderr_ended.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Yield each line of stdout until it ends. A line over the cap ends the connection.
+        """Yield each line of stdout until it ends. A line over the limit ends the connection.
 
-        However many there are at once, others on the loop get their turn meanwhile.
+        Returns to the event loop regularly, however many lines arrive at once.
         """
         line = ChunkBuffer()
-        while chunk := await self._stdout.read(CHUNK):
-            start, began = 0, time.monotonic()
+        while chunk := await self._stdout.read(READ_BYTES):
+            start, started = 0, time.monotonic()
             while (end := chunk.find(b"\n", start)) >= 0:
                 self._add(line, chunk[start:end])
                 start = end + 1
                 if line.size:
-                    yield line.take()
-                if time.monotonic() - began > TURN:
+                    yield line.pop_all()
+                if time.monotonic() - started > YIELD_AFTER:
                     await asyncio.sleep(0)
-                    began = time.monotonic()
+                    started = time.monotonic()
             self._add(line, chunk[start:])
 
-    def _add(self, line: ChunkBuffer, some: bytes) -> None:
-        line.add(some)
+    def _add(self, line: ChunkBuffer, data: bytes) -> None:
+        line.add(data)
         if line.size > self._max_line:
-            raise TooLarge("program wrote a line", self._max_line, line.head(HEAD))
+            raise TooLarge("program wrote a line", self._max_line, line.head(HEAD_BYTES))
 
-    async def send(self, message: bytes, seen: RequestTrace | None) -> None:
-        """Write one line. Callers take turns: a line must not be cut by another."""
-        left = bytearray(message + b"\n")
+    async def send(self, message: bytes, trace: RequestTrace | None) -> None:
+        """Write one line. Not reentrant: lines must not be interleaved."""
+        unsent = bytearray(message + b"\n")
         try:
-            await _write(self._stdin, left)
+            await _write(self._stdin, unsent)
         finally:
-            # A part of a message means nothing. The end of stdin may do for the end of a line.
-            if seen is not None and len(left) > 1:
-                seen.sent = False
+            # A partial message cannot be processed. Without the newline it can: EOF ends a line.
+            if trace is not None and len(unsent) > 1:
+                trace.sent = False
 
     def stderr_tail(self) -> str:
-        """Return the last lines of stderr, safe to show and to log: our secrets show as ***."""
+        """Return the last lines of stderr, safe to display and log: credentials are redacted."""
         text = bytes(self._stderr[-self._stderr_bytes :]).decode("utf-8", "replace")
         text = self._redact(text)
         lines = text.replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
         return escape_hidden("\n".join(line[:2000] for line in lines), keep="\n\t")
 
-    async def ended(self, while_what: str) -> UpstreamError:
-        """Say how the program ended, once its output has. Waits a second for the exit code."""
+    async def exit_error(self, when: str) -> UpstreamError:
+        """Return how the program ended, after its stdout did. Waits 1 s for the exit code."""
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await self.exited.wait()
@@ -161,24 +172,24 @@ class StdioProcess:
         detail = self.stderr_tail()
         if self.exit_code is None:
             return UpstreamError(
-                f"The program closed its output {while_what}, but is still running.",
+                f"The program closed its output {when}, but is still running.",
                 code="closed",
-                hint="It may not speak MCP over stdio, or need an argument that makes it do so.",
+                hint="It may not support MCP over stdio, or need an argument to enable it.",
                 detail=detail,
             )
         if self.exit_code == CANNOT_RUN and detail.startswith("toolcrib: cannot run the program"):
             return UpstreamError(
-                "The command was found, but this machine cannot run it: it is not a program for "
-                "it, or the interpreter it names is missing.",
+                "The command was found, but cannot be executed: it is not a program for this "
+                "machine, or its interpreter is missing.",
                 code="not_executable",
                 hint="Name the interpreter as the command and the file as its first argument.",
                 detail=detail,
                 parked=True,
             )
-        if self.exit_code == TOO_MANY_PROCESSES and detail.endswith(MARK):
+        if self.exit_code == TOO_MANY_PROCESSES and detail.endswith(TOO_MANY_MESSAGE):
             return UpstreamError(
-                f"The program was ended {while_what}: it ran more than {self._most:,} processes "
-                "and threads at once.",
+                f"The program was killed {when}: it ran more than {self._max_processes:,} "
+                "processes and threads at once.",
                 code="crashed",
                 hint="If it needs that many, raise TOOLCRIB_MAX_PROCESSES.",
                 detail=detail,
@@ -189,16 +200,16 @@ class StdioProcess:
             else f"exited with code {self.exit_code}"
         )
         return UpstreamError(
-            f"The program {how} {while_what}.",
+            f"The program {how} {when}.",
             code="crashed",
-            hint="Its last lines on stderr may say why."
+            hint="Its last lines on stderr may give the reason."
             if detail
-            else "It wrote nothing to stderr. Run the same command in a shell to see what it does.",
+            else "It wrote nothing to stderr. Run the same command in a shell to see its output.",
             detail=detail,
         )
 
     async def stop(self) -> None:
-        """End stdin, then everything, in about three seconds at most."""
+        """Close stdin, then kill everything; takes about three seconds at most."""
         if self._stdin >= 0:
             os.close(self._stdin)
             self._stdin = -1
@@ -212,17 +223,17 @@ class StdioProcess:
         try:
             await asyncio.wait_for(self.exited.wait(), STOP_GRACE)
         except TimeoutError:
-            # The supervisor goes on killing without us: it must not be killed itself.
-            logger.warning("A stdio program is slow to end; its supervisor keeps at it.")
+            # Do not kill the supervisor: it keeps killing the program's descendants.
+            logger.warning("Stdio program still running after stop; its supervisor continues")
 
-    def release(self) -> None:
-        """Give back what is left of files and tasks, whatever happened before."""
+    def close(self) -> None:
+        """Release the remaining file descriptors and tasks. Safe in any state."""
         for fd in (self._stdin, self._lifeline):
             if fd >= 0:
                 os.close(fd)
         self._stdin = self._lifeline = -1
-        if hasattr(self, "_drain"):
-            self._drain.cancel()
+        if hasattr(self, "_stderr_reader"):
+            self._stderr_reader.cancel()
         for transport in self._transports:
             transport.close()
 
@@ -236,12 +247,12 @@ async def run_process(
     redact: Callable[[str], str],
     max_line: int,
     stderr_bytes: int,
-    most: int,
+    max_processes: int,
 ) -> AsyncIterator[StdioProcess]:
-    """Run a program for as long as the block lasts, or until it has become more than so many."""
+    """Run a program for the duration of the block, or until it exceeds `max_processes`."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = StdioProcess(max_line, stderr_bytes, redact, most)
+    child = StdioProcess(max_line, stderr_bytes, redact, max_processes)
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -249,11 +260,11 @@ async def run_process(
         finally:
             await child.stop()
     finally:
-        child.release()
+        child.close()
 
 
 def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:
-    """Return the path of the command, looked up as the program's own environment would."""
+    """Return the path of the command, using the PATH of the program's environment."""
     if cwd and not Path(cwd).is_dir():
         raise UpstreamError(
             "The working directory does not exist.",
@@ -265,32 +276,30 @@ def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:
         raise UpstreamError("The command is empty.", code="command_not_found", parked=True)
     if any("\0" in text for text in (*argv, *env, *env.values())):
         raise UpstreamError(
-            "An argument or variable holds a NUL character.", code="not_executable", parked=True
+            "An argument or variable contains a NUL character.", code="not_executable", parked=True
         )
     if any(not name or "=" in name for name in env):
-        raise UpstreamError(
-            "A variable has a name that no variable can have.", code="not_executable", parked=True
-        )
+        raise UpstreamError("A variable has an invalid name.", code="not_executable", parked=True)
     if "/" in argv[0]:
         path = Path(cwd or ".", argv[0]).absolute()
-        found = str(path) if path.is_file() else None
-        if found and not os.access(found, os.X_OK):
+        executable = str(path) if path.is_file() else None
+        if executable and not os.access(executable, os.X_OK):
             raise UpstreamError(
-                "The command is a file that may not be executed.",
+                "The command is a file without execute permission.",
                 code="not_executable",
                 hint="Make it executable (chmod +x) or name its interpreter as the command.",
                 parked=True,
             )
     else:
-        found = shutil.which(argv[0], path=env.get("PATH", os.defpath))
-    if not found:
+        executable = shutil.which(argv[0], path=env.get("PATH", os.defpath))
+    if not executable:
         raise UpstreamError(
             "The command was not found on this machine.",
             code="command_not_found",
             hint="Install it, or give its full path. PATH is that of the Toolcrib process.",
             parked=True,
         )
-    return str(Path(found).absolute())
+    return str(Path(executable).absolute())
 
 
 def _spawn(lifeline_end: int, cwd: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -308,30 +317,30 @@ def _spawn(lifeline_end: int, cwd: str, env: dict[str, str]) -> subprocess.Popen
 
 
 def _wait_in_thread(process: subprocess.Popen[bytes], child: StdioProcess) -> None:
-    """Collect the exit code off the loop: child watchers differ between loops and threads."""
+    """Wait for the exit code in a thread: child watchers depend on the loop and the thread."""
     loop = asyncio.get_running_loop()
 
-    def tell(code: int) -> None:
+    def set_exit_code(code: int) -> None:
         child.exit_code = 128 - code if code < 0 else code
         child.exited.set()
 
     def wait() -> None:
         code = process.wait()
-        with suppress(RuntimeError):  # the loop has ended before the program
-            loop.call_soon_threadsafe(tell, code)
+        with suppress(RuntimeError):  # the loop was closed before the program exited
+            loop.call_soon_threadsafe(set_exit_code, code)
 
     threading.Thread(target=wait, name="stdio-wait", daemon=True).start()
 
 
-async def _write(fd: int, left: bytearray) -> None:
-    """Write all of it without blocking the loop, however slowly the other side reads.
+async def _write(fd: int, unsent: bytearray) -> None:
+    """Write all of `unsent` without blocking the loop, however slowly the reader is.
 
-    What was written is no longer in `left`.
+    Removes the written bytes from `unsent`.
     """
     loop = asyncio.get_running_loop()
-    while left:
+    while unsent:
         try:
-            del left[: os.write(fd, left)]
+            del unsent[: os.write(fd, unsent)]
         except BlockingIOError:
             writable = asyncio.Event()
             loop.add_writer(fd, writable.set)

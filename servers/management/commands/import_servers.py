@@ -1,4 +1,4 @@
-"""Register the servers of an mcp.json."""
+"""Import the servers of an mcp.json file."""
 
 import argparse
 import json
@@ -17,41 +17,45 @@ from servers.sync import scheduling
 from servers.sync.runner import sync_many
 from toolcrib.lib.errors import ToolcribError
 
-# Ours, never a server's.
-PRIVATE = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
+# Toolcrib's own environment variables, never available to the file.
+PRIVATE_VARIABLES = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
 
 
 class Command(BaseCommand):
-    help = "Register the servers of an mcp.json (Claude, VS Code and Cursor shapes)."
+    help = "Register the servers of an mcp.json (Claude, VS Code and Cursor formats)."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", help="The mcp.json; - reads standard input.")
+        parser.add_argument("file", help="The mcp.json file; - reads standard input.")
         parser.add_argument(
             "--allow-stdio",
             action="store_true",
-            help="Let stdio servers run their programs on this machine.",
+            help="Allow stdio servers to run their programs on this machine.",
         )
-        parser.add_argument("--wait", action="store_true", help="Sync them before returning.")
+        parser.add_argument(
+            "--wait", action="store_true", help="Wait until the servers are synced."
+        )
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         text = self._read(options["file"])
         variables = {
-            name: value for name, value in os.environ.items() if not name.startswith(PRIVATE)
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(PRIVATE_VARIABLES)
         }
         check = importer.check_import(text, variables)
-        done = importer.save_drafts(
+        results = importer.save_drafts(
             check,
             actor=Actor.command("import_servers"),
             allow_programs=options["allow_stdio"],
         )
-        saved = [item.server for item in done if item.server]
+        saved = [item.server for item in results if item.server]
         runs = sync_many(saved, Trigger.ADDED) if options["wait"] else {}
         if not options["wait"]:
             for server in saved:
                 scheduling.request_sync(server.pk, Trigger.ADDED)
         warnings = {draft.slug: list(draft.warnings) for draft in check.drafts}
-        rows = [_row(item, runs, warnings) for item in done]
+        rows = [_row(item, runs, warnings) for item in results]
         failed = [row for row in rows if row["status"] == "failed"]
         if options["json"]:
             body = {
@@ -62,7 +66,7 @@ class Command(BaseCommand):
             }
             self.stdout.write(json.dumps(body, ensure_ascii=False, indent=2))
         else:
-            self._tell(rows)
+            self._print(rows)
         if failed or not rows:
             sys.exit(3 if len(failed) < len(rows) else 1)
 
@@ -76,11 +80,11 @@ class Command(BaseCommand):
             self.stderr.write(f"{name} is not UTF-8 text.")
         sys.exit(1)
 
-    def _tell(self, rows: list[dict[str, Any]]) -> None:
+    def _print(self, rows: list[dict[str, Any]]) -> None:
         for row in rows:
             mark = "✕" if row["status"] == "failed" else "✓"
-            what = row["message"] or "registered"
-            self.stdout.write(f"{mark} {row['slug'] or row['name'] or 'file'}: {what}")
+            message = row["message"] or "registered"
+            self.stdout.write(f"{mark} {row['slug'] or row['name'] or 'file'}: {message}")
             if row["argv"]:
                 self.stdout.write(f"    runs: {row['argv']}")
             if row["hint"]:
@@ -90,14 +94,14 @@ class Command(BaseCommand):
 
 
 def _row(
-    item: importer.Imported,
+    item: importer.ImportResult,
     runs: dict[int, SyncRun | ToolcribError],
     warnings: dict[str, list[str]],
 ) -> dict[str, Any]:
-    here = item.server or item.known
+    server = item.server or item.known
     row: dict[str, Any] = {
         "name": validation.escape_ambiguous(item.name),
-        "slug": here.slug if here else None,
+        "slug": server.slug if server else None,
         "status": "saved" if item.server else "known" if item.known else "failed",
         "code": item.code,
         "message": item.message,
@@ -115,7 +119,9 @@ def _row(
         row |= {"status": "failed", "code": run.code, "message": run.message, "hint": run.hint}
     elif run is not None and run.outcome == SyncRun.Outcome.FAILED:
         row |= {"status": "failed", "code": run.code, "message": run.error}
-        row["hint"] = "It stays registered; mend it and run: manage.py sync " + item.server.slug
+        row["hint"] = (
+            f"The server stays registered. Fix it and run: manage.py sync {item.server.slug}"
+        )
     elif run is not None:
         row |= {"status": "synced", "tools": run.added + run.unchanged + run.changed}
         row["message"] = f"{row['tools']} tools"

@@ -15,11 +15,13 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class Command(BaseCommand):
-    help = "Ask for a sync of the named servers, or of all enabled ones."
+    help = "Sync the named servers, or all enabled ones."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("slugs", nargs="*", metavar="SLUG")
-        parser.add_argument("--wait", action="store_true", help="Return when they are done.")
+        parser.add_argument(
+            "--wait", action="store_true", help="Wait until the syncs have finished."
+        )
         parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -29,14 +31,13 @@ class Command(BaseCommand):
             unknown = [slug for slug in options["slugs"] if slug not in known]
             if unknown:
                 self.stderr.write(
-                    f"There is no server called {', '.join(unknown)}. "
-                    f"Known: {', '.join(known) or 'none'}."
+                    f"Server not found: {', '.join(unknown)}. Known: {', '.join(known) or 'none'}."
                 )
                 sys.exit(1)
             servers = [known[slug] for slug in options["slugs"]]
-            off = [server.slug for server in servers if not server.enabled]
-            if off:
-                self.stderr.write(f"Disabled: {', '.join(off)}. Enable them first.")
+            disabled = [server.slug for server in servers if not server.enabled]
+            if disabled:
+                self.stderr.write(f"Disabled: {', '.join(disabled)}. Enable them first.")
                 sys.exit(1)
         if not options["wait"]:
             for server in servers:
@@ -44,9 +45,7 @@ class Command(BaseCommand):
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:
-                self.stdout.write(
-                    f"Asked for {len(servers)} sync{'' if len(servers) == 1 else 's'}."
-                )
+                self.stdout.write(f"Queued {len(servers)} sync{'' if len(servers) == 1 else 's'}.")
             return
         runs = sync_many(servers, Trigger.MANUAL)
         rows = [_row(server, runs[server.pk]) for server in servers]
@@ -66,12 +65,12 @@ def _row(server: Server, run: SyncRun | ToolcribError) -> dict[str, Any]:
     counts = {
         key: getattr(run, key) for key in ("added", "changed", "removed", "unchanged", "rejected")
     }
-    said = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "no tools"
+    summary = ", ".join(f"{number} {word}" for word, number in counts.items() if number)
     return {
         "slug": server.slug,
         "outcome": run.outcome,
         "code": run.code,
-        "message": run.error or said,
+        "message": run.error or summary or "no tools",
         **counts,
         "seconds": run.seconds,
     }
