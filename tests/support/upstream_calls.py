@@ -1,4 +1,4 @@
-"""Servers that answer calls in every way there is, and what it takes to ask them."""
+"""Upstream servers for tests of calls, over every transport, and helpers to call them."""
 
 import asyncio
 import urllib.request
@@ -11,11 +11,11 @@ from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
-SOON = 20  # seconds, for what should take none
+SHORT_TIMEOUT = 20  # seconds, for operations that should take none
 
 
-def run(scenario):
-    """Run a scenario with calls open, and nothing left of it afterwards."""
+def run_scenario(scenario):
+    """Run a scenario with calls enabled, and close everything afterwards."""
 
     async def in_time():
         async with asyncio.timeout(50), upstream_calls.call_pool():
@@ -24,65 +24,65 @@ def run(scenario):
     return asyncio.run(in_time())
 
 
-def target(server, session="", **fields):
+def call_target(server, session="", **fields):
     isolation = "per_session" if session else "shared"
     return CallTarget(server.pk, server.slug, server.generation, isolation, session, **fields)
 
 
-async def ask(server, tool, within=SOON, session="", on=None, **arguments):
-    """Call with these arguments."""
+async def call_tool(server, tool, within=SHORT_TIMEOUT, session="", on=None, **arguments):
+    """Call a tool with these arguments; `on` are further options of the call."""
     options = {"timeout": within, **(on or {})}
-    return await upstream_calls.call(target(server, session), tool, arguments, **options)
+    return await upstream_calls.call(call_target(server, session), tool, arguments, **options)
 
 
-async def waits(server, which, names):
-    """Wait until a workshop says that these waits began, or were given up."""
-    async with asyncio.timeout(SOON):
-        while not set(names) <= set((await ask(server, "cancelled")).structured[which]):
+async def wait_until_reported(server, which, names):
+    """Wait until a workshop reports that these waits began, or were cancelled."""
+    async with asyncio.timeout(SHORT_TIMEOUT):
+        while not set(names) <= set((await call_tool(server, "cancelled")).structured[which]):
             pass
 
 
-async def begun(server, tool):
-    """Wait until raw_calls says that it got a call of this tool, over a connection that works."""
-    async with asyncio.timeout(SOON):
-        while f'"name": "{tool}"' not in (await ask(server, "seen")).content[0]["text"]:
+async def wait_until_received(server, tool):
+    """Wait until raw_calls reports that it received a call of this tool."""
+    async with asyncio.timeout(SHORT_TIMEOUT):
+        while f'"name": "{tool}"' not in (await call_tool(server, "seen")).content[0]["text"]:
             pass
 
 
-async def let_go(server):
-    """Have the calls end that raw_calls holds."""
-    asking = urllib.request.urlopen, f"{server.url}/let-go"
-    (await asyncio.to_thread(*asking, timeout=SOON)).close()
+async def release_held_calls(server):
+    """Make raw_calls answer the calls that it holds."""
+    request = urllib.request.urlopen, f"{server.url}/let-go"
+    (await asyncio.to_thread(*request, timeout=SHORT_TIMEOUT)).close()
 
 
-async def until(check, what):
-    await asyncio.to_thread(wait_for, check, SOON, what=what, every=0.01)
+async def wait_until(check, what):
+    await asyncio.to_thread(wait_for, check, SHORT_TIMEOUT, what=what, every=0.01)
 
 
 @contextmanager
-def through_the_sdk():
-    """Have every call go through the SDK's client, also where the lean one would do."""
-    made = connection.Connection.__init__
+def without_direct_caller():
+    """Make every call through the SDK's client, without the direct caller."""
+    init = connection.Connection.__init__
 
-    def without_lean(self, *args):
-        made(self, *args)
-        self._lean = None
+    def without_direct_caller(self, *args):
+        init(self, *args)
+        self._direct_caller = None
 
-    connection.Connection.__init__ = without_lean
+    connection.Connection.__init__ = without_direct_caller
     try:
         yield
     finally:
-        connection.Connection.__init__ = made
+        connection.Connection.__init__ = init
 
 
 @contextmanager
-def upstream(how, module="raw_calls"):
-    """A server reached in one of the ways there are: stdio, http or sse, modern or legacy.
+def running_upstream(how, module="raw_calls"):
+    """Run a server: stdio, http or sse, modern or legacy.
 
-    Over http by the lean client, or with `sdk` by the SDK's.
+    Over http the direct caller is used, or with `sdk` the SDK's client.
     """
     if how.endswith(" sdk"):
-        with through_the_sdk(), upstream(how.removesuffix(" sdk"), module) as server:
+        with without_direct_caller(), running_upstream(how.removesuffix(" sdk"), module) as server:
             yield server
         return
     transport, _, era = how.partition(" ")
@@ -101,9 +101,9 @@ def upstream(how, module="raw_calls"):
             yield make_server(url=url if url.endswith("/mcp") else f"{url}/mcp")
 
 
-HTTP = ["http", "http sdk"]
-WAYS = [
+HTTP_CLIENTS = ["http", "http sdk"]
+TRANSPORTS_AND_ERAS = [
     *("stdio modern", "stdio legacy"),
     *("http modern", "http modern sdk", "http legacy", "http legacy sdk"),
 ]
-TWO_WAYS = ["stdio", *HTTP]
+TRANSPORTS = ["stdio", *HTTP_CLIENTS]

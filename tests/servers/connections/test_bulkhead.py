@@ -1,3 +1,5 @@
+"""The concurrency limit of a server and its queue."""
+
 import asyncio
 
 from servers.connections.bulkhead import Bulkhead
@@ -12,67 +14,67 @@ def run(scenario):
 
 
 async def settled():
-    """Let everybody on the loop have their turn."""
+    """Let everybody on the loop have their slot."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
-def test_the_turn_of_a_late_call_is_given_on_only_when_it_ended():
+def test_the_slot_of_a_late_call_is_granted_again_only_after_the_call_ended():
     async def scenario():
         bulkhead = Bulkhead()
-        late = await bulkhead.enter(1)
-        late.linger()
+        late = await bulkhead.acquire(1)
+        late.hold_after_timeout()
         assert not late.needed.is_set()
-        entering = asyncio.create_task(bulkhead.enter(1))
+        entering = asyncio.create_task(bulkhead.acquire(1))
         await settled()
         assert late.needed.is_set()
         assert not entering.done()
-        late.leave()
-        (await entering).leave()
+        late.release()
+        (await entering).release()
         assert bulkhead.running == 0
 
     run(scenario)
 
 
-def test_a_call_that_is_late_while_others_wait_is_told_so_at_once():
+def test_a_call_that_times_out_while_others_are_queued_is_asked_for_its_slot_at_once():
     async def scenario():
         bulkhead = Bulkhead()
-        slow = await bulkhead.enter(1)
-        entering = asyncio.create_task(bulkhead.enter(1))
+        slow = await bulkhead.acquire(1)
+        entering = asyncio.create_task(bulkhead.acquire(1))
         await settled()
-        slow.linger()
+        slow.hold_after_timeout()
         assert slow.needed.is_set()
-        slow.leave()
+        slow.release()
         await entering
 
     run(scenario)
 
 
-def test_only_as_many_late_calls_end_as_others_wait():
+def test_only_as_many_late_calls_are_ended_as_calls_are_queued():
     async def scenario():
         bulkhead = Bulkhead()
-        late = [await bulkhead.enter(3) for _ in range(3)]
-        for turn in late:
-            turn.linger()
-        entering = asyncio.create_task(bulkhead.enter(3))
+        late = [await bulkhead.acquire(3) for _ in range(3)]
+        for slot in late:
+            slot.hold_after_timeout()
+        entering = asyncio.create_task(bulkhead.acquire(3))
         await settled()
-        assert [turn.needed.is_set() for turn in late] == [True, False, False]
-        late[0].leave()
+        assert [slot.needed.is_set() for slot in late] == [True, False, False]
+        late[0].release()
         await entering
         assert not late[1].needed.is_set()
 
     run(scenario)
 
 
-def test_a_server_that_is_given_fewer_calls_from_now_on_is_given_no_more():
+def test_a_lower_concurrency_applies_to_calls_that_are_already_queued():
     async def scenario():
         bulkhead = Bulkhead()
-        turns = [await bulkhead.enter(3) for _ in range(3)]
-        entering = asyncio.create_task(bulkhead.enter(1))
-        for turn in turns:
+        slots = [await bulkhead.acquire(3) for _ in range(3)]
+        entering = asyncio.create_task(bulkhead.acquire(1))
+        for slot in slots:
             await settled()
             assert not entering.done()
-            turn.leave()
+            slot.release()
         await entering
         assert bulkhead.running == 1
 

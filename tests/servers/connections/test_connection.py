@@ -1,3 +1,5 @@
+"""MCP connections: transports, listings, listening and failures."""
+
 import asyncio
 import json
 import socket
@@ -18,8 +20,8 @@ from servers.connections.connection import (
 )
 from servers.connections.sdk_compat import raw_request
 from tests.support.upstreams.healthy import weather
-from tests.support.upstreams.many import paginating
-from tests.support.upstreams.running import http_spec, running_http, seen_by, stdio_spec
+from tests.support.upstreams.many import paginated_server
+from tests.support.upstreams.running import http_spec, received_by, running_http, stdio_spec
 
 MODERN, LEGACY = "2026-07-28", "2025-11-25"
 TOOLS = {"get_forecast", "get_temperature", "list_stations", "report_weather"} | {
@@ -39,7 +41,7 @@ def run(coroutine):
 
 @asynccontextmanager
 async def opened(how, **options):
-    """Connect to the weather server in one of the ways there are."""
+    """Connect to the weather server over a transport and a protocol version."""
     transport, _, era = how.partition(" ")
     legacy = ("--legacy",) if era == "legacy" else ()
     if transport == "memory":
@@ -58,13 +60,13 @@ async def opened(how, **options):
 
 
 async def failure(spec) -> UpstreamError:
-    """Return the error that connecting and listing ends in."""
+    """Return the error of connecting and listing."""
     try:
         async with connect(spec) as connection:
             await connection.list_tools()
     except UpstreamError as error:
         return error
-    raise AssertionError("It worked.")
+    raise AssertionError("It did not fail.")
 
 
 async def listing_failure(server) -> ListingError:
@@ -81,7 +83,7 @@ def tools_file(tmp_path, text):
 
 
 async def call(connection: Connection, tool, **arguments):
-    """Call a tool without the SDK's own listing of tools before it."""
+    """Call a tool without the SDK's own tools/list before it."""
     params = {"name": tool, "arguments": arguments}
     result: Any = await raw_request(connection._client.session, "tools/call", params)
     return result["content"][0]["text"]
@@ -93,7 +95,7 @@ def raw():
         yield url
 
 
-# --- The ways to connect ----------------------------------------------------------------------
+# --- Transports and listening -----------------------------------------------------------------
 
 WAYS = [
     ("memory modern", MODERN),
@@ -129,17 +131,17 @@ def test_tools_are_listed_raw_in_both_eras_over_every_transport(how, version):
 @pytest.mark.parametrize("how", [how for how, _ in WAYS])
 def test_a_changed_list_reaches_the_callback_in_both_eras_over_every_transport(how):
     async def scenario():
-        heard = asyncio.Event()
-        async with opened(how, on_list_changed=heard.set) as connection:
+        changed = asyncio.Event()
+        async with opened(how, on_list_changed=changed.set) as connection:
             listening = asyncio.create_task(connection.listen())
-            for number in range(100):  # until the subscription stands, nobody hears a change
+            for number in range(100):  # changes before the subscription is open are not reported
                 await call(connection, "add_tool", name=f"extra_{number}")
                 try:
-                    await asyncio.wait_for(heard.wait(), 0.2)
+                    await asyncio.wait_for(changed.wait(), 0.2)
                     break
                 except TimeoutError:
                     continue
-            assert heard.is_set()
+            assert changed.is_set()
             assert not listening.done()
             names = {tool["name"] for tool in (await connection.list_tools()).tools}
             assert "extra_0" in names
@@ -149,7 +151,7 @@ def test_a_changed_list_reaches_the_callback_in_both_eras_over_every_transport(h
     run(scenario())
 
 
-def test_a_callback_that_fails_does_not_harm_the_connection(caplog):
+def test_a_callback_that_raises_does_not_affect_the_connection(caplog):
     async def scenario():
         called = asyncio.Event()
 
@@ -163,7 +165,7 @@ def test_a_callback_that_fails_does_not_harm_the_connection(caplog):
             assert len((await connection.list_tools()).tools) == len(TOOLS) + 1
 
     run(scenario())
-    assert "A listener for changed tools failed." in caplog.text
+    assert "Callback for changed tools failed" in caplog.text
 
 
 def test_a_lost_subscription_is_renewed_and_counts_as_a_change():
@@ -171,7 +173,7 @@ def test_a_lost_subscription_is_renewed_and_counts_as_a_change():
         changed = asyncio.Event()
         async with connect(http_spec(f"{url}/flaky-listen"), on_list_changed=changed.set) as c:
             listening = asyncio.create_task(c.listen())
-            await changed.wait()  # the server sent no notification: it dropped the stream once
+            await changed.wait()  # the server sent no notification, but closed the stream once
             assert not listening.done()
             listening.cancel()
             await asyncio.wait({listening})
@@ -180,13 +182,13 @@ def test_a_lost_subscription_is_renewed_and_counts_as_a_change():
         run(scenario(url))
 
 
-def test_listening_to_a_server_without_subscriptions_waits_for_the_end():
+def test_listening_to_a_server_without_subscriptions_waits_until_the_connection_closes():
     async def scenario():
         async with connect(stdio_spec("raw_stdio")) as connection:
             listening = asyncio.create_task(connection.listen())
             await connection.list_tools()
             assert not listening.done()
-            connection._link.lose()
+            connection._state.mark_dead()
             with pytest.raises(UpstreamError) as caught:
                 await listening
         assert caught.value.code == "closed"
@@ -194,7 +196,7 @@ def test_listening_to_a_server_without_subscriptions_waits_for_the_end():
     run(scenario())
 
 
-def test_a_server_that_vanishes_ends_the_listening():
+def test_listening_ends_when_the_server_is_gone():
     async def scenario():
         with running_http("healthy") as url:
             context = connect(http_spec(url))
@@ -210,7 +212,7 @@ def test_a_server_that_vanishes_ends_the_listening():
     run(scenario())
 
 
-def test_a_vanished_sse_stream_closes_the_connection():
+def test_a_lost_sse_stream_closes_the_connection():
     async def scenario():
         with running_http("healthy", "--sse", "0") as url:
             context = connect(http_spec(url, transport="sse"))
@@ -225,7 +227,7 @@ def test_a_vanished_sse_stream_closes_the_connection():
     run(scenario())
 
 
-def test_a_forgotten_session_closes_the_connection_and_a_hanging_goodbye_is_cut_short():
+def test_a_lost_session_closes_the_connection_and_a_hanging_delete_times_out():
     async def scenario(url):
         started = time.monotonic()
         async with connect(http_spec(f"{url}/tools?era=legacy&session=forgotten")) as connection:
@@ -239,7 +241,7 @@ def test_a_forgotten_session_closes_the_connection_and_a_hanging_goodbye_is_cut_
         run(scenario(url))
 
 
-def test_a_stream_the_server_will_not_give_does_not_close_the_connection(raw):
+def test_a_get_stream_that_the_server_rejects_does_not_close_the_connection(raw):
     async def scenario():
         async with connect(http_spec(f"{raw}/tools?era=legacy&session=kept")) as connection:
             for _ in range(20):
@@ -249,7 +251,7 @@ def test_a_stream_the_server_will_not_give_does_not_close_the_connection(raw):
     run(scenario())
 
 
-def test_a_stream_that_ends_at_once_is_not_reopened_at_once():
+def test_a_stream_that_ends_at_once_is_reopened_with_a_delay():
     async def scenario(url):
         async with connect(http_spec(f"{url}/tools?era=legacy&session=eager")) as connection:
             for _ in range(100):
@@ -259,11 +261,11 @@ def test_a_stream_that_ends_at_once_is_not_reopened_at_once():
         started = time.monotonic()
         run(scenario(url))
         took = time.monotonic() - started
-        requests = seen_by(url)["requests"]
-    assert 1 <= len([one for one in requests if one["method"] == "GET"]) <= 2 + took
+        requests = received_by(url)["requests"]
+    assert 1 <= [request["method"] for request in requests].count("GET") <= 2 + took
 
 
-def test_nothing_runs_on_after_the_block():
+def test_no_task_is_left_after_the_block():
     async def scenario():
         for how in ("memory modern", "stdio modern", "http legacy", "sse modern"):
             async with opened(how) as connection:
@@ -288,7 +290,7 @@ def test_cancelling_while_connecting_is_not_swallowed():
     asyncio.run(scenario())
 
 
-def test_a_failing_block_keeps_its_own_error():
+def test_an_exception_in_the_block_is_raised_unchanged():
     async def scenario():
         async with opened("stdio modern"):
             raise LookupError("mine")
@@ -314,7 +316,7 @@ def test_connecting_works_on_uvloop(transport):
 # --- Listings ---------------------------------------------------------------------------------
 
 
-def test_one_malformed_tool_does_not_fail_its_siblings(tmp_path):
+def test_one_malformed_tool_does_not_affect_the_others(tmp_path):
     tools = [{"name": "good", "inputSchema": {"type": "object"}}, 7, None, {"inputSchema": {}}, "x"]
     spec = stdio_spec("raw_stdio", "--tools-file", tools_file(tmp_path, json.dumps(tools)))
 
@@ -326,7 +328,7 @@ def test_one_malformed_tool_does_not_fail_its_siblings(tmp_path):
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-def test_one_malformed_tool_does_not_fail_its_siblings_over_http(tmp_path, era):
+def test_one_malformed_tool_does_not_affect_the_others_over_http(tmp_path, era):
     tools = [{"name": "good", "inputSchema": {"type": "object"}}, {"name": "bad"}]
 
     async def scenario(url):
@@ -341,7 +343,7 @@ def test_one_malformed_tool_does_not_fail_its_siblings_over_http(tmp_path, era):
 @pytest.mark.parametrize(
     "text", ['{"tools": {"a": 1}}', '{"tools": null}', "{}", '{"tools": "x"}', "7"]
 )
-def test_a_result_without_a_list_of_tools_breaks_the_protocol(tmp_path, text):
+def test_a_result_without_a_list_of_tools_is_a_protocol_error(tmp_path, text):
     spec = stdio_spec("raw_stdio", "--tools-file", tools_file(tmp_path, text))
     assert run(failure(spec)).code == "protocol"
 
@@ -356,18 +358,18 @@ def test_a_result_without_a_list_of_tools_breaks_the_protocol(tmp_path, text):
         ("huge", "cursor_invalid"),
     ],
 )
-def test_cursors_that_lead_nowhere_end_with_a_code_of_their_own(cursor, code):
-    assert run(listing_failure(paginating(10, 1, cursor))).code == code
+def test_invalid_cursors_fail_with_their_own_codes(cursor, code):
+    assert run(listing_failure(paginated_server(10, 1, cursor))).code == code
 
 
 @pytest.mark.parametrize("cursor", ["7", "true", "[]", '{"a": 1}'])
-def test_a_cursor_must_be_a_text(tmp_path, cursor):
+def test_a_cursor_must_be_a_string(tmp_path, cursor):
     text = f'{{"tools": [], "nextCursor": {cursor}}}'
     spec = stdio_spec("raw_stdio", "--tools-file", tools_file(tmp_path, text))
     assert run(failure(spec)).code == "cursor_invalid"
 
 
-def test_a_null_cursor_is_the_end(tmp_path):
+def test_a_null_cursor_ends_the_list(tmp_path):
     path = tools_file(tmp_path, '{"tools": [{"name": "a"}], "nextCursor": null}')
 
     async def scenario():
@@ -377,26 +379,26 @@ def test_a_null_cursor_is_the_end(tmp_path):
     assert run(scenario()).pages == 1
 
 
-def test_ten_thousand_tools_in_a_hundred_pages_are_listed_and_one_more_is_not():
+def test_ten_thousand_tools_in_a_hundred_pages_are_listed_and_one_more_fails():
     async def scenario():
-        async with run_session(paginating(10_000, 100)) as connection:
+        async with run_session(paginated_server(10_000, 100)) as connection:
             listing = await connection.list_tools()
         assert (len(listing.tools), listing.pages) == (10_000, 100)
         assert len({tool["name"] for tool in listing.tools}) == 10_000
         assert listing.ttl_ms == 60_000
 
     run(scenario())
-    assert run(listing_failure(paginating(10_001, 50))).code == "tool_limit"
+    assert run(listing_failure(paginated_server(10_001, 50))).code == "tool_limit"
 
 
-def test_a_page_more_than_allowed_is_refused(monkeypatch):
+def test_one_page_over_the_limit_fails(monkeypatch):
     monkeypatch.setattr(settings, "MAX_PAGES", 3)
-    assert run(listing_failure(paginating(40, 4))).code == "page_limit"
+    assert run(listing_failure(paginated_server(40, 4))).code == "page_limit"
 
 
-def test_a_listing_has_a_size_limit_over_all_pages(monkeypatch):
+def test_the_size_limit_applies_to_all_pages_together(monkeypatch):
     monkeypatch.setattr(settings, "MAX_LISTING_BYTES", 5_000)
-    error = run(listing_failure(paginating(200, 10)))
+    error = run(listing_failure(paginated_server(200, 10)))
     assert error.code == "listing_too_large"
     assert "4.883 KiB" in error.message
 
@@ -406,7 +408,7 @@ def test_a_listing_has_a_size_limit_over_all_pages(monkeypatch):
     [("5000", 5000), ("0", 0), ("1000000000000000000", 10**18)]
     + [(junk, None) for junk in ("-1", '"5"', "true", "1.5", "null", "[]")],
 )
-def test_a_ttl_is_a_whole_number_or_nothing(tmp_path, ttl, expected):
+def test_a_ttl_that_is_not_a_non_negative_integer_is_ignored(tmp_path, ttl, expected):
     path = tools_file(tmp_path, f'{{"tools": [], "ttlMs": {ttl}}}')
 
     async def scenario():
@@ -439,7 +441,7 @@ def test_a_list_that_never_ends_stops_at_the_deadline(monkeypatch, what):
     assert 1 <= took < 10
 
 
-def test_other_calls_go_on_while_a_list_hangs(monkeypatch):
+def test_calls_succeed_while_a_list_hangs(monkeypatch):
     monkeypatch.setattr(settings, "SYNC_TIMEOUT", 1)
 
     async def scenario(url):
@@ -454,7 +456,7 @@ def test_other_calls_go_on_while_a_list_hangs(monkeypatch):
         run(scenario(url))
 
 
-def test_one_failed_request_leaves_the_others_alone():
+def test_one_failed_request_does_not_affect_the_others():
     async def scenario(url):
         async with connect(http_spec(f"{url}/list/reset")) as connection:
             for _ in range(3):
@@ -470,7 +472,7 @@ def test_one_failed_request_leaves_the_others_alone():
 # --- Failures ---------------------------------------------------------------------------------
 
 FAILURES = [
-    # what the server does, the code, a part of the sentence, and whether retrying is pointless
+    # what the server does, the code, a part of the message, and whether retrying is pointless
     ("401", "auth", "credentials", True),
     ("403", "auth", "403", True),
     ("404", "http_status", "404", True),
@@ -490,7 +492,7 @@ FAILURES = [
     ("gzip-bomb", "too_large", "10 MiB", False),
     ("huge-header", "too_large", "headers", True),
     ("reset", "closed", "lost", False),
-    ("cut", "closed", "broke off", False),
+    ("cut", "closed", "incomplete", False),
     ("list/401", "auth", "credentials", True),
     ("list/500", "http_status", "500", False),
     ("list/html", "not_mcp", "HTML", True),
@@ -498,13 +500,13 @@ FAILURES = [
     ("list/big-json", "too_large", "a response of more than 10 MiB", False),
     ("list/big-sse", "too_large", "an event of more than 10 MiB", False),
     ("list/gzip-bomb", "too_large", "10 MiB", False),
-    ("list/cut", "closed", "broke off", False),
+    ("list/cut", "closed", "incomplete", False),
 ]
 
 
 @pytest.mark.parametrize(("what", "code", "words", "parked"), FAILURES)
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-def test_every_failure_has_a_code_and_a_sentence_that_quotes_nothing(
+def test_every_failure_has_a_code_and_a_message_that_quotes_nothing(
     raw, what, code, words, parked, era
 ):
     spec = http_spec(f"{raw}/{what}?era={era}&key=hunter2", headers={"X-Api-Key": "hunter2"})
@@ -512,9 +514,9 @@ def test_every_failure_has_a_code_and_a_sentence_that_quotes_nothing(
     error = run(failure(spec))
     assert (error.code, error.parked, error.status) == (code, parked, 502)
     assert words in error.message
-    shown = f"{error.message} {error.hint} {error.detail} {error.as_json()} {error!r}"
-    assert "hunter2" not in shown
-    assert "secret body" not in shown
+    text = f"{error.message} {error.hint} {error.detail} {error.as_json()} {error!r}"
+    assert "hunter2" not in text
+    assert "secret body" not in text
     assert time.monotonic() - started < 15
 
 
@@ -528,25 +530,25 @@ def test_a_handshake_that_never_ends_stops_at_the_deadline(raw, monkeypatch, wha
     assert time.monotonic() - started < 10
 
 
-def test_a_closed_port_is_refused():
+def test_a_closed_port_refuses_the_connection():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     error = run(failure(http_spec(f"http://127.0.0.1:{port}/mcp")))
     assert (error.code, error.parked) == ("refused", False)
 
 
-def test_a_server_that_accepts_nothing_times_out_while_connecting(monkeypatch):
+def test_a_server_that_accepts_no_connection_times_out(monkeypatch):
     monkeypatch.setattr(settings, "CONNECT_TIMEOUT", 1)
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:  # fill the queue, so that the next connection gets no answer
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+        for client in waiting:  # fill the backlog, so that the next connection gets no answer
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
         error = run(failure(http_spec(f"http://127.0.0.1:{full.getsockname()[1]}/mcp")))
-        for one in waiting:
-            one.close()
+        for client in waiting:
+            client.close()
     assert error.code == "timeout"
     assert "connection within 1 s" in error.message
 
@@ -565,14 +567,14 @@ def test_a_server_that_accepts_nothing_times_out_while_connecting(monkeypatch):
         ("big-sse", "too_large"),
     ],
 )
-def test_sse_servers_fail_with_the_same_codes_and_at_once(raw, what, code):
+def test_sse_servers_fail_at_once_with_the_same_codes(raw, what, code):
     started = time.monotonic()
     error = run(failure(http_spec(f"{raw}/{what}", transport="sse")))
     assert error.code == code
     assert time.monotonic() - started < 10
 
 
-def test_the_claims_of_a_server_are_cut():
+def test_the_information_reported_by_a_server_is_truncated():
     from mcp.server import MCPServer
 
     server = MCPServer("n" * 500, version="v" * 500, instructions="é" * 40_000)
@@ -586,14 +588,14 @@ def test_the_claims_of_a_server_are_cut():
     assert len(connection.instructions.encode()) == 32 * 1024
 
 
-def test_a_server_of_an_unknown_version_is_refused_in_words():
+def test_a_server_with_an_unknown_protocol_version_fails_with_a_message():
     """Hostile input 29."""
     error = run(failure(stdio_spec("raw_stdio", "--era", "unknown")))
     assert error.code == "protocol"
     assert error.message.endswith(".")
 
 
-def test_a_server_that_claims_the_new_era_and_answers_as_the_old_did_is_listed():
+def test_a_server_that_reports_the_modern_protocol_and_answers_in_the_legacy_one_is_listed():
     """Hostile input 29: its list carries no resultType and no ttl."""
 
     async def scenario():

@@ -1,4 +1,4 @@
-"""A server that does not answer is dialled by one process of all, every so often."""
+"""Only one process at a time tries to reconnect to an unreachable server."""
 
 import asyncio
 from datetime import timedelta
@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from servers.connections import coordination, pool
-from servers.connections.pool import FREE_TRIES
+from servers.connections.pool import CIRCUIT_THRESHOLD
 from servers.models import Server
 from tests.servers.connections.test_pool import Specs, pooled, refused, run, until
 from tests.support.factories import make_server
@@ -21,55 +21,55 @@ def server(db, settings):
     return make_server(url="https://example.org/mcp")
 
 
-def test_a_dial_is_taken_once_in_a_while_whoever_asks(server):
+def test_a_reconnect_is_claimed_once_per_interval(server):
     assert [coordination.claim_reconnect(server.pk, 30) for _ in range(3)] == [True, False, False]
     Server.objects.update(dialled_at=timezone.now() - timedelta(seconds=31))
     assert [coordination.claim_reconnect(server.pk, 1800) for _ in range(2)] == [False, False]
     assert [coordination.claim_reconnect(server.pk, 30) for _ in range(2)] == [True, False]
 
 
-def test_once_it_answers_everybody_may_dial(server):
+def test_a_reachable_server_needs_no_claim(server):
     coordination.claim_reconnect(server.pk, 30)
     coordination.clear_reconnect_claim(server.pk)
     assert Server.objects.get().dialled_at is None
     assert coordination.claim_reconnect(server.pk, 30)
 
 
-def test_where_there_is_one_process_nothing_is_asked(server, settings, django_assert_num_queries):
+def test_a_single_process_makes_no_queries_for_claims(server, settings, django_assert_num_queries):
     settings.EMBEDDED = True
     with django_assert_num_queries(0):
         assert all(coordination.claim_reconnect(server.pk, 30) for _ in range(3))
         coordination.clear_reconnect_claim(server.pk)
 
 
-class InTurn(Specs):
-    """Another process dials, until it is told that this one may."""
+class Claims(Specs):
+    """Rejects claims, as if another process had them, until `allowed`."""
 
     def __init__(self, **specs):
         super().__init__(**specs)
-        self.may, self.asked = False, []
+        self.allowed, self.intervals = False, []
 
-    async def may_dial(self, server_id, apart):
-        self.asked.append(apart)
-        return self.may
+    async def may_reconnect(self, server_id, interval):
+        self.intervals.append(interval)
+        return self.allowed
 
 
-def test_after_its_first_tries_a_process_dials_when_it_is_its_turn_or_somebody_asks(monkeypatch):
-    for name in ("FIRST_WAIT", "LONGEST_WAIT", "DIALS_APART"):
+def test_after_its_first_tries_a_process_reconnects_with_a_claim_or_on_request(monkeypatch):
+    for name in ("FIRST_BACKOFF", "MAX_BACKOFF", "RECONNECT_INTERVAL"):
         monkeypatch.setattr(pool, name, SHORT)
 
     async def scenario():
-        async with pooled(InTurn, n1=refused()) as own:
+        async with pooled(Claims, n1=refused()) as own:
             watcher = own.watcher
-            await own.keep({1: 1})
-            await until(lambda: len(watcher.asked) >= 5, "it waits for its turn")
-            assert watcher.dials == FREE_TRIES
-            asking = asyncio.create_task(own.connection(1, 1))  # as a person's sync does
-            await asyncio.wait({asking})
-            assert asking.exception() is not None
-            assert watcher.dials == FREE_TRIES + 1
-            watcher.may = True
-            await until(lambda: watcher.dials > FREE_TRIES + 2, "it is its turn")
-            assert set(watcher.asked) == {SHORT}
+            await own.maintain({1: 1})
+            await until(lambda: len(watcher.intervals) >= 5, "it waits for a claim")
+            assert watcher.attempts == CIRCUIT_THRESHOLD
+            request = asyncio.create_task(own.connection(1, 1))  # as a manual sync does
+            await asyncio.wait({request})
+            assert request.exception() is not None
+            assert watcher.attempts == CIRCUIT_THRESHOLD + 1
+            watcher.allowed = True
+            await until(lambda: watcher.attempts > CIRCUIT_THRESHOLD + 2, "it reconnects")
+            assert set(watcher.intervals) == {SHORT}
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""Deadlines, callers who leave, and answers that come too late."""
+"""Deadlines, cancelled calls and late answers."""
 
 import asyncio
 import json
@@ -8,187 +8,190 @@ import pytest
 from servers.connections import calls as upstream_calls
 from tests.support.factories import make_program
 from tests.support.upstream_calls import (
-    HTTP,
-    SOON,
-    TWO_WAYS,
-    WAYS,
-    ask,
-    run,
-    target,
-    until,
-    upstream,
-    waits,
+    HTTP_CLIENTS,
+    SHORT_TIMEOUT,
+    TRANSPORTS,
+    TRANSPORTS_AND_ERAS,
+    call_target,
+    call_tool,
+    run_scenario,
+    running_upstream,
+    wait_until,
+    wait_until_reported,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# --- Time -------------------------------------------------------------------------------------
+# --- Deadlines --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_call_that_times_out_disturbs_no_other_on_its_connection(how):
+@pytest.mark.parametrize("how", TRANSPORTS_AND_ERAS)
+def test_a_call_that_times_out_does_not_affect_others_on_its_connection(how):
     async def scenario():
-        await ask(server, "count")
-        others = [asyncio.create_task(ask(server, "wait", seconds=1.0)) for _ in range(5)]
-        slow = await ask(server, "wait", within=0.3, seconds=30, name="slow")
+        await call_tool(server, "count")
+        others = [asyncio.create_task(call_tool(server, "wait", seconds=1.0)) for _ in range(5)]
+        slow = await call_tool(server, "wait", within=0.3, seconds=30, name="slow")
         assert (slow.state, slow.code) == ("timed_out", "timeout")
         assert "within 0.3 s" in slow.message
         assert [outcome.state for outcome in await asyncio.gather(*others)] == ["succeeded"] * 5
-        owner = next(iter(upstream_calls._pool().owners.values()))
+        owner = next(iter(upstream_calls.current_pool().owners.values()))
         assert owner.failures == 0
         assert upstream_calls.in_flight(server.pk) == 0
 
-    with upstream(how, "workshop") as server:
-        run(scenario)
+    with running_upstream(how, "workshop") as server:
+        run_scenario(scenario)
 
 
-@pytest.mark.parametrize("how", TWO_WAYS)
-def test_an_answer_after_the_deadline_is_dropped_and_told(how):
+@pytest.mark.parametrize("how", TRANSPORTS)
+def test_an_answer_after_the_deadline_is_dropped_and_reported(how):
     async def scenario():
         late = asyncio.Queue()
-        await ask(server, "seen")
-        outcome = await ask(
-            server, "later", within=0.2, seconds=0.6, on={"on_late": late.put_nowait}
+        await call_tool(server, "seen")
+        outcome = await call_tool(
+            server, "later", within=0.2, seconds=0.6, options={"on_late": late.put_nowait}
         )
         assert outcome.state == "timed_out"
         note = await late.get()
         assert note.startswith("answered 0.")
         assert note.endswith(" s after its deadline")
-        assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
+        assert (await call_tool(server, "say", result='{"content": []}')).state == "succeeded"
 
-    with upstream(how) as server:
-        run(scenario)
+    with running_upstream(how) as server:
+        run_scenario(scenario)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_call_nobody_waits_for_any_more_is_cancelled_at_the_server(how, monkeypatch):
+@pytest.mark.parametrize("how", TRANSPORTS_AND_ERAS)
+def test_a_call_that_timed_out_is_cancelled_at_the_server(how, monkeypatch):
     monkeypatch.setattr(upstream_calls, "LATE_GRACE", 0.2)
 
     async def scenario():
-        await ask(server, "count")
-        outcome = await ask(server, "wait", within=0.3, seconds=30, name="late")
+        await call_tool(server, "count")
+        outcome = await call_tool(server, "wait", within=0.3, seconds=30, name="late")
         assert outcome.state == "timed_out"
-        await waits(server, "given_up", ["late"])
+        await wait_until_reported(server, "given_up", ["late"])
 
-    with upstream(how, "workshop") as server:
-        run(scenario)
+    with running_upstream(how, "workshop") as server:
+        run_scenario(scenario)
 
 
-@pytest.mark.parametrize("how", HTTP)
-def test_a_drip_of_bytes_ends_at_the_deadline(how):
+@pytest.mark.parametrize("how", HTTP_CLIENTS)
+def test_a_response_that_drips_bytes_ends_at_the_deadline(how):
     async def scenario():
-        outcome = await ask(server, "drip", within=0.5)
+        outcome = await call_tool(server, "drip", within=0.5)
         assert outcome.state == "timed_out"
 
-    with upstream(how) as server:
-        run(scenario)
+    with running_upstream(how) as server:
+        run_scenario(scenario)
 
 
-def test_a_deadline_that_passes_before_anything_was_sent_is_no_timeout_of_the_tool():
+def test_a_deadline_that_passes_before_sending_is_reported_as_not_sent():
     async def scenario():
         sent = []
 
         async def on_sent():
             sent.append(1)
 
-        outcome = await ask(server, "say", within=0.3, on={"on_sent": on_sent})
+        outcome = await call_tool(server, "say", within=0.3, options={"on_sent": on_sent})
         assert (outcome.state, outcome.code) == ("not_sent", "timeout")
         assert sent == []
 
     server = make_program("raw_stdio", "--do", "hang")
-    run(scenario)
+    run_scenario(scenario)
 
 
-# --- Cancelling -------------------------------------------------------------------------------
+# --- Cancellation -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_cancelling_tells_the_server_and_frees_the_turn(how):
+@pytest.mark.parametrize("how", TRANSPORTS_AND_ERAS)
+def test_cancelling_notifies_the_server_and_releases_the_slot(how):
     async def scenario():
         names = [str(number) for number in range(7)]
-        calls = [ask(server, "wait", seconds=30, name=name) for name in names]
+        calls = [call_tool(server, "wait", seconds=30, name=name) for name in names]
         waiting = [asyncio.create_task(call) for call in calls]
-        await waits(server, "begun", names)
-        waiting += [asyncio.create_task(ask(server, "wait", seconds=30)) for _ in range(12)]
-        await until(lambda: upstream_calls.in_flight(server.pk) == 8, "eight run")
+        await wait_until_reported(server, "begun", names)
+        waiting += [asyncio.create_task(call_tool(server, "wait", seconds=30)) for _ in range(12)]
+        await wait_until(lambda: upstream_calls.in_flight(server.pk) == 8, "eight run")
         for task in waiting:
             task.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended)
         assert upstream_calls.in_flight(server.pk) == 0
-        await waits(server, "given_up", names)
+        await wait_until_reported(server, "given_up", names)
 
-    with upstream(how, "workshop") as server:
-        run(scenario)
+    with running_upstream(how, "workshop") as server:
+        run_scenario(scenario)
 
 
-def test_cancels_at_any_moment_leave_no_turn_taken():
+def test_cancelling_at_any_moment_leaves_no_slot_in_use():
     async def scenario():
         calls = []
         for number in range(200):
-            calls.append(asyncio.create_task(ask(server, "later", seconds=0.01)))
+            calls.append(asyncio.create_task(call_tool(server, "later", seconds=0.01)))
             if number % 3 == 0:
                 await asyncio.sleep(0.001 * (number % 7))
                 calls[number // 2].cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         assert upstream_calls.in_flight(server.pk) == 0
-        assert (await ask(server, "say", result='{"content": []}')).state == "succeeded"
+        assert (await call_tool(server, "say", result='{"content": []}')).state == "succeeded"
 
-    with upstream("stdio") as server:
-        run(scenario)
-
-
-# --- A late call and the next -------------------------------------------------------------------
+    with running_upstream("stdio") as server:
+        run_scenario(scenario)
 
 
-async def in_turn(server, tool, within=SOON, **arguments):
-    """Call a tool of a server that is given one call at once."""
-    return await upstream_calls.call(target(server, concurrency=1), tool, arguments, timeout=within)
+# --- Late calls and their slots -----------------------------------------------------------------
 
 
-def test_a_late_call_is_cancelled_before_the_next_is_sent_to_a_server_that_takes_one(settings):
-    settings.CALLS_QUEUED = 0  # who gets the turn of a late call does not wait in the queue
+async def call_one(server, tool, within=SHORT_TIMEOUT, **arguments):
+    """Call a tool with a concurrency of one."""
+    return await upstream_calls.call(
+        call_target(server, concurrency=1), tool, arguments, timeout=within
+    )
+
+
+def test_with_a_concurrency_of_one_a_late_call_is_cancelled_before_the_next_is_sent(settings):
+    settings.CALLS_QUEUED = 0  # a call that gets the slot of a late one is not queued
 
     async def scenario():
-        await in_turn(server, "seen")
-        late = await in_turn(server, "hang", within=0.3)
+        await call_one(server, "seen")
+        late = await call_one(server, "hang", within=0.3)
         assert late.state == "timed_out"
-        seen = json.loads((await in_turn(server, "seen")).content[0]["text"])
-        came = [each["params"].get("name", each["method"]) for each in seen if "params" in each]
-        assert came[came.index("hang") :] == ["hang", "notifications/cancelled", "seen"]
+        messages = json.loads((await call_one(server, "seen")).content[0]["text"])
+        with_params = [message for message in messages if "params" in message]
+        names = [message["params"].get("name", message["method"]) for message in with_params]
+        assert names[names.index("hang") :] == ["hang", "notifications/cancelled", "seen"]
 
-    with upstream("stdio legacy") as server:
-        run(scenario)
+    with running_upstream("stdio legacy") as server:
+        run_scenario(scenario)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_nobody_listens_for_a_late_answer_while_another_call_needs_the_turn(how, monkeypatch):
+@pytest.mark.parametrize("how", TRANSPORTS_AND_ERAS)
+def test_a_late_answer_is_not_awaited_while_another_call_needs_the_slot(how, monkeypatch):
     monkeypatch.setattr(upstream_calls, "LATE_GRACE", 600.0)
 
     async def scenario():
-        await in_turn(server, "count")
-        late = await in_turn(server, "wait", within=0.3, seconds=600, name="late")
+        await call_one(server, "count")
+        late = await call_one(server, "wait", within=0.3, seconds=600, name="late")
         assert late.state == "timed_out"
-        async with asyncio.timeout(SOON):
-            while (await in_turn(server, "cancelled")).structured["given_up"] != ["late"]:
+        async with asyncio.timeout(SHORT_TIMEOUT):
+            while (await call_one(server, "cancelled")).structured["given_up"] != ["late"]:
                 pass
 
-    with upstream(how, "workshop") as server:
-        run(scenario)
+    with running_upstream(how, "workshop") as server:
+        run_scenario(scenario)
 
 
-def test_late_calls_and_cancels_at_any_moment_leave_no_turn_taken():
+def test_late_calls_and_cancellations_at_any_moment_leave_no_slot_in_use():
     async def scenario():
-        await ask(server, "seen")
+        await call_tool(server, "seen")
         ends = []
         for number in range(20):
-            calls = [asyncio.create_task(ask(server, "hang", within=0.1)) for _ in range(12)]
+            calls = [asyncio.create_task(call_tool(server, "hang", within=0.1)) for _ in range(12)]
             await asyncio.sleep(0.005 * (number % 7))
             calls[number % 12].cancel()
             ends += await asyncio.gather(*calls, return_exceptions=True)
         assert "timed_out" in {getattr(end, "state", "cancelled") for end in ends}
         assert upstream_calls.in_flight(server.pk) == 0
-        assert (await in_turn(server, "say", result='{"content": []}')).state == "succeeded"
+        assert (await call_one(server, "say", result='{"content": []}')).state == "succeeded"
 
-    with upstream("stdio") as server:
-        run(scenario)
+    with running_upstream("stdio") as server:
+        run_scenario(scenario)

@@ -1,3 +1,5 @@
+"""The connection pool: isolation, edits, idle connections, reconnects."""
+
 import asyncio
 import os
 import socket
@@ -24,7 +26,7 @@ from tests.support.factories import make_program, make_session
 from tests.support.upstreams.running import http_spec, stdio_spec
 from tests.support.waiting import wait_for
 
-SOON = 20  # seconds, for what should take none
+SOON = 20  # seconds, for operations that should take none
 with_database = pytest.mark.django_db(transaction=True)
 
 
@@ -37,19 +39,19 @@ def run(scenario):
 
 
 class Specs(PoolWatcher):
-    """Knows servers by heart."""
+    """Returns fixed connection settings and counts the connection attempts."""
 
     def __init__(self, **specs):
         self.specs = {int(name.removeprefix("n")): spec for name, spec in specs.items()}
-        self.dials = 0
+        self.attempts = 0
 
     async def spec(self, server_id):
-        self.dials += 1
+        self.attempts += 1
         return self.specs.get(server_id)
 
 
-class Unheard(Specs):
-    """Has a database that takes no notes."""
+class DatabaseDown(Specs):
+    """Cannot record failures."""
 
     async def failed(self, server_id, generation, error):
         raise OperationalError("database is locked")
@@ -65,7 +67,7 @@ async def pooled(watcher=Specs, **specs):
 
 
 def refused():
-    """A spec of a server that nothing listens for."""
+    """Return the settings of a server on a closed port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return http_spec(f"http://127.0.0.1:{port}/mcp")
@@ -78,14 +80,14 @@ async def ask(server, tool, session="", **arguments):
 
 
 async def count(server, session=""):
-    """Return how often a workshop was asked, and its process."""
+    """Return the number of calls of a workshop, and its process id."""
     outcome = await ask(server, "count", session)
     return outcome.structured["count"], outcome.structured["pid"]
 
 
 @asynccontextmanager
 async def listening():
-    """Calls go over the connections of a listener."""
+    """Make calls over the connections of a listener."""
     listener = Listener()
     running = asyncio.create_task(listener.run())
     try:
@@ -108,23 +110,23 @@ def is_gone(pid):
     return False
 
 
-# --- Whose connection it is -------------------------------------------------------------------
+# --- Sharing and isolation --------------------------------------------------------------------
 
 
 @with_database
-def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them():
+def test_sessions_of_an_isolated_server_have_their_own_process_which_ends_with_them():
     async def scenario():
         async with upstream_calls.call_pool():
-            first, one = await count(server, "ses_1")
-            again, two = await count(server, "ses_2")
-            assert (first, again) == (1, 1)
-            assert one != two
-            assert await count(server, "ses_1") == (2, one)
+            first_count, first_pid = await count(server, "ses_1")
+            second_count, second_pid = await count(server, "ses_2")
+            assert (first_count, second_count) == (1, 1)
+            assert first_pid != second_pid
+            assert await count(server, "ses_1") == (2, first_pid)
             await upstream_calls.forget_session("ses_1")
-            await until(lambda: is_gone(one), "the process of the session that ended is gone")
-            assert await count(server, "ses_2") == (2, two)
+            await until(lambda: is_gone(first_pid), "the process of the ended session is gone")
+            assert await count(server, "ses_2") == (2, second_pid)
             assert (await count(server, "ses_1"))[0] == 1
-        await until(lambda: is_gone(two), "and so is the other, when all ends")
+        await until(lambda: is_gone(second_pid), "the other process is gone")
 
     make_session(session_id="ses_1")
     make_session(session_id="ses_2")
@@ -136,10 +138,10 @@ def test_sessions_of_an_isolated_server_have_a_process_each_which_ends_with_them
 def test_sessions_of_a_shared_server_share_its_process():
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server)
-            assert await count(server) == (2, one)
+            _, pid = await count(server)
+            assert await count(server) == (2, pid)
             await upstream_calls.forget_session("")  # no session: nothing is closed
-            assert await count(server) == (3, one)
+            assert await count(server) == (3, pid)
 
     server = make_program("workshop", connection_policy="on_demand")
     run(scenario)
@@ -147,22 +149,20 @@ def test_sessions_of_a_shared_server_share_its_process():
 
 @with_database
 @pytest.mark.parametrize("session", ["", "ses_1"])
-def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_call(
-    session, settings
-):
+def test_a_connection_opened_for_calls_closes_when_idle_but_not_during_a_call(session, settings):
     settings.IDLE_DISCONNECT = settings.SESSION_DISCONNECT = 0.6
 
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server, session)
+            _, pid = await count(server, session)
             waited = await ask(server, "wait", session, seconds=2)
             assert waited.state == "succeeded"
-            assert await count(server, session) == (2, one)
-            await until(lambda: is_gone(one), "the idle process is gone")
-            assert upstream_calls._pool().owners == {}
-            first, two = await count(server, session)
-            assert first == 1
-            assert two != one
+            assert await count(server, session) == (2, pid)
+            await until(lambda: is_gone(pid), "the idle process is gone")
+            assert upstream_calls.current_pool().owners == {}
+            new_count, new_pid = await count(server, session)
+            assert new_count == 1
+            assert new_pid != pid
 
     make_session(session_id="ses_1")
     server = make_program("workshop", connection_policy="on_demand")
@@ -170,7 +170,7 @@ def test_a_connection_that_only_calls_needed_closes_when_idle_but_not_during_a_c
 
 
 @with_database
-def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(settings):
+def test_a_connection_of_a_session_may_be_idle_for_longer_than_a_shared_one(settings):
     settings.IDLE_DISCONNECT = 0.1
 
     async def scenario():
@@ -188,16 +188,16 @@ def test_a_session_keeps_its_own_connection_for_longer_than_others_are_kept(sett
 @with_database
 @pytest.mark.parametrize("pooling", [upstream_calls.call_pool, listening])
 @pytest.mark.parametrize("end", ["expired", "deleted"])
-def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling):
+def test_the_connections_of_an_expired_or_deleted_session_are_closed(end, pooling):
     async def scenario():
         async with pooling():
-            _, one = await count(server, "ses_1")
+            _, pid = await count(server, "ses_1")
             _, other = await count(server, "ses_2")
-            await asyncio.to_thread(over)
-            await until(lambda: is_gone(one), "the process of the session that ended is gone")
+            await asyncio.to_thread(end_session)
+            await until(lambda: is_gone(pid), "the process of the ended session is gone")
             assert await count(server, "ses_2") == (2, other)
 
-    def over():
+    def end_session():
         if end == "expired":
             assert lifecycle.expire_idle() == 1
         else:
@@ -210,16 +210,16 @@ def test_a_session_that_ends_by_itself_takes_its_connections_along(end, pooling)
 
 
 @with_database
-def test_a_call_is_not_cut_off_by_the_end_of_its_session():
+def test_a_running_call_survives_the_end_of_its_session():
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server, "ses_1")
+            _, old_pid = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
             await asyncio.to_thread(lifecycle.close_session, session)
-            await until(lambda: not upstream_calls._pool().owners, "its end was seen")
+            await until(lambda: not upstream_calls.current_pool().owners, "the end was noticed")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
-            await until(lambda: is_gone(one), "the process is gone")
+            await until(lambda: is_gone(old_pid), "the process is gone")
 
     session = make_session(session_id="ses_1")
     server = make_program("workshop", isolation="per_session")
@@ -227,18 +227,18 @@ def test_a_call_is_not_cut_off_by_the_end_of_its_session():
 
 
 @with_database
-def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to_do(settings):
+def test_too_many_session_connections_are_rejected_with_a_hint(settings):
     settings.SESSION_CONNECTIONS = 1
 
     async def scenario():
         async with upstream_calls.call_pool():
             assert (await count(server, "ses_1"))[0] == 1
-            refused = await ask(server, "count", "ses_2")
-            assert (refused.state, refused.code) == ("not_sent", "busy")
-            assert "All 1 connections that sessions may have" in refused.message
-            assert "Close sessions" in refused.hint
+            rejected = await ask(server, "count", "ses_2")
+            assert (rejected.state, rejected.code) == ("not_sent", "busy")
+            assert "All 1 session connections" in rejected.message
+            assert "Close sessions" in rejected.hint
             assert (await count(other, "ses_2"))[0] == 1
-            assert (await count(server))[0] == 1  # the shared one is nobody's own
+            assert (await count(server))[0] == 1  # the shared connection belongs to no session
             assert (await count(server, "ses_1"))[0] == 2
             await upstream_calls.forget_session("ses_1")
             assert (await count(server, "ses_2"))[0] == 1
@@ -251,64 +251,64 @@ def test_sessions_past_those_that_may_have_their_own_connection_are_told_what_to
 
 
 @with_database
-def test_a_question_that_fails_is_no_end_of_the_looks(caplog, monkeypatch):
-    asked = []
+def test_maintenance_continues_after_an_exception(caplog, monkeypatch):
+    polls = []
 
-    def stumble(sessions):
-        asked.append(sessions)
+    def fail(sessions):
+        polls.append(sessions)
         raise KeyError("odd")
 
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server, "ses_1")
-            await until(lambda: len(asked) > 1, "it is asked again")
+            _, pid = await count(server, "ses_1")
+            await until(lambda: len(polls) > 1, "it polls again")
             coordination.set_open_sessions_source(lifecycle.open_sessions)
-            await until(lambda: is_gone(one), "the process of no session is gone")
+            await until(lambda: is_gone(pid), "the process of the unknown session is gone")
 
-    monkeypatch.setattr(coordination, "_knows", stumble)
+    monkeypatch.setattr(coordination, "_open_sessions", fail)
     server = make_program("workshop", isolation="per_session")
     run(scenario)
     assert "KeyError: 'odd'" in caplog.text
 
 
 @with_database
-def test_the_listener_keeps_its_own_connections_and_lends_them_to_calls(settings):
+def test_calls_share_the_persistent_connections_of_the_listener(settings):
     settings.IDLE_DISCONNECT = 0.1
 
     async def scenario():
         listener = Listener()
         running = asyncio.create_task(listener.run())
         try:
-            await until(lambda: (kept.pk, "") in listener.pool.owners, "the listener dialled")
-            _, one = await count(kept)
-            _, other = await count(visited)
+            await until(lambda: (always.pk, "") in listener.pool.owners, "the listener connects")
+            _, pid = await count(always)
+            _, other = await count(on_demand)
             assert pool.process_pool() is listener.pool
             assert len(listener.pool.owners) == 2
-            await until(lambda: is_gone(other), "what only the call needed is closed")
-            assert await count(kept) == (2, one)
+            await until(lambda: is_gone(other), "the connection of the call is closed")
+            assert await count(always) == (2, pid)
         finally:
             running.cancel()
             await asyncio.wait({running})
 
-    kept = make_program("workshop")
-    visited = make_program("workshop", connection_policy="on_demand")
+    always = make_program("workshop")
+    on_demand = make_program("workshop", connection_policy="on_demand")
     run(scenario)
 
 
 @with_database
-def test_a_look_that_goes_wrong_is_no_end_of_the_listener(caplog):
-    looks = []
+def test_the_listener_continues_after_an_exception(caplog):
+    polls = []
 
-    def stumble():
-        looks.append(1)
-        if len(looks) == 1:
+    def fail_once():
+        polls.append(1)
+        if len(polls) == 1:
             raise KeyError("odd")
 
     async def scenario():
-        listener = Listener(on_look=stumble)
+        listener = Listener(on_poll=fail_once)
         running = asyncio.create_task(listener.run())
         try:
-            await until(lambda: len(looks) > 1 or running.done(), "it looks again")
+            await until(lambda: len(polls) > 1 or running.done(), "it polls again")
             assert (await count(server))[0] == 1
         finally:
             running.cancel()
@@ -324,17 +324,17 @@ def test_a_look_that_goes_wrong_is_no_end_of_the_listener(caplog):
 
 
 @with_database
-def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_new_one():
+def test_a_running_call_ends_on_the_old_connection_while_the_next_uses_the_new_one():
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server)
+            _, old_pid = await count(server)
             slow = asyncio.create_task(ask(server, "wait", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
             await asyncio.to_thread(edit)
-            _, two = await count(server)
-            assert two != one
+            _, new_pid = await count(server)
+            assert new_pid != old_pid
             assert (await slow).structured == {"seconds": 2, "name": "old"}
-            await until(lambda: is_gone(one), "the old process is gone")
+            await until(lambda: is_gone(old_pid), "the old process is gone")
 
     def edit():
         server_actions.set_credentials(server, "env", {"REGION": None}, actor=SYSTEM)
@@ -345,21 +345,21 @@ def test_a_call_in_flight_ends_on_the_old_connection_while_the_next_takes_the_ne
 
 
 @with_database
-@pytest.mark.parametrize("act", ["an edit", "the end of its session"])
-def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monkeypatch):
-    monkeypatch.setattr(pool, "DRAIN", 0.0)
+@pytest.mark.parametrize("event", ["an edit", "the end of its session"])
+def test_a_retired_connection_stays_open_until_its_calls_have_ended(event, monkeypatch):
+    monkeypatch.setattr(pool, "DRAIN_GRACE", 0.0)
 
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server, "ses_1")
+            _, old_pid = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
             await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
-            if act == "an edit":
+            if event == "an edit":
                 await asyncio.to_thread(Server.objects.update, generation=2)
             else:
                 await upstream_calls.forget_session("ses_1")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
-            await until(lambda: is_gone(one), "the old process is gone")
+            await until(lambda: is_gone(old_pid), "the old process is gone")
 
     make_session(session_id="ses_1")
     server = make_program("workshop", isolation="per_session")
@@ -367,12 +367,12 @@ def test_a_connection_that_is_let_go_lasts_until_its_calls_have_ended(act, monke
 
 
 @with_database
-def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
+def test_a_call_planned_before_an_edit_uses_the_current_settings():
     async def scenario():
         async with upstream_calls.call_pool():
             outcome = await ask(server, "count")
             assert outcome.state == "succeeded"
-            owner = upstream_calls._pool().owners[server.pk, ""]
+            owner = upstream_calls.current_pool().owners[server.pk, ""]
             assert owner.generation == 7
             assert (await ask(server, "count")).structured["count"] == 2
 
@@ -381,29 +381,29 @@ def test_a_call_planned_before_an_edit_goes_to_the_server_as_it_is_now():
     run(scenario)
 
 
-def test_a_call_and_a_look_that_find_the_same_edit_replace_the_connection_once():
+def test_a_call_and_the_maintenance_that_notice_the_same_edit_replace_the_connection_once():
     async def scenario():
         async with pooled(n1=stdio_spec("raw_calls")) as own:
             first = await own.owner_for_call(1, "", 1)
             await first.connection_for_call()
             own.watcher.specs[1] = replace(first.spec, generation=2)
-            _, second = await asyncio.gather(own.keep({1: 2}), own.owner_for_call(1, "", 2))
+            _, second = await asyncio.gather(own.maintain({1: 2}), own.owner_for_call(1, "", 2))
             assert second is not first
             assert own.owners == {(1, ""): second}
             await second.connection_for_call()
             assert first.task.done()
-            assert own.watcher.dials == 3  # two, and the question which edit is newer
+            assert own.watcher.attempts == 3  # two, and a query for the newer generation
 
     run(scenario)
 
 
 @with_database
-def test_disabling_a_server_ends_its_connections():
+def test_disabling_a_server_closes_its_connections():
     async def scenario():
         async with upstream_calls.call_pool():
-            _, one = await count(server, "ses_1")
+            _, old_pid = await count(server, "ses_1")
             await asyncio.to_thread(Server.objects.update, enabled=False)
-            await until(lambda: is_gone(one), "the process is gone")
+            await until(lambda: is_gone(old_pid), "the process is gone")
             outcome = await ask(server, "count", "ses_1")
             assert (outcome.state, outcome.code) == ("not_sent", "disabled")
 
@@ -412,74 +412,74 @@ def test_disabling_a_server_ends_its_connections():
     run(scenario)
 
 
-def test_keeping_leaves_connections_that_calls_opened_alone():
+def test_maintenance_does_not_close_connections_that_calls_opened():
     async def scenario():
         async with pooled(n1=stdio_spec("raw_calls"), n2=stdio_spec("raw_calls")) as own:
-            await own.keep({1: 1}, {1: 1, 2: 1})
+            await own.maintain({1: 1}, {1: 1, 2: 1})
             for session in ("", "ses_1"):
                 owner = await own.owner_for_call(2, session, 1)
                 await owner.connection_for_call()
-            await own.keep({1: 1}, {1: 1, 2: 1})
+            await own.maintain({1: 1}, {1: 1, 2: 1})
             assert set(own.owners) == {(1, ""), (2, ""), (2, "ses_1")}
-            await own.keep({1: 1}, {1: 1})
+            await own.maintain({1: 1}, {1: 1})
             assert set(own.owners) == {(1, "")}
 
     run(scenario)
 
 
-# --- Dialling again ---------------------------------------------------------------------------
+# --- Reconnecting -----------------------------------------------------------------------------
 
 
-async def dial(own):
+async def fail_to_connect(own):
     owner = await own.owner_for_call(1, "", 1)
     with pytest.raises(UpstreamError) as caught:
         await owner.connection_for_call()
     return caught.value
 
 
-def test_after_three_failures_calls_are_answered_at_once_until_the_pause_is_over():
+def test_after_three_failures_calls_fail_fast_until_the_next_attempt():
     async def scenario():
         async with pooled(n1=refused()) as own:
             for _ in range(3):
-                assert (await dial(own)).code == "refused"
+                assert (await fail_to_connect(own)).code == "refused"
             owner = own.owners[1, ""]
-            assert own.watcher.dials == 3
-            errors = await asyncio.gather(*(dial(own) for _ in range(20)))
-            assert own.watcher.dials == 3
+            assert own.watcher.attempts == 3
+            errors = await asyncio.gather(*(fail_to_connect(own) for _ in range(20)))
+            assert own.watcher.attempts == 3
             assert {error.code for error in errors} == {"refused"}
-            assert all("connect again in" in error.hint for error in errors)
-            await until(lambda: own.watcher.dials == 4, "the owner itself tries again")
-            await until(lambda: owner.pause_ends is not None, "and pauses")
-            assert owner.pause_ends > time.monotonic() + 1
+            assert all("reconnects in" in error.hint for error in errors)
+            await until(lambda: own.watcher.attempts == 4, "the owner reconnects")
+            await until(lambda: owner.retry_at is not None, "and waits")
+            assert owner.retry_at > time.monotonic() + 1
 
     run(scenario)
 
 
-def test_pauses_are_kept_also_where_a_failure_cannot_be_noted(caplog):
+def test_the_backoff_continues_when_a_failure_cannot_be_recorded(caplog):
     async def scenario():
-        async with pooled(Unheard, n1=refused()) as own:
+        async with pooled(DatabaseDown, n1=refused()) as own:
             for _ in range(3):
-                assert (await dial(own)).code == "refused"
-            assert "connect again in" in (await dial(own)).hint
-            assert own.watcher.dials == 3
+                assert (await fail_to_connect(own)).code == "refused"
+            assert "reconnects in" in (await fail_to_connect(own)).hint
+            assert own.watcher.attempts == 3
 
     run(scenario)
     assert "database is locked" in caplog.text
 
 
-def test_calls_that_come_together_share_one_dial():
+def test_concurrent_calls_share_one_connection_attempt():
     async def scenario():
         async with pooled(n1=refused()) as own:
-            await asyncio.gather(*(dial(own) for _ in range(20)))
-            assert own.watcher.dials == 1
+            await asyncio.gather(*(fail_to_connect(own) for _ in range(20)))
+            assert own.watcher.attempts == 1
 
     run(scenario)
 
 
-def test_a_server_that_comes_back_is_used_at_once():
+def test_a_server_that_is_reachable_again_is_used_at_once():
     async def scenario():
         async with pooled(n1=refused()) as own:
-            await dial(own)
+            await fail_to_connect(own)
             own.watcher.specs[1] = stdio_spec("raw_calls")
             owner = await own.owner_for_call(1, "", 1)
             assert not (await owner.connection_for_call()).closed.is_set()
@@ -487,7 +487,7 @@ def test_a_server_that_comes_back_is_used_at_once():
     run(scenario)
 
 
-def test_losses_with_a_healthy_time_between_never_add_up(monkeypatch):
+def test_failures_do_not_add_up_when_the_connection_was_healthy_in_between(monkeypatch):
     monkeypatch.setattr(pool, "HEALTHY_AFTER", 0.0)
 
     async def scenario():
@@ -495,20 +495,20 @@ def test_losses_with_a_healthy_time_between_never_add_up(monkeypatch):
             owner = await own.owner_for_call(1, "", 1)
             for _ in range(5):
                 connection = await owner.connection_for_call()
-                connection._link.lose()
+                connection._state.mark_dead()
                 await owner.lost.wait()
             assert owner.failures == 1
-            assert owner.wait <= 2 * pool.FIRST_WAIT
+            assert owner.backoff <= 2 * pool.FIRST_BACKOFF
 
     run(scenario)
 
 
-def test_a_pool_closes_while_a_server_keeps_it_waiting():
+def test_a_pool_closes_while_a_server_hangs_in_the_handshake():
     async def scenario():
         async with pooled(n1=stdio_spec("raw_stdio", "--do", "hang")) as own:
             owner = await own.owner_for_call(1, "", 1)
             waiting = asyncio.create_task(owner.connection_for_call())
-            await until(lambda: own.watcher.dials == 1, "the dial began")
+            await until(lambda: own.watcher.attempts == 1, "the attempt started")
             async with asyncio.timeout(SOON):
                 await own.close()
             assert owner.task.cancelled()
@@ -519,14 +519,14 @@ def test_a_pool_closes_while_a_server_keeps_it_waiting():
     run(scenario)
 
 
-def test_work_for_the_pool_may_come_from_another_loop():
+def test_coroutines_run_on_the_loop_of_the_pool_from_another_loop():
     async def scenario():
         async with pooled(n1=stdio_spec("raw_calls")) as own:
 
             async def loop_of_work():
                 return asyncio.get_running_loop()
 
-            found = await asyncio.to_thread(lambda: asyncio.run(own.elsewhere(loop_of_work())))
-            assert found is own.loop
+            loop = await asyncio.to_thread(lambda: asyncio.run(own.run_on_loop(loop_of_work())))
+            assert loop is own.loop
 
     run(scenario)

@@ -1,3 +1,5 @@
+"""Syncs: lists, failures, leases, scheduling, credentials and the confirmation of programs."""
+
 import json
 import os
 import select
@@ -18,15 +20,15 @@ from servers.registration import validation
 from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
 from servers.sync import connection_test, runner, scheduling
-from tests.support.factories import fold, make_program, make_server, tool_object
+from tests.support.factories import ingest_tools, make_program, make_server, tool_object
 from tests.support.upstreams.answers import LEGACY, MODERN
-from tests.support.upstreams.running import ROOT, running_http, seen_by
+from tests.support.upstreams.running import ROOT, received_by, running_http
 from toolcrib.lib.errors import ToolcribError
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-# Answers like any server, but while `came` exists it says there that it was asked for its tools
-# and waits at `go` with the answer it would have given then.
+# A normal server, except while `came` exists: on tools/list it writes to `came`, and waits at `go`
+# before it sends the answer prepared at that time.
 GATED = """
 import json, os, sys
 from tests.support.upstreams.answers import answer, listing
@@ -60,7 +62,7 @@ def set_fields(server, **fields) -> Server:
 
 
 class ToolsFile:
-    """A file of tools that an upstream reads anew each time it starts."""
+    """A file of tools that an upstream reads each time it starts."""
 
     def __init__(self, path):
         self.path = path
@@ -75,13 +77,13 @@ def tools_file(tmp_path):
 
 
 class Gate:
-    """A server that stands still in the middle of a sync, until it is let go."""
+    """A server that pauses in the middle of a sync until it is released."""
 
     def __init__(self, folder, tools):
         self.paths = folder / "came", folder / "go"
         for path in self.paths:
             os.mkfifo(path)
-        # Both ways, so that no opening waits for the other side.
+        # Read-write, so that opening does not wait for the other side.
         self.came, self.go = (os.open(path, os.O_RDWR) for path in self.paths)
         args = ["-c", GATED, *map(str, self.paths), str(tools.path)]
         digest = validation.argv_digest([sys.executable, *args], str(ROOT))
@@ -102,10 +104,10 @@ class Gate:
             connections.close_all()
 
     def enter(self):
-        """Start a sync in a thread, and return once the server was asked for its tools."""
+        """Start a sync in a thread, and return when the server has received tools/list."""
         self.thread.start()
-        assert select.select([self.came], [], [], 60)[0], "the server was never asked"
-        self.paths[0].unlink()  # only this one is to wait
+        assert select.select([self.came], [], [], 60)[0], "the server received no tools/list"
+        self.paths[0].unlink()  # only this sync waits
 
     def leave(self) -> SyncRun | None:
         """Let the server answer, and return the finished run."""
@@ -134,7 +136,7 @@ def gate(tmp_path, tools_file):
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
 @pytest.mark.parametrize("transport", ["stdio", "http"])
-def test_a_sync_brings_a_servers_tools_into_the_catalog(transport, era):
+def test_a_sync_adds_the_tools_of_a_server_to_the_catalog(transport, era):
     legacy = ("--legacy",) if era == "legacy" else ()
     if transport == "stdio":
         server = make_program("healthy", *legacy, slug="weather")
@@ -160,7 +162,7 @@ def test_a_sync_brings_a_servers_tools_into_the_catalog(transport, era):
     assert tool in server.group.tools.all()
 
 
-def test_a_second_sync_finds_everything_unchanged_and_raises_no_revision(tools_file):
+def test_a_second_sync_without_changes_does_not_increment_the_revision(tools_file):
     tools_file.offer(tool_object("a"), tool_object("b"))
     server = make_program("raw_stdio", "--tools-file", str(tools_file.path))
     synced(server)
@@ -172,14 +174,14 @@ def test_a_second_sync_finds_everything_unchanged_and_raises_no_revision(tools_f
     assert Revision.current() == revision
 
 
-def test_every_page_is_read():
+def test_all_pages_are_listed():
     run = synced(make_program("many", "--tools", "95", "--pages", "10"))
 
     assert (run.outcome, run.added, run.pages) == ("ok", 95, 10)
     assert names() == {f"tool_{number}" for number in range(95)}
 
 
-def test_a_rejected_tool_is_named_in_the_run_and_its_siblings_stay(tools_file):
+def test_a_rejected_tool_is_named_in_the_run_and_the_others_are_added(tools_file):
     tools_file.offer(tool_object("good"), {"name": "bad"}, 7, tool_object("fine"))
 
     run = synced(make_program("raw_stdio", "--tools-file", str(tools_file.path)))
@@ -193,7 +195,7 @@ def test_a_rejected_tool_is_named_in_the_run_and_its_siblings_stay(tools_file):
     assert Tool.objects.get(name="bad").state == "rejected"
 
 
-# --- Failures keep the last good list ---------------------------------------------------------
+# --- Failures ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -206,10 +208,10 @@ def test_a_rejected_tool_is_named_in_the_run_and_its_siblings_stay(tools_file):
         ("huge", "cursor_invalid"),
     ],
 )
-def test_a_cursor_that_misbehaves_fails_under_its_own_code_and_the_old_list_stands(how, code):
+def test_an_invalid_cursor_fails_with_its_own_code_and_the_old_list_stays(how, code):
     """Hostile input 2."""
     server = make_program("many", "--cursor", how)
-    fold(server, tool_object("old"))
+    ingest_tools(server, tool_object("old"))
 
     run = synced(server)
 
@@ -222,10 +224,10 @@ def test_a_cursor_that_misbehaves_fails_under_its_own_code_and_the_old_list_stan
 @pytest.mark.parametrize(
     ("path", "code"), [("/500", "http"), ("/html", "not_mcp"), ("/401", "auth"), ("/list/cut", "")]
 )
-def test_a_failing_server_keeps_its_last_good_list_and_says_the_reason(path, code):
+def test_a_failing_server_keeps_its_last_list_and_records_the_reason(path, code):
     with running_http("raw_http") as url:
         server = make_server(url=url + path)
-        fold(server, tool_object("old"))
+        ingest_tools(server, tool_object("old"))
         revision = Revision.current()
 
         run = synced(server)
@@ -241,7 +243,7 @@ def test_a_failing_server_keeps_its_last_good_list_and_says_the_reason(path, cod
     assert server.last_synced_at is None
 
 
-def test_a_crash_is_kept_with_its_last_words(tmp_path):
+def test_the_stderr_of_a_crashed_program_is_recorded(tmp_path):
     run = synced(make_program("raw_stdio", "--do", "crash"))
 
     assert (run.outcome, run.code) == ("failed", "crashed")
@@ -261,7 +263,7 @@ def test_a_server_that_recovers_is_connected_again(tools_file):
     assert server.failures == 0
 
 
-def test_two_hundred_tools_then_none_then_two_hundred_were_served_throughout(tools_file):
+def test_tools_stay_available_when_one_list_is_empty(tools_file):
     """R15."""
     many = [tool_object(f"t{number}") for number in range(200)]
     server = make_program("raw_stdio", "--tools-file", str(tools_file.path))
@@ -282,7 +284,7 @@ def test_two_hundred_tools_then_none_then_two_hundred_were_served_throughout(too
     assert Revision.current() == revision
 
 
-def test_a_second_sync_that_finds_the_same_tools_gone_removes_them(tools_file):
+def test_tools_that_are_missing_in_two_syncs_are_removed(tools_file):
     """R15."""
     server = make_program("raw_stdio", "--tools-file", str(tools_file.path))
     tools_file.offer(*map(tool_object, "abcd"))
@@ -297,10 +299,10 @@ def test_a_second_sync_that_finds_the_same_tools_gone_removes_them(tools_file):
     assert fresh(server).removals_held is False
 
 
-# --- One at a time ----------------------------------------------------------------------------
+# --- Concurrent syncs -------------------------------------------------------------------------
 
 
-def test_two_who_sync_one_server_at_once_make_one_list(gate):
+def test_concurrent_syncs_of_one_server_list_it_once(gate):
     gate.enter()
 
     assert runner.sync_if_due(gate.server.pk) is None
@@ -308,7 +310,7 @@ def test_two_who_sync_one_server_at_once_make_one_list(gate):
     assert SyncRun.objects.count() == 1
 
 
-def test_a_sync_asked_for_by_hand_waits_for_the_one_that_runs(gate, tools_file):
+def test_a_manual_sync_waits_for_a_running_one(gate, tools_file):
     gate.enter()
     second = []
 
@@ -329,15 +331,15 @@ def test_a_sync_asked_for_by_hand_waits_for_the_one_that_runs(gate, tools_file):
     assert SyncRun.objects.count() == 2
 
 
-def test_waiting_for_a_sync_that_does_not_end_has_an_end_itself():
+def test_waiting_for_a_running_sync_times_out():
     server = make_server(sync_lease_until=timezone.now() + timedelta(minutes=1))
 
-    with pytest.raises(ToolcribError, match="has not ended") as caught:
+    with pytest.raises(ToolcribError, match="still running") as caught:
         runner.sync_now(server.pk, Trigger.MANUAL, patience=0)
     assert caught.value.code == "busy"
 
 
-def test_requests_during_a_sync_make_exactly_one_more(gate, tools_file):
+def test_requests_during_a_sync_cause_exactly_one_more(gate, tools_file):
     """R5: the last change is never lost."""
     gate.enter()
     tools_file.offer(tool_object("old"), tool_object("new"))
@@ -356,9 +358,9 @@ def test_requests_during_a_sync_make_exactly_one_more(gate, tools_file):
     assert runner.sync_if_due(server.pk) is None
 
 
-def test_a_sync_of_a_server_edited_meanwhile_writes_nothing(gate):
+def test_a_sync_of_a_server_that_was_edited_meanwhile_saves_nothing(gate):
     """R13."""
-    fold(gate.server, tool_object("before"))
+    ingest_tools(gate.server, tool_object("before"))
     gate.enter()
     server_actions.set_credentials(gate.server, "env", {"TOKEN": Secret("x")}, actor=SYSTEM)
 
@@ -371,8 +373,8 @@ def test_a_sync_of_a_server_edited_meanwhile_writes_nothing(gate):
     assert server.sync_due_at <= timezone.now()
 
 
-def test_a_sync_whose_lease_another_took_writes_nothing(gate, tools_file):
-    """R13, R17: an answer that came too late is not published over a newer one."""
+def test_a_sync_that_lost_its_lease_saves_nothing(gate, tools_file):
+    """R13, R17: an outdated list does not replace a newer one."""
     gate.enter()
     tools_file.offer(tool_object("new"))
     set_fields(gate.server, sync_lease_until=timezone.now() - timedelta(seconds=1))
@@ -385,7 +387,7 @@ def test_a_sync_whose_lease_another_took_writes_nothing(gate, tools_file):
     assert names() == {"new"}
 
 
-def test_a_server_deleted_during_its_sync_leaves_nothing_behind(gate):
+def test_a_server_deleted_during_its_sync_leaves_no_rows(gate):
     gate.enter()
     server_actions.delete_server(gate.server, actor=SYSTEM)
     gate.leave()
@@ -394,7 +396,7 @@ def test_a_server_deleted_during_its_sync_leaves_nothing_behind(gate):
     assert not SyncRun.objects.exists()
 
 
-def test_a_run_whose_process_died_is_closed_as_interrupted_by_the_next(tools_file):
+def test_the_run_of_a_dead_process_is_marked_as_interrupted_by_the_next(tools_file):
     """R18."""
     tools_file.offer(tool_object("a"))
     server = make_program("raw_stdio", "--tools-file", str(tools_file.path))
@@ -419,11 +421,11 @@ def test_a_disabled_server_is_not_synced():
     assert not SyncRun.objects.exists()
 
 
-# --- When -------------------------------------------------------------------------------------
+# --- Scheduling -------------------------------------------------------------------------------
 
 
 def notified(server, **fields):
-    """How long after the start of the last sync a notification makes the next one due."""
+    """Return the seconds from the last sync to the one that a notification makes due."""
     now = timezone.now()
     fields = {"last_sync_started_at": now, "sync_due_at": None, **fields}
     server = set_fields(server, **fields)
@@ -431,7 +433,7 @@ def notified(server, **fields):
     return (fresh(server).sync_due_at - server.last_sync_started_at).total_seconds()
 
 
-def test_a_notification_right_after_a_sync_waits_for_the_gap():
+def test_a_notification_right_after_a_sync_waits_for_the_minimum_gap():
     assert notified(make_server()) == 5
 
 
@@ -444,18 +446,18 @@ def test_a_notification_after_the_gap_makes_a_sync_due_at_once():
 @pytest.mark.parametrize(
     ("quiet", "seconds"), [(0, 5), (1, 5), (2, 10), (3, 20), (4, 40), (5, 60), (50, 60)]
 )
-def test_the_gap_grows_while_notifications_bring_nothing_new(quiet, seconds):
-    """R6: a server that notifies because it was listed does not loop."""
+def test_the_gap_grows_while_notifications_bring_no_changes(quiet, seconds):
+    """R6: a server that notifies whenever it is listed does not loop."""
     assert notified(make_server(), quiet_syncs=quiet) == seconds
 
 
-def test_the_gap_falls_back_once_the_server_was_quiet():
+def test_the_gap_is_reset_after_a_quiet_time():
     server = make_server(quiet_syncs=5, last_sync_started_at=timezone.now() - timedelta(minutes=3))
 
     assert scheduling.minimum_gap(server) == timedelta(seconds=5)
 
 
-def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
+def test_notified_syncs_without_changes_are_counted_until_a_change(tools_file):
     server = make_program("raw_stdio", "--tools-file", str(tools_file.path))
     tools_file.offer(tool_object("a"))
     synced(server)
@@ -468,7 +470,7 @@ def test_a_quiet_notified_sync_counts_and_a_change_starts_anew(tools_file):
     assert fresh(server).quiet_syncs == 0
 
 
-def test_a_person_does_not_wait_for_the_gap():
+def test_a_manual_sync_does_not_wait_for_the_gap():
     server = make_server(last_sync_started_at=timezone.now(), quiet_syncs=6)
 
     scheduling.request_sync(server.pk, Trigger.LIST_CHANGED)
@@ -479,7 +481,7 @@ def test_a_person_does_not_wait_for_the_gap():
     assert server.sync_trigger == "manual"
 
 
-def test_a_request_never_puts_off_an_earlier_one():
+def test_a_request_does_not_postpone_an_earlier_one():
     soon = timezone.now() + timedelta(seconds=1)
     server = make_server(last_sync_started_at=timezone.now(), sync_due_at=soon)
 
@@ -500,9 +502,7 @@ def test_a_request_never_puts_off_an_earlier_one():
         (10**400, 2400, 3600),
     ],
 )
-def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_hour(
-    ttl_ms, low, high
-):
+def test_the_ttl_of_a_server_is_clamped_between_five_seconds_and_an_hour(ttl_ms, low, high):
     """Hostile input 28."""
     waits = {scheduling.next_poll(Server(), ttl_ms).total_seconds() for _ in range(200)}
 
@@ -511,14 +511,14 @@ def test_what_a_server_says_about_polling_is_kept_between_five_seconds_and_an_ho
     assert len(waits) > 100, "polls are jittered"
 
 
-def test_the_shortest_poll_an_admin_can_set_keeps_the_gap():
+def test_the_shortest_poll_interval_respects_the_gap():
     waits = [scheduling.next_poll(Server(poll_seconds=5), None) for _ in range(50)]
 
     assert min(waits) >= timedelta(seconds=5)
 
 
 @pytest.mark.parametrize(("ttl", "warned"), [(-1, True), ('"soon"', True), (60000, False)])
-def test_a_poll_time_that_makes_no_sense_is_ignored_with_a_warning(tmp_path, ttl, warned):
+def test_an_invalid_ttl_is_ignored_with_a_warning(tmp_path, ttl, warned):
     """Hostile input 28."""
     path = tmp_path / "list.json"
     path.write_text(f'{{"tools": [], "ttlMs": {ttl}, "cacheScope": "public"}}')
@@ -529,7 +529,7 @@ def test_a_poll_time_that_makes_no_sense_is_ignored_with_a_warning(tmp_path, ttl
     assert any("ttlMs" in warning for warning in run.warnings) == warned
 
 
-# --- Who the server is ------------------------------------------------------------------------
+# --- Protocol version and credentials ---------------------------------------------------------
 
 
 def test_a_server_that_changes_its_protocol_version_is_audited(tools_file):
@@ -557,7 +557,7 @@ def with_header(slug, url):
 
 
 def bearers(url):
-    return {request["headers"].get("authorization") for request in seen_by(url)["requests"]}
+    return {request["headers"].get("authorization") for request in received_by(url)["requests"]}
 
 
 def test_a_credential_is_sent_to_the_server_it_was_entered_for():
@@ -569,7 +569,7 @@ def test_a_credential_is_sent_to_the_server_it_was_entered_for():
 
 
 def test_a_credential_is_not_sent_to_another_address():
-    """T4: editing the URL voids what was entered for the old one."""
+    """T4: editing the URL removes the credentials of the old one."""
     with running_http("raw_http") as old, running_http("raw_http") as new:
         server = server_actions.add_server(with_header("one", f"{old}/tools"), actor=SYSTEM)
         draft = ServerDraft(name="one", slug="one", transport="http", url=f"{new}/tools")
@@ -577,14 +577,14 @@ def test_a_credential_is_not_sent_to_another_address():
 
         run = synced(server)
         assert (run.outcome, run.code) == ("failed", "credentials_missing")
-        assert seen_by(new)["requests"] == []
+        assert received_by(new)["requests"] == []
 
         server_actions.set_credentials(server, "header", {"Authorization": None}, actor=SYSTEM)
         assert synced(server).outcome == "ok"
         assert bearers(new) == {None}
 
 
-# --- The gate in front of programs ------------------------------------------------------------
+# --- Confirmation of programs -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -623,11 +623,11 @@ def edit_a_program(argv, confirmed):
 
 def bring_in(argv, confirmed):
     text = json.dumps({"mcpServers": {"canary": {"command": argv[0], "args": argv[1:]}}})
-    (done,) = importer.save_drafts(
+    (result,) = importer.save_drafts(
         importer.check_import(text, {}), actor=SYSTEM, confirmed=[confirmed] if confirmed else []
     )
-    if done.code:
-        raise ToolcribError(done.message, code=done.code)
+    if result.code:
+        raise ToolcribError(result.message, code=result.code)
 
 
 def try_out(argv, confirmed):
@@ -635,8 +635,8 @@ def try_out(argv, confirmed):
 
 
 def try_out_saved(argv, confirmed):
-    tested = connection_test.test_server(existing(argv, confirmed), actor=SYSTEM)
-    raise ToolcribError(tested.message, code=tested.code)
+    result = connection_test.test_server(existing(argv, confirmed), actor=SYSTEM)
+    raise ToolcribError(result.message, code=result.code)
 
 
 def run_sync(argv, confirmed):
@@ -644,58 +644,58 @@ def run_sync(argv, confirmed):
     raise ToolcribError(run.error, code=run.code)
 
 
-WAYS = [add, edit, edit_a_program, bring_in, try_out, try_out_saved, run_sync]
+ACTIONS = [add, edit, edit_a_program, bring_in, try_out, try_out_saved, run_sync]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_way_runs_a_program_where_the_installation_does_not_allow_any(way, canary, settings):
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_action_runs_a_program_if_stdio_is_not_allowed(action, canary, settings):
     """T1."""
     settings.ALLOW_STDIO = False
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError) as caught:
-        way(argv, validation.argv_digest(argv, ""))
+        action(argv, validation.argv_digest(argv, ""))
 
     assert caught.value.code == "stdio_off"
     assert not canary.exists()
     assert not Server.objects.filter(slug="canary").exists()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_way_runs_a_program_that_nobody_confirmed(way, canary):
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_action_runs_a_program_that_was_not_confirmed(action, canary):
     """T1."""
     with pytest.raises(ToolcribError) as caught:
-        way(canary_argv(canary), "")
+        action(canary_argv(canary), "")
 
     assert caught.value.code == "confirm_argv"
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_way_runs_a_program_other_than_the_one_confirmed(way, canary):
-    """T1: to the letter."""
+@pytest.mark.parametrize("action", ACTIONS)
+def test_no_action_runs_a_program_other_than_the_one_confirmed(action, canary):
+    """T1: the argv must match exactly."""
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError) as caught:
-        way(argv, validation.argv_digest([*argv, "--more"], ""))
+        action(argv, validation.argv_digest([*argv, "--more"], ""))
 
     assert caught.value.code == "confirm_argv"
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("way", [try_out_saved, run_sync])
-def test_a_program_that_was_confirmed_runs(way, canary):
-    """Shows that the canary sings at all."""
+@pytest.mark.parametrize("action", [try_out_saved, run_sync])
+def test_a_program_that_was_confirmed_runs(action, canary):
+    """Verifies that the canary works."""
     argv = canary_argv(canary)
 
     with pytest.raises(ToolcribError):
-        way(argv, validation.argv_digest(argv, ""))
+        action(argv, validation.argv_digest(argv, ""))
 
     assert canary.exists()
 
 
-def test_a_program_changed_behind_the_registry_does_not_run(canary):
-    """T1: the digest covers what stands in the database."""
+def test_a_program_changed_in_the_database_does_not_run(canary):
+    """T1: the digest is compared with the argv in the database."""
     harmless = [sys.executable, "-c", "pass"]
     server = existing(harmless, validation.argv_digest(harmless, ""))
     set_fields(server, args=canary_argv(canary)[1:])

@@ -1,3 +1,5 @@
+"""The HTTP client for servers: SSRF protection, headers, size limits, TLS."""
+
 import asyncio
 import datetime
 import ipaddress
@@ -17,7 +19,7 @@ from servers.transports import http as upstream_http
 from servers.transports import response_body
 from servers.transports.http import RequestTrace, check_url
 from servers.transports.ssrf import check_address
-from tests.support.upstreams.running import http_spec, running_http, seen_by
+from tests.support.upstreams.running import http_spec, received_by, running_http
 
 
 class Listener:
@@ -29,7 +31,7 @@ class Listener:
         self.port = self.socket.getsockname()[1]
 
     def connections(self) -> int:
-        """Count what has arrived so far: the kernel has queued it, whether or not we accepted."""
+        """Count the connections so far, including those in the backlog."""
         self.socket.setblocking(False)
         count = 0
         while True:
@@ -61,17 +63,17 @@ def failure(spec) -> UpstreamError:
 
 
 def ask(resolver, *urls, method="GET"):
-    """Request each URL with one client and a resolver of our own; return the faults."""
+    """Request each URL with one client and a custom resolver; return the error codes."""
 
     async def scenario():
-        faults = []
+        codes = []
         async with upstream_http.upstream({}, resolver=resolver) as upstream:
             for url in urls:
-                seen = RequestTrace()
-                upstream_http.current_trace.set(seen)
+                trace = RequestTrace()
+                upstream_http.current_trace.set(trace)
                 await upstream.http.request(method, url, headers={"Connection": "close"})
-                faults.append(seen.fault and seen.fault.code)
-        return faults
+                codes.append(trace.error and trace.error.code)
+        return codes
 
     return asyncio.run(scenario())
 
@@ -85,7 +87,7 @@ LOOPBACK_FORMS = [
     "0x7f.1",
     "0177.0.0.1",  # octal
     "127.1",
-    "0.0.0.0",  # noqa: S104 - an address to refuse
+    "0.0.0.0",  # noqa: S104 - an address to block
     "0",
     "localhost",
     "[::1]",
@@ -116,28 +118,28 @@ PRIVATE_FORMS = [
 
 @pytest.mark.parametrize("host", LOOPBACK_FORMS)
 @pytest.mark.parametrize("transport", ["http", "sse"])
-def test_no_spelling_of_this_machine_is_connected_to(monkeypatch, host, transport):
+def test_no_notation_of_the_loopback_address_is_connected_to(monkeypatch, host, transport):
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", [])
     with listening() as listener:
         error = failure(http_spec(f"http://{host}:{listener.port}/mcp", transport=transport))
         assert listener.connections() == 0
-    # A spelling that this system does not resolve at all is as good.
+    # A notation that this system cannot resolve is blocked as well.
     assert error.code in {"blocked", "resolve"}
-    if error.code == "blocked" and host != "0177.0.0.1":  # which is not even a URL to httpx2
+    if error.code == "blocked" and host != "0177.0.0.1":  # which httpx2 rejects as a URL
         assert "this machine itself" in error.message
         assert "TOOLCRIB_ALLOWED_NETWORKS" in error.hint
         assert error.parked
 
 
-def test_the_usual_spellings_are_refused_for_the_address_they_stand_for(monkeypatch):
+def test_common_notations_of_the_loopback_address_are_blocked(monkeypatch):
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", [])
     for host in ("127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "localhost", "[::1]"):
         assert failure(http_spec(f"http://{host}:8080/")).code == "blocked", host
 
 
 @pytest.mark.parametrize("host", PRIVATE_FORMS)
-def test_no_address_outside_the_public_internet_is_allowed(host):
-    # Judged, not connected to: should this ever fail, nothing has left the machine.
+def test_addresses_outside_the_public_internet_are_blocked(host):
+    # Checked without connecting: if this test fails, no packet was sent.
     loopback = [ipaddress.ip_network("127.0.0.0/8")]
     for allowed in ([], loopback):
         with pytest.raises(UpstreamError) as caught:
@@ -156,7 +158,7 @@ def test_a_name_that_does_not_exist_cannot_be_resolved():
         assert ask(resolver, "http://nowhere.example/?key=hunter2") == ["resolve"]
 
 
-def test_the_same_listener_is_reached_once_its_network_is_allowed(monkeypatch):
+def test_an_address_in_an_allowed_network_is_connected_to(monkeypatch):
     monkeypatch.setattr(settings, "HANDSHAKE_TIMEOUT", 1)
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", ["127.0.0.0/8"])
     with listening() as listener:
@@ -164,7 +166,7 @@ def test_the_same_listener_is_reached_once_its_network_is_allowed(monkeypatch):
         assert listener.connections() > 0
 
 
-def test_a_name_with_a_public_and_a_private_address_is_refused(monkeypatch):
+def test_a_name_with_a_public_and_a_private_address_is_blocked(monkeypatch):
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", [])
 
     async def both(host, port):
@@ -176,7 +178,7 @@ def test_a_name_with_a_public_and_a_private_address_is_refused(monkeypatch):
         assert listener.connections() == 0
 
 
-def test_a_name_that_changes_its_address_is_judged_at_every_connection(monkeypatch):
+def test_a_name_that_changes_its_address_is_checked_at_every_connection(monkeypatch):
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", ["127.0.0.1/32"])
     answers = iter([["127.0.0.1"], ["127.0.0.2"], ["::ffff:127.0.0.2"]])
 
@@ -186,24 +188,24 @@ def test_a_name_that_changes_its_address_is_judged_at_every_connection(monkeypat
     with running_http("raw_http") as url:
         port = url.rpartition(":")[2]
         with listening("127.0.0.2", int(port)) as inside:
-            there = f"http://rebinding.example:{port}/404"
-            assert ask(rebinding, there, there, there) == ["http_status", "blocked", "blocked"]
+            url = f"http://rebinding.example:{port}/404"
+            assert ask(rebinding, url, url, url) == ["http_status", "blocked", "blocked"]
             assert inside.connections() == 0
 
 
-def test_the_address_that_was_judged_is_the_one_connected_to(monkeypatch):
+def test_the_checked_address_is_the_one_connected_to(monkeypatch):
     monkeypatch.setattr(settings, "ALLOWED_NETWORKS", ["127.0.0.1/32"])
-    asked = []
+    resolved = []
 
     async def once(host, port):
-        asked.append(host)
+        resolved.append(host)
         return ["127.0.0.1"]
 
     with running_http("raw_http") as url:
         port = url.rpartition(":")[2]
         assert ask(once, f"http://pinned.example:{port}/404") == ["http_status"]
-        headers = seen_by(url)["requests"][0]["headers"]
-    assert asked == ["pinned.example"]
+        headers = received_by(url)["requests"][0]["headers"]
+    assert resolved == ["pinned.example"]
     assert headers["host"] == f"pinned.example:{port}"
 
 
@@ -215,16 +217,16 @@ def test_a_redirect_to_another_origin_is_not_followed(transport, to):
         spec = http_spec(f"{url}/redirect-out?to={target}", transport=transport)
         error = failure(spec)
         assert inside.connections() == 0
-        assert len(seen_by(url)["requests"]) == 1
+        assert len(received_by(url)["requests"]) == 1
     assert error.code == "redirect"
 
 
 def test_redirects_within_the_origin_are_followed_three_times_at_most():
     with running_http("raw_http") as url:
         assert len(asyncio.run(list_over(http_spec(f"{url}/redirect-in"))).tools) == 1
-        before = len(seen_by(url)["requests"])
+        before = len(received_by(url)["requests"])
         assert failure(http_spec(f"{url}/redirect-loop", transport="sse")).code == "redirect"
-        assert len(seen_by(url)["requests"]) - before == 4
+        assert len(received_by(url)["requests"]) - before == 4
 
 
 @pytest.mark.parametrize(
@@ -245,7 +247,7 @@ def test_redirects_within_the_origin_are_followed_three_times_at_most():
         "",
     ],
 )
-def test_a_url_that_cannot_be_a_server_is_refused_without_connecting(url):
+def test_an_invalid_url_is_rejected_without_connecting(url):
     with pytest.raises(UpstreamError) as caught:
         check_url(url)
     assert (caught.value.code, caught.value.parked) == ("blocked", True)
@@ -279,7 +281,7 @@ def test_a_client_library_that_cannot_be_guarded_is_not_used():
         upstream_http._guard(SimpleNamespace(_pool=object()), None)
 
 
-# --- What is sent -----------------------------------------------------------------------------
+# --- Requests ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_only_the_servers_own_headers_and_those_of_the_protocol_are_sent(era, pr
     headers = {"Authorization": "Bearer token", "X-Team": "a", "Accept-Encoding": "gzip"}
     with running_http("raw_http") as url:
         asyncio.run(list_over(http_spec(f"{url}/tools?era={era}", headers=headers)))
-        listed = seen_by(url)["requests"][-1]["headers"]
+        listed = received_by(url)["requests"][-1]["headers"]
     assert set(listed) == protocol | {
         "host",
         "accept",
@@ -310,23 +312,23 @@ def test_only_the_servers_own_headers_and_those_of_the_protocol_are_sent(era, pr
     assert listed["accept-encoding"] == "identity"
 
 
-def test_headers_nobody_configured_are_dropped_even_if_a_library_adds_them():
+def test_headers_that_are_not_configured_are_dropped_even_if_a_library_adds_them():
     async def scenario(url):
         async with upstream_http.upstream({"X-Own": "yes"}) as upstream:
-            odd = {"Cookie": "a=b", "X-Forwarded-For": "10.0.0.1", "Traceparent": "00-1"}
-            await upstream.http.post(f"{url}/404", headers=odd)
+            extra = {"Cookie": "a=b", "X-Forwarded-For": "10.0.0.1", "Traceparent": "00-1"}
+            await upstream.http.post(f"{url}/404", headers=extra)
 
     with running_http("raw_http") as url:
         asyncio.run(scenario(url))
-        sent = seen_by(url)["requests"][0]["headers"]
+        sent = received_by(url)["requests"][0]["headers"]
     assert {"cookie", "x-forwarded-for", "traceparent"}.isdisjoint(sent)
     assert sent["x-own"] == "yes"
 
 
-def test_cookies_are_not_kept():
+def test_cookies_are_not_sent_back():
     with running_http("raw_http") as url:
         asyncio.run(list_over(http_spec(f"{url}/cookies")))
-        requests = seen_by(url)["requests"]
+        requests = received_by(url)["requests"]
     assert len(requests) >= 2
     assert all("cookie" not in request["headers"] for request in requests)
 
@@ -342,7 +344,7 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["a\r\nX-Evil: 1", "a\nb", "a\0b", "snow ☃"])
-def test_a_header_that_cannot_be_sent_is_refused_without_being_quoted(value):
+def test_an_invalid_header_is_rejected_without_being_quoted(value):
     with listening() as listener:
         error = failure(
             http_spec(f"http://127.0.0.1:{listener.port}/", headers={"X-Key": f"hunter2{value}"})
@@ -352,16 +354,16 @@ def test_a_header_that_cannot_be_sent_is_refused_without_being_quoted(value):
     assert "hunter2" not in error.message + error.hint
 
 
-# --- What is received -------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("what", ["list/gzip", "gzip"])
-def test_a_compressed_answer_is_understood(what):
+def test_a_compressed_response_is_decoded(what):
     with running_http("raw_http") as url:
         assert len(asyncio.run(list_over(http_spec(f"{url}/{what}"))).tools) == 1
 
 
-def test_the_cap_is_for_one_event_not_for_the_stream(monkeypatch):
+def test_the_size_limit_applies_to_one_event_not_to_the_stream(monkeypatch):
     monkeypatch.setattr(settings, "MAX_MESSAGE_BYTES", 4096)
     with running_http("raw_http") as url:
         listing = asyncio.run(list_over(http_spec(f"{url}/list/many-events")))
@@ -370,34 +372,34 @@ def test_the_cap_is_for_one_event_not_for_the_stream(monkeypatch):
 
 @pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n", b"\r\r"])
 @pytest.mark.parametrize("split", [1, 2, 3, 7, 1000])
-def test_events_are_told_apart_however_the_bytes_are_cut(end, split):
+def test_event_boundaries_are_found_for_any_chunk_size(end, split):
     stream = (b"data: " + b"x" * 50 + end) * 20
     size, tail, largest = 0, b"", 0
     for start in range(0, len(stream), split):
         chunk = stream[start : start + split]
-        size, tail = response_body._since_last_event(size + len(chunk), tail, chunk)
+        size, tail = response_body._bytes_since_last_event(size + len(chunk), tail, chunk)
         largest = max(largest, size)
     assert size == 0
     assert largest <= 56 + len(end)
 
 
-def test_an_event_without_an_end_grows_until_the_cap():
+def test_an_event_without_an_end_is_counted_in_full():
     size, tail = 0, b""
     for _ in range(100):
-        size, tail = response_body._since_last_event(size + 10, tail, b"data: xxx\n")
+        size, tail = response_body._bytes_since_last_event(size + 10, tail, b"data: xxx\n")
     assert size == 1000
 
 
-def test_a_connection_is_usable_after_an_answer_that_was_too_large():
+def test_a_connection_is_usable_after_a_response_that_was_too_large():
     async def scenario(url):
         async with upstream_http.upstream({}) as upstream:
-            seen = RequestTrace()
-            upstream_http.current_trace.set(seen)
+            trace = RequestTrace()
+            upstream_http.current_trace.set(trace)
             with pytest.raises(upstream_http.BodyError):
                 await upstream.http.post(f"{url}/big-json", json={})
-            assert seen.fault.code == "too_large"
+            assert trace.error.code == "too_large"
             await upstream.http.post(f"{url}/404", json={})
-            assert seen.fault.code == "http_status"
+            assert trace.error.code == "http_status"
 
     with running_http("raw_http") as url:
         asyncio.run(scenario(url))
@@ -407,7 +409,7 @@ def test_a_connection_is_usable_after_an_answer_that_was_too_large():
 
 
 def certificate(folder, *, name="localhost", days=1, signed_by=None, authority=False):
-    """Write a certificate and its key; return their paths and what signs others."""
+    """Write a certificate and its key; return their paths, and the issuer for others."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
     issuer, signing_key = signed_by or (subject, key)
@@ -445,7 +447,9 @@ def certificate(folder, *, name="localhost", days=1, signed_by=None, authority=F
         ({}, None),
     ],
 )
-def test_certificates_are_checked_and_the_reason_is_said(tmp_path, monkeypatch, options, words):
+def test_certificates_are_verified_and_the_reason_is_reported(
+    tmp_path, monkeypatch, options, words
+):
     ca, signer = certificate(tmp_path, name="ca", authority=True)
     monkeypatch.setenv("SSL_CERT_FILE", ca[0])
     files, _ = certificate(tmp_path, **{"signed_by": signer, **options})
@@ -459,26 +463,26 @@ def test_certificates_are_checked_and_the_reason_is_said(tmp_path, monkeypatch, 
     assert words in error.message
 
 
-def test_a_port_that_does_not_speak_tls_is_said_so():
+def test_a_port_without_tls_is_reported():
     with running_http("raw_http") as url:
         error = failure(http_spec(url.replace("http://", "https://") + "/tools"))
     assert error.code == "tls"
 
 
-# --- One request among others -----------------------------------------------------------------
+# --- Concurrent requests ----------------------------------------------------------------------
 
 
-def test_a_fault_belongs_to_the_request_it_happened_to():
-    async def one(upstream, url):
-        seen = RequestTrace()
-        upstream_http.current_trace.set(seen)
+def test_an_error_is_assigned_to_its_own_request():
+    async def post(upstream, url):
+        trace = RequestTrace()
+        upstream_http.current_trace.set(trace)
         await upstream.http.post(url, json={})
-        return seen.fault and seen.fault.message
+        return trace.error and trace.error.message
 
     async def scenario(url):
         async with upstream_http.upstream({}) as upstream:
             return await asyncio.gather(
-                *(asyncio.create_task(one(upstream, f"{url}/{code}")) for code in range(500, 520))
+                *(asyncio.create_task(post(upstream, f"{url}/{code}")) for code in range(500, 520))
             )
 
     with running_http("raw_http") as url:

@@ -1,3 +1,5 @@
+"""The stdio transport and its process supervisor."""
+
 import asyncio
 import json
 import os
@@ -17,14 +19,14 @@ from servers.connections.connection import UpstreamError, connect
 from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.transports import process_supervisor, stdio
-from servers.transports.process_supervisor import ALWAYS, UNTOLD
+from servers.transports.process_supervisor import COUNT_EVERY, COUNT_EVERY_UNKNOWN
 from servers.transports.stdio import INHERITED, StdioProcess, run_process
 from tests.support.upstreams.running import ROOT, stdio_argv, stdio_spec
 from tests.support.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-OPTIONS = {"cwd": "", "redact": str, "max_line": 1000, "stderr_bytes": 1000, "most": 200}
+OPTIONS = {"cwd": "", "redact": str, "max_line": 1000, "stderr_bytes": 1000, "max_processes": 200}
 
 
 def program(*argv, cwd=str(ROOT), env=None, hidden=()):
@@ -61,8 +63,8 @@ def alive(pid: int) -> bool:
 
 def wait_until_gone(*pids: int, seconds: float = 15) -> None:
     deadline = time.monotonic() + seconds
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < deadline, f"still running: {left}"
+    while running := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < deadline, f"still running: {running}"
         threading.Event().wait(0.02)
 
 
@@ -74,10 +76,10 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-# --- What a program gets ----------------------------------------------------------------------
+# --- Environment and arguments ----------------------------------------------------------------
 
 
-def test_a_program_inherits_a_short_list_of_variables_and_gets_its_own(tmp_path, monkeypatch):
+def test_a_program_inherits_only_allowed_variables_and_gets_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgres://hunter2")
     monkeypatch.setenv("TOOLCRIB_SECRET_KEY", "hunter2")
     monkeypatch.setenv("TZ", "UTC")
@@ -87,19 +89,19 @@ def test_a_program_inherits_a_short_list_of_variables_and_gets_its_own(tmp_path,
     )
     asyncio.run(listed(spec))
 
-    shown = json.loads(note.read_text().splitlines()[1])
-    assert shown["env"]["API_KEY"] == "its own"
-    assert shown["env"]["TZ"] == "UTC"
-    # LC_CTYPE is set by the Python that the program is written in.
-    assert set(shown["env"]) - {"LC_CTYPE"} <= {*INHERITED, "API_KEY"}
+    reported = json.loads(note.read_text().splitlines()[1])
+    assert reported["env"]["API_KEY"] == "its own"
+    assert reported["env"]["TZ"] == "UTC"
+    # LC_CTYPE is set by the Python that runs the program.
+    assert set(reported["env"]) - {"LC_CTYPE"} <= {*INHERITED, "API_KEY"}
     assert "hunter2" not in note.read_text()
-    assert shown["cwd"] == str(ROOT)
+    assert reported["cwd"] == str(ROOT)
 
 
 def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
     for name in INHERITED:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE for itself
+    monkeypatch.setenv("LANG", "C")  # in which Python sets LC_CTYPE
 
     async def scenario():
         async with run_process(["/usr/bin/env"], env={"OWN": "1"}, **OPTIONS) as child:
@@ -108,7 +110,7 @@ def test_the_supervisor_adds_nothing_to_the_environment(monkeypatch):
     assert sorted(asyncio.run(scenario())) == [b"LANG=C", b"OWN=1"]
 
 
-def test_what_a_program_repeats_of_its_secrets_is_hidden():
+def test_credentials_in_the_stderr_of_a_program_are_redacted():
     script = "import os, sys; sys.exit('bad key ' + os.environ['KEY'] + ' or ' + sys.argv[1])"
     secrets = ("hunter2-token", "hunter2-key")
     error = failure(
@@ -122,7 +124,7 @@ def test_what_a_program_repeats_of_its_secrets_is_hidden():
     assert error.detail == "bad key *** or --token=***"
 
 
-def test_no_argument_shows_in_a_command_line_of_ours(tmp_path):
+def test_arguments_do_not_appear_in_the_command_line_of_the_supervisor(tmp_path):
     note = tmp_path / "note"
 
     async def scenario():
@@ -138,7 +140,7 @@ def test_no_argument_shows_in_a_command_line_of_ours(tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_very_long_argument_arrives_whole(tmp_path):
+def test_a_very_long_argument_is_passed_completely(tmp_path):
     note = tmp_path / "note"
     long = "x" * 100_000  # more than a pipe holds
     spec = stdio_spec("raw_stdio", "--do", "show_env", "--note", str(note), "--secret", long)
@@ -153,13 +155,13 @@ def test_a_banner_on_stdout_is_ignored():
     assert len(asyncio.run(listed(stdio_spec("raw_stdio", "--do", "banner"))).tools) == 1
 
 
-def test_more_than_fifty_lines_that_are_not_messages_break_the_protocol():
+def test_more_than_fifty_lines_that_are_not_messages_are_a_protocol_error():
     error = failure(stdio_spec("raw_stdio", "--do", "many_banners"))
     assert error.code == "protocol"
     assert "50 lines" in error.message
 
 
-def test_a_flood_on_stderr_blocks_nothing_and_its_tail_is_kept():
+def test_a_flood_on_stderr_does_not_block_and_its_tail_is_available():
     async def scenario():
         async with connect(stdio_spec("raw_stdio", "--do", "stderr_flood")) as connection:
             assert len((await connection.list_tools()).tools) == 1
@@ -182,7 +184,7 @@ def test_a_flood_on_stderr_blocks_nothing_and_its_tail_is_kept():
         ("endless_line", "too_large", "more than 10 MiB"),
     ],
 )
-def test_a_program_that_ends_says_how_and_does_so_at_once(what, code, words, at):
+def test_the_exit_of_a_program_is_reported_at_once_with_its_reason(what, code, words, at):
     started = time.monotonic()
     error = failure(stdio_spec("raw_stdio", "--do", what, "--at", at))
     assert error.code == code
@@ -199,7 +201,7 @@ def test_a_program_that_hangs_times_out(monkeypatch):
     assert "handshake within 1 s" in error.message
 
 
-def test_a_dead_program_closes_the_connection_at_once(tmp_path):
+def test_a_killed_program_closes_the_connection_at_once(tmp_path):
     note = tmp_path / "note"
 
     async def scenario():
@@ -218,16 +220,16 @@ def test_a_dead_program_closes_the_connection_at_once(tmp_path):
     asyncio.run(scenario())
 
 
-def test_reading_a_line_costs_time_in_proportion_to_its_length(monkeypatch):
-    # Many small pieces: what copying the line at every piece would cost then drowns all else.
-    monkeypatch.setattr(stdio, "CHUNK", 64)
+def test_reading_a_line_takes_linear_time(monkeypatch):
+    # Many small chunks: copying the line at every chunk would dominate the time.
+    monkeypatch.setattr(stdio, "READ_BYTES", 64)
 
     async def cost(size: int) -> float:
         child = StdioProcess(10**9, 1000, str, 200)
         child._stdout = asyncio.StreamReader()
         child._stdout.feed_data(b"x" * size + b"\n")
         child._stdout.feed_eof()
-        started = time.process_time()  # of this process alone: others may be busy
+        started = time.process_time()  # of this process only
         assert [len(line) async for line in child.messages()] == [size]
         return time.process_time() - started
 
@@ -237,12 +239,12 @@ def test_reading_a_line_costs_time_in_proportion_to_its_length(monkeypatch):
     assert best(2_000_000) < 9 * best(500_000)  # quadratic would be 16
 
 
-# --- Nothing is left behind -------------------------------------------------------------------
+# --- Cleanup ----------------------------------------------------------------------------------
 
 STUBBORN = ("--do", "ignore_term", "--do", "spawn_grandchild", "--stay")
 
 
-def test_closing_ends_a_program_that_ignores_every_request_to_and_its_descendants(tmp_path):
+def test_closing_kills_a_program_that_ignores_signals_and_its_descendants(tmp_path):
     note = tmp_path / "note"
 
     async def scenario():
@@ -259,7 +261,7 @@ def test_closing_ends_a_program_that_ignores_every_request_to_and_its_descendant
     wait_until_gone(*asyncio.run(scenario()), seconds=5)
 
 
-def test_a_program_that_ends_takes_its_descendants_with_it(tmp_path):
+def test_the_descendants_of_a_program_that_exits_are_killed(tmp_path):
     note = tmp_path / "note"
     spec = stdio_spec("raw_stdio", "--do", "spawn_grandchild", "--do", "crash", "--note", str(note))
     assert failure(spec).code == "crashed"
@@ -281,7 +283,7 @@ asyncio.run(main())
 """
 
 
-def test_killing_us_outright_leaves_no_descendant_of_a_stubborn_program(tmp_path):
+def test_sigkill_of_the_parent_leaves_no_descendant_of_a_program_that_ignores_signals(tmp_path):
     note = tmp_path / "note"
     env = {**os.environ, "DJANGO_SETTINGS_MODULE": "toolcrib.settings"}
     owner = subprocess.Popen(
@@ -298,12 +300,12 @@ def test_killing_us_outright_leaves_no_descendant_of_a_stubborn_program(tmp_path
         assert all(alive(pid) for pid in (*pids, supervisor))
     finally:
         owner.kill()
-        owner.wait()
+        owner.backoff()
         owner.stdout.close()
     wait_until_gone(*pids, supervisor)
 
 
-def test_killing_the_supervisor_outright_ends_the_program(tmp_path):
+def test_sigkill_of_the_supervisor_kills_the_program(tmp_path):
     note = tmp_path / "note"
 
     async def scenario():
@@ -318,7 +320,7 @@ def test_killing_the_supervisor_outright_ends_the_program(tmp_path):
     wait_until_gone(asyncio.run(scenario()), seconds=5)
 
 
-def test_many_connections_leave_no_open_files_and_no_processes(tmp_path):
+def test_many_connections_leave_no_open_files_or_processes(tmp_path):
     note = tmp_path / "note"
 
     async def scenario():
@@ -336,10 +338,10 @@ def test_many_connections_leave_no_open_files_and_no_processes(tmp_path):
     wait_until_gone(*pids, seconds=5)
 
 
-# --- Wherever it runs -------------------------------------------------------------------------
+# --- Event loops and threads ------------------------------------------------------------------
 
 
-def test_it_works_on_uvloop():
+def test_programs_run_on_uvloop():
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert len(runner.run(listed(stdio_spec("raw_stdio"))).tools) == 1
         with pytest.raises(UpstreamError) as caught:
@@ -347,7 +349,7 @@ def test_it_works_on_uvloop():
     assert caught.value.code == "crashed"
 
 
-def test_it_works_in_several_threads_at_once():
+def test_programs_run_in_several_threads_at_once():
     counts: list[int] = []
 
     def work():
@@ -361,10 +363,10 @@ def test_it_works_in_several_threads_at_once():
     assert counts == [1, 1, 1, 1]
 
 
-# --- Programs that cannot be run --------------------------------------------------------------
+# --- Programs that cannot be executed ---------------------------------------------------------
 
 
-def test_programs_are_not_run_where_that_is_not_allowed(tmp_path, monkeypatch):
+def test_no_program_runs_if_stdio_is_not_allowed(tmp_path, monkeypatch):
     monkeypatch.setattr(settings, "ALLOW_STDIO", False)
     note = tmp_path / "note"
     error = failure(stdio_spec("raw_stdio", "--note", str(note)))
@@ -380,22 +382,22 @@ def test_a_command_that_does_not_exist_is_not_found(command):
     assert "hunter2" not in error.message + error.hint + error.detail
 
 
-def test_a_missing_working_directory_is_named_as_the_cause(tmp_path):
+def test_a_missing_working_directory_is_reported_as_the_cause(tmp_path):
     error = failure(program(*stdio_argv("raw_stdio"), cwd=str(tmp_path / "missing")))
     assert error.code == "command_not_found"
     assert "working directory" in error.message
 
 
-def test_the_path_of_the_server_decides_where_a_command_is_found(tmp_path):
+def test_a_command_is_looked_up_in_the_path_of_the_server(tmp_path):
     script = tmp_path / "my-server"
     script.write_text(f"#!/bin/sh\nexec {' '.join(stdio_argv('raw_stdio'))}\n")
     script.chmod(0o755)
-    found = program("my-server", env={"PATH": f"{tmp_path}:/bin:/usr/bin"})
-    assert len(asyncio.run(listed(found)).tools) == 1
+    spec = program("my-server", env={"PATH": f"{tmp_path}:/bin:/usr/bin"})
+    assert len(asyncio.run(listed(spec)).tools) == 1
     assert failure(program("my-server")).code == "command_not_found"
 
 
-def test_a_file_without_the_right_to_run_is_not_executable(tmp_path):
+def test_a_file_without_execute_permission_is_not_executable(tmp_path):
     script = tmp_path / "server"
     script.write_text("#!/bin/sh\n")
     script.chmod(stat.S_IRUSR)
@@ -411,15 +413,15 @@ def test_a_file_this_machine_cannot_run_is_not_executable(tmp_path, content):
     assert (error.code, error.parked) == ("not_executable", True)
 
 
-def test_what_no_system_can_pass_on_is_refused_before_anything_runs():
+def test_invalid_arguments_and_variables_are_rejected_before_anything_runs():
     argv = stdio_argv("raw_stdio")
     assert failure(program(*argv, "a\0b")).code == "not_executable"
     for env in ({"A": "a\0b"}, {"A=B": "c"}, {"": "c"}):
         assert failure(program(*argv, env=env)).code == "not_executable"
 
 
-def test_a_program_that_multiplies_leaves_nothing_when_it_is_stopped(tmp_path):
-    """Hostile input 26: what it starts, in sessions of their own, ends with it."""
+def test_no_process_of_a_program_that_forks_is_left_when_it_is_stopped(tmp_path):
+    """Hostile input 26: its children are killed too, even in their own sessions."""
     note = tmp_path / "pids"
     script = (
         "import os, subprocess, sys, time\n"
@@ -457,17 +459,17 @@ time.sleep(600)
     [(7, 0, "pass"), (7, 0, "parent or os.setsid()"), (2, 40, "pass")],
     ids=["processes", "processes apart", "threads"],
 )
-def test_a_program_that_multiplies_without_end_is_ended_with_all_of_it(doublings, threads, apart):
-    """Hostile input 26, the fork bomb: 128 processes, or 4 with 41 threads each, where 100 may."""
+def test_a_fork_bomb_is_killed_with_all_its_processes(doublings, threads, apart):
+    """Hostile input 26: 128 processes, or 4 with 41 threads each; the limit is 100."""
     script = MULTIPLIES.format(doublings=doublings, threads=threads, apart=apart)
 
     async def scenario():
-        options = {**OPTIONS, "most": 100}
+        options = {**OPTIONS, "max_processes": 100}
         async with run_process([sys.executable, "-c", script], env={}, **options) as child:
             async for _ in child.messages():
                 pass
             await child.exited.wait()
-            return await child.ended("during the test")
+            return await child.exit_error("during the test")
 
     error = asyncio.run(scenario())
     assert (error.code, error.parked) == ("crashed", False)
@@ -475,49 +477,55 @@ def test_a_program_that_multiplies_without_end_is_ended_with_all_of_it(doublings
     assert "TOOLCRIB_MAX_PROCESSES" in error.hint
 
 
-def test_a_program_that_ends_with_the_same_status_by_itself_is_not_taken_for_one():
+def test_a_program_that_exits_with_status_125_by_itself_is_not_reported_as_killed():
     error = failure(program(sys.executable, "-c", "import sys; sys.exit(125)"))
     assert "exited with code 125" in error.message
     assert "TOOLCRIB_MAX_PROCESSES" not in error.hint
 
 
-@pytest.mark.parametrize(("told", "looks"), [(0, UNTOLD), (1_000, ALWAYS)])
-def test_they_are_counted_now_and_then_whatever_the_machine_tells(monkeypatch, told, looks):
+@pytest.mark.parametrize(("on_machine", "checks"), [(0, COUNT_EVERY_UNKNOWN), (1_000, COUNT_EVERY)])
+def test_processes_are_counted_regularly_whatever_the_machine_reports(
+    monkeypatch, on_machine, checks
+):
     counted = []
-    monkeypatch.setattr(process_supervisor.ProcessCount, "on_machine", lambda self: told)
+    monkeypatch.setattr(
+        process_supervisor.ProcessCount, "count_on_machine", lambda self: on_machine
+    )
     monkeypatch.setattr(process_supervisor, "descendants", lambda: counted.append(1) or {1: 5})
-    crowd = process_supervisor.ProcessCount(100)
-    for _ in range(2 * looks):
-        assert not crowd.is_too_large()
+    count = process_supervisor.ProcessCount(100)
+    for _ in range(2 * checks):
+        assert not count.is_exceeded()
     assert len(counted) == 2
 
 
 COUNTS = """
 import os, sys, threading, time
 from servers.transports.process_supervisor import ProcessCount
-crowds = [ProcessCount(most) for most in (8, 9)]
-if os.fork() == 0:  # one with six threads
+counts = [ProcessCount(limit) for limit in (8, 9)]
+if os.fork() == 0:  # a process with six threads
     for _ in range(6):
         threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     if os.fork() == 0 and os.fork() == 0:  # two below it: nine in all
         os.write(1, b".")
     time.sleep(600)
-def looked():
-    for crowd in crowds:
-        crowd.before = 0  # count, whatever the machine does
-    return [crowd.is_too_large() for crowd in crowds]
-while True not in (found := looked()):
+def check():
+    for count in counts:
+        count.baseline = 0  # so that it counts in any case
+    return [count.is_exceeded() for count in counts]
+while True not in (exceeded := check()):
     pass
-print(found, flush=True)
+print(exceeded, flush=True)
 """
 
 
-def test_a_program_within_its_number_is_left_alone():
-    """Nine processes and threads are more than eight, and not more than nine."""
+def test_a_program_within_the_limit_is_not_killed():
+    """Nine processes and threads exceed a limit of eight, and not one of nine."""
     argv = [sys.executable, "-c", COUNTS]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True) as made:
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True
+    ) as counting:
         try:
-            assert made.stdout.read(1) == b"."
-            assert made.stdout.readline() == b"[True, False]\n"
+            assert counting.stdout.read(1) == b"."
+            assert counting.stdout.readline() == b"[True, False]\n"
         finally:
-            os.killpg(made.pid, signal.SIGKILL)
+            os.killpg(counting.pid, signal.SIGKILL)

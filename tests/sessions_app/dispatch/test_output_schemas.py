@@ -16,9 +16,9 @@ from sessions_app.ledger import batch_writer
 from sessions_app.models import Call
 from tests.sessions_app.fast_path.test_rest_call import Web
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, make_server, tool_object
-from tests.support.upstream_calls import through_the_sdk
-from tests.support.upstreams.scripted import Asked, Scripted, whole
+from tests.support.factories import ingest_tools, make_server, tool_object
+from tests.support.upstream_calls import without_direct_caller
+from tests.support.upstreams.scripted import ReceivedRequest, ScriptedServer, full_response
 
 # Catastrophic backtracking: Python's `re`, which the SDK's client uses on the event loop, would
 # need about 2^60 steps.
@@ -28,23 +28,23 @@ RESULT = '{"content": [], "structuredContent": {"word": "%s!"}, "resultType": "c
 )
 
 
-async def evil(asked: Asked) -> bool:
-    await asked.write(whole(asked.result(RESULT)))
+async def evil(asked: ReceivedRequest) -> bool:
+    await asked.write(full_response(asked.result(RESULT)))
     return True
 
 
 @pytest.mark.parametrize("era", ["modern", "legacy"])
-@pytest.mark.parametrize("client", ["lean", "sdk"])
+@pytest.mark.parametrize("client", ["direct", "sdk"])
 @pytest.mark.django_db(transaction=True)
 def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, era, monkeypatch):
     listener = socket.create_server(("127.0.0.1", 0))
     server = make_server(url=f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", slug="evil")
     word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
-    fold(server, tool_object("ping", outputSchema=word))
+    ingest_tools(server, tool_object("ping", outputSchema=word))
     cache.clear()
     authorization_cache.clear()
     agent = make_agent_client("scout", mode="deferred")
-    upstream = Scripted(listener, evil, era=era)
+    upstream = ScriptedServer(listener, evil, era=era)
     web = Web(agent.key, agent.open().id)
     compiled: list[threading.Thread] = []
 
@@ -65,7 +65,7 @@ def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, e
 
     monkeypatch.setattr(validation, "Validator", RecordingValidator)
     monkeypatch.setattr(validation.validators, "_compiled", {})
-    with through_the_sdk() if client == "sdk" else nullcontext():
+    with without_direct_caller() if client == "sdk" else nullcontext():
         answers = asyncio.run(scenario())
     assert [answer.code for answer in answers] == ["output_invalid"] * 3
     assert [answer.short for answer in answers] == [True, True, True]

@@ -11,7 +11,8 @@ later    answers after `seconds`
 drip     begins an answer and goes on with a byte at a time, for ever
 hang     never answers
 held     answers when someone GETs /let-go
-deaf     over stdin, reads no more for `seconds` and then answers; for ever, and answers at once
+deaf     over stdin, reads no more and answers at once; with `until`, creates that file with the
+         suffix .deaf, and reads on and answers once the file `until` exists
          over an event stream of old, takes no message any more until the next stream
 die      exits; `cut` closes the connection in the middle of the answer
 status   answers with the HTTP status in `status`; over an event stream of old after `seconds`
@@ -26,9 +27,10 @@ import asyncio
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
-from tests.support.upstreams.answers import ONE_TOOL, answer
+from tests.support.upstreams.answers import ONE_TOOL, respond
 
 Messages = list[dict[str, Any]]
 LET_GO = asyncio.Event()
@@ -46,7 +48,7 @@ async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | N
     """Return what to send back, None for nothing."""
     seen.append(message)
     if message.get("method") != "tools/call":
-        return answer(message, ONE_TOOL, era)
+        return respond(message, ONE_TOOL, era)
     how, given = message["params"]["name"], message["params"].get("arguments", {})
     match how:
         case "say":
@@ -84,8 +86,10 @@ async def serve_stdio(era: str) -> None:
 
     async def deaf(message: dict[str, Any]) -> str:
         pipe.pause_reading()
-        if seconds := message["params"]["arguments"].get("seconds"):
-            await asyncio.sleep(seconds)
+        if until := message["params"]["arguments"].get("until"):
+            Path(f"{until}.deaf").touch()  # noqa: ASYNC240 - a test server
+            while not Path(until).exists():  # noqa: ASYNC110, ASYNC240 - likewise
+                await asyncio.sleep(0.01)
             pipe.resume_reading()
         return result(message, text_of("deaf"))
 
@@ -202,7 +206,7 @@ class Stream:
             return False
         return reply(writer, "", status=202)
 
-    async def answer(self, message: dict[str, Any]) -> None:
+    async def respond(self, message: dict[str, Any]) -> None:
         text = None if self.deaf else await reply_to(message, self.seen, self.era)
         if text is not None:
             self.writer.write(f"data: {text}\n\n".encode())

@@ -18,7 +18,7 @@ import sys
 from socket import SO_LINGER, SOL_SOCKET
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.upstreams.answers import answer, large_notice, listing
+from tests.support.upstreams.answers import large_notification, respond, tool_list_json
 
 FIFTY_MB = 50 * 1024 * 1024
 BLOCK = b"x" * 65536
@@ -64,8 +64,9 @@ class Raw:
             path = path.removeprefix("/list")
         if path == "/tools":
             return self.mcp(writer, method, message, query)
-        await misbehave(path.strip("/"), writer, message, query, self)
-        return False
+        keep_alive = await misbehave(path.strip("/"), writer, message, query, self)
+        await writer.drain()
+        return keep_alive
 
     def mcp(self, writer, method, message, query, extra: str = "") -> bool:
         era = query.get("era", "modern")
@@ -83,13 +84,18 @@ class Raw:
             return reply(writer, b"who?", 404, "text/plain")
         if era == "legacy" and message.get("method") == "server/discover":
             return reply(writer, b"unknown", 400, "text/plain")
-        text = answer(message, self.tools, era)
+        text = respond(message, self.tools, era)
         if text is None:
             return reply(writer, b"", 202)
         return reply(writer, text.encode(), extra=extra)
 
 
 def reply(writer, body: bytes, status=200, kind="application/json", extra: str = "") -> bool:
+    """Write a complete response, and return True: the connection stays open.
+
+    Closing it without `Connection: close` is a race: the client may already be sending its next
+    request on it, such as one that follows a redirect.
+    """
     writer.write(
         f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\n{extra}"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
@@ -116,25 +122,26 @@ async def pour(writer, first: bytes, last: bytes) -> None:
     await writer.drain()
 
 
-async def misbehave(what: str, writer, message, query, server: Raw) -> None:
+async def misbehave(what: str, writer, message, query, server: Raw) -> bool:
+    """Do it, and return whether the connection stays open."""
     answer_head = f'{{"jsonrpc": "2.0", "id": {json.dumps(message.get("id"))}, "result": {{"x": "'
     if what.isdigit():
-        reply(writer, b"secret body", int(what), "text/plain")
+        return reply(writer, b"secret body", int(what), "text/plain")
     elif what == "html":
-        reply(writer, b"<html>secret body</html>", kind="text/html; charset=utf-8")
+        return reply(writer, b"<html>secret body</html>", kind="text/html; charset=utf-8")
     elif what == "plain-json":
-        reply(writer, b'{"hello": "secret body"}')
+        return reply(writer, b'{"hello": "secret body"}')
     elif what == "not-json":
-        reply(writer, b"secret body {")
+        return reply(writer, b"secret body {")
     elif what == "redirect-out":
         to = query.get("to", "http://169.254.169.254/latest?key=secret")
-        reply(writer, b"", 307, extra=f"Location: {to}\r\n")
+        return reply(writer, b"", 307, extra=f"Location: {to}\r\n")
     elif what == "redirect-loop":
-        reply(writer, b"", 307, extra="Location: /redirect-loop\r\n")
+        return reply(writer, b"", 307, extra="Location: /redirect-loop\r\n")
     elif what == "redirect-in":
-        reply(writer, b"", 307, extra="Location: /tools\r\n")
+        return reply(writer, b"", 307, extra="Location: /tools\r\n")
     elif what == "redirect-302":
-        reply(writer, b"", 302, extra="Location: /tools\r\n")
+        return reply(writer, b"", 302, extra="Location: /tools\r\n")
     elif what == "drip":
         start(writer, "application/json")
         while not writer.is_closing():
@@ -160,17 +167,16 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
         writer.write(BOMB)
         await writer.drain()
     elif what == "gzip":
-        text = answer(message, server.tools, query.get("era", "modern")) or ""
-        reply(writer, gzip.compress(text.encode()), extra="Content-Encoding: gzip\r\n")
+        text = respond(message, server.tools, query.get("era", "modern")) or ""
+        return reply(writer, gzip.compress(text.encode()), extra="Content-Encoding: gzip\r\n")
     elif what == "huge-header":
-        reply(writer, b"{}", extra=f"X-Long: {'x' * 1_000_000}\r\n")
+        return reply(writer, b"{}", extra=f"X-Long: {'x' * 1_000_000}\r\n")
     elif what == "cookies":
         cookies = "".join(f"Set-Cookie: c{number}=secret; Path=/\r\n" for number in range(100))
-        server.mcp(writer, "POST", message, query, cookies)
+        return server.mcp(writer, "POST", message, query, cookies)
     elif what == "reset":
         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-        return
     elif what == "cut":
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
         writer.write(b"Content-Length: 1000\r\n\r\n{")
@@ -181,14 +187,13 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
         for number in range(500):
             log = {"method": "notifications/message", "params": {"level": "info", "data": number}}
             writer.write(b"data: " + json.dumps({"jsonrpc": "2.0", **log}).encode() + b"\n\n")
-        text = answer(message, server.tools, query.get("era", "modern")) or ""
+        text = respond(message, server.tools, query.get("era", "modern")) or ""
         writer.write(b"data: " + text.encode() + b"\n\n")
     elif what in ("flaky-listen", "large-listen"):
-        await listen_badly(writer, message, server, large=what == "large-listen")
+        return await listen_badly(writer, message, server, large=what == "large-listen")
     elif what == "bomb-call":
         if message.get("method") != "tools/call":
-            server.mcp(writer, "POST", message, query)
-            return
+            return server.mcp(writer, "POST", message, query)
         start(writer, "application/json", "Content-Encoding: gzip\r\n")
         writer.write(BOMB)
     elif what == "sse-elsewhere":
@@ -203,15 +208,14 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> None:
         await writer.drain()
         await asyncio.sleep(600)
     else:
-        reply(writer, b"", 404)
-    await writer.drain()
+        return reply(writer, b"", 404)
+    return False
 
 
-async def listen_badly(writer, message, server: Raw, *, large: bool) -> None:
+async def listen_badly(writer, message, server: Raw, *, large: bool) -> bool:
     """Acknowledge a subscription; drop the first one, or tell it something large."""
     if message.get("method") != "subscriptions/listen":
-        server.mcp(writer, "POST", message, {})
-        return
+        return server.mcp(writer, "POST", message, {})
     server.listens += 1
     start(writer, "text/event-stream")
     acknowledged = {
@@ -225,10 +229,11 @@ async def listen_badly(writer, message, server: Raw, *, large: bool) -> None:
     writer.write(b"data: " + json.dumps(acknowledged).encode() + b"\n\n")
     await writer.drain()
     if large and server.listens == 1:
-        writer.write(b"data: " + json.dumps(large_notice()).encode() + b"\n\n")
+        writer.write(b"data: " + json.dumps(large_notification()).encode() + b"\n\n")
         await writer.drain()
     if large or server.listens > 1:
         await asyncio.sleep(600)
+    return False
 
 
 async def main() -> None:
@@ -240,7 +245,7 @@ async def main() -> None:
     if options.tls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(*options.tls)
-    raw = Raw(listing(options.tools_file))
+    raw = Raw(tool_list_json(options.tools_file))
     server = await asyncio.start_server(raw.connected, "127.0.0.1", 0, ssl=context)
     sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
