@@ -1,4 +1,4 @@
-"""An operator's afternoon, by keyboard and mouse: what failed, why, what nobody uses, and back."""
+"""An operator in Chromium: find a failed session and its cause, change a preload, undo."""
 
 import json
 import re
@@ -16,8 +16,8 @@ UNUSED = "weather__list_stations"
 
 
 @pytest.fixture(scope="module")
-def morning(filled):
-    """What happened before: one run went well, one failed, and one preload earned nothing."""
+def recorded(filled):
+    """An agent with a successful and a failed session, and an unused preload."""
     done = filled.command("create_agent", "clerk", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     key = json.loads(done.stdout)["key"]
@@ -26,8 +26,8 @@ def morning(filled):
     failed = Run(filled, key)
     failed.send("/search", {"query": "weather forecast"})
     failed.call("weather__get_forecast", town="Oslo")
-    well = Run(filled, key)
-    well.call("weather__get_forecast", city="Oslo")
+    succeeded = Run(filled, key)
+    succeeded.call("weather__get_forecast", city="Oslo")
     yield failed
     filled.api("PATCH", "/groups/mcp:weather/members", change | {"preload": None})
     filled.api("DELETE", "/agents/clerk")
@@ -35,10 +35,10 @@ def morning(filled):
 
 def preloaded(toolcrib):
     members = toolcrib.api("GET", "/groups/mcp:weather")[1]["members"]
-    return next(one["preload"] for one in members if one["name"] == UNUSED)
+    return next(member["preload"] for member in members if member["name"] == UNUSED)
 
 
-def test_an_operators_afternoon(morning, filled, open_page):
+def test_an_operators_afternoon(recorded, filled, open_page):
     page = open_page()
     page.goto("/")
 
@@ -53,14 +53,14 @@ def test_an_operators_afternoon(morning, filled, open_page):
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
-    expect(page).to_have_url(re.compile(morning.id))
+    expect(page).to_have_url(re.compile(recorded.id))
 
-    # Why? The first step that went wrong is chosen.
+    # Why? The first failed step is selected.
     step = page.locator("#step")
-    expect(step).to_contain_text("Toolcrib refused it invalid_arguments")
+    expect(step).to_contain_text("Rejected by Toolcrib invalid_arguments")
     expect(step.get_by_role("region", name="Arguments of step")).to_contain_text('"town": "Oslo"')
 
-    # Which tool does nobody use?
+    # Which preload is unused?
     page.keyboard.press("g")
     page.keyboard.press("u")
     expect(page).to_have_url(re.compile("/usage$"))
@@ -70,15 +70,15 @@ def test_an_operators_afternoon(morning, filled, open_page):
     expect(unused).to_be_visible()
     assert preloaded(filled) is True
 
-    # On demand, and back.
+    # Make it on demand, then undo.
     unused.get_by_role("button", name="Make on demand").click()
     toast = page.locator("#toasts")
-    expect(toast).to_contain_text(f"{UNUSED} in mcp:weather is given on demand in new sessions.")
+    expect(toast).to_contain_text(f"{UNUSED} in mcp:weather is on demand in new sessions.")
     expect(page).to_have_url(re.compile(r"agent=clerk#unused$"))
     expect(unused).to_have_count(0)
     assert preloaded(filled) is False
 
     page.keyboard.press("u")
     expect(unused).to_be_visible()
-    expect(toast).to_contain_text("Undone.")
+    expect(toast).to_contain_text("Undone. Redo")
     assert preloaded(filled) is True

@@ -1,4 +1,4 @@
-"""The search playground in a real Chromium: live, by keyboard alone, and without a script."""
+"""Search playground in Chromium: live results, keyboard only, and without scripts."""
 
 import json
 import re
@@ -26,7 +26,7 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def searched(filled):
-    """Two agents, one of which searched; and a golden query that broke."""
+    """Two agents, one of which has searched, and a golden query that regressed."""
     done = filled.command("create_agent", "seeker", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     filled.api("POST", "/agents", {"name": "narrow", "groups": ["mcp:weather"]})
@@ -34,19 +34,19 @@ def searched(filled):
     run.send("/search", {"query": "zzzzqqqq"})
     run.send("/search", {"query": "forecast"})
     golden = {"query": "report the weather", "tools": ["weather__report_weather"]}
-    status, made = filled.api("POST", "/search/golden", golden)
-    assert status == 201, made
+    status, created = filled.api("POST", "/search/golden", golden)
+    assert status == 201, created
     filled.api("POST", f"/tools/{TEMPERATURE}/hints", {"kind": "alias", "text": "thermometer"})
     filled.api("POST", "/tools/weather__report_weather/hold", {"reason": "A test."})
     filled.api("POST", "/search/golden/run")
     yield filled
     filled.api("POST", "/tools/weather__report_weather/release")
-    filled.api("DELETE", f"/search/golden/{made['id']}")
+    filled.api("DELETE", f"/search/golden/{created['id']}")
     for name in ("seeker", "narrow"):
         filled.api("DELETE", f"/agents/{name}")
 
 
-def test_results_follow_the_typing_and_every_choice_is_in_the_address(searched, open_page):
+def test_results_update_while_typing_and_every_option_is_in_the_url(searched, open_page):
     page = open_page()
     page.goto("/")
     page.keyboard.press("g")
@@ -54,7 +54,7 @@ def test_results_follow_the_typing_and_every_choice_is_in_the_address(searched, 
     expect(page).to_have_url("/search")
     page.keyboard.press("Escape")
     page.keyboard.press("/")
-    expect(page.get_by_label("What an agent might ask")).to_be_focused()
+    expect(page.get_by_label("Agent query")).to_be_focused()
 
     page.keyboard.type("get temperature")
 
@@ -63,7 +63,7 @@ def test_results_follow_the_typing_and_every_choice_is_in_the_address(searched, 
     expect(first.locator("mark").first).to_be_visible()
     expect(page).to_have_url("/search?q=get+temperature")
     expect(page.locator("#live")).to_have_text(re.compile(r"^\d+ tools? found$"))
-    expect(page.get_by_label("What an agent might ask")).to_be_focused()
+    expect(page.get_by_label("Agent query")).to_be_focused()
     page.locator("select[name=agent]").select_option("seeker")
     page.get_by_label("Regex").check()
     expect(page).to_have_url("/search?q=get+temperature&mode=regex&agent=seeker")
@@ -73,24 +73,24 @@ def test_results_follow_the_typing_and_every_choice_is_in_the_address(searched, 
     expect(page.get_by_label("Regex")).to_be_checked()
 
 
-def test_a_slow_answer_never_covers_a_newer_one(searched, open_page):
+def test_a_slow_response_never_replaces_a_newer_one(searched, open_page):
     page = open_page()
-    held = []
-    page.route(re.compile(r"/search\?q=compound"), lambda route: held.append(route))
+    pending = []
+    page.route(re.compile(r"/search\?q=compound"), lambda route: pending.append(route))
     page.goto("/search")
-    field = page.get_by_label("What an agent might ask")
+    field = page.get_by_label("Agent query")
     with page.expect_request(re.compile("q=compound")):
         field.fill("compound interest")
     field.fill("get temperature")
     expect(page.locator(".hit").first).to_contain_text(TEMPERATURE)
 
-    for route in held:
+    for route in pending:
         route.abort()
     expect(page.locator(".hit").first).to_contain_text(TEMPERATURE)
     expect(page).to_have_url("/search?q=get+temperature")
 
 
-def test_the_keyboard_alone_goes_through_results_opens_and_loads(searched, open_page):
+def test_results_are_navigated_opened_and_loaded_by_keyboard(searched, open_page):
     page = open_page()
     page.goto("/search?q=weather&agent=seeker")
     links = page.locator(".hit [data-open]")
@@ -101,7 +101,7 @@ def test_the_keyboard_alone_goes_through_results_opens_and_loads(searched, open_
     expect(links.nth(1)).to_be_focused()
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")
-    expect(page.get_by_label("What an agent might ask")).to_be_focused()
+    expect(page.get_by_label("Agent query")).to_be_focused()
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     expect(links.nth(0)).to_be_focused()
@@ -115,34 +115,34 @@ def test_the_keyboard_alone_goes_through_results_opens_and_loads(searched, open_
     expect(page).to_have_url(f"/tools/{name}")
 
 
-def test_the_right_answer_is_marked_seen_and_taken_back(searched, open_page):
+def test_an_expected_tool_is_set_and_its_query_removed(searched, open_page):
     page = open_page()
     page.goto("/search?q=temperature+in+a+city")
     row = page.locator(".hit", has_text=TEMPERATURE)
-    row.get_by_role("button", name="Mark as right").click()
-    expect(row.get_by_text("Right answer", exact=True)).to_be_visible()
+    row.get_by_role("button", name="Set as expected").click()
+    expect(row.get_by_text("Expected tool", exact=True)).to_be_visible()
     page.get_by_role("link", name="Golden queries").first.click()
     table = page.get_by_role("region", name="Table: Golden queries", exact=True)
     expect(table).to_contain_text("temperature in a city")
     table.locator("tr", has_text="temperature in a city").get_by_role("button").click()
-    expect(page.get_by_text("is no golden query any more")).to_be_visible()
+    expect(page.get_by_text("Removed golden query")).to_be_visible()
 
 
-def test_a_drop_is_told_and_taken_for_good(searched, open_page):
+def test_a_regression_is_shown_and_accepted(searched, open_page):
     page = open_page()
     page.goto("/")
-    expect(page.get_by_text("A search broke: “report the weather”")).to_be_visible()
-    page.get_by_role("link", name="Look at queries").click()
-    broke = page.get_by_role("region", name="Table: Golden queries that broke")
-    expect(broke).to_contain_text("not found")
-    broke.get_by_role("button", name="This is right now").click()
-    expect(broke).to_have_count(0)
+    expect(page.get_by_text("Search regression: “report the weather”")).to_be_visible()
+    page.get_by_role("link", name="View golden queries").click()
+    regressions = page.get_by_role("region", name="Table: Regressions")
+    expect(regressions).to_contain_text("not found")
+    regressions.get_by_role("button", name="Accept new rank").click()
+    expect(regressions).to_have_count(0)
 
 
-def test_it_works_without_a_script(searched, open_page):
+def test_search_works_without_javascript(searched, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/search")
-    page.get_by_label("What an agent might ask").fill("get temperature")
+    page.get_by_label("Agent query").fill("get temperature")
     page.get_by_role("button", name="Search", exact=True).click()
     expect(page.locator(".hit").first).to_contain_text(TEMPERATURE)
     page.get_by_text("zzzzqqqq").click()
@@ -157,7 +157,7 @@ def test_axe_finds_nothing(theme, searched, open_page):
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.axe(page)
+        found += driving.run_axe(page)
 
     assert "\n".join(found) == ""
 

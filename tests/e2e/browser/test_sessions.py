@@ -1,4 +1,4 @@
-"""The sessions' pages in a real Chromium: a real agent's run, its timeline, and a tool tried."""
+"""Session pages in Chromium: a session of an agent, its timeline, and tool trials."""
 
 import json
 import re
@@ -13,17 +13,17 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
-OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
-# Lets two hours pass between the opening and the rest.
-LATER = """
+OPEN_ALL = "document.querySelectorAll('main details').forEach(element => { element.open = true })"
+# Moves the opening of a session two hours back.
+MOVE_OPENING_BACK = """
 from datetime import timedelta
 from django.db.models import F
 from sessions_app.models import AgentSession, Event
 session = AgentSession.objects.get(session_id="{}")
-passed = timedelta(hours=2)
+two_hours = timedelta(hours=2)
 first = session.events.first()
-Event.objects.filter(pk=first.pk).update(at=F("at") - passed)
-AgentSession.objects.filter(pk=session.pk).update(created_at=F("created_at") - passed)
+Event.objects.filter(pk=first.pk).update(at=F("at") - two_hours)
+AgentSession.objects.filter(pk=session.pk).update(created_at=F("created_at") - two_hours)
 """
 
 
@@ -36,9 +36,9 @@ class Run:
 
     def send(self, path, body):
         address = f"/sessions/{self.id}{path}" if self.id else path
-        status, answer = self.toolcrib.api("POST", address, body, self.key)
-        assert status < 300, answer
-        return answer
+        status, response = self.toolcrib.api("POST", address, body, self.key)
+        assert status < 300, response
+        return response
 
     def call(self, tool, **arguments):
         return self.send("/call", {"tool_name": tool, "arguments": arguments})
@@ -46,7 +46,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(filled):
-    """A run that searches, loads, calls, errs and is forked, after which two hours passed."""
+    """A session that searches, loads, calls, fails and is forked, two hours after its opening."""
     done = filled.command("create_agent", "walker", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     run = Run(filled, json.loads(done.stdout)["key"])
@@ -59,7 +59,7 @@ def run(filled):
     run.call("nowhere__tool", a=1)
     Run(filled, run.key).send("/close", {})
     run.send("/fork", {})
-    moved = filled.command("shell", "-c", LATER.format(run.id))
+    moved = filled.command("shell", "-c", MOVE_OPENING_BACK.format(run.id))
     assert moved.returncode == 0, moved.stderr
     yield run
     filled.api("DELETE", "/agents/walker")
@@ -78,7 +78,7 @@ def pages(run):
     ]
 
 
-def test_an_operator_finds_a_run_and_reads_what_happened(run, open_page):
+def test_an_operator_finds_a_session_and_reads_its_timeline(run, open_page):
     page = open_page()
     page.goto("/sessions?agent=walker")
     expect(page.locator("tbody tr")).to_have_count(3)
@@ -90,46 +90,46 @@ def test_an_operator_finds_a_run_and_reads_what_happened(run, open_page):
     page.keyboard.press("Enter")
 
     expect(page).to_have_url(re.compile(run.id))
-    story = page.locator(".timeline")
-    for said in (
+    timeline = page.locator(".timeline")
+    for sentence in (
         "opened in deferred mode",
         "searched “weather forecast”: 2 of",
-        "searched “zzzzqqqq”: nothing found",
+        "searched “zzzzqqqq”: no results",
         "loaded weather__get_forecast (≈",
         "called weather__get_forecast ·",
-        "refused weather__get_forecast: The arguments",
-        "used weather__list_stations without loading it first",
-        "refused nowhere__tool:",
+        "call to weather__get_forecast rejected: ",
+        "called weather__list_stations directly",
+        "call to nowhere__tool rejected:",
         "forked to ses_",
     ):
-        expect(story).to_contain_text(said)
-    expect(story.locator(".gap")).to_contain_text("Idle for 2 h")
+        expect(timeline).to_contain_text(sentence)
+    expect(timeline.locator(".gap")).to_contain_text("Idle for 2 h")
 
 
-def test_steps_are_walked_by_keyboard_to_arguments_result_and_reason(run, open_page):
+def test_steps_arguments_and_results_are_navigated_by_keyboard(run, open_page):
     page = open_page()
     page.goto(f"/sessions/{run.id}")
-    chosen = page.locator("#step")
-    expect(chosen).to_contain_text("refused weather__get_forecast: The arguments")
-    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
+    step = page.locator("#step")
+    expect(step).to_contain_text("call to weather__get_forecast rejected: ")
+    expect(step).to_contain_text("Rejected by Toolcrib invalid_arguments")
 
     page.keyboard.press("k")
-    expect(chosen).to_contain_text("called weather__get_forecast")
-    expect(chosen).to_contain_text('"city": "Oslo"')
-    expect(chosen.get_by_role("region", name="From the server").first).to_contain_text("sunny")
+    expect(step).to_contain_text("called weather__get_forecast")
+    expect(step).to_contain_text('"city": "Oslo"')
+    expect(step.get_by_role("region", name="Server response").first).to_contain_text("sunny")
     expect(page).to_have_url(re.compile(r"step=5"))
     expect(page.locator(".timeline [aria-current]")).to_have_attribute("data-step", "5")
     page.keyboard.press("o")
-    expect(chosen.get_by_role("region", name="Arguments of step 5")).to_be_focused()
+    expect(step.get_by_role("region", name="Arguments of step 5")).to_be_focused()
     page.keyboard.press("o")
-    expect(chosen.get_by_role("region", name="From the server").first).to_be_focused()
+    expect(step.get_by_role("region", name="Server response").first).to_be_focused()
 
     page.keyboard.press("e")
-    expect(chosen).to_contain_text("Toolcrib refused it invalid_arguments")
+    expect(step).to_contain_text("Rejected by Toolcrib invalid_arguments")
     page.keyboard.press("e")
-    expect(chosen).to_contain_text("refused nowhere__tool")
+    expect(step).to_contain_text("call to nowhere__tool rejected")
     page.reload()
-    expect(chosen).to_contain_text("refused nowhere__tool")
+    expect(step).to_contain_text("call to nowhere__tool rejected")
 
     with page.expect_download() as download:
         page.get_by_role("link", name="Export JSON").click()
@@ -138,7 +138,7 @@ def test_steps_are_walked_by_keyboard_to_arguments_result_and_reason(run, open_p
     assert exported["metadata"] == {"task": "rain"}
 
 
-def test_a_step_is_chosen_without_javascript_and_the_fork_is_in_the_tree(run, open_page):
+def test_a_step_is_selected_without_javascript_and_forks_are_listed(run, open_page):
     page = open_page(java_script_enabled=False)
     page.goto(f"/sessions/{run.id}")
     page.locator(".timeline a", has_text="searched “weather forecast”").click()
@@ -152,7 +152,7 @@ def test_a_step_is_chosen_without_javascript_and_the_fork_is_in_the_tree(run, op
     )
 
 
-def test_earlier_and_later_sessions_are_one_key_away(run, open_page):
+def test_previous_and_next_sessions_open_by_keyboard(run, open_page):
     page = open_page()
     page.goto(f"/sessions/{run.id}")
     page.keyboard.press("]")
@@ -161,32 +161,32 @@ def test_earlier_and_later_sessions_are_one_key_away(run, open_page):
     expect(page).to_have_url(re.compile(run.id))
 
 
-def test_new_sessions_wait_behind_a_link_and_shift_nothing(run, open_page):
+def test_new_sessions_are_offered_by_a_link_and_do_not_shift_the_list(run, open_page):
     page = open_page()
     page.goto("/sessions?agent=walker")
     rows = page.locator("tbody tr")
     before = rows.count()
-    place = rows.first.bounding_box()
+    position = rows.first.bounding_box()
     Run(run.toolcrib, run.key).send("/close", {})
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     link = page.get_by_role("link", name="1 new")
     expect(link).to_be_visible()
     expect(rows).to_have_count(before)
-    assert rows.first.bounding_box() == place
+    assert rows.first.bounding_box() == position
     link.click()
     expect(rows).to_have_count(before + 1)
 
 
-def test_a_tools_page_shows_its_use_and_leads_to_the_sessions(run, open_page):
+def test_a_tools_page_shows_its_usage_and_links_to_its_sessions(run, open_page):
     page = open_page()
     page.goto("/tools/weather__get_forecast")
     calls = page.get_by_role("region", name="Calls")
     expect(calls).to_contain_text("2, 1 with errors")
-    calls.get_by_role("link", name="Sessions that called it").click()
+    calls.get_by_role("link", name="View sessions that called this tool").click()
     expect(page.locator("tbody tr")).to_have_count(1)
 
 
-def test_a_reading_tool_is_tried_and_answers(run, open_page):
+def test_a_read_only_tool_is_called_without_confirmation(run, open_page):
     page = open_page()
     page.goto("/tools/weather__get_forecast")
     page.keyboard.press("t")
@@ -194,13 +194,13 @@ def test_a_reading_tool_is_tried_and_answers(run, open_page):
     page.get_by_label("Arguments").fill('{"city": "Bergen", "days": 2}')
     page.get_by_role("button", name="Call tool").click()
 
-    answer = page.get_by_role("region", name="Answer", exact=False).first
-    expect(answer).to_contain_text("sunny")
-    expect(answer).to_contain_text("Bergen")
-    expect(answer.locator(".status")).to_have_text("ok")
+    result = page.get_by_role("region", name="Result", exact=False).first
+    expect(result).to_contain_text("sunny")
+    expect(result).to_contain_text("Bergen")
+    expect(result.locator(".status")).to_have_text("ok")
 
 
-def test_fields_write_into_the_json_and_follow_it(run, open_page):
+def test_fields_and_json_stay_in_sync(run, open_page):
     page = open_page()
     page.goto("/tools/weather__report_weather/try")
     area = page.get_by_label("Arguments")
@@ -215,31 +215,31 @@ def test_fields_write_into_the_json_and_follow_it(run, open_page):
     expect(page.get_by_label("city")).to_be_disabled()
 
 
-def test_a_tool_that_may_change_things_asks_twice_also_without_javascript(run, open_page):
+def test_a_tool_that_may_change_data_asks_for_confirmation_without_javascript(run, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/tools/weather__report_weather/try")
     page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
     page.get_by_role("button", name="Call tool").click()
-    expect(page.get_by_text("does not say that this tool changes nothing")).to_be_visible()
-    page.get_by_role("button", name="Call it now").click()
+    expect(page.get_by_text("The server does not report this tool as read-only.")).to_be_visible()
+    page.get_by_role("button", name="Confirm call").click()
     expect(page.get_by_text("Noted for Oslo.").first).to_be_visible()
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
 def test_axe_finds_nothing_on_any_page(theme, run, pages, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
     found = []
     for path in pages:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.axe(page)
+        found += driving.run_axe(page)
     page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
     page.get_by_role("button", name="Call tool").click()
-    found += driving.axe(page)
-    page.get_by_role("button", name="Call it now").click()
+    found += driving.run_axe(page)
+    page.get_by_role("button", name="Confirm call").click()
     expect(page.get_by_text("Noted for Oslo.").first).to_be_visible()
-    found += driving.axe(page)
+    found += driving.run_axe(page)
 
     assert "\n".join(found) == ""
 

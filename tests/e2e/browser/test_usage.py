@@ -1,4 +1,4 @@
-"""The page of use in a real Chromium: filters, tables, files, themes and widths."""
+"""Usage page in Chromium: filters, tables, CSV files, themes and widths."""
 
 import json
 
@@ -17,7 +17,7 @@ PAGES = ["/usage", "/usage?range=24h&sort=-errors", "/usage?agent=nobody"]
 
 @pytest.fixture(scope="module")
 def used(filled):
-    """An agent that searched in vain, and called well and badly."""
+    """An agent with a search without results, a successful and a failed call."""
     done = filled.command("create_agent", "runner", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     run = Run(filled, json.loads(done.stdout)["key"])
@@ -28,7 +28,7 @@ def used(filled):
     filled.api("DELETE", "/agents/runner")
 
 
-def test_filters_change_the_address_and_the_tables(used, open_page):
+def test_filters_change_the_url_and_the_tables(used, open_page):
     page = open_page()
     page.goto("/")
     page.keyboard.press("g")
@@ -36,16 +36,16 @@ def test_filters_change_the_address_and_the_tables(used, open_page):
     expect(page).to_have_url("/usage")
     page.locator("select[name=agent]").select_option("runner")
     expect(page).to_have_url("/usage?range=30d&agent=runner")
-    tools = page.get_by_role("region", name="Tools that were called").last
+    tools = page.get_by_role("region", name="Called tools").last
     expect(tools.locator("tbody tr")).to_have_count(1)
-    expect(tools).to_contain_text("50.0 %")
+    expect(tools).to_contain_text("50.0%")
     page.get_by_label("24 hours").check()
     expect(page.get_by_role("heading", name="Calls and errors by hour")).to_be_visible()
     expect(page.locator("#days-finding")).to_contain_text("2 calls")
     expect(page.get_by_text("“zzzzqqqq”")).to_be_visible()
 
     with page.expect_download() as download:
-        page.get_by_role("link", name="CSV of tools that were called").click()
+        page.get_by_role("link", name="CSV of called tools").click()
     assert download.value.path().read_text().splitlines()[1].startswith("weather__get_forecast,2,1")
 
 
@@ -57,7 +57,7 @@ def test_axe_finds_nothing(theme, used, open_page):
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.axe(page)
+        found += driving.run_axe(page)
 
     assert "\n".join(found) == ""
 

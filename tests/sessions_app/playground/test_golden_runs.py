@@ -15,7 +15,7 @@ from sessions_app import tasks
 from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from tests.sessions_app.playground.test_search import text_of
-from tests.support.factories import fold, tool_object
+from tests.support.factories import ingest_tools, tool_object
 from tests.support.installation import ROOT
 from toolcrib.celery import app
 from toolcrib.lib.errors import Conflict
@@ -318,7 +318,7 @@ def test_the_api_runs_the_queries_unless_a_run_is_in_progress(marked, call_api):
 
 def test_the_tool_that_now_ranks_first_is_recorded(marked, github):
     golden_runs.run_if_due()
-    fold(
+    ingest_tools(
         github.follows,
         *(tool_object(name) for name in ("list_issues", "search_code", "merge_pull", "get_file")),
         tool_object("create_issue", description="Create an issue in a repository."),

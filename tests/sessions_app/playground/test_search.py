@@ -16,7 +16,7 @@ from sessions_app.models import AgentSession, Event
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, tool_object
+from tests.support.factories import ingest_tools, tool_object
 
 pytestmark = pytest.mark.django_db
 
@@ -152,7 +152,7 @@ def test_matches_of_a_pattern_are_highlighted():
 
 
 def test_markup_in_a_description_and_in_a_query_is_escaped(github, admin, page_of):
-    fold(
+    ingest_tools(
         github.follows,
         tool_object("danger", description="Search <script>alert(1)</script> & <b>issues</b>."),
     )
@@ -209,12 +209,12 @@ def test_hidden_missing_pending_and_disabled_tools_have_different_reasons(github
     }
 
     server = github.follows
-    fold(server, tool_object("list_issues"), allow_removals=True)
+    ingest_tools(server, tool_object("list_issues"), allow_removals=True)
     assert "no longer offered by github" in reasons("merge_pull")["github__merge_pull"]
 
     server.trust = "strict"
     server.save()
-    fold(server, tool_object("list_issues"), tool_object("brand_new"), allow_removals=True)
+    ingest_tools(server, tool_object("list_issues"), tool_object("brand_new"), allow_removals=True)
     assert "until approved" in reasons("brand_new")["github__brand_new"]
 
     slack.follows.enabled = False
@@ -355,7 +355,7 @@ def test_the_page_takes_a_fixed_number_of_queries(
     page_of(admin, "/search?q=issue")
     with django_assert_max_num_queries(24):
         client.get("/search?q=issue")
-    fold(github.follows, *(tool_object(f"issue_{at}") for at in range(200)))
+    ingest_tools(github.follows, *(tool_object(f"issue_{at}") for at in range(200)))
     client.get("/search?q=issue")
     with django_assert_max_num_queries(24):
         client.get("/search?q=issue&limit=50")

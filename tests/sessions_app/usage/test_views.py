@@ -21,7 +21,7 @@ from sessions_app.usage import views as usage_views
 from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import Bucket
 from tests.support.factories import (
-    fold,
+    ingest_tools,
     make_agent,
     make_call,
     make_event,
@@ -358,7 +358,7 @@ def test_open_sessions_on_outdated_definitions_are_listed(scout, weather, foreca
     open_with_definition(state="closed")
     assert funnels.outdated_sessions(filters()) == []
 
-    fold(weather, tool_object("get_forecast", description="Say tomorrow's weather."))
+    ingest_tools(weather, tool_object("get_forecast", description="Say tomorrow's weather."))
     forecast.refresh_from_db()
     if forecast.latest_id != forecast.approved_id:
         forecast.approved = forecast.latest
@@ -428,7 +428,7 @@ def test_the_page_takes_a_fixed_number_of_queries(
     as_admin, weather, scout, django_assert_max_num_queries
 ):
     def cost(number):
-        fold(weather, *(tool_object(f"tool_{at}") for at in range(number)))
+        ingest_tools(weather, *(tool_object(f"tool_{at}") for at in range(number)))
         tools = list(weather.tools.select_related("server", "approved"))
         preload("mcp:weather", *tools[::2])
         for tool in tools:
