@@ -1,36 +1,36 @@
-"""The admin API of groups: make, edit, order, fill and undo, by the functions the pages use."""
+"""Admin API of groups: create, edit, order, change members and undo. Uses the pages' actions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from django.db import models, transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 from django.http import HttpRequest
 from ninja import Query, Router, Schema, Status
 
 from catalog import cache
 from catalog.cache import CachedGroup, is_preloaded
-from catalog.groups import actions as group_actions
-from catalog.groups import board
+from catalog.groups import actions, board, preview
 from catalog.groups import health as group_health
 from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import Edit, GroupWrite
+from catalog.groups.actions import GroupFields, GroupWrite
 from catalog.groups.board import GroupCost
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
-from catalog.models import AuditEntry, Group, Membership
+from catalog.models import Group, Membership
+from servers.models import Server
 from toolcrib.lib.api_schemas import ERRORS, Strict
-from toolcrib.lib.errors import Invalid, NotFound
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
 from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
-LARGEST = 2**31 - 1
-NOTHING = GroupCost(0, 0, 0)
+MAX_POSITION = 2**31 - 1
+NO_COST = GroupCost(0, 0, 0)
 
 
-class Count(Schema):
+class DriftCount(Schema):
     missing: int
     new: int
 
@@ -43,12 +43,12 @@ class GroupOut(Schema):
     follows: str | None
     preload_default: bool
     deferred: bool
-    tools: int  # members, those that agents do not get included
+    tools: int  # members, including unavailable ones
     preloaded: int
     tokens: int
     preload_tokens: int
-    drift: Count
-    lints: int  # on the group as a whole
+    drift: DriftCount
+    lints: int  # of the group itself
 
 
 class GroupPage(Schema):
@@ -81,7 +81,7 @@ class GroupDetail(GroupOut):
     members: list[MemberOut]
     drift: DriftOut  # type: ignore[assignment]
     lints: list[LintOut]  # type: ignore[assignment]
-    undo: list[int] = []  # audit entries of this act, in the order to undo them
+    undo: list[int] = []  # audit entries of this write, in the order to undo them
 
 
 class Undoable(Schema):
@@ -104,7 +104,7 @@ class GroupEdit(Strict):
     preload_default: bool | None = None
     deferred: bool | None = None
     position: int | None = None
-    follows: str | None = None  # null stops following
+    follows: str | None = None  # slug of the server to mirror; null stops mirroring
 
 
 class OrderIn(Strict):
@@ -123,56 +123,42 @@ class PreloadIn(ToolsIn):
     preload: bool | None
 
 
-# --- Shapes -------------------------------------------------------------------------------------
+# --- Responses ----------------------------------------------------------------------------------
 
 
-def _find(group_id: str) -> Group:
-    found = _rows().filter(group_id=group_id.replace("\0", "")).first()
-    if found is None:
-        raise NotFound("There is no group of this id.", hint="GET /api/v1/groups lists them.")
-    return found
-
-
-def _rows() -> QuerySet[Group]:
-    """Groups in the order agents see them, with their members counted."""
-    counted = Group.objects.select_related("follows").annotate(members=models.Count("memberships"))
-    return counted.order_by("position", "group_id")
-
-
-def _shown(
-    group: Any, here: CachedGroup | None, drift: Drift, lints: Sequence[Lint]
+def _group_out(
+    group: Group, members: int, cached: CachedGroup | None, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
-    """Shape a group of `_rows` with what it costs."""
-    cost = board.definitions_cost(here) if here else NOTHING
+    cost = board.definitions_cost(cached) if cached else NO_COST
     return {
-        **{name: group_state.field(group, name) for name in group_state.FIELDS},
+        **{name: group_state.field_value(group, name) for name in group_state.FIELDS},
         "position": group.position,
-        "tools": group.members,
+        "tools": members,
         "preloaded": cost.preloaded,
-        "tokens": cost.all,
+        "tokens": cost.definitions,
         "preload_tokens": cost.preload,
         "drift": {"missing": len(drift.missing), "new": len(drift.new)},
         "lints": len(lints),
     }
 
 
-def _detail(group_id: str, *done: GroupWrite | None) -> dict[str, Any]:
-    group = _find(group_id)
+def _detail(group_id: str, *writes: GroupWrite | None) -> dict[str, Any]:
+    group = actions.find_group(group_id)
     drift = group_health.drift(group)
     lints = [*group_health.group_lints([group])[group.pk], *group_health.tool_lints(group)]
     members = group.memberships.select_related(
         "tool", "tool__server", "tool__approved", "tool__latest"
     ).order_by("position", "tool__public_name")
     return {
-        **_shown(group, board.cached_group(group), drift, lints),
-        "members": [_member(group, member) for member in members],
+        **_group_out(group, len(members), preview.cached_group(group), drift, lints),
+        "members": [_member_out(group, member) for member in members],
         "drift": {"missing": drift.missing, "new": drift.new},
         "lints": [vars(lint) for lint in lints],
-        "undo": _entries(*done),
+        "undo": _undo_ids(*writes),
     }
 
 
-def _member(group: Group, member: Membership) -> dict[str, Any]:
+def _member_out(group: Group, member: Membership) -> dict[str, Any]:
     tool = member.tool
     return {
         "name": tool.public_name,
@@ -185,8 +171,8 @@ def _member(group: Group, member: Membership) -> dict[str, Any]:
     }
 
 
-def _entries(*done: GroupWrite | None) -> list[int]:
-    return [one.entry.pk for one in reversed(done) if one and one.entry]
+def _undo_ids(*writes: GroupWrite | None) -> list[int]:
+    return [write.entry.pk for write in reversed(writes) if write and write.entry]
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -195,42 +181,55 @@ def _entries(*done: GroupWrite | None) -> list[int]:
 @router.get("", response={200: GroupPage, **ERRORS})
 def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
     """List groups in the order agents see them."""
-    rows = _rows()
+    rows = Group.objects.select_related("follows").order_by("position", "group_id")
     if cursor:
-        place, _, name = cursor.partition(":")
-        if not place.isdecimal() or len(place) > 10 or int(place) > LARGEST:
-            raise Invalid("This is no cursor of this list.", hint="Send next_cursor as it came.")
-        after = Q(position__gt=int(place)) | Q(position=int(place), group_id__gt=name)
+        position, _, name = cursor.partition(":")
+        if not position.isdecimal() or len(position) > 10 or int(position) > MAX_POSITION:
+            raise Invalid("Invalid cursor.", hint="Send next_cursor unchanged.")
+        after = Q(position__gt=int(position)) | Q(position=int(position), group_id__gt=name)
         rows = rows.filter(after)
-    items, following = cut_page(rows, limit, lambda row: f"{row.position}:{row.group_id}")
-    drifts, lints = group_health.drifts(items), group_health.group_lints(items)
-    here = cache.current().by_pk
+    groups, next_cursor = cut_page(rows, limit, lambda row: f"{row.position}:{row.group_id}")
+    drifts, lints = group_health.drifts(groups), group_health.group_lints(groups)
+    cached = cache.current().by_pk
+    members = _count_members(groups)
     return {
         "items": [
-            _shown(group, here.get(group.pk), drifts[group.pk], lints[group.pk]) for group in items
+            _group_out(
+                group,
+                members.get(group.pk, 0),
+                cached.get(group.pk),
+                drifts[group.pk],
+                lints[group.pk],
+            )
+            for group in groups
         ],
-        "next_cursor": following,
+        "next_cursor": next_cursor,
     }
+
+
+def _count_members(groups: Sequence[Group]) -> dict[int, int]:
+    rows = Membership.objects.filter(group__in=groups).order_by().values_list("group_id")
+    return dict(rows.annotate(models.Count("pk")))
 
 
 @router.post("", response={201: GroupDetail, **ERRORS})
 def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
-    done = group_actions.create(
+    write = actions.create(
         body.group_id,
         body.display_name,
         body.description,
         preload_default=body.preload_default,
-        follows=group_state.find_server(body.follows) if body.follows else None,
+        follows=Server.objects.get_by_slug(body.follows) if body.follows else None,
         actor=key_actor(request),
     )
-    return Status(201, _detail(done.group.group_id, done))
+    return Status(201, _detail(write.group.group_id, write))
 
 
 @router.put("", response={200: Undoable, **ERRORS})
 def order_groups(request: HttpRequest, body: OrderIn) -> dict[str, Any]:
-    """Put these groups first, in this order; the others follow as they stood."""
-    done = group_actions.order(body.group_ids, actor=key_actor(request))
-    return {"group_id": done.group.group_id if done else "", "undo": _entries(done)}
+    """Put these groups first, in this order; the others keep their order."""
+    write = actions.order(body.group_ids, actor=key_actor(request))
+    return {"group_id": write.group.group_id if write else "", "undo": _undo_ids(write)}
 
 
 @router.get("/{group_id}", response={200: GroupDetail, **ERRORS})
@@ -240,34 +239,34 @@ def get_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 
 @router.patch("/{group_id}", response={200: GroupDetail, **ERRORS})
 def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str, Any]:
-    """Change what is given; `follows: null` stops following."""
-    given = body.dict(exclude_unset=True)
-    nulls = [name for name, value in given.items() if value is None and name != "follows"]
+    """Change the fields that are sent; `follows: null` stops mirroring a server."""
+    values = body.dict(exclude_unset=True)
+    nulls = [name for name, value in values.items() if value is None and name != "follows"]
     if nulls:
-        raise Invalid(f"{', '.join(nulls)} cannot be null.", hint="Leave out what should stay.")
-    position = given.pop("position", None)
-    wanted: Edit = given  # type: ignore[assignment]
-    if given.get("follows"):
-        wanted["follows"] = group_state.find_server(given["follows"])
-    elif "follows" in given:
-        wanted["follows"] = None
-    with transaction.atomic():
-        edited = group_actions.edit(
-            group_actions.find_group(group_id), actor=key_actor(request), **wanted
+        raise Invalid(
+            f"{', '.join(nulls)} cannot be null.", hint="Omit fields that should not change."
         )
+    position = values.pop("position", None)
+    fields: GroupFields = values  # type: ignore[assignment]
+    if values.get("follows"):
+        fields["follows"] = Server.objects.get_by_slug(values["follows"])
+    elif "follows" in values:
+        fields["follows"] = None
+    with transaction.atomic():
+        edited = actions.edit(actions.find_group(group_id), actor=key_actor(request), **fields)
         moved = None
         if position is not None:
-            moved = group_actions.move(
-                edited.group, min(position, LARGEST), actor=key_actor(request)
+            moved = actions.move(
+                edited.group, min(position, MAX_POSITION), actor=key_actor(request)
             )
     return _detail(edited.group.group_id, edited, moved)
 
 
 @router.delete("/{group_id}", response={200: Undoable, **ERRORS})
 def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
-    """Delete a group; undoing brings it back with its members and agents."""
-    done = group_actions.delete(group_actions.find_group(group_id), actor=key_actor(request))
-    return {"group_id": group_id, "undo": _entries(done)}
+    """Delete a group. Undo restores it with its members and agents."""
+    write = actions.delete(actions.find_group(group_id), actor=key_actor(request))
+    return {"group_id": group_id, "undo": _undo_ids(write)}
 
 
 # --- Members ------------------------------------------------------------------------------------
@@ -275,46 +274,43 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
-    """Add tools by public name; those already in stay as they are."""
-    group, place = group_actions.find_group(group_id), body.position
-    done = group_actions.assign(
-        group, group_actions.find_tools(body.tools), place, actor=key_actor(request)
+    """Add tools by public name; existing members stay unchanged."""
+    group, position = actions.find_group(group_id), body.position
+    write = actions.assign(
+        group, actions.find_tools(body.tools), position, actor=key_actor(request)
     )
-    return _detail(group_id, done)
+    return _detail(group_id, write)
 
 
 @router.delete("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) -> dict[str, Any]:
-    group = group_actions.find_group(group_id)
-    done = group_actions.remove(group, group_actions.find_tools(tool), actor=key_actor(request))
-    return _detail(group_id, done)
+    group = actions.find_group(group_id)
+    write = actions.remove(group, actions.find_tools(tool), actor=key_actor(request))
+    return _detail(group_id, write)
 
 
 @router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
-    """Put these members first, in this order; the others follow as they stood."""
-    done = group_actions.order_members(
-        group_actions.find_group(group_id), body.tools, actor=key_actor(request)
+    """Put these members first, in this order; the others keep their order."""
+    write = actions.order_members(
+        actions.find_group(group_id), body.tools, actor=key_actor(request)
     )
-    return _detail(group_id, done)
+    return _detail(group_id, write)
 
 
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def set_preload(request: HttpRequest, group_id: str, body: PreloadIn) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
-    group = group_actions.find_group(group_id)
-    done = group_actions.set_preload(
-        group, group_actions.find_tools(body.tools), body.preload, actor=key_actor(request)
+    group = actions.find_group(group_id)
+    write = actions.set_preload(
+        group, actions.find_tools(body.tools), body.preload, actor=key_actor(request)
     )
-    return _detail(group_id, done)
+    return _detail(group_id, write)
 
 
-# Last, so that a group may be called undo.
+# Declared last, so that a group may have the id `undo`.
 @router.post("/undo/{audit_id}", response={200: Undoable, **ERRORS})
 def undo(request: HttpRequest, audit_id: int) -> dict[str, Any]:
-    """Take back one act on a group, by its entry in the audit log."""
-    entry = AuditEntry.objects.filter(pk=min(audit_id, 2**63 - 1)).first()
-    if entry is None:
-        raise NotFound("There is no such audit entry.", hint="GET /api/v1/audit lists them.")
-    done = group_undo.undo(entry, actor=key_actor(request))
-    return {"group_id": done.group.group_id, "undo": _entries(done)}
+    """Undo one write to a group by the id of its audit entry."""
+    write = group_undo.undo(group_undo.find_entry(audit_id), actor=key_actor(request))
+    return {"group_id": write.group.group_id, "undo": _undo_ids(write)}

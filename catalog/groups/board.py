@@ -1,7 +1,7 @@
-"""One group as its board shows it: two sections, their cost, and what others did meanwhile.
+"""Queries of the group pages: the board, costs, comparison, usage and concurrent edits.
 
-Reads only, from the shelf that agents are served from, so that the sections are what a session
-would get. Costs the same few queries however many members there are.
+Members come from the cache that serves agents, so the board shows what a new session gets. The
+number of queries does not depend on the number of members.
 """
 
 from collections.abc import Sequence
@@ -9,28 +9,78 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db.models import Count, Exists, OuterRef, Q
+from django.http import QueryDict
+from django.utils import timezone
 
 from catalog import cache, rendering
-from catalog.audit import Actor, sentence
+from catalog.audit import sentence
 from catalog.cache import CachedGroup, CachedMember, CachedTool
-from catalog.groups.state import FIELDS, State, touched
+from catalog.groups.preview import cached_group, definition_tokens, group_line
+from catalog.groups.state import FIELDS, State, affected_tools, list_edits
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
 from catalog.tools.queries import ToolFilter
+from servers.models import Server
+from sessions_app.models import Agent
 from sessions_app.usage import call_stats
-from toolcrib.lib.pagination import Page, page_by_offset
+from toolcrib.lib.pagination import Page, offset_of, page_by_offset
+from toolcrib.lib.request import number
+from toolcrib.lib.roles import Actor
 from toolcrib.lib.token_counter import count
 
-BUDGET = 4_000  # tokens a group may cost a session's start before the board warns
+BUDGET = 4_000  # tokens of a group at session start above which the board warns
+TOOLS_PER_PAGE = 30
 SECTION_SIZE = 50
 MAX_SUGGESTIONS = 3
-RARE_CALLS = 5  # calls in 30 days; a preload with fewer does not earn its place
-MAX_NAMED_EDITS = 5  # acts of others that a notice names
+RARE_CALLS = 5  # a preload with fewer calls in 30 days is suggested for on demand
+MAX_NAMED_EDITS = 5  # edits by others that a notice lists
+MAX_EDITS_BY_OTHERS = 100
+MAX_MERGED_EDITS = 200
+MAX_COMPARED_ROWS = 100
+TABS = {"catalog": "Catalog", "json": "JSON", "curl": "curl", "change": "Change"}
+
+
+# --- Query parameters ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BoardQuery:
+    """The query parameters of a board, parsed."""
+
+    tool_filter: ToolFilter
+    membership: str  # "yes" or "no" for tools in or not in the group, empty for all
+    offset: int  # of the list of tools
+    tab: str  # of the preview
+    preload_from: int
+    demand_from: int
+    parameters: QueryDict
+
+    @classmethod
+    def parse(cls, parameters: QueryDict) -> "BoardQuery":
+        """Parse query parameters; unknown values become the defaults."""
+        membership = parameters.get("in", "")
+        tab = parameters.get("tab", "")
+        return cls(
+            tool_filter=ToolFilter.read(parameters),
+            membership=membership if membership in ("yes", "no") else "",
+            offset=offset_of(parameters, TOOLS_PER_PAGE),
+            tab=tab if tab in TABS else "catalog",
+            preload_from=number(parameters, "p", digits=9),
+            demand_from=number(parameters, "d", digits=9),
+            parameters=parameters,
+        )
+
+    @property
+    def encoded(self) -> str:
+        return self.parameters.urlencode()
+
+
+# --- Members ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member: its tool, what it costs, how it is given, where it can go."""
+    """One member on the board."""
 
     pk: int
     name: str
@@ -39,19 +89,21 @@ class MemberRow:
     tokens: int | None
     state: str
     offered: bool
-    preload: bool | None  # its own setting; null follows the group's default
-    followed: bool  # it belongs to the group as long as that follows its server
-    first: bool
-    last: bool
-    calls: int = 0  # in 30 days; counted for suggestions only
+    preload: bool | None  # the member's own setting; None is the group's default
+    followed: bool  # the group follows its server, so it cannot be removed
+    is_first: bool
+    is_last: bool
+    calls: int = 0  # in 30 days; set for suggestions only
 
     @property
-    def gone(self) -> bool:
+    def missing(self) -> bool:
         return self.state == ToolState.MISSING
 
 
 @dataclass(frozen=True)
 class Section:
+    """One page of the preloaded or the on-demand members."""
+
     rows: Sequence[MemberRow]
     total: int
     start: int
@@ -72,7 +124,7 @@ class Section:
 
 @dataclass(frozen=True)
 class GroupCost:
-    """What a group costs a session: definitions at its start, its lines, what could be loaded."""
+    """Token cost of a group: preloaded definitions, catalog stubs, and loadable definitions."""
 
     preload: int
     stub: int
@@ -81,106 +133,91 @@ class GroupCost:
     preloaded: int = 0
 
     @property
-    def paid(self) -> int:
+    def at_start(self) -> int:
         return self.preload + self.stub
 
     @property
-    def all(self) -> int:
+    def definitions(self) -> int:
         return self.preload + self.rest
 
     @property
-    def over(self) -> int:
-        return max(self.paid - BUDGET, 0)
+    def over_budget(self) -> int:
+        return max(self.at_start - BUDGET, 0)
 
 
 @dataclass(frozen=True)
 class Board:
     preload: Section
-    demand: Section
+    on_demand: Section
     cost: GroupCost
-    each_stub: int
-    suggested: Sequence[
-        MemberRow
-    ]  # costly preloads that are rarely called, where the budget is passed
-
-
-def cached_group(group: Group) -> CachedGroup | None:
-    return cache.current().by_pk.get(group.pk)
-
-
-@cache.memoize_per_revision
-def line_of(group: CachedGroup) -> rendering.GroupLine:
-    names = tuple(member.tool.name for member in group.offered)
-    return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
+    tokens_per_stub: int
+    suggestions: Sequence[MemberRow]  # costly, rarely called preloads of a group over the budget
 
 
 @lru_cache(maxsize=2_000)
 def stub_tokens(line: rendering.GroupLine, budget: int) -> int:
-    """Count the lines a catalog has for this group alone."""
+    """Count the tokens of a catalog that contains this group only."""
     if not line.names:
         return 0
     return rendering.catalog([line], header="", budget=budget).tokens - count("\n\n")
 
 
-def cost(group: CachedGroup | None, budget: int) -> GroupCost:
+def group_cost(group: CachedGroup | None, budget: int) -> GroupCost:
     if group is None:
         return GroupCost(0, 0, 0)
-    return replace(definitions_cost(group), stub=stub_tokens(line_of(group), budget))
+    return replace(definitions_cost(group), stub=stub_tokens(group_line(group), budget))
 
 
 @cache.memoize_per_revision
 def definitions_cost(group: CachedGroup) -> GroupCost:
-    """Sum what the definitions cost, the lines of the catalog left out."""
-    at_start = [member for member in group.offered if member.preload]
-    paid = sum(tokens_of(member.tool) or 0 for member in at_start)
-    whole = sum(tokens_of(member.tool) or 0 for member in group.offered)
-    return GroupCost(paid, 0, whole - paid, len(group.offered), len(at_start))
+    """Return the cost of the definitions, without the catalog stubs."""
+    preloaded = [member for member in group.offered if member.preload]
+    preload_tokens = sum(definition_tokens(member.tool) or 0 for member in preloaded)
+    tokens = sum(definition_tokens(member.tool) or 0 for member in group.offered)
+    return GroupCost(preload_tokens, 0, tokens - preload_tokens, len(group.offered), len(preloaded))
 
 
 def list_groups_with_costs() -> list[Any]:
-    """Return all groups, each with its tool_count, all_tokens, preload_tokens and rest_tokens."""
-    here = cache.current().by_pk
-    found: list[Any] = list(Group.objects.order_by("position", "group_id"))
-    for group in found:
-        cost = definitions_cost(here[group.pk]) if group.pk in here else GroupCost(0, 0, 0)
-        group.tool_count, group.all_tokens = cost.tools, cost.all
+    """Return all groups, each with tool_count, all_tokens, preload_tokens and rest_tokens."""
+    cached = cache.current().by_pk
+    groups: list[Any] = list(Group.objects.order_by("position", "group_id"))
+    for group in groups:
+        cost = definitions_cost(cached[group.pk]) if group.pk in cached else GroupCost(0, 0, 0)
+        group.tool_count, group.all_tokens = cost.tools, cost.definitions
         group.preload_tokens, group.rest_tokens = cost.preload, cost.rest
-    return found
+    return groups
 
 
-def tokens_of(item: CachedTool) -> int | None:
-    kept = item.approved or item.latest
-    return kept.tokens if kept else None
-
-
-def board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int = 0) -> Board:
-    """Lay out a group's members in the order agents see them, a page of each section."""
-    here = cached_group(group)
-    preload, demand = _sections(here) if here else ((), ())
-    shown = [*_cut(preload, preload_from), *_cut(demand, demand_from)]
-    own = dict(
-        group.memberships.filter(tool__in=[member.tool.tool_id for member in shown]).values_list(
-            "tool_id", "preload"
-        )
+def build_board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int = 0) -> Board:
+    """Return one page of each section, members in the order agents see them."""
+    cached = cached_group(group)
+    preload, on_demand = _sections(cached) if cached else ((), ())
+    members = [*_page(preload, preload_from), *_page(on_demand, demand_from)]
+    tool_ids = [member.tool.tool_id for member in members]
+    own_preload = dict(
+        group.memberships.filter(tool__in=tool_ids).values_list("tool_id", "preload")
     )
-    made = cost(here, budget)
-    first = _section(group, preload, preload_from, own, made.preload)
-    rest = _section(group, demand, demand_from, own, made.rest, _undefined(group))
-    suggested = _suggested(group, preload) if made.over else []
-    return Board(first, rest, made, made.stub // made.tools if made.tools else 0, suggested)
+    cost = group_cost(cached, budget)
+    return Board(
+        _section(group, preload, preload_from, own_preload, cost.preload),
+        _section(group, on_demand, demand_from, own_preload, cost.rest, _undefined_members(group)),
+        cost,
+        cost.stub // cost.tools if cost.tools else 0,
+        _suggestions(group, preload) if cost.over_budget else [],
+    )
 
 
 @cache.memoize_per_revision
 def _sections(group: CachedGroup) -> tuple[Sequence[CachedMember], Sequence[CachedMember]]:
-    """Split the members in those that are preloaded and the others."""
+    """Split the members into preloaded and on demand."""
     preload = [member for member in group.members if member.preload]
     return preload, [member for member in group.members if not member.preload]
 
 
-def _undefined(group: Group) -> list[MemberRow]:
-    """Members without any definition, which the shelf does not have."""
-    found = group.memberships.filter(tool__latest=None).order_by("position", "tool__public_name")
-    rows = found.values_list("tool_id", "tool__public_name", "tool__server__slug", "tool__state")
+def _undefined_members(group: Group) -> list[MemberRow]:
+    """Return members without any definition, which the cache excludes."""
+    members = group.memberships.filter(tool__latest=None).order_by("position", "tool__public_name")
+    rows = members.values_list("tool_id", "tool__public_name", "tool__server__slug", "tool__state")
     return [
         MemberRow(pk, name, slug or "", "", None, state, False, None, False, True, True)
         for pk, name, slug, state in rows[:SECTION_SIZE]
@@ -191,7 +228,7 @@ def _start(members: Sequence[CachedMember], start: int) -> int:
     return max(0, min(start, (len(members) - 1) // SECTION_SIZE * SECTION_SIZE if members else 0))
 
 
-def _cut(members: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
+def _page(members: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
     start = _start(members, start)
     return members[start : start + SECTION_SIZE]
 
@@ -200,81 +237,87 @@ def _section(
     group: Group,
     members: Sequence[CachedMember],
     start: int,
-    own: dict[int, bool | None],
+    own_preload: dict[int, bool | None],
     tokens: int,
-    extra: Sequence[MemberRow] = (),
+    undefined: Sequence[MemberRow] = (),
 ) -> Section:
     start, last = _start(members, start), len(members) - 1
     rows = [
-        _row(group, member.tool, own.get(member.tool.tool_id), start + at == 0, start + at == last)
-        for at, member in enumerate(_cut(members, start))
+        _row(
+            group,
+            member.tool,
+            own_preload.get(member.tool.tool_id),
+            is_first=start + at == 0,
+            is_last=start + at == last,
+        )
+        for at, member in enumerate(_page(members, start))
     ]
     if start + len(rows) == len(members):
-        rows += extra
-    return Section(rows, len(members) + len(extra), start, tokens)
+        rows += undefined
+    return Section(rows, len(members) + len(undefined), start, tokens)
 
 
 def _row(
-    group: Group, item: CachedTool, preload: bool | None, first: bool, last: bool
+    group: Group,
+    tool: CachedTool,
+    preload: bool | None,
+    *,
+    is_first: bool = False,
+    is_last: bool = False,
 ) -> MemberRow:
     return MemberRow(
-        pk=item.tool_id,
-        name=item.name,
-        server=item.server,
-        description=item.description or (item.latest.description if item.latest else ""),
-        tokens=tokens_of(item),
-        state=item.state,
-        offered=item.offered,
+        pk=tool.tool_id,
+        name=tool.name,
+        server=tool.server,
+        description=tool.description or (tool.latest.description if tool.latest else ""),
+        tokens=definition_tokens(tool),
+        state=tool.state,
+        offered=tool.offered,
         preload=preload,
-        followed=item.server_id is not None and item.server_id == group.follows_id,
-        first=first,
-        last=last,
+        followed=tool.server_id is not None and tool.server_id == group.follows_id,
+        is_first=is_first,
+        is_last=is_last,
     )
 
 
-def _suggested(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]:
-    """Choose what to give on demand first: of the rarely called preloads, the costliest."""
-    given = {member.tool.tool_id: member.tool for member in preload if member.tool.offered}
-    seen = call_stats.count_tool_calls(given)
-    calls = {pk: seen[pk].calls if pk in seen else 0 for pk in given}
-    rare = [pk for pk in given if calls[pk] < RARE_CALLS]
-    rare.sort(key=lambda pk: (-(tokens_of(given[pk]) or 0), given[pk].name))
-    return [
-        replace(_row(group, given[pk], None, False, False), calls=calls[pk])
-        for pk in rare[:MAX_SUGGESTIONS]
-    ]
+def _suggestions(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]:
+    """Return the costliest of the rarely called preloads, to be set to on demand."""
+    tools = {member.tool.tool_id: member.tool for member in preload if member.tool.offered}
+    stats = call_stats.count_tool_calls(tools)
+    calls = {pk: stats[pk].calls if pk in stats else 0 for pk in tools}
+    rare = [pk for pk in tools if calls[pk] < RARE_CALLS]
+    rare.sort(key=lambda pk: (-(definition_tokens(tools[pk]) or 0), tools[pk].name))
+    return [replace(_row(group, tools[pk], None), calls=calls[pk]) for pk in rare[:MAX_SUGGESTIONS]]
 
 
 def section_names(group: Group, name: str) -> list[str]:
-    """Name the members of the section that a tool is in, in order."""
-    here = cached_group(group)
-    members = here.members if here else ()
+    """Return the names of all members in the same section as a tool, in order."""
+    cached = cached_group(group)
+    members = cached.members if cached else ()
     preloaded = next((member.preload for member in members if member.tool.name == name), False)
     return [member.tool.name for member in members if member.preload == preloaded]
 
 
-def board_tools(
-    group: Group, wanted: ToolFilter, *, inside: str, offset: int, size: int
-) -> Page[Tool]:
-    """Return a page of all tools, those outside the group first; `inside` may ask for one kind."""
-    held = Membership.objects.filter(group=group, tool=OuterRef("pk"))
+def list_tools(group: Group, query: BoardQuery) -> Page[Tool]:
+    """Return a page of all tools, those not in the group first."""
+    membership = Membership.objects.filter(group=group, tool=OuterRef("pk"))
     rows = (
         Tool.objects.with_definitions()
-        .filter(wanted.condition())
-        .annotate(inside=Exists(held))
-        .order_by("inside", "public_name")
+        .filter(query.tool_filter.condition())
+        .annotate(in_group=Exists(membership))
+        .order_by("in_group", "public_name")
     )
-    if inside in ("yes", "no"):
-        rows = rows.filter(inside=inside == "yes")
-    return page_by_offset(rows, offset, size)
+    if query.membership:
+        rows = rows.filter(in_group=query.membership == "yes")
+    return page_by_offset(rows, query.offset, TOOLS_PER_PAGE)
 
 
-# --- Two groups ---------------------------------------------------------------------------------
+# --- Comparison ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """Tools that one of two groups has, or both; with how each gives them."""
+    """Tools in one of two groups or in both, with how each group delivers them."""
 
     title: str
     rows: Sequence[tuple[CachedTool, str, str]]
@@ -282,47 +325,82 @@ class ComparedPart:
     tokens: int
 
 
-def compare_groups(one: Group, other: Group) -> list[ComparedPart]:
-    """Split the tools of two groups in three: of the one, of both, of the other."""
+def compare_groups(first: Group, second: Group) -> list[ComparedPart]:
+    """Split the tools of two groups into: only in the first, in both, only in the second."""
     left, right = (
-        {member.tool.tool_id: member for member in _members(each)} for each in (one, other)
+        {member.tool.tool_id: member for member in _members(group)} for group in (first, second)
     )
     return [
-        _part(f"Only in {one.group_id}", [pk for pk in left if pk not in right], left, right),
+        _part(f"Only in {first.group_id}", [pk for pk in left if pk not in right], left, right),
         _part("In both", [pk for pk in left if pk in right], left, right),
-        _part(f"Only in {other.group_id}", [pk for pk in right if pk not in left], left, right),
+        _part(f"Only in {second.group_id}", [pk for pk in right if pk not in left], left, right),
     ]
 
 
 def _members(group: Group) -> Sequence[CachedMember]:
-    here = cached_group(group)
-    return here.members if here else ()
+    cached = cached_group(group)
+    return cached.members if cached else ()
 
 
 def _part(
     title: str, pks: list[int], left: dict[int, CachedMember], right: dict[int, CachedMember]
 ) -> ComparedPart:
-    found = [(left.get(pk) or right[pk]).tool for pk in pks]
+    tools = [(left.get(pk) or right[pk]).tool for pk in pks]
     rows = [
-        (item, _given(left.get(item.tool_id)), _given(right.get(item.tool_id)))
-        for item in found[: 2 * SECTION_SIZE]
+        (tool, _delivery(left.get(tool.tool_id)), _delivery(right.get(tool.tool_id)))
+        for tool in tools[:MAX_COMPARED_ROWS]
     ]
-    tokens = sum(tokens_of(item) or 0 for item in found if item.offered)
-    return ComparedPart(title, rows, len(found), tokens)
+    tokens = sum(definition_tokens(tool) or 0 for tool in tools if tool.offered)
+    return ComparedPart(title, rows, len(tools), tokens)
 
 
-def _given(member: CachedMember | None) -> str:
+def _delivery(member: CachedMember | None) -> str:
     if member is None:
         return ""
     return "preloaded" if member.preload else "on demand"
 
 
-# --- Others at the same group -------------------------------------------------------------------
+# --- Usage --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GroupUsage:
+    agents: int
+    sessions: int  # opened today by these agents
+
+
+def count_group_usage(groups: Sequence[Group]) -> dict[int, GroupUsage]:
+    """Count the agents of each group and their sessions today, by primary key.
+
+    Agents with all groups count for each group.
+    """
+    today = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
+    opened = Count("sessions", filter=Q(sessions__created_at__gte=today))
+    sessions = dict(Agent.objects.order_by().annotate(opened=opened).values_list("pk", "opened"))
+    with_all_groups = list(Agent.objects.filter(all_groups=True).values_list("pk", flat=True))
+    agents = {group.pk: set(with_all_groups) for group in groups}
+    for pk, agent in Group.objects.exclude(agents=None).order_by().values_list("pk", "agents"):
+        if pk in agents:
+            agents[pk].add(agent)
+    return {
+        pk: GroupUsage(len(agent_ids), sum(sessions.get(agent, 0) for agent in agent_ids))
+        for pk, agent_ids in agents.items()
+    }
+
+
+def list_followable_servers(group: Group | None) -> list[str]:
+    """Return the slugs of the servers that no other group follows."""
+    available = Q(group=None) | Q(group=group.pk) if group else Q(group=None)
+    rows = Server.objects.filter(available).order_by("slug")
+    return list(rows.values_list("slug", flat=True))
+
+
+# --- Concurrent edits ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ConcurrentEdits:
-    """What others did to a group since somebody looked, newest last."""
+    """Edits of a group by others since the page was rendered, newest last."""
 
     sentences: Sequence[str]
     more: int
@@ -332,39 +410,35 @@ class ConcurrentEdits:
 
 
 def last_edit_id(group: Group) -> int:
-    """Return the key of the newest entry about a group: what a person has seen of it."""
-    return edits(group).values_list("pk", flat=True).first() or 0
-
-
-def edits(group: Group, since: int = 0) -> QuerySet[AuditEntry]:
-    entries = AuditEntry.objects.filter(target_kind="group", target_id=group.pk, pk__gt=since)
-    return entries.order_by("-pk")
+    """Return the id of the newest audit entry of a group, or 0."""
+    return list_edits(group).values_list("pk", flat=True).first() or 0
 
 
 def edits_by_others(group: Group, since: int, actor: Actor) -> list[AuditEntry]:
-    """List what others did to a group since, oldest first."""
-    found = edits(group, since).exclude(actor_kind=actor.kind, actor_id=actor.id)
-    return list(found[: 2 * SECTION_SIZE])[::-1]
+    """Return the edits by other actors after entry `since`, oldest first."""
+    entries = list_edits(group, since).exclude(actor_kind=actor.kind, actor_id=actor.id)
+    return list(entries[:MAX_EDITS_BY_OTHERS])[::-1]
 
 
-def concurrent_edits(entries: Sequence[AuditEntry]) -> ConcurrentEdits:
-    last = [f"{sentence(entry)}{_names(entry)}" for entry in entries[-MAX_NAMED_EDITS:]]
-    return ConcurrentEdits(last, max(len(entries) - MAX_NAMED_EDITS, 0))
+def describe_edits(entries: Sequence[AuditEntry]) -> ConcurrentEdits:
+    """Describe the newest entries in sentences, and count the others."""
+    sentences = [f"{sentence(entry)}{_names(entry)}" for entry in entries[-MAX_NAMED_EDITS:]]
+    return ConcurrentEdits(sentences, max(len(entries) - MAX_NAMED_EDITS, 0))
 
 
 def _names(entry: AuditEntry) -> str:
-    names = sorted(touched(entry.after))
+    names = sorted(affected_tools(entry.after))
     if not names:
         return ""
     return f": {names[0]}" if len(names) == 1 else f": {names[0]} and {len(names) - 1} more"
 
 
-def fields_as_seen(group: Group, now: State, since: int) -> tuple[State, dict[str, str]]:
-    """Return the settings as they were after entry `since`, and who changed each meanwhile."""
-    then, who = dict(now), {}
-    for entry in edits(group, since)[: 4 * SECTION_SIZE]:
+def fields_at(group: Group, current: State, since: int) -> tuple[State, dict[str, str]]:
+    """Return the settings as they were after entry `since`, and who changed each field since."""
+    fields, changed_by = dict(current), {}
+    for entry in list_edits(group, since)[:MAX_MERGED_EDITS]:
         for name in FIELDS:
             if name in entry.before:
-                then[name] = entry.before[name]
-                who[name] = entry.actor_label
-    return then, who
+                fields[name] = entry.before[name]
+                changed_by[name] = entry.actor_label
+    return fields, changed_by

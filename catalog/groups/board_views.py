@@ -1,7 +1,7 @@
-"""What is done on the board: add, move, remove, give, order, undo.
+"""Actions of the group board: add, move, remove, preload, order and undo tools.
 
-Each act saves at once, is audited and offers its undo. htmx gets the board anew, with what others
-did meanwhile; a plain form leads back to where it was.
+Each action saves immediately, is audited and offers an undo. htmx requests get the board
+re-rendered, with concurrent edits by others; plain forms are redirected back.
 """
 
 import json
@@ -16,263 +16,288 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from catalog.groups import actions as writes
-from catalog.groups import board, preview
-from catalog.groups import state as states
-from catalog.groups import undo as group_offers
+from catalog.groups import actions, board, preview
+from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import GroupWrite, check_unchanged
+from catalog.groups.actions import GroupWrite, check_unchanged, find_group
+from catalog.groups.board import BoardQuery
 from catalog.groups.forms import PRELOADS
-from catalog.groups.views import board_context, find
+from catalog.groups.views import board_context
 from catalog.models import AuditEntry, Group, Tool
-from toolcrib.lib.errors import Invalid, NotFound, ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.roles import actor_of, admin_required
 
+MAX_QUERY_LENGTH = 2_000
+MAX_UNDONE_ENTRIES = 5
 STEPS = {"up": -1, "down": 1}
-GIVEN = {
-    "default": "{} is given as the default of {} says",
+PRELOAD_MESSAGES = {
+    "default": "{} uses the default of {}",
     "always": "{} is preloaded in {}",
-    "demand": "{} is given on demand in {}",
+    "demand": "{} is on demand in {}",
 }
 
 
 @dataclass(frozen=True)
 class BoardSelection:
-    """What a form asks for: the pressed button's word, its tools, and what its page had seen."""
+    """A submitted form: the pressed button, the selected tools and the last edit it is based on."""
 
-    word: str
+    button: str
     names: Sequence[str]
-    seen: int | None
+    last_edit_id: int | None
 
     @classmethod
-    def read(cls, request: HttpRequest, words: Sequence[str]) -> "BoardSelection":
-        """A button without a tool of its own is about the checked ones."""
-        sent = request.POST
-        word = next((word for word in words if word in sent), words[0])
-        names = [name for name in sent.getlist(word) if name] or sent.getlist("tool")
-        seen = sent.get("seen", "")
-        known = seen.isascii() and seen.isdecimal() and len(seen) < 19
-        return cls(word, list(dict.fromkeys(names)), int(seen) if known else None)
+    def parse(cls, request: HttpRequest, buttons: Sequence[str]) -> "BoardSelection":
+        """Parse a form; a button without a tool of its own applies to the checked tools."""
+        data = request.POST
+        button = next((name for name in buttons if name in data), buttons[0])
+        names = [name for name in data.getlist(button) if name] or data.getlist("tool")
+        text = data.get("seen", "")
+        valid = text.isascii() and text.isdecimal() and len(text) < 19
+        return cls(button, list(dict.fromkeys(names)), int(text) if valid else None)
+
+    @property
+    def only_name(self) -> str:
+        """The name of the tool if exactly one is selected."""
+        return self.names[0] if len(self.names) == 1 else ""
 
     def tools(self) -> list[Tool]:
         if not self.names:
             raise Invalid("No tool is selected.", hint="Select at least one.")
-        return writes.find_tools(self.names)
+        return actions.find_tools(self.names)
 
 
-Act = Callable[[Group, list[Tool]], Sequence[GroupWrite]]
+Action = Callable[[Group, list[Tool]], Sequence[GroupWrite]]
 
 
 def _perform(
     request: HttpRequest,
     group_id: str,
-    picked: BoardSelection,
-    act: Act,
-    words: str,
+    selection: BoardSelection,
+    action: Action,
+    message: str,
     *,
-    leaves: str = "",
+    destination: str = "",
 ) -> HttpResponse:
-    """Do an act on the picked tools, unless another person has decided about them meanwhile.
+    """Run an action on the selected tools, unless another user changed them in the meantime.
 
-    `words` says what was done: {} is the tools. `leaves` names where they went, if not here.
+    `message` describes the action, with {} for the tools. `destination` is the id of the group
+    they were added to, if it is another one.
     """
-    group = find(group_id)
-    what = picked.names[0] if len(picked.names) == 1 else f"{len(picked.names)} tools"
+    group = find_group(group_id)
+    subject = selection.only_name or f"{len(selection.names)} tools"
+    since = selection.last_edit_id
     others: Sequence[AuditEntry] = ()
-    if picked.seen is not None:
-        others = board.edits_by_others(group, picked.seen, actor_of(request))
+    if since is not None:
+        others = board.edits_by_others(group, since, actor_of(request))
     try:
         with transaction.atomic():
-            tools = picked.tools()
-            if picked.seen is not None:
+            tools = selection.tools()
+            if since is not None:
                 names = {tool.public_name for tool in tools}
-                check_unchanged(group, names, picked.seen, actor=actor_of(request))
-            done = act(group, tools)
+                check_unchanged(group, names, since, actor=actor_of(request))
+            writes = action(group, tools)
     except ToolcribError as error:
-        return _refused(request, group, picked, error, others)
-    return _done(request, group, picked, done, words.format(what), others, leaves)
+        return _error_response(request, group, selection, error, others)
+    sentence = message.format(subject)
+    return _success_response(request, group, selection, writes, sentence, others, destination)
 
 
-def _address(request: HttpRequest) -> Any:
-    # Only the query is taken from the form: the address stays ours.
-    return QueryDict(request.POST.get("address", "")[:2_000])
+def _page_query(request: HttpRequest) -> QueryDict:
+    # Only the query string comes from the form, never the path, so a redirect stays on this site.
+    return QueryDict(request.POST.get("address", "")[:MAX_QUERY_LENGTH])
 
 
-def _back(request: HttpRequest, group_id: str, anchor: str = "") -> str:
-    query = _address(request).urlencode()
-    address = reverse("group", args=[group_id])
-    return f"{address}{'?' if query else ''}{query}{'#' if anchor else ''}{anchor}"
+def _board_url(request: HttpRequest, group_id: str, anchor: str = "") -> str:
+    query = _page_query(request).urlencode()
+    path = reverse("group", args=[group_id])
+    return f"{path}{'?' if query else ''}{query}{'#' if anchor else ''}{anchor}"
 
 
-def _board(request: HttpRequest, group: Group, status: int = 200, **extra: Any) -> HttpResponse:
-    request.GET = _address(request)  # the board is drawn for the address that it stands at
-    context = board_context(request, group, swapped=True, **extra)
+def _render_board(
+    request: HttpRequest, group: Group, status: int = 200, **extra: Any
+) -> HttpResponse:
+    """Render the board for the query parameters of the page it is shown on."""
+    query = BoardQuery.parse(_page_query(request))
+    context = board_context(request, group, query, swapped=True, **extra)
     return render(request, "catalog/groups/_board.html", context, status=status)
 
 
-def _refused(
+def _error_response(
     request: HttpRequest,
     group: Group,
-    picked: BoardSelection,
+    selection: BoardSelection,
     error: ToolcribError,
     others: Sequence[AuditEntry],
 ) -> HttpResponse:
-    """Show what stands, with the sentence at the row that was acted on."""
+    """Render the current board, with the error at the row it concerns."""
     if "HX-Request" not in request.headers:
         messages.error(request, error.sentence)
-        return redirect(_back(request, group.group_id))
-    name = picked.names[0] if len(picked.names) == 1 else ""
-    extra = {"failed": name, "failure": error.sentence, "told": board.concurrent_edits(others)}
-    response = _board(request, group, 422, **extra)
+        return redirect(_board_url(request, group.group_id))
+    response = _render_board(
+        request,
+        group,
+        422,
+        failed=selection.only_name,
+        failure=error.sentence,
+        concurrent_edits=board.describe_edits(others),
+    )
     response["HX-Trigger"] = json.dumps({"announce": error.sentence})
     return response
 
 
-def _done(
+def _success_response(
     request: HttpRequest,
     group: Group,
-    picked: BoardSelection,
-    done: Sequence[GroupWrite],
-    words: str,
+    selection: BoardSelection,
+    writes: Sequence[GroupWrite],
+    sentence: str,
     others: Sequence[AuditEntry],
-    leaves: str,
+    destination: str,
 ) -> HttpResponse:
-    told = board.concurrent_edits(others)
-    offer = group_offers.undo_offer(f"{words}.", *done)
+    edits = board.describe_edits(others)
+    offer = group_undo.make_offer(f"{sentence}.", *writes)
     if "HX-Request" not in request.headers:
-        group_offers.offer_undo(request, f"{words}.", *done)
-        group_offers.show_messages(request, told.sentences)
-        stays = len(picked.names) == 1 and picked.word != "remove_tool" and not leaves
-        tool = Tool.objects.filter(public_name=picked.names[0]).first() if stays else None
-        return redirect(_back(request, group.group_id, f"row-{tool.pk}" if tool else ""))
-    said = f"{words}, now about {_paid(leaves or group.group_id):,} tokens."
-    focus = picked.names[0] if len(picked.names) == 1 else ""
-    response = _board(request, group, offer=offer, told=told, focus=focus)
-    response["HX-Trigger"] = json.dumps({"announce": said if offer else group_offers.NO_CHANGES})
+        group_undo.offer_undo(request, f"{sentence}.", *writes)
+        group_undo.show_messages(request, edits.sentences)
+        stays = selection.only_name and selection.button != "remove_tool" and not destination
+        tool = Tool.objects.filter(public_name=selection.only_name).first() if stays else None
+        return redirect(_board_url(request, group.group_id, f"row-{tool.pk}" if tool else ""))
+    tokens = _tokens_at_start(destination or group.group_id)
+    announcement = f"{sentence}, now about {tokens:,} tokens."
+    response = _render_board(
+        request, group, offer=offer, concurrent_edits=edits, focus=selection.only_name
+    )
+    response["HX-Trigger"] = json.dumps(
+        {"announce": announcement if offer else group_undo.NO_CHANGES}
+    )
     return response
 
 
-def _paid(group_id: str) -> int:
-    group = board.cached_group(writes.find_group(group_id))
-    return board.cost(group, preview.BUDGET).paid
+def _tokens_at_start(group_id: str) -> int:
+    group = preview.cached_group(find_group(group_id))
+    return board.group_cost(group, preview.BUDGET).at_start
 
 
-# --- Acts ---------------------------------------------------------------------------------------
+# --- Actions ------------------------------------------------------------------------------------
 
 
 @require_POST
 @admin_required
 def assign(request: HttpRequest, group_id: str) -> HttpResponse:
-    """Add tools to this group, or to the one that is named."""
-    picked = BoardSelection.read(request, ["tool"])
+    """Add tools to this group, or to the group in the field `to`."""
+    selection = BoardSelection.parse(request, ["tool"])
     to = request.POST.get("to", "").strip() or group_id
-    own = PRELOADS.get(request.POST.get("given", ""))
+    preload = PRELOADS.get(request.POST.get("given", ""))
 
-    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
-        home = group if to == group_id else writes.find_group(to)
-        return [writes.assign(home, tools, actor=actor_of(request), preload=own)]
+    def action(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+        target = group if to == group_id else find_group(to)
+        return [actions.assign(target, tools, actor=actor_of(request), preload=preload)]
 
-    return _perform(request, group_id, picked, act, f"Added {{}} to {_safe(to)}", leaves=to)
+    message = f"Added {{}} to {_escape_braces(to)}"
+    return _perform(request, group_id, selection, action, message, destination=to)
 
 
-def _safe(text: str) -> str:
-    """A name that somebody typed, as part of a text with places to fill."""
+def _escape_braces(text: str) -> str:
+    """Return user input for use in a format string."""
     return text[:80].replace("{", "{{").replace("}", "}}")
 
 
 @require_POST
 @admin_required
 def move(request: HttpRequest, group_id: str) -> HttpResponse:
-    """Take tools out of this group and add them to another, as one act."""
-    picked = BoardSelection.read(request, ["move"])
+    """Move tools to another group, as one action."""
+    selection = BoardSelection.parse(request, ["move"])
     to = request.POST.get("to", "").strip()
 
-    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+    def action(group: Group, tools: list[Tool]) -> list[GroupWrite]:
         if not to or to == group_id:
-            raise Invalid("Name another group.", hint="The field completes the names there are.")
-        home, actor = writes.find_group(to), actor_of(request)
+            raise Invalid(
+                "Choose another group.", hint="Type its id; the field suggests existing groups."
+            )
+        target, actor = find_group(to), actor_of(request)
         return [
-            writes.assign(home, tools, actor=actor),
-            writes.remove(group, tools, actor=actor),
+            actions.assign(target, tools, actor=actor),
+            actions.remove(group, tools, actor=actor),
         ]
 
-    return _perform(request, group_id, picked, act, f"Moved {{}} to {_safe(to)}", leaves=to)
+    message = f"Moved {{}} to {_escape_braces(to)}"
+    return _perform(request, group_id, selection, action, message, destination=to)
 
 
 @require_POST
 @admin_required
 def remove(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = BoardSelection.read(request, ["remove_tool"])
+    selection = BoardSelection.parse(request, ["remove_tool"])
     return _perform(
         request,
         group_id,
-        picked,
-        lambda group, tools: [writes.remove(group, tools, actor=actor_of(request))],
-        f"Took {{}} out of {group_id}",
+        selection,
+        lambda group, tools: [actions.remove(group, tools, actor=actor_of(request))],
+        f"Removed {{}} from {group_id}",
     )
 
 
 @require_POST
 @admin_required
 def preload(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = BoardSelection.read(request, [*PRELOADS, "set"])
-    word = picked.word
-    if word == "set":  # a checkbox: on is preloaded
-        word = "always" if "on" in request.POST else "demand"
+    selection = BoardSelection.parse(request, [*PRELOADS, "set"])
+    setting = selection.button
+    if setting == "set":  # a checkbox: checked is preloaded
+        setting = "always" if "on" in request.POST else "demand"
     return _perform(
         request,
         group_id,
-        picked,
+        selection,
         lambda group, tools: [
-            writes.set_preload(group, tools, PRELOADS[word], actor=actor_of(request))
+            actions.set_preload(group, tools, PRELOADS[setting], actor=actor_of(request))
         ],
-        GIVEN[word].format("{}", group_id),
+        PRELOAD_MESSAGES[setting].format("{}", group_id),
     )
 
 
 @require_POST
 @admin_required
 def order_members(request: HttpRequest, group_id: str) -> HttpResponse:
-    picked = BoardSelection.read(request, list(STEPS))
+    selection = BoardSelection.parse(request, list(STEPS))
 
-    def act(group: Group, tools: list[Tool]) -> list[GroupWrite]:
-        among = board.section_names(group, tools[0].public_name)
-        step = STEPS[picked.word]
-        return [
-            writes.shift_member(group, tools[0], step, actor=actor_of(request), among=set(among))
-        ]
+    def action(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+        among = set(board.section_names(group, tools[0].public_name))
+        step = STEPS[selection.button]
+        return [actions.shift_member(group, tools[0], step, actor=actor_of(request), among=among)]
 
-    return _perform(request, group_id, picked, act, f"Moved {{}} {picked.word}")
+    return _perform(request, group_id, selection, action, f"Moved {{}} {selection.button}")
 
 
 @require_POST
 @admin_required
 def assign_any(request: HttpRequest) -> HttpResponse:
-    """Add the tools selected on the list of tools to the group that is named."""
-    return _from_list(request, writes.assign, "Added {} to {}.")
+    """Add the tools selected in the list of tools to the group in the field `to`."""
+    return _perform_from_list(request, actions.assign, "Added {} to {}.")
 
 
 @require_POST
 @admin_required
 def remove_any(request: HttpRequest) -> HttpResponse:
-    """Take the tools selected on the list of tools out of the group that is named."""
-    return _from_list(request, writes.remove, "Took {} out of {}.")
+    """Remove the tools selected in the list of tools from the group in the field `to`."""
+    return _perform_from_list(request, actions.remove, "Removed {} from {}.")
 
 
-def _from_list(request: HttpRequest, act: Callable[..., GroupWrite], words: str) -> HttpResponse:
-    picked = BoardSelection.read(request, ["tool"])
-    query = _address(request).urlencode()
+def _perform_from_list(
+    request: HttpRequest, action: Callable[..., GroupWrite], message: str
+) -> HttpResponse:
+    selection = BoardSelection.parse(request, ["tool"])
+    query = _page_query(request).urlencode()
     try:
-        tools = picked.tools()
+        tools = selection.tools()
         if not request.POST.get("to"):
-            raise Invalid("No group is named.", hint="Choose the group.")
-        home = writes.find_group(request.POST["to"])
-        done = act(home, tools, actor=actor_of(request))
+            raise Invalid("No group is selected.", hint="Choose a group.")
+        group = find_group(request.POST["to"])
+        write = action(group, tools, actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        what = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
-        group_offers.offer_undo(request, words.format(what, home.group_id), done)
+        subject = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
+        group_undo.offer_undo(request, message.format(subject, group.group_id), write)
     return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
 
 
@@ -282,46 +307,51 @@ def _from_list(request: HttpRequest, act: Callable[..., GroupWrite], words: str)
 @require_POST
 @admin_required
 def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
-    """Take back an act; of several that were one act, `also` has the older ones."""
-    also = [int(text) for text in request.POST.getlist("also")[:5] if text.isdecimal()]
+    """Undo an action; if it consists of several writes, `also` has the ids of the older ones."""
+    also = request.POST.getlist("also")[:MAX_UNDONE_ENTRIES]
+    entry_ids = [entry_id, *(int(text) for text in also if text.isdecimal())]
     try:
         with transaction.atomic():
-            done = [_undone(request, pk) for pk in (entry_id, *also)]
+            entries = [group_undo.find_entry(pk) for pk in entry_ids]
+            writes = [group_undo.undo(entry, actor=actor_of(request)) for entry in entries]
     except ToolcribError as error:
-        return _after_undo(request, entry_id, error=error.sentence)
-    return _after_undo(request, entry_id, offer=group_offers.undo_offer("Undone.", *done))
+        return _undo_response(request, entry_id, error=error.sentence)
+    redone = entries[0].verb == "group.undo"
+    sentence = group_undo.REDONE if redone else group_undo.UNDONE
+    offer = group_undo.make_offer(sentence, *writes, redo=not redone)
+    return _undo_response(request, entry_id, offer=offer, announcement=sentence)
 
 
-def _undone(request: HttpRequest, pk: int) -> GroupWrite:
-    entry = AuditEntry.objects.filter(pk=pk).first()
-    if entry is None:
-        raise NotFound("There is no such act to undo.", hint="The audit log has them all.")
-    return group_undo.undo(entry, actor=actor_of(request))
-
-
-def _after_undo(
+def _undo_response(
     request: HttpRequest,
     entry_id: int,
     *,
-    offer: group_offers.Offer | None = None,
+    offer: group_undo.Offer | None = None,
+    announcement: str = "",
     error: str = "",
 ) -> HttpResponse:
-    """Lead back to where the act was: its group, or the list where groups were moved."""
-    entry = AuditEntry.objects.filter(pk=entry_id).first()
-    about = entry and entry.target_kind == "group" and "groups" not in entry.after
-    group = Group.objects.filter(pk=entry.target_id or 0).first() if entry and about else None
-    board = Group.objects.filter(group_id=request.POST.get("board", "")).first()
-    if "HX-Request" in request.headers and board and group and entry:
-        [name] = sorted(states.touched(entry.after))[:1] or [""]
-        extra = {"failure": error, "focus": name, "offer": offer}
-        response = _board(request, find(board.group_id), 422 if error else 200, **extra)
-        response["HX-Trigger"] = json.dumps({"announce": error or "Undone."})
+    """Return to the page of the action: its group, or the list if groups were moved."""
+    entry = AuditEntry.objects.filter(pk=min(entry_id, group_undo.MAX_ID)).first()
+    on_group = entry and entry.target_kind == "group" and "groups" not in entry.after
+    group = Group.objects.filter(pk=entry.target_id or 0).first() if entry and on_group else None
+    board_group = Group.objects.filter(group_id=request.POST.get("board", "")).first()
+    if "HX-Request" in request.headers and board_group and group and entry:
+        [name] = sorted(group_state.affected_tools(entry.after))[:1] or [""]
+        response = _render_board(
+            request,
+            find_group(board_group.group_id),
+            422 if error else 200,
+            failure=error,
+            focus=name,
+            offer=offer,
+        )
+        response["HX-Trigger"] = json.dumps({"announce": error or announcement})
         return response
     if error:
         messages.error(request, error)
     elif offer:
-        request.session[group_offers.UNDO_OFFER_KEY] = offer
-    where = reverse("group", args=[group.group_id]) if group else reverse("groups")
+        request.session[group_undo.UNDO_OFFER_KEY] = offer
+    url = reverse("group", args=[group.group_id]) if group else reverse("groups")
     if "HX-Request" in request.headers:
-        return HttpResponse(status=204, headers={"HX-Redirect": where})
-    return redirect(where)
+        return HttpResponse(status=204, headers={"HX-Redirect": url})
+    return redirect(url)

@@ -1,13 +1,13 @@
-"""Forms of the pages of groups. They read what was sent; the rules are in `catalog.groups`."""
+"""Forms of the group pages. They parse input; the rules are in `catalog.groups.actions`."""
 
 from typing import Any, cast
 
 from django import forms
 
-from catalog.groups.state import followable
+from catalog.groups.board import list_followable_servers
 from catalog.models import Group
 
-# What is said of a member, and what it means.
+# Form value of a member's preload setting: the stored value.
 PRELOADS = {"default": None, "always": True, "demand": False}
 
 
@@ -15,7 +15,7 @@ class NewGroupForm(forms.Form):
     display_name = forms.CharField(
         label="Display name",
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="Agents read it beside the id.",
+        help_text="Shown to agents next to the id.",
     )
     group_id = forms.CharField(
         label="Id",
@@ -27,34 +27,34 @@ class NewGroupForm(forms.Form):
                 "spellcheck": "false",
             }
         ),
-        help_text="What agents load it by, such as research or mcp:github.",
+        help_text="Agents load the group by this id, for example research or mcp:github.",
     )
     description = forms.CharField(
         label="Description",
         required=False,
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        help_text="One line: what these tools are for. Agents choose by it.",
+        help_text="The purpose of these tools in one line. Agents choose groups by it.",
     )
     follows = forms.ChoiceField(
-        label="Follow a server",
+        label="Mirror server",
         required=False,
-        help_text="It then has every tool of that server, those to come included.",
+        help_text="The group contains all tools of this server, including future ones.",
     )
 
     def __init__(self, *args: Any, group: Group | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         follows = cast(forms.ChoiceField, self.fields["follows"])
-        follows.choices = [("", "no server"), *((slug, slug) for slug in followable(group))]
+        follows.choices = [("", "None"), *((slug, slug) for slug in list_followable_servers(group))]
 
 
 class SettingsForm(NewGroupForm):
     preload_default = forms.BooleanField(
-        label="Preload its tools",
+        label="Preload tools by default",
         required=False,
-        help_text="Sessions start with their full definitions, save for tools set otherwise.",
+        help_text="Sessions start with the full definitions, except of tools set to on demand.",
     )
     deferred = forms.BooleanField(
-        label="May be deferred",
+        label="Allow deferral",
         required=False,
-        help_text="Off: sessions start with all its tools, whatever else is set.",
+        help_text="If off, all tools of the group are preloaded, whatever their setting.",
     )

@@ -1,6 +1,7 @@
-"""What an agent with one group sees, by the agents' own renderer; and what it saw before an edit.
+"""Preview of a group: what a new session of an agent gets, now and before the last edit.
 
-Shows a session in deferred mode, the strategy being dispatch: what a new agent is given.
+Uses the renderer of real sessions, in deferred mode with the dispatch strategy, the defaults of a
+new agent.
 """
 
 import json
@@ -11,26 +12,41 @@ from functools import cached_property
 from typing import Any
 
 from catalog import cache, rendering
-from catalog.cache import CachedTool
+from catalog.cache import CachedGroup, CachedTool
 from catalog.definitions import diff as definition_diff
-from catalog.groups import board
-from catalog.groups import state as states
+from catalog.groups import state as group_state
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.token_counter import count
 
-BUDGET = 2_000  # tokens of the catalog's text, an agent's default
-IN_JSON = 20  # tools the JSON view holds
-IN_LIST = 100  # tools whose signatures are listed
-ARGUMENTS = 6
-PAUSE = timedelta(minutes=30)  # acts nearer to each other than this are one edit
-MOST_ACTS = 100
+BUDGET = 2_000  # tokens of the catalog text: an agent's default
+MAX_TOOLS_IN_JSON = 20
+MAX_SIGNATURES = 100
+MAX_ARGUMENTS = 6
+EDIT_PAUSE = timedelta(minutes=30)  # changes with shorter pauses belong to one edit
+MAX_EDIT_ENTRIES = 100
+
+
+def cached_group(group: Group) -> CachedGroup | None:
+    return cache.current().by_pk.get(group.pk)
+
+
+@cache.memoize_per_revision
+def group_line(group: CachedGroup) -> rendering.GroupLine:
+    """Return the group's entry in the catalog."""
+    names = tuple(member.tool.name for member in group.offered)
+    return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
+
+
+def definition_tokens(tool: CachedTool) -> int | None:
+    definition = tool.approved or tool.latest
+    return definition.tokens if definition else None
 
 
 @dataclass(frozen=True)
 class GroupPreview:
-    """The catalog's text and the tools array of a session that opens now."""
+    """The catalog text and the tools array of a new session."""
 
     line: rendering.GroupLine
     preloads: Sequence[CachedTool]
@@ -49,7 +65,7 @@ class GroupPreview:
 
     @property
     def preload_tokens(self) -> int:
-        return sum(board.tokens_of(item) or 0 for item in self.preloads)
+        return sum(definition_tokens(tool) or 0 for tool in self.preloads)
 
     @property
     def tokens(self) -> int:
@@ -61,15 +77,16 @@ class GroupPreview:
 
     @property
     def signatures(self) -> list[str]:
-        return [signature(item) for item in self.preloads[:IN_LIST]]
+        return [signature(tool) for tool in self.preloads[:MAX_SIGNATURES]]
 
     @property
-    def left_out(self) -> int:
-        return max(len(self.preloads) - IN_JSON, 0)
+    def omitted(self) -> int:
+        """The number of tools that the JSON view omits."""
+        return max(len(self.preloads) - MAX_TOOLS_IN_JSON, 0)
 
     @property
     def json(self) -> str:
-        """The parts of an opened session that the group decides."""
+        """The parts of the session response that depend on the group."""
         body = {
             "strategy": "dispatch",
             "mode": "deferred",
@@ -79,42 +96,46 @@ class GroupPreview:
                 "tokens": self.catalog.tokens,
                 "left_out": self.catalog.left_out,
             },
-            "tools": [*self.meta, *(tool_object(item) for item in self.preloads[:IN_JSON])],
+            "tools": [
+                *self.meta,
+                *(tool_object(tool) for tool in self.preloads[:MAX_TOOLS_IN_JSON]),
+            ],
         }
         return json.dumps(body, indent=2, ensure_ascii=False)
 
     @property
     def text(self) -> str:
-        """All of it in a few lines, to compare with another time."""
-        given = "".join(f"- {signature(item)}\n" for item in self.preloads)
-        return f"{self.catalog.text}\nIn full from the start:\n{given or '- nothing' + chr(10)}"
+        """A compact text form, to compare with another revision."""
+        preloads = "".join(f"- {signature(tool)}\n" for tool in self.preloads) or "- none\n"
+        return f"{self.catalog.text}\nPreloaded definitions:\n{preloads}"
 
 
-def tool_object(item: CachedTool) -> dict[str, Any]:
-    schema = item.approved.input_schema if item.approved else {}
+def tool_object(tool: CachedTool) -> dict[str, Any]:
+    schema = tool.approved.input_schema if tool.approved else {}
     return rendering.tool_object(
-        item.name, item.description, schema, source=item.source, server=item.server
+        tool.name, tool.description, schema, source=tool.source, server=tool.server
     )
 
 
-def signature(item: CachedTool) -> str:
-    schema = item.approved.input_schema if item.approved else {}
-    found = schema.get("properties")
-    names = [str(name)[:60] for name in found] if isinstance(found, Mapping) else []
-    more = ", …" if len(names) > ARGUMENTS else ""
-    return f"{item.name}({', '.join(names[:ARGUMENTS])}{more})"
+def signature(tool: CachedTool) -> str:
+    """Return the name of a tool with its first argument names."""
+    schema = tool.approved.input_schema if tool.approved else {}
+    properties = schema.get("properties")
+    names = [str(name)[:60] for name in properties] if isinstance(properties, Mapping) else []
+    more = ", …" if len(names) > MAX_ARGUMENTS else ""
+    return f"{tool.name}({', '.join(names[:MAX_ARGUMENTS])}{more})"
 
 
 def preview_group(group: Group) -> GroupPreview:
-    here = board.cached_group(group)
-    if here is None:
+    cached = cached_group(group)
+    if cached is None:
         return GroupPreview(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
-    given = [member.tool for member in here.offered if member.preload]
-    return GroupPreview(board.line_of(here), given)
+    preloads = [member.tool for member in cached.offered if member.preload]
+    return GroupPreview(group_line(cached), preloads)
 
 
-def curl(group: Group, base_url: str) -> str:
-    """The request that gives an agent what the board shows."""
+def curl_command(group: Group, base_url: str) -> str:
+    """Return the request that opens a session with this group only."""
     body = json.dumps({"groups": [group.group_id], "mode": "deferred"})
     return (
         f"curl -sS {base_url.rstrip('/')}/api/v1/sessions \\\n"
@@ -124,16 +145,16 @@ def curl(group: Group, base_url: str) -> str:
     )
 
 
-# --- Before the edit ----------------------------------------------------------------------------
+# --- Last edit ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Change:
-    """What the last edit of a group changed for agents: its acts, who did them, the two texts."""
+class LastEdit:
+    """The last edit of a group: its changes, their actors, and the preview before and after."""
 
-    acts: int
+    changes: int
     since: datetime
-    people: Sequence[str]
+    actors: Sequence[str]
     before: str
     after: str
 
@@ -143,57 +164,61 @@ class Change:
 
     @property
     def spans(self) -> tuple[definition_diff.Span, ...]:
-        return definition_diff.words(self.before, self.after)
+        return definition_diff.diff_words(self.before, self.after)
 
 
-def change(group: Group, now: GroupPreview) -> Change | None:
-    """Compare with what agents had before the last edit: acts with no long pause between them."""
-    edit = _last_edit(group)
-    if not edit:
+def last_edit(group: Group, current: GroupPreview) -> LastEdit | None:
+    """Compare the preview with the one before the last edit, or return None without one.
+
+    An edit is a series of changes without a long pause between them.
+    """
+    entries = _last_entries(group)
+    if not entries:
         return None
-    before = _seen_before(group, edit)
-    people = list(dict.fromkeys(entry.actor_label for entry in reversed(edit)))
+    before = _preview_before(group, entries)
+    actors = list(dict.fromkeys(entry.actor_label for entry in reversed(entries)))
     text = before.text if before else ""
-    return Change(len(edit), edit[-1].at, people, text, now.text)
+    return LastEdit(len(entries), entries[-1].at, actors, text, current.text)
 
 
-def _last_edit(group: Group) -> list[AuditEntry]:
-    found: list[AuditEntry] = []
-    for entry in board.edits(group)[:MOST_ACTS]:
-        if found and found[-1].at - entry.at > PAUSE:
+def _last_entries(group: Group) -> list[AuditEntry]:
+    """Return the audit entries of the last edit, newest first."""
+    entries: list[AuditEntry] = []
+    for entry in group_state.list_edits(group)[:MAX_EDIT_ENTRIES]:
+        if entries and entries[-1].at - entry.at > EDIT_PAUSE:
             break
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
-def _seen_before(group: Group, edit: Iterable[AuditEntry]) -> GroupPreview | None:
-    """Take the acts back, newest first, in memory. None where the group was not there."""
-    fields: State = {name: states.field(group, name) for name in states.FIELDS}
-    members: dict[str, State | None] = dict(states.members(group))
-    for entry in edit:
+def _preview_before(group: Group, entries: Iterable[AuditEntry]) -> GroupPreview | None:
+    """Revert the entries in memory, newest first. None if the group did not exist before."""
+    fields: State = {name: group_state.field_value(group, name) for name in group_state.FIELDS}
+    members: dict[str, State | None] = dict(group_state.read_members(group))
+    for entry in entries:
         if "group" in entry.after:
             return None
         before: State = entry.before
-        fields |= {name: before[name] for name in states.FIELDS if name in before}
+        fields |= {name: before[name] for name in group_state.FIELDS if name in before}
         members |= before.get("members", {})
-        for part, key in (("order", "position"), ("preload", "preload")):
+        for part, key in group_state.MEMBER_PARTS:
             for name, value in before.get(part, {}).items():
                 members[name] = {**(members.get(name) or {}), key: value}
-    return _as_it_was(fields, members)
+    return _preview_of(fields, members)
 
 
-def _as_it_was(fields: State, members: Mapping[str, State | None]) -> GroupPreview:
-    there = [(one.get("position", 0), name) for name, one in members.items() if one]
-    by_name = {item.name: item for item in cache.current().tools.values() if item.offered}
-    items = [by_name[name] for _, name in sorted(there) if name in by_name]
+def _preview_of(fields: State, members: Mapping[str, State | None]) -> GroupPreview:
+    ordered = sorted((row.get("position", 0), name) for name, row in members.items() if row)
+    by_name = {tool.name: tool for tool in cache.current().tools.values() if tool.offered}
+    tools = [by_name[name] for _, name in ordered if name in by_name]
     line = rendering.GroupLine(
         fields["group_id"],
         fields["display_name"],
         fields["description"],
-        tuple(item.name for item in items),
+        tuple(tool.name for tool in tools),
     )
-    was = Group(deferred=fields["deferred"], preload_default=fields["preload_default"])
-    own = {name: one.get("preload") for name, one in members.items() if one}
+    group = Group(deferred=fields["deferred"], preload_default=fields["preload_default"])
+    own_preload = {name: row.get("preload") for name, row in members.items() if row}
     return GroupPreview(
-        line, [item for item in items if cache.is_preloaded(was, item, own[item.name])]
+        line, [tool for tool in tools if cache.is_preloaded(group, tool, own_preload[tool.name])]
     )

@@ -1,18 +1,18 @@
-"""What a group is, as plain values: read parts of it, compare them, put them back.
+"""Group state as plain values: read, compare, write and restore parts of a group.
 
-A state names its parts: fields of the group; `members` (by public name: position and preload, or
-None for absent); `order` and `preload` of members; `groups`, the positions of several; `group`,
-all of one with the agents that have it. An audit entry holds the same parts before and after, so
-that undoing is writing the one where the other still stands. Writes no audit entry itself.
+A state maps part names to values: fields of the group; `members` (position and preload by public
+name, or None for absent); `order` and `preload` of members; `groups`, the positions of several
+groups; `group`, a complete snapshot including the agents that have the group. Audit entries store
+the same parts before and after, so undo writes `before` if `after` is still current. This module
+records no audit entries.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from django.apps import apps
-from django.db.models import Model, Q
+from django.db.models import QuerySet
 
-from catalog.models import Group, Membership, Tool
+from catalog.models import AuditEntry, Group, Membership, Tool
 from toolcrib.lib.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -20,34 +20,36 @@ if TYPE_CHECKING:
 
 State = dict[str, Any]
 FIELDS = ("group_id", "display_name", "description", "preload_default", "deferred", "follows")
-CHUNK = 500
+MEMBER_PARTS = (("order", "position"), ("preload", "preload"))
+BATCH_SIZE = 500
 
 
-def read(group: Group, parts: Mapping[str, Any]) -> State:
-    """Return the parts that `parts` names, as they are now."""
-    now: State = {name: field(group, name) for name in FIELDS if name in parts}
+def read_state(group: Group, parts: Mapping[str, Any]) -> State:
+    """Return the current values of the parts and names that `parts` contains."""
+    state: State = {name: field_value(group, name) for name in FIELDS if name in parts}
     if parts.keys() & {"members", "order", "preload"}:
-        standing = members(group)
-        for part, key in (("members", ""), ("order", "position"), ("preload", "preload")):
+        members = read_members(group)
+        for part, key in (("members", ""), *MEMBER_PARTS):
             if part in parts:
-                now[part] = {name: _value(standing.get(name), key) for name in parts[part]}
+                state[part] = {name: _member_value(members.get(name), key) for name in parts[part]}
     if "groups" in parts:
         positions = dict(Group.objects.values_list("group_id", "position"))
-        now["groups"] = {name: positions.get(name) for name in parts["groups"]}
-    return now
+        state["groups"] = {name: positions.get(name) for name in parts["groups"]}
+    return state
 
 
-def _value(member: State | None, key: str) -> Any:
+def _member_value(member: State | None, key: str) -> Any:
     return member[key] if member and key else member
 
 
-def field(group: Group, name: str) -> Any:
+def field_value(group: Group, name: str) -> Any:
+    """Return a field as stored in a state: a server is its slug."""
     if name == "follows":
         return group.follows.slug if group.follows else None
     return getattr(group, name)
 
 
-def members(group: Group) -> dict[str, State]:
+def read_members(group: Group) -> dict[str, State]:
     """Return every member by public name, in canonical order."""
     rows = group.memberships.order_by("position", "tool__public_name")
     return {
@@ -56,65 +58,73 @@ def members(group: Group) -> dict[str, State]:
     }
 
 
-def difference(now: State, wanted: State) -> tuple[State, State]:
-    """Cut two states of the same parts down to what differs."""
+def diff_states(current: State, target: State) -> tuple[State, State]:
+    """Reduce two states with the same parts to what differs."""
     before: State = {}
     after: State = {}
-    for part, value in wanted.items():
+    for part, value in target.items():
         if isinstance(value, dict):
-            named = [name for name in value if now[part][name] != value[name]]
-            if named:
-                before[part] = {name: now[part][name] for name in named}
-                after[part] = {name: value[name] for name in named}
-        elif now[part] != value:
-            before[part], after[part] = now[part], value
+            changed = [name for name in value if current[part][name] != value[name]]
+            if changed:
+                before[part] = {name: current[part][name] for name in changed}
+                after[part] = {name: value[name] for name in changed}
+        elif current[part] != value:
+            before[part], after[part] = current[part], value
     return before, after
 
 
-def touched(state: Mapping[str, Any]) -> set[str]:
-    """Name the tools whose membership or setting a state is about; a mere order is nobody's."""
+def affected_tools(state: Mapping[str, Any]) -> set[str]:
+    """Return the tools whose membership or preload setting a state contains; order is ignored."""
     return {name for part in ("members", "preload") for name in state.get(part, {})}
 
 
-def write(group: Group, wanted: State) -> None:
-    """Put the group's parts as wanted. Tools that are gone meanwhile are left out."""
-    changed = [name for name in FIELDS if name in wanted]
+def list_edits(group: Group, since: int = 0) -> QuerySet[AuditEntry]:
+    """Return the audit entries of a group after entry `since`, newest first."""
+    entries = AuditEntry.objects.filter(target_kind="group", target_id=group.pk, pk__gt=since)
+    return entries.order_by("-pk")
+
+
+def write_state(group: Group, target: State) -> None:
+    """Set the group's parts to the target. Tools deleted in the meantime are skipped."""
+    changed = [name for name in FIELDS if name in target]
     for name in changed:
-        value = wanted[name]
-        setattr(group, name, free_server(group, value) if name == "follows" and value else value)
+        value = target[name]
+        if name == "follows" and value:
+            value = find_unfollowed_server(group, value)
+        setattr(group, name, value)
     if changed:
         group.save(update_fields=changed)
-    if wanted.keys() & {"members", "order", "preload"}:
-        _write_members(group, wanted)
-    for name, position in wanted.get("groups", {}).items():
+    if target.keys() & {"members", "order", "preload"}:
+        _write_members(group, target)
+    for name, position in target.get("groups", {}).items():
         Group.objects.filter(group_id=name).update(position=position)
 
 
-def _write_members(group: Group, wanted: State) -> None:
-    standing = members(group)
+def _write_members(group: Group, target: State) -> None:
+    current = read_members(group)
     rows: dict[str, State] = {}
-    for part, key in (("order", "position"), ("preload", "preload")):
-        for name, value in wanted.get(part, {}).items():
-            if name in standing:
-                rows[name] = {**standing[name], **rows.get(name, {}), key: value}
-    given = wanted.get("members", {})
-    rows |= {name: value for name, value in given.items() if value is not None}
-    leaving = {name for name, value in given.items() if value is None}
-    if leaving:
+    for part, key in MEMBER_PARTS:
+        for name, value in target.get(part, {}).items():
+            if name in current:
+                rows[name] = {**current[name], **rows.get(name, {}), key: value}
+    members = target.get("members", {})
+    rows |= {name: value for name, value in members.items() if value is not None}
+    removed = {name for name, value in members.items() if value is None}
+    if removed:
         ids = group.memberships.values_list("pk", "tool__public_name")
-        group.memberships.filter(pk__in=[pk for pk, name in ids if name in leaving]).delete()
-    put(group, rows)
+        group.memberships.filter(pk__in=[pk for pk, name in ids if name in removed]).delete()
+    upsert_members(group, rows)
 
 
-def put(group: Group, rows: Mapping[str, State]) -> None:
-    """Add members, or set the position and preload of those there are."""
+def upsert_members(group: Group, rows: Mapping[str, State]) -> None:
+    """Add members, or update the position and preload of existing ones."""
     tools = Tool.objects.in_bulk(rows, field_name="public_name")
     Membership.objects.bulk_create(
         [
             Membership(group=group, tool=tool, **rows[name])
             for name, tool in sorted(tools.items(), key=lambda item: item[0])
         ],
-        batch_size=CHUNK,
+        batch_size=BATCH_SIZE,
         update_conflicts=True,
         unique_fields=["group", "tool"],
         update_fields=["position", "preload"],
@@ -124,91 +134,82 @@ def put(group: Group, rows: Mapping[str, State]) -> None:
 # --- Servers ------------------------------------------------------------------------------------
 
 
-def find_server(slug: str) -> "Server":
-    """Return the server, or raise NotFound. `catalog` cannot import the model."""
-    server: Server = apps.get_model("servers", "Server").objects.get_by_slug(slug)
-    return server
+def find_unfollowed_server(group: Group, slug: str) -> "Server":
+    """Return a server that no other group follows, or raise NotFound or Conflict.
 
-
-def followable(group: Group | None) -> list[str]:
-    """List the servers, by slug, that a group may follow: no other group does."""
-    free = Q(group=None) | Q(group=group.pk) if group else Q(group=None)
-    rows = apps.get_model("servers", "Server").objects.filter(free).order_by("slug")
-    return list(rows.values_list("slug", flat=True))
-
-
-def free_server(group: Group, slug: str) -> "Server":
-    """Return a server that this group may follow: no other group does."""
-    server = find_server(slug)
+    Reads through the relation, since this app may not import `servers`.
+    """
+    valid = slug.isascii() and "\0" not in slug
+    servers = Group.follows.get_queryset(instance=group)
+    server: Server | None = servers.filter(slug=slug).first() if valid else None
+    if server is None:
+        raise NotFound(
+            f"Server not found: {slug[:80]}.", hint="Check the slug in the list of servers."
+        )
     other = Group.objects.filter(follows=server).exclude(pk=group.pk).first()
     if other:
         raise Conflict(
-            f"{other.group_id} follows {slug} already.",
-            hint="A server has one group that follows it: let that one stop first.",
+            f"{other.group_id} already mirrors {slug}.",
+            hint="A server can be mirrored by one group only. Stop mirroring it there first.",
             code="followed",
         )
     return server
 
 
-def joining(group: Group, server: "Server") -> dict[str, State]:
-    """Return the members that following a server adds: its present tools not in the group yet."""
-    fresh = Tool.objects.current().filter(server=server).exclude(memberships__group=group)
-    place = next_position(group)
-    names = fresh.order_by("public_name").values_list("public_name", flat=True)
-    return {name: {"position": place, "preload": None} for name in names}
+def new_members_of(group: Group, server: "Server") -> dict[str, State]:
+    """Return the members that following a server adds: its current tools not in the group."""
+    missing = Tool.objects.current().filter(server=server).exclude(memberships__group=group)
+    position = next_position(group)
+    names = missing.order_by("public_name").values_list("public_name", flat=True)
+    return {name: {"position": position, "preload": None} for name in names}
 
 
 def next_position(group: Group) -> int:
-    """Return where a new member goes: last, or among the others by name where none was moved."""
+    """Return the position of a new member: last, or 0 (ordered by name) if none was moved."""
     last = group.memberships.order_by("-position").values_list("position", flat=True).first()
     return last + 1 if last else 0
 
 
-# --- All of a group -----------------------------------------------------------------------------
+# --- Snapshots ----------------------------------------------------------------------------------
 
 
 def snapshot(group: Group) -> State:
-    links = _links().filter(group_id=group.pk).order_by("position", "agent_id")
+    """Return the complete state of a group, with its members and agents."""
+    links = group.agent_links.order_by("position", "agent_id")
     return {
-        **{name: field(group, name) for name in FIELDS},
+        **{name: field_value(group, name) for name in FIELDS},
         "position": group.position,
-        "members": members(group),
+        "members": read_members(group),
         "agents": list(links.values("agent_id", "position")),
     }
 
 
 def restore(pk: int, state: State) -> Group:
-    """Make a deleted group again, under its old key, for the agents that are still there."""
+    """Recreate a deleted group under its old key, for the agents that still exist."""
     if Group.objects.filter(group_id=state["group_id"]).exists():
         raise Conflict(
-            f"There is a group called {state['group_id']} again.", hint="Rename that one first."
+            f"Another group is now called {state['group_id']}.", hint="Rename that group first."
         )
     group = Group(pk=pk, position=state["position"])
     for name in FIELDS:
         if name != "follows":
             setattr(group, name, state[name])
     if state["follows"]:
-        group.follows = _still_there(group, state["follows"])
+        group.follows = _find_server_if_exists(group, state["follows"])
     group.save(force_insert=True)
-    put(group, state["members"])
+    upsert_members(group, state["members"])
     if group.follows:
-        put(group, joining(group, group.follows))
-    links = _links()
-    agents = cast(type[Model], links.model._meta.get_field("agent").related_model)
-    here = agents._default_manager.in_bulk([link["agent_id"] for link in state["agents"]])
+        upsert_members(group, new_members_of(group, group.follows))
+    agents = group.agents.model.objects.in_bulk([link["agent_id"] for link in state["agents"]])
+    links = group.agent_links
     links.bulk_create(
-        [links.model(group=group, **link) for link in state["agents"] if link["agent_id"] in here]
+        [links.model(group=group, **link) for link in state["agents"] if link["agent_id"] in agents]
     )
     return group
 
 
-def _still_there(group: Group, slug: str) -> "Server | None":
+def _find_server_if_exists(group: Group, slug: str) -> "Server | None":
     try:
-        return free_server(group, slug)
+        return find_unfollowed_server(group, slug)
     except NotFound:
         return None
-
-
-def _links() -> Any:
-    """The agents that have a group. The model is of another app, known by its relation only."""
-    return Group._meta.get_field("agent_links").related_model._default_manager.get_queryset()

@@ -1,4 +1,7 @@
-"""Offer to undo what was just done: kept in the person's session until a page shows it."""
+"""Undo of writes to groups, and the undo offer in the user's session.
+
+An undo is a write of its own with the verb `group.undo`; undoing it redoes the change.
+"""
 
 from collections.abc import Iterable
 
@@ -6,11 +9,10 @@ from django.contrib import messages
 from django.http import HttpRequest
 
 from catalog import audit
-from catalog.audit import Actor
-from catalog.groups import state as states
+from catalog.groups import state as group_state
 from catalog.groups.actions import (
     GroupWrite,
-    _refuse_followed,
+    check_removable,
     group_transaction,
     lock_all_groups,
     lock_group,
@@ -18,26 +20,33 @@ from catalog.groups.actions import (
 )
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group, Revision, Tool
-from toolcrib.lib.errors import Conflict
+from toolcrib.lib.errors import Conflict, NotFound
+from toolcrib.lib.roles import Actor
 
-UNDO_OFFER_KEY = "group_undo"  # the act this session may undo next
-NO_CHANGES = "Nothing changed: it stood so already."
+UNDO_OFFER_KEY = "group_undo"  # session key of the next undo offer
+NO_CHANGES = "No changes: already set."
+UNDONE, REDONE = "Undone.", "Redone."
+MAX_ID = 2**63 - 1
 
 Offer = dict[str, object]
 
 
-def undo_offer(sentence: str, *done: GroupWrite | None) -> Offer | None:
-    """Return the offer to undo these acts, newest first, or nothing where nothing was written."""
-    entries = [one.entry.pk for one in reversed(done) if one and one.entry]
+# --- Offers -------------------------------------------------------------------------------------
+
+
+def make_offer(sentence: str, *writes: GroupWrite | None, redo: bool = False) -> Offer | None:
+    """Return the offer to undo these writes, newest first, or None if nothing changed."""
+    entries = [write.entry.pk for write in reversed(writes) if write and write.entry]
     if not entries:
         return None
-    return {"entry": entries[0], "also": entries[1:], "sentence": sentence}
+    return {"entry": entries[0], "also": entries[1:], "sentence": sentence, "redo": redo}
 
 
-def offer_undo(request: HttpRequest, sentence: str, *done: GroupWrite | None) -> None:
-    found = undo_offer(sentence, *done)
-    if found:
-        request.session[UNDO_OFFER_KEY] = found
+def offer_undo(request: HttpRequest, sentence: str, *writes: GroupWrite | None) -> None:
+    """Store an undo offer for the next page, or a message that nothing changed."""
+    offer = make_offer(sentence, *writes)
+    if offer:
+        request.session[UNDO_OFFER_KEY] = offer
     else:
         messages.info(request, NO_CHANGES)
 
@@ -47,79 +56,97 @@ def show_messages(request: HttpRequest, sentences: Iterable[str]) -> None:
         messages.info(request, sentence)
 
 
+# --- Undo ---------------------------------------------------------------------------------------
+
+
+def find_entry(entry_id: int) -> AuditEntry:
+    """Return an audit entry by id, or raise NotFound."""
+    entry = AuditEntry.objects.filter(pk=min(entry_id, MAX_ID)).first()
+    if entry is None:
+        raise NotFound("Audit entry not found.", hint="Check the id in the audit log.")
+    return entry
+
+
 @group_transaction()
 def undo(entry: AuditEntry, *, actor: Actor) -> GroupWrite:
-    """Take back one act on a group, as a new act; refuse if the group moved on meanwhile.
+    """Undo one write to a group; raise Conflict if the same parts were changed since.
 
-    Undoing an undo does the act again.
+    Undoing an undo redoes the write.
     """
-    # The lock makes two undos of one entry follow each other.
+    # The lock serializes two undos of one entry.
     entry = AuditEntry.objects.select_for_update().get(pk=entry.pk)
     if entry.target_kind != "group" or not entry.verb.startswith("group."):
-        raise Conflict("Only an act on a group can be undone.", hint="Change it back by hand.")
+        raise Conflict("Only changes to groups can be undone.", hint="Revert it manually.")
     if AuditEntry.objects.filter(
         verb="group.undo", target_id=entry.target_id, after__undoes=entry.pk
     ).exists():
-        raise Conflict("This was undone already.", hint="Reload to see what stands now.")
-    mark: State = {"undoes": entry.pk}
-    before, after = _parts(entry.before), _parts(entry.after)
+        raise Conflict("This was already undone.", hint="Reload to see the current state.")
+    reference: State = {"undoes": entry.pk}
+    before, after = _without_reference(entry.before), _without_reference(entry.after)
     if "group" in before and "group" not in after:
-        return _remake(entry, before["group"], mark, actor)
-    group = _acted_on(entry, after)
+        return _undo_delete(entry, before["group"], reference, actor)
+    group = _lock_target(entry, after)
     if "group" in after:
-        return _unmake(group, after["group"], mark, actor)
-    if states.read(group, after) != after:
-        raise _moved_on(group)
-    return record_write(group, "group.undo", _wanted_again(group, before), actor, mark)
+        return _undo_create(group, after["group"], reference, actor)
+    if group_state.read_state(group, after) != after:
+        raise _changed_error(group)
+    return record_write(group, "group.undo", _target_state(group, before), actor, reference)
 
 
-def _acted_on(entry: AuditEntry, after: State) -> Group:
+def _lock_target(entry: AuditEntry, after: State) -> Group:
     if "groups" in after:
         lock_all_groups()
     group = Group.objects.filter(pk=entry.target_id or 0).first()
     if group is None:
-        raise Conflict(f"{entry.target_label} was deleted meanwhile.", hint="Undo that first.")
+        raise Conflict(
+            f"{entry.target_label} was deleted in the meantime.", hint="Undo the deletion first."
+        )
     return lock_group(group)
 
 
-def _wanted_again(group: Group, before: State) -> State:
-    """Return what stood before, as far as following a server allows and demands."""
-    now = states.field(group, "follows")
-    followed = before.get("follows", now)
-    if followed == now:
-        leaving = [name for name, value in before.get("members", {}).items() if value is None]
-        _refuse_followed(group, Tool.objects.in_bulk(leaving, field_name="public_name").values())
+def _target_state(group: Group, before: State) -> State:
+    """Return the state to restore, adjusted to the server that the group follows.
+
+    Tools of the followed server stay members, and following a server again adds its new tools.
+    """
+    current = group_state.field_value(group, "follows")
+    followed = before.get("follows", current)
+    if followed == current:
+        removed = [name for name, value in before.get("members", {}).items() if value is None]
+        check_removable(group, Tool.objects.in_bulk(removed, field_name="public_name").values())
     elif followed:
-        joined = states.joining(group, states.free_server(group, followed))
-        return {**before, "members": {**joined, **before.get("members", {})}}
+        server = group_state.find_unfollowed_server(group, followed)
+        new = group_state.new_members_of(group, server)
+        return {**before, "members": {**new, **before.get("members", {})}}
     return before
 
 
-def _parts(state: State) -> State:
+def _without_reference(state: State) -> State:
     return {part: value for part, value in state.items() if part != "undoes"}
 
 
-def _remake(entry: AuditEntry, state: State, mark: State, actor: Actor) -> GroupWrite:
+def _undo_delete(entry: AuditEntry, state: State, reference: State, actor: Actor) -> GroupWrite:
     if entry.target_id is None or Group.objects.filter(pk=entry.target_id).exists():
-        raise Conflict(f"{entry.target_label} is there.", hint="Reload to see it.")
-    group = states.restore(entry.target_id, state)
-    after = {"group": states.snapshot(group), **mark}
-    made = audit.record(actor, "group.undo", group, after=after)
+        raise Conflict(f"{entry.target_label} already exists.", hint="Reload to see it.")
+    group = group_state.restore(entry.target_id, state)
+    after = {"group": group_state.snapshot(group), **reference}
+    undo_entry = audit.record(actor, "group.undo", group, after=after)
     Revision.bump()
-    return GroupWrite(group, made)
+    return GroupWrite(group, undo_entry)
 
 
-def _unmake(group: Group, state: State, mark: State, actor: Actor) -> GroupWrite:
-    now = states.snapshot(group)
-    if now != state:
-        raise _moved_on(group)
-    made = audit.record(actor, "group.undo", group, before={"group": now}, after=mark)
+def _undo_create(group: Group, state: State, reference: State, actor: Actor) -> GroupWrite:
+    current = group_state.snapshot(group)
+    if current != state:
+        raise _changed_error(group)
+    before = {"group": current}
+    undo_entry = audit.record(actor, "group.undo", group, before=before, after=reference)
     group.delete()
     Revision.bump()
-    return GroupWrite(group, made)
+    return GroupWrite(group, undo_entry)
 
 
-def _moved_on(group: Group) -> Conflict:
+def _changed_error(group: Group) -> Conflict:
     return Conflict(
-        f"{group.group_id} has changed since then.", hint="Reload, and change it back by hand."
+        f"{group.group_id} has changed since then.", hint="Reload, and revert it manually."
     )

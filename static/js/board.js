@@ -1,11 +1,11 @@
-// The board of a group. Everything on it is a form; this keeps the place of a person on it.
-//   [data-row="name"]     a member; after an act the focus goes to the [data-handle] of the row that
-//                         [data-focus] names, or of the row that took its place
-//   [data-keep-scroll]    keeps how far it was scrolled
-//   [data-board-move]     goes to its field for a group, in the row's menu where it is there
-//   [draggable]           rows can be dragged to a [data-drop] section, as the checkbox and the
-//                         button do it
-const kept = { row: -1, scroll: 0, move: false };
+// Group board: restores focus and scroll position after htmx swaps; drag and drop.
+//   [data-row="name"]     a member; after an action, focus moves to the [data-handle] of the row in
+//                         [data-focus], or of the row that is now at its position
+//   [data-keep-scroll]    keeps its scroll position
+//   [data-board-move]     focuses its group field, and opens the row's menu if it is in one
+//   [draggable]           rows can be dragged to a [data-drop] section; the checkbox and the button
+//                         do the same
+const saved = { row: -1, scroll: 0, restore: false };
 
 function rows() {
   return [...document.querySelectorAll("#board [data-row]")];
@@ -13,33 +13,33 @@ function rows() {
 
 document.addEventListener("htmx:configRequest", (event) => {
   if (event.detail.verb !== "post" || !document.getElementById("board")) return;
-  // The filter and the tab may have changed the address since the forms were drawn.
+  // The filter and the tab may have changed the URL since the forms were rendered.
   event.detail.parameters.address = location.search.slice(1);
 });
 
 document.addEventListener("htmx:beforeRequest", (event) => {
   const row = event.target.closest?.("[data-row]");
-  kept.row = row ? rows().indexOf(row) : -1;
+  saved.row = row ? rows().indexOf(row) : -1;
 });
 
 document.addEventListener("htmx:beforeSwap", (event) => {
   if (event.detail.target.id !== "board") return;
-  kept.scroll = document.querySelector("[data-keep-scroll]")?.scrollTop || 0;
-  kept.move = true;
+  saved.scroll = document.querySelector("[data-keep-scroll]")?.scrollTop || 0;
+  saved.restore = true;
 });
 
 document.addEventListener("htmx:afterSettle", () => {
-  if (!kept.move) return;
-  kept.move = false;
+  if (!saved.restore) return;
+  saved.restore = false;
   const list = document.querySelector("[data-keep-scroll]");
-  if (list) list.scrollTop = kept.scroll;
+  if (list) list.scrollTop = saved.scroll;
   const board = document.getElementById("board");
   if (!board) return;
   const all = rows();
   const focus = board.querySelector("[data-focus]")?.dataset.focus;
-  const named = focus && all.find((row) => row.dataset.row === focus);
+  const focused = focus && all.find((row) => row.dataset.row === focus);
   const failed = board.querySelector(".failed");
-  const row = failed || named || (kept.row >= 0 && all[Math.min(kept.row, all.length - 1)]);
+  const row = failed || focused || (saved.row >= 0 && all[Math.min(saved.row, all.length - 1)]);
   const handle = row && row.querySelector("[data-handle]:not(:disabled), summary, a");
   if (handle) handle.focus();
   else if (document.activeElement === document.body) board.querySelector("[data-search]")?.focus();
@@ -56,7 +56,7 @@ document.addEventListener("click", (event) => {
   field.select();
 });
 
-// --- Dragging, as decoration -----------------------------------------------------------------
+// --- Drag and drop --------------------------------------------------------------------------
 
 let dragged = null;
 
@@ -65,9 +65,9 @@ function sectionOf(event) {
 }
 
 function drop(section) {
-  const given = section.dataset.drop;
+  const target = section.dataset.drop;
   if (dragged.dataset.row) {
-    if (dragged.dataset.given !== given) dragged.querySelector("[data-handle]")?.click();
+    if (dragged.dataset.given !== target) dragged.querySelector("[data-handle]")?.click();
     return;
   }
   const list = dragged.closest("form");
@@ -77,7 +77,7 @@ function drop(section) {
     source: list,
     target: "#board",
     swap: "innerHTML",
-    values: { given: given === "preload" ? "always" : "demand", to: document.querySelector("[data-board]").dataset.board },
+    values: { given: target === "preload" ? "always" : "demand", to: document.querySelector("[data-board]").dataset.board },
   });
 }
 
@@ -91,7 +91,7 @@ document.addEventListener("dragstart", (event) => {
 
 document.addEventListener("dragover", (event) => {
   const section = sectionOf(event);
-  for (const one of document.querySelectorAll("[data-drop]")) one.classList.toggle("over-it", one === section);
+  for (const other of document.querySelectorAll("[data-drop]")) other.classList.toggle("drop-target", other === section);
   if (section) event.preventDefault();
 });
 
@@ -105,5 +105,5 @@ document.addEventListener("drop", (event) => {
 document.addEventListener("dragend", () => {
   dragged?.classList.remove("dragging");
   dragged = null;
-  for (const one of document.querySelectorAll("[data-drop]")) one.classList.remove("over-it");
+  for (const section of document.querySelectorAll("[data-drop]")) section.classList.remove("drop-target");
 });

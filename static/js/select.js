@@ -1,9 +1,9 @@
-// [data-select]: checkboxes [data-select-row] with shift ranges, a [data-select-all], the number in
-// [data-select-count], and a [data-select-bar] that shows only while something is selected.
-// When htmx replaces a [data-select] with an id, the selection survives: boxes in the new list are
-// checked again, and the others are added to its [data-select-elsewhere] from the template
-// [data-select-elsewhere-row].
-let lastPicked = null;
+// Multi-selection in [data-select]: checkboxes [data-select-row] with shift ranges, [data-select-all],
+// the count in [data-select-count], and [data-select-bar], which is visible only with a selection.
+// When htmx replaces a [data-select] that has an id, the selection is restored: checkboxes in the new
+// list are checked again, and the other values are added to its [data-select-elsewhere] from the
+// template [data-select-elsewhere-row].
+let lastClicked = null;
 
 function rowsOf(scope) {
   return [...scope.querySelectorAll("[data-select-row]")];
@@ -11,14 +11,14 @@ function rowsOf(scope) {
 
 function showSelection(scope) {
   const boxes = rowsOf(scope);
-  const picked = boxes.filter((box) => box.checked).length;
+  const count = boxes.filter((box) => box.checked).length;
   for (const box of boxes) box.closest("tr, li")?.classList.toggle("picked", box.checked);
-  for (const count of scope.querySelectorAll("[data-select-count]")) count.textContent = `${picked} selected`;
-  for (const bar of scope.querySelectorAll("[data-select-bar]")) bar.hidden = picked === 0;
+  for (const label of scope.querySelectorAll("[data-select-count]")) label.textContent = `${count} selected`;
+  for (const bar of scope.querySelectorAll("[data-select-bar]")) bar.hidden = count === 0;
   const all = scope.querySelector("[data-select-all]");
   if (!all) return;
-  all.checked = picked > 0 && picked === boxes.length;
-  all.indeterminate = picked > 0 && picked < boxes.length;
+  all.checked = count > 0 && count === boxes.length;
+  all.indeterminate = count > 0 && count < boxes.length;
 }
 
 document.addEventListener("click", (event) => {
@@ -28,19 +28,19 @@ document.addEventListener("click", (event) => {
     for (const box of rowsOf(scope)) box.checked = event.target.checked;
   } else if (event.target.matches("[data-select-row]")) {
     const boxes = rowsOf(scope);
-    const from = boxes.indexOf(lastPicked);
+    const from = boxes.indexOf(lastClicked);
     const to = boxes.indexOf(event.target);
     if (event.shiftKey && from >= 0) {
       for (const box of boxes.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = event.target.checked;
     }
-    lastPicked = event.target;
+    lastClicked = event.target;
   } else if (event.target.closest("[data-select-none]")) {
     for (const box of rowsOf(scope)) box.checked = false;
   } else return;
   showSelection(scope);
 });
 
-// The values that were checked in the [data-select] that is being replaced.
+// Checked values of the [data-select] that htmx is replacing.
 let selected = [];
 
 document.addEventListener("htmx:beforeSwap", (event) => {

@@ -1,4 +1,4 @@
-"""Writes to groups: what each does, what it refuses, and that each can be taken back."""
+"""Writes to groups: effects, validation, audit entries, undo, drift and lint warnings."""
 
 import threading
 
@@ -14,7 +14,7 @@ from catalog.groups.health import Drift
 from catalog.models import AuditEntry, Group, Membership, Revision, Tool
 from catalog.tools import actions as tool_actions
 from sessions_app.models import Agent
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", name="Weather")
-    fold(server, *[tool_object(name) for name in ("a", "b", "c")])
+    ingest_tools(server, *[tool_object(name) for name in ("a", "b", "c")])
     return server
 
 
@@ -40,14 +40,14 @@ def add(group, *names):
     return group_actions.assign(group, [tool(name) for name in names], actor=SYSTEM)
 
 
-def held(group):
-    """Names of the group's tools, in the order agents see them."""
+def member_names(group):
+    """Return the names of the group's tools, in the order agents see them."""
     rows = Membership.objects.filter(group=group).order_by("position", "tool__public_name")
     return list(rows.values_list("tool__name", flat=True))
 
 
-def standing():
-    """Everything about groups that a person could tell."""
+def full_state():
+    """Return every group, membership and agent link."""
     return {
         "groups": list(Group.objects.values()),
         "members": sorted(
@@ -59,41 +59,41 @@ def standing():
     }
 
 
-# --- What each does -----------------------------------------------------------------------------
+# --- Writes -------------------------------------------------------------------------------------
 
 
 def test_a_new_group_comes_last_and_is_empty(research, weather):
     assert [group.group_id for group in Group.objects.all()] == ["mcp:weather", "research"]
-    assert held(research) == []
-    assert sentence(AuditEntry.objects.first()) == "Toolcrib made group research"
+    assert member_names(research) == []
+    assert sentence(AuditEntry.objects.first()) == "Toolcrib created group research"
 
 
 def test_a_new_group_that_follows_a_server_has_its_present_tools(weather):
     weather.group.delete()
-    fold(weather, tool_object("b"), tool_object("c"), tool_object("d"))  # a is gone
+    ingest_tools(weather, tool_object("b"), tool_object("c"), tool_object("d"))  # a is gone
 
     group = group_actions.create("own", "Own", follows=weather, actor=SYSTEM).group
 
-    assert held(group) == ["b", "c", "d"]
+    assert member_names(group) == ["b", "c", "d"]
 
 
 @pytest.mark.parametrize("name", ["a", "mcp:github", "0", "a.b_c-d:e", "a" * 80])
-def test_an_id_may_be_such(name):
+def test_a_valid_id_is_accepted(name):
     assert group_actions.create(name, "One", actor=SYSTEM).group.group_id == name
 
 
 @pytest.mark.parametrize("name", ["", "A", ":a", "-a", "a b", "a/b", "a" * 81, "ä", "a\n", "a\0"])
-def test_an_id_that_agents_could_not_use_is_refused_with_the_rule(name, research):
-    for act in (
+def test_an_invalid_id_is_rejected_with_the_rule(name, research):
+    for write in (
         lambda: group_actions.create(name, "One", actor=SYSTEM),
         lambda: group_actions.rename(research, group_id=name, actor=SYSTEM),
     ):
-        with pytest.raises(Invalid, match="1 to 80 lower-case letters") as refused:
-            act()
-        assert "mcp:github" in refused.value.hint
+        with pytest.raises(Invalid, match="1 to 80 lower-case letters") as raised:
+            write()
+        assert "mcp:github" in raised.value.hint
 
 
-def test_an_id_is_given_once(research, weather):
+def test_a_duplicate_id_is_rejected(research, weather):
     with pytest.raises(Conflict, match="mcp:weather already"):
         group_actions.create("mcp:weather", "Again", actor=SYSTEM)
     with pytest.raises(Conflict, match="mcp:weather already"):
@@ -107,29 +107,29 @@ def test_an_id_is_given_once(research, weather):
         ({"display_name": "x" * 121}, "at most 120"),
         ({"description": "x" * 501}, "at most 500"),
         ({"description": "a\0b"}, "NUL"),
-        ({"display_name": "\ud800"}, "broken Unicode"),
+        ({"display_name": "\ud800"}, "invalid Unicode"),
     ],
 )
-def test_a_text_that_cannot_be_kept_is_refused(fields, reason, research):
+def test_an_invalid_text_is_rejected(fields, reason, research):
     with pytest.raises(Invalid, match=reason):
         group_actions.edit(research, actor=SYSTEM, **fields)
 
 
-def test_texts_stay_on_one_line_as_in_the_catalog(research):
+def test_texts_are_normalized_to_one_line(research):
     group_actions.describe(research, "  Two\nlines\tand  space ", actor=SYSTEM)
 
     assert Group.objects.get(pk=research.pk).description == "Two lines and space"
 
 
-def test_several_settings_are_one_act(research):
+def test_several_settings_are_one_write(research):
     before = AuditEntry.objects.count()
 
-    done = group_actions.edit(
+    write = group_actions.edit(
         research, actor=SYSTEM, display_name="Study", description="Read.", preload_default=True
     )
 
     assert AuditEntry.objects.count() == before + 1
-    assert (done.entry.verb, done.entry.before) == (
+    assert (write.entry.verb, write.entry.before) == (
         "group.settings",
         {"display_name": "Research", "description": "Find things out.", "preload_default": False},
     )
@@ -141,43 +141,43 @@ def test_a_group_mixes_servers_and_custom_tools(research):
 
     add(research, "b", "log", "open_ticket")
 
-    assert held(research) == ["log", "open_ticket", "b"]  # by public name until somebody orders
+    assert member_names(research) == ["log", "open_ticket", "b"]  # by public name until ordered
 
 
-def test_tools_are_added_once_at_a_place_or_last(research):
+def test_tools_are_added_once_at_a_position_or_last(research):
     add(research, "a", "b")
     assert add(research, "a", "b").entry is None
 
     group_actions.order_members(research, ["weather__b", "weather__a"], actor=SYSTEM)
     add(research, "c")
-    assert held(research) == ["b", "a", "c"]
+    assert member_names(research) == ["b", "a", "c"]
 
     make_tool(make_server(slug="git"), "log")
     group_actions.assign(research, [tool("log")], 1, actor=SYSTEM)
-    assert held(research) == ["b", "log", "a", "c"]
+    assert member_names(research) == ["b", "log", "a", "c"]
 
 
-def test_members_are_ordered_by_hand(research):
+def test_members_can_be_ordered(research):
     add(research, "a", "b", "c")
 
     group_actions.order_members(research, ["weather__c"], actor=SYSTEM)
-    assert held(research) == ["c", "a", "b"]
+    assert member_names(research) == ["c", "a", "b"]
     group_actions.shift_member(research, tool("b"), -1, actor=SYSTEM)
-    assert held(research) == ["c", "b", "a"]
+    assert member_names(research) == ["c", "b", "a"]
     group_actions.shift_member(research, tool("c"), 1, actor=SYSTEM)
-    assert held(research) == ["b", "c", "a"]
+    assert member_names(research) == ["b", "c", "a"]
     assert group_actions.shift_member(research, tool("b"), -1, actor=SYSTEM).entry is None
 
 
 @pytest.mark.parametrize("names", [["weather__a", "weather__a"], ["weather__b"], ["nowhere"]])
-def test_an_order_of_other_tools_is_refused(names, research):
+def test_an_order_with_other_tools_is_rejected(names, research):
     add(research, "a")
 
     with pytest.raises(Invalid):
         group_actions.order_members(research, names, actor=SYSTEM)
 
 
-def test_groups_are_ordered_by_hand(research):
+def test_groups_can_be_ordered(research):
     group_actions.create("third", "Third", actor=SYSTEM)
 
     def names():
@@ -197,59 +197,59 @@ def test_groups_are_ordered_by_hand(research):
         group_actions.move(research, -1, actor=SYSTEM)
 
 
-def test_a_tool_of_the_followed_server_stays_until_the_group_stops_following(weather):
+def test_a_tool_of_the_followed_server_cannot_be_removed_before_unfollowing(weather):
     group = weather.group
 
-    with pytest.raises(Conflict, match="follows weather") as refused:
+    with pytest.raises(Conflict, match="mirrors weather") as raised:
         group_actions.remove(group, [tool("a")], actor=SYSTEM)
-    assert refused.value.hint == "Let the group stop following weather, or hold the tool."
+    assert raised.value.hint == "Stop mirroring weather, or hide the tool."
 
     group_actions.unfollow(group, actor=SYSTEM)
     group_actions.remove(group, [tool("a")], actor=SYSTEM)
-    assert held(group) == ["b", "c"]
+    assert member_names(group) == ["b", "c"]
 
 
-def test_following_brings_in_what_was_taken_out(weather):
+def test_following_adds_tools_that_were_removed_before(weather):
     group = weather.group
     group_actions.unfollow(group, actor=SYSTEM)
     group_actions.remove(group, [tool("a")], actor=SYSTEM)
 
-    done = group_actions.follow(group, weather, actor=SYSTEM)
+    write = group_actions.follow(group, weather, actor=SYSTEM)
 
-    assert held(group) == ["a", "b", "c"]
-    assert list(done.entry.after["members"]) == ["weather__a"]
+    assert member_names(group) == ["a", "b", "c"]
+    assert list(write.entry.after["members"]) == ["weather__a"]
 
 
-def test_a_server_is_followed_by_one_group(research, weather):
-    with pytest.raises(Conflict, match="mcp:weather follows weather already"):
+def test_a_server_can_be_followed_by_one_group_only(research, weather):
+    with pytest.raises(Conflict, match="mcp:weather already mirrors weather"):
         group_actions.follow(research, weather, actor=SYSTEM)
 
 
-def test_a_tool_outside_the_group_is_neither_removed_nor_preloaded(research):
-    for act in (
+def test_a_tool_outside_the_group_cannot_be_removed_or_preloaded(research):
+    for write in (
         lambda: group_actions.remove(research, [tool("a")], actor=SYSTEM),
         lambda: group_actions.set_preload(research, [tool("a")], True, actor=SYSTEM),
         lambda: group_actions.shift_member(research, tool("a"), 1, actor=SYSTEM),
     ):
         with pytest.raises(Invalid, match="weather__a is not in research"):
-            act()
+            write()
 
 
-def test_a_group_deleted_meanwhile_is_said_to_be_gone(research):
+def test_a_write_to_a_deleted_group_is_not_found(research):
     group_actions.delete(Group.objects.get(pk=research.pk), actor=SYSTEM)
 
-    for act in (
+    for write in (
         lambda: group_actions.describe(research, "x", actor=SYSTEM),
         lambda: group_actions.move(research, 0, actor=SYSTEM),
         lambda: group_actions.delete(research, actor=SYSTEM),
     ):
-        with pytest.raises(NotFound, match="research was deleted meanwhile"):
-            act()
+        with pytest.raises(NotFound, match="research was deleted in the meantime"):
+            write()
 
 
 # --- Audit, revision and undo of every verb -----------------------------------------------------
 
-ACTS = {
+WRITES = {
     "group.rename": lambda group: group_actions.rename(group, "Study", "study", actor=SYSTEM),
     "group.describe": lambda group: group_actions.describe(group, "Else.", actor=SYSTEM),
     "group.preload_default": lambda group: group_actions.set_default_preload(
@@ -277,12 +277,12 @@ ACTS = {
     ),
 }
 
-ONCE = {"group.add", "group.delete", "group.remove"}  # a second one is refused
+NOT_REPEATABLE = {"group.add", "group.delete", "group.remove"}  # a second one is rejected
 
 
 @pytest.fixture
 def stocked(research):
-    """A group with ordered members of its own settings, which two agents have."""
+    """A group of two agents, with ordered members and a preload setting."""
     git = make_server(slug="git")
     git.group.delete()
     make_tool(git, "log")
@@ -295,54 +295,54 @@ def stocked(research):
     return Group.objects.get(pk=research.pk)
 
 
-@pytest.mark.parametrize("verb", ACTS)
-def test_each_act_is_audited_raises_the_revision_and_is_undone_whole(verb, stocked):
-    before = standing()
+@pytest.mark.parametrize("verb", WRITES)
+def test_each_write_is_audited_bumps_the_revision_and_can_be_undone(verb, stocked):
+    before = full_state()
     counts = (Revision.current(), AuditEntry.objects.count())
 
-    done = ACTS[verb](stocked)
+    write = WRITES[verb](stocked)
 
-    assert done.entry.verb == verb
-    assert standing() != before
+    assert write.entry.verb == verb
+    assert full_state() != before
     assert (Revision.current(), AuditEntry.objects.count()) == (counts[0] + 1, counts[1] + 1)
 
-    undone = group_undo.undo(done.entry, actor=SYSTEM)
+    undo_write = group_undo.undo(write.entry, actor=SYSTEM)
 
     for group in before["groups"]:
         group.pop("created_at")
-    now = standing()
+    now = full_state()
     for group in now["groups"]:
         group.pop("created_at")
     assert now == before
     assert (Revision.current(), AuditEntry.objects.count()) == (counts[0] + 2, counts[1] + 2)
-    assert undone.entry.verb == "group.undo"
-    assert undone.entry.after["undoes"] == done.entry.pk
+    assert undo_write.entry.verb == "group.undo"
+    assert undo_write.entry.after["undoes"] == write.entry.pk
 
 
-@pytest.mark.parametrize("verb", ACTS)
-def test_a_second_undo_is_refused_and_an_undo_can_be_undone(verb, stocked):
-    done = ACTS[verb](stocked)
-    after = standing()["members"]
-    undone = group_undo.undo(done.entry, actor=SYSTEM)
+@pytest.mark.parametrize("verb", WRITES)
+def test_a_second_undo_is_rejected_and_an_undo_can_be_undone(verb, stocked):
+    write = WRITES[verb](stocked)
+    after = full_state()["members"]
+    undo_write = group_undo.undo(write.entry, actor=SYSTEM)
 
-    with pytest.raises(Conflict, match="undone already"):
-        group_undo.undo(done.entry, actor=SYSTEM)
-    group_undo.undo(undone.entry, actor=SYSTEM)
+    with pytest.raises(Conflict, match="already undone"):
+        group_undo.undo(write.entry, actor=SYSTEM)
+    group_undo.undo(undo_write.entry, actor=SYSTEM)
 
-    assert standing()["members"] == after
-
-
-@pytest.mark.parametrize("verb", [verb for verb in ACTS if verb not in ONCE])
-def test_doing_what_already_stands_records_nothing(verb, stocked):
-    ACTS[verb](stocked)
-    before = (Revision.current(), AuditEntry.objects.count(), standing())
-
-    assert ACTS[verb](stocked).entry is None
-
-    assert (Revision.current(), AuditEntry.objects.count(), standing()) == before
+    assert full_state()["members"] == after
 
 
-MEANWHILE = {
+@pytest.mark.parametrize("verb", [verb for verb in WRITES if verb not in NOT_REPEATABLE])
+def test_a_write_without_changes_records_nothing(verb, stocked):
+    WRITES[verb](stocked)
+    before = (Revision.current(), AuditEntry.objects.count(), full_state())
+
+    assert WRITES[verb](stocked).entry is None
+
+    assert (Revision.current(), AuditEntry.objects.count(), full_state()) == before
+
+
+LATER_WRITES = {
     "group.describe": lambda group: group_actions.describe(group, "Third.", actor=SYSTEM),
     "group.rename": lambda group: group_actions.rename(group, "Third", actor=SYSTEM),
     "group.preload": lambda group: group_actions.set_preload(
@@ -358,29 +358,29 @@ MEANWHILE = {
 }
 
 
-@pytest.mark.parametrize("verb", MEANWHILE)
-def test_an_act_is_not_undone_over_a_later_one(verb, stocked):
-    done = ACTS[verb](stocked)
-    MEANWHILE[verb](stocked)
-    before = standing()
+@pytest.mark.parametrize("verb", LATER_WRITES)
+def test_undo_is_rejected_after_a_later_change_of_the_same_part(verb, stocked):
+    write = WRITES[verb](stocked)
+    LATER_WRITES[verb](stocked)
+    before = full_state()
 
-    with pytest.raises(Conflict, match="has changed since then") as refused:
-        group_undo.undo(done.entry, actor=SYSTEM)
+    with pytest.raises(Conflict, match="has changed since then") as raised:
+        group_undo.undo(write.entry, actor=SYSTEM)
 
-    assert refused.value.hint
-    assert standing() == before
+    assert raised.value.hint
+    assert full_state() == before
 
 
-def test_a_later_act_on_something_else_is_no_hindrance(stocked):
-    done = group_actions.describe(stocked, "Else.", actor=SYSTEM)
+def test_undo_works_after_a_later_change_of_another_part(stocked):
+    write = group_actions.describe(stocked, "Else.", actor=SYSTEM)
     group_actions.set_preload(stocked, [tool("a")], True, actor=SYSTEM)
 
-    group_undo.undo(done.entry, actor=SYSTEM)
+    group_undo.undo(write.entry, actor=SYSTEM)
 
     assert Group.objects.get(pk=stocked.pk).description == "Find things out."
 
 
-def test_a_new_group_that_got_tools_is_not_undone(research):
+def test_creation_cannot_be_undone_after_tools_were_added(research):
     entry = AuditEntry.objects.get(verb="group.add", target_label="research")
     add(research, "a")
 
@@ -388,65 +388,65 @@ def test_a_new_group_that_got_tools_is_not_undone(research):
         group_undo.undo(entry, actor=SYSTEM)
 
 
-def test_a_deleted_group_comes_back_without_what_is_gone_for_good(stocked, weather):
-    done = group_actions.delete(stocked, actor=SYSTEM)
+def test_a_restored_group_omits_deleted_tools_and_agents(stocked, weather):
+    write = group_actions.delete(stocked, actor=SYSTEM)
     Agent.objects.get(name="drifter").delete()
     weather.delete()
 
-    group = group_undo.undo(done.entry, actor=SYSTEM).group
+    group = group_undo.undo(write.entry, actor=SYSTEM).group
 
-    assert held(group) == []
+    assert member_names(group) == []
     assert [link.agent.name for link in group.agent_links.all()] == ["scout"]
 
 
-def test_a_deleted_group_that_followed_comes_back_with_the_tools_that_came_meanwhile(weather):
-    done = group_actions.delete(weather.group, actor=SYSTEM)
-    fold(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
+def test_a_restored_group_that_follows_a_server_has_its_new_tools(weather):
+    write = group_actions.delete(weather.group, actor=SYSTEM)
+    ingest_tools(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
 
-    group = group_undo.undo(done.entry, actor=SYSTEM).group
+    group = group_undo.undo(write.entry, actor=SYSTEM).group
 
     assert group.follows == weather
-    assert held(group) == ["a", "b", "c", "d"]
+    assert member_names(group) == ["a", "b", "c", "d"]
 
 
-def test_a_deleted_group_does_not_push_out_its_successor(stocked, weather):
-    done = group_actions.delete(stocked, actor=SYSTEM)
+def test_a_group_cannot_be_restored_while_another_has_its_id_or_server(stocked, weather):
+    write = group_actions.delete(stocked, actor=SYSTEM)
     group_actions.create("research", "Other", actor=SYSTEM)
-    with pytest.raises(Conflict, match="There is a group called research again"):
-        group_undo.undo(done.entry, actor=SYSTEM)
+    with pytest.raises(Conflict, match="Another group is now called research"):
+        group_undo.undo(write.entry, actor=SYSTEM)
 
-    done = group_actions.delete(weather.group, actor=SYSTEM)
+    write = group_actions.delete(weather.group, actor=SYSTEM)
     group_actions.create("other", "Other", follows=weather, actor=SYSTEM)
-    with pytest.raises(Conflict, match="other follows weather already"):
-        group_undo.undo(done.entry, actor=SYSTEM)
+    with pytest.raises(Conflict, match="other already mirrors weather"):
+        group_undo.undo(write.entry, actor=SYSTEM)
 
 
-def test_undoing_an_unfollow_brings_in_what_came_meanwhile(weather):
+def test_undoing_an_unfollow_adds_new_tools_of_the_server(weather):
     group = weather.group
-    done = group_actions.unfollow(group, actor=SYSTEM)
-    fold(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
-    assert held(group) == ["a", "b", "c"]
+    write = group_actions.unfollow(group, actor=SYSTEM)
+    ingest_tools(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
+    assert member_names(group) == ["a", "b", "c"]
 
-    group_undo.undo(done.entry, actor=SYSTEM)
+    group_undo.undo(write.entry, actor=SYSTEM)
 
-    assert held(group) == ["a", "b", "c", "d"]
+    assert member_names(group) == ["a", "b", "c", "d"]
 
 
-def test_undoing_an_assign_leaves_the_tools_of_a_server_followed_meanwhile(research, weather):
-    done = add(research, "a")
+def test_an_assign_cannot_be_undone_after_the_server_was_followed(research, weather):
+    write = add(research, "a")
     weather.group.delete()
     group_actions.follow(research, weather, actor=SYSTEM)
 
-    with pytest.raises(Conflict, match="follows weather"):
-        group_undo.undo(done.entry, actor=SYSTEM)
-    assert held(research) == ["a", "b", "c"]
+    with pytest.raises(Conflict, match="mirrors weather"):
+        group_undo.undo(write.entry, actor=SYSTEM)
+    assert member_names(research) == ["a", "b", "c"]
 
 
-def test_an_act_on_a_deleted_group_is_undone_after_the_deletion_is(stocked):
+def test_a_write_to_a_deleted_group_can_be_undone_after_its_deletion_is(stocked):
     described = group_actions.describe(stocked, "Else.", actor=SYSTEM)
     deleted = group_actions.delete(Group.objects.get(pk=stocked.pk), actor=SYSTEM)
 
-    with pytest.raises(Conflict, match="research was deleted meanwhile"):
+    with pytest.raises(Conflict, match="research was deleted in the meantime"):
         group_undo.undo(described.entry, actor=SYSTEM)
     group_undo.undo(deleted.entry, actor=SYSTEM)
     group_undo.undo(described.entry, actor=SYSTEM)
@@ -454,20 +454,20 @@ def test_an_act_on_a_deleted_group_is_undone_after_the_deletion_is(stocked):
     assert Group.objects.get(group_id="research").description == "Find things out."
 
 
-def test_only_acts_on_groups_are_undone(weather):
+def test_only_writes_to_groups_can_be_undone(weather):
     tool_actions.hold(tool("a"), "", actor=SYSTEM)
 
-    with pytest.raises(Conflict, match="Only an act on a group"):
+    with pytest.raises(Conflict, match="Only changes to groups"):
         group_undo.undo(AuditEntry.objects.first(), actor=SYSTEM)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_two_undos_at_the_same_moment_one_is_done():
+def test_concurrent_undos_of_one_entry_succeed_once():
     entry = group_actions.create("research", "Research", actor=SYSTEM)
     entry = group_actions.describe(entry.group, "Else.", actor=SYSTEM).entry
     start, outcomes = threading.Barrier(4), []
 
-    def take_back():
+    def undo_once():
         start.wait(10)
         try:
             group_undo.undo(entry, actor=SYSTEM)
@@ -477,23 +477,23 @@ def test_of_two_undos_at_the_same_moment_one_is_done():
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=take_back) for _ in range(4)]
+    threads = [threading.Thread(target=undo_once) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
 
-    assert sorted(outcomes) == ["This was undone already."] * 3 + ["done"]
+    assert sorted(outcomes) == ["This was already undone."] * 3 + ["done"]
     assert AuditEntry.objects.filter(verb="group.undo").count() == 1
 
 
 # --- Drift --------------------------------------------------------------------------------------
 
 
-def test_tools_that_agents_do_not_get_are_missing(research, weather):
+def test_unavailable_members_are_missing(research, weather):
     add(research, "a", "b", "c")
     tool_actions.hold(tool("b"), "Odd.", actor=SYSTEM)
-    fold(weather, tool_object("b"), tool_object("c"))
+    ingest_tools(weather, tool_object("b"), tool_object("c"))
 
     assert group_health.drift(research) == Drift(missing=["weather__a", "weather__b"], new=[])
     weather.enabled = False
@@ -502,14 +502,14 @@ def test_tools_that_agents_do_not_get_are_missing(research, weather):
     assert group_health.drift(research).missing == ["weather__a", "weather__b", "weather__c"]
 
 
-def test_tools_that_came_after_the_members_were_chosen_are_new(research, weather):
+def test_tools_added_after_the_last_membership_edit_are_new(research, weather):
     add(research, "a")
     assert not group_health.drift(research)
-    make_tool(make_server(slug="git"), "log")  # of a server the group takes nothing from
+    make_tool(make_server(slug="git"), "log")  # on a server without members in the group
 
     make_tool(weather, "d")
     assert group_health.drift(research).new == ["weather__d"]
-    assert not group_health.drift(weather.group)  # follows, so it has it
+    assert not group_health.drift(weather.group)  # it follows the server
 
     group_actions.describe(research, "Else.", actor=SYSTEM)
     assert group_health.drift(research).new == ["weather__d"]
@@ -517,7 +517,7 @@ def test_tools_that_came_after_the_members_were_chosen_are_new(research, weather
     assert not group_health.drift(research)
 
 
-def test_choosing_anew_settles_what_was_not_taken_for_that_group_alone(research, weather):
+def test_a_membership_edit_clears_the_new_tools_of_that_group_only(research, weather):
     other = group_actions.create("other", "Other", actor=SYSTEM).group
     add(research, "a")
     add(other, "a")
@@ -531,8 +531,8 @@ def test_choosing_anew_settles_what_was_not_taken_for_that_group_alone(research,
     }
 
 
-def test_advice_on_a_group_looks_at_what_agents_get(research, weather):
-    fold(weather, *[tool_object(f"find_{at}") for at in range(12)], allow_removals=True)
+def test_group_lints_check_available_tools_only(research, weather):
+    ingest_tools(weather, *[tool_object(f"find_{at}") for at in range(12)], allow_removals=True)
     group_actions.describe(research, "", actor=SYSTEM)
     add(research, *[f"find_{at}" for at in range(12)])
     group_actions.set_default_preload(research, True, actor=SYSTEM)
@@ -547,20 +547,18 @@ def test_advice_on_a_group_looks_at_what_agents_get(research, weather):
     group_actions.set_deferred(research, False, actor=SYSTEM)
     research.refresh_from_db()
     assert "preloads" in codes()
-    for one in research.tools.all()[:2]:
-        tool_actions.hold(one, "", actor=SYSTEM)
+    for extra in research.tools.all()[:2]:
+        tool_actions.hold(extra, "", actor=SYSTEM)
     assert "group_size" not in codes()
 
 
-def test_reading_drift_and_advice_costs_the_same_for_many_groups(
-    weather, django_assert_max_num_queries
-):
+def test_drift_and_lints_take_a_fixed_number_of_queries(weather, django_assert_max_num_queries):
     def cost(number):
         for at in range(Group.objects.count(), number):
             add(group_actions.create(f"g{at}", "One", actor=SYSTEM).group, "a", "b")
         make_tool(weather, f"new{number}")
         every = list(Group.objects.all())
-        cache.current()  # read once for each revision, whoever asks first
+        cache.current()  # loaded once per revision
         with django_assert_max_num_queries(6) as captured:
             drifts = group_health.drifts(every)
             group_health.group_lints(every)

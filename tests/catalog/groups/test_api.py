@@ -1,4 +1,4 @@
-"""The admin API of groups: the same acts as the pages, one error shape, an undo for each."""
+"""Admin API of groups: reads, writes, errors and undo."""
 
 import json
 
@@ -8,7 +8,7 @@ from catalog import cache
 from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, Group, Revision
 from catalog.tools import actions as tool_actions
-from tests.support.factories import fold, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
 
 TEXT = "Return the forecast of a town."
 
@@ -16,13 +16,13 @@ TEXT = "Return the forecast of a town."
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", name="Weather")
-    fold(server, *[tool_object(name, description=TEXT) for name in ("a", "b", "c")])
+    ingest_tools(server, *[tool_object(name, description=TEXT) for name in ("a", "b", "c")])
     return server
 
 
 @pytest.fixture
 def api(client, admin_token):
-    """Call the API: api("POST", "/groups", {...}, key=...) gives status and body."""
+    """Return a function that calls the API and returns status and body."""
 
     def call(method, path, body=None, key=admin_token):
         response = client.generic(
@@ -44,9 +44,9 @@ def research(api, weather):
     return group
 
 
-def is_error(answer, status, code):
-    assert (answer[0], answer[1]["error"]["code"]) == (status, code), answer
-    assert answer[1]["error"]["message"].endswith(".")
+def is_error(response, status, code):
+    assert (response[0], response[1]["error"]["code"]) == (status, code), response
+    assert response[1]["error"]["message"].endswith(".")
     return True
 
 
@@ -54,10 +54,10 @@ def names(group):
     return [member["name"] for member in group["members"]]
 
 
-# --- Reading ------------------------------------------------------------------------------------
+# --- Reads --------------------------------------------------------------------------------------
 
 
-def test_a_list_says_what_each_group_holds_and_costs(api, weather, operator_token):
+def test_the_list_has_the_members_and_cost_of_each_group(api, weather, operator_token):
     status, page = api("GET", "/groups", key=operator_token)
 
     assert status == 200
@@ -81,33 +81,33 @@ def test_a_list_says_what_each_group_holds_and_costs(api, weather, operator_toke
     assert page["next_cursor"] is None
 
 
-def test_pages_cover_every_group_exactly_once_in_the_order_agents_see(api, weather):
+def test_pages_cover_every_group_once_in_canonical_order(api, weather):
     Group.objects.bulk_create(
         Group(group_id=f"g{number}", display_name="One", position=number % 4)
         for number in range(23)
     )
-    seen, cursor = [], ""
+    listed, cursor = [], ""
     while cursor is not None:
         page = api("GET", f"/groups?limit=5&cursor={cursor}")[1]
-        seen += [group["group_id"] for group in page["items"]]
+        listed += [group["group_id"] for group in page["items"]]
         cursor = page["next_cursor"]
 
-    assert seen == list(Group.objects.values_list("group_id", flat=True))
-    assert len(set(seen)) == 24
+    assert listed == list(Group.objects.values_list("group_id", flat=True))
+    assert len(set(listed)) == 24
 
 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=201", "cursor=x", "cursor=-1:a", "cursor=99999999999999999999:a"]
 )
-def test_a_page_that_cannot_be_is_refused(query, api, weather):
+def test_an_invalid_page_is_rejected(query, api, weather):
     assert is_error(api("GET", f"/groups?{query}"), 422, "invalid")
 
 
-def test_one_group_says_its_members_drift_and_lints(api, research, weather):
+def test_a_group_has_its_members_drift_and_lints(api, research, weather):
     tool_actions.save_custom_tool(tool_object("mine", description="A tool of ours."), actor=SYSTEM)
     api("POST", "/groups/research/members", {"tools": ["weather__a", "weather__b", "mine"]})
     api("PATCH", "/groups/research/members", {"tools": ["weather__a"], "preload": True})
-    fold(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
+    ingest_tools(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
 
     group = api("GET", "/groups/research")[1]
 
@@ -117,9 +117,9 @@ def test_one_group_says_its_members_drift_and_lints(api, research, weather):
         ["weather__a", "mcp", "weather", "missing", True],
         ["weather__b", "mcp", "weather", "available", None],
     ]
-    # A custom tool is preloaded where nobody said otherwise.
+    # A custom tool is preloaded by default.
     assert [one["preloaded"] for one in group["members"]] == [True, True, False]
-    assert (group["tools"], group["preloaded"]) == (3, 1)  # of what agents get
+    assert (group["tools"], group["preloaded"]) == (3, 1)  # preloaded counts available tools only
     assert all(one["tokens"] > 5 for one in group["members"])
     assert group["drift"] == {"missing": ["weather__a"], "new": ["weather__d"]}
     codes = [(lint["code"], lint["subject"]) for lint in group["lints"]]
@@ -139,15 +139,15 @@ def test_one_group_says_its_members_drift_and_lints(api, research, weather):
         ("DELETE", "/members?tool=weather__a", None),
     ],
 )
-def test_a_group_that_is_not_there_is_not_found(method, path, body, api, weather):
+def test_an_unknown_group_is_not_found(method, path, body, api, weather):
     assert is_error(api(method, f"/groups/nowhere{path}", body), 404, "not_found")
     assert is_error(api(method, f"/groups/no%00where{path}", body), 404, "not_found")
 
 
-# --- Writing ------------------------------------------------------------------------------------
+# --- Writes -------------------------------------------------------------------------------------
 
 
-def test_a_group_is_made_edited_moved_and_deleted(api, research):
+def test_a_group_is_created_edited_moved_and_deleted(api, research):
     assert (research["members"], research["position"]) == ([], 1)
 
     status, group = api(
@@ -164,11 +164,11 @@ def test_a_group_is_made_edited_moved_and_deleted(api, research):
     )
 
     assert status == 200
-    kept = ("group_id", "display_name", "description", "preload_default", "deferred", "position")
-    assert [group[name] for name in kept] == ["mcp:study", "Study", "Read.", True, False, 0]
+    names = ("group_id", "display_name", "description", "preload_default", "deferred", "position")
+    assert [group[name] for name in names] == ["mcp:study", "Study", "Read.", True, False, 0]
     assert len(group["undo"]) == 2
-    status, gone = api("DELETE", "/groups/mcp:study")
-    assert (status, gone["group_id"], len(gone["undo"])) == (200, "mcp:study", 1)
+    status, deleted = api("DELETE", "/groups/mcp:study")
+    assert (status, deleted["group_id"], len(deleted["undo"])) == (200, "mcp:study", 1)
     assert api("GET", "/groups/mcp:study")[0] == 404
 
 
@@ -185,19 +185,19 @@ def test_following_is_set_and_stopped(api, research, weather):
     )
 
 
-def test_what_is_left_out_stays(api, weather):
+def test_omitted_fields_are_unchanged(api, weather):
     group = api("PATCH", "/groups/mcp:weather", {"description": "Read."})[1]
 
     assert (group["description"], group["follows"], len(group["undo"])) == ("Read.", "weather", 1)
     assert api("PATCH", "/groups/mcp:weather", {})[1]["undo"] == []
 
 
-def test_a_patch_is_done_whole_or_not_at_all(api, research):
+def test_a_patch_is_atomic(api, research):
     before = (Revision.current(), AuditEntry.objects.count())
 
-    answer = api("PATCH", "/groups/research", {"description": "Read.", "position": -1})
+    response = api("PATCH", "/groups/research", {"description": "Read.", "position": -1})
 
-    assert is_error(answer, 422, "invalid")
+    assert is_error(response, 422, "invalid")
     assert (Revision.current(), AuditEntry.objects.count()) == before
     assert Group.objects.get(group_id="research").description == ""
 
@@ -215,12 +215,12 @@ def test_a_patch_is_done_whole_or_not_at_all(api, research):
         ({"group_id": "x", "display_name": "x", "follows": "weather"}, 409, "followed"),
     ],
 )
-def test_a_group_that_cannot_be_is_refused(body, status, code, api, research):
+def test_an_invalid_group_is_rejected(body, status, code, api, research):
     assert is_error(api("POST", "/groups", body), status, code)
 
 
 @pytest.mark.parametrize("name", ["group_id", "display_name", "description", "deferred"])
-def test_null_is_for_following_alone(name, api, weather):
+def test_null_is_rejected_for_all_fields_but_follows(name, api, weather):
     assert is_error(api("PATCH", "/groups/mcp:weather", {name: None}), 422, "invalid")
 
 
@@ -240,8 +240,8 @@ def test_members_are_added_ordered_preloaded_and_removed(api, research):
     default = api("PATCH", path, {"tools": ["weather__a"], "preload": None})[1]
     assert default["preloaded"] == 0
 
-    left = api("DELETE", f"{path}?tool=weather__b&tool=weather__c")[1]
-    assert names(left) == ["weather__a"]
+    remaining = api("DELETE", f"{path}?tool=weather__b&tool=weather__c")[1]
+    assert names(remaining) == ["weather__a"]
 
 
 @pytest.mark.parametrize(
@@ -255,15 +255,15 @@ def test_members_are_added_ordered_preloaded_and_removed(api, research):
         ("PATCH", {"tools": []}, 422, "invalid"),
     ],
 )
-def test_members_that_cannot_be_are_refused(method, body, status, code, api, research):
+def test_invalid_members_are_rejected(method, body, status, code, api, research):
     assert is_error(api(method, "/groups/research/members", body), status, code)
 
 
-def test_a_tool_of_the_followed_server_is_not_removed(api, weather):
-    answer = api("DELETE", "/groups/mcp:weather/members?tool=weather__a")
+def test_a_tool_of_the_followed_server_cannot_be_removed(api, weather):
+    response = api("DELETE", "/groups/mcp:weather/members?tool=weather__a")
 
-    assert is_error(answer, 409, "followed")
-    assert "stop following weather" in answer[1]["error"]["hint"]
+    assert is_error(response, 409, "followed")
+    assert "Stop mirroring weather" in response[1]["error"]["hint"]
 
 
 def test_groups_are_ordered(api, research):
@@ -278,7 +278,7 @@ def test_groups_are_ordered(api, research):
 # --- Undo ---------------------------------------------------------------------------------------
 
 
-def test_a_deleted_group_comes_back_by_its_audit_entry(api, research):
+def test_a_deleted_group_is_restored_by_its_audit_entry(api, research):
     api("POST", "/groups/research/members", {"tools": ["weather__b"]})
     [entry] = api("DELETE", "/groups/research")[1]["undo"]
 
@@ -292,7 +292,7 @@ def test_a_deleted_group_comes_back_by_its_audit_entry(api, research):
     assert api("GET", "/groups/research")[0] == 404
 
 
-def test_the_entries_of_a_patch_are_undone_in_the_order_they_are_given(api, research):
+def test_the_entries_of_a_patch_are_undone_in_the_returned_order(api, research):
     changes = {"description": "Read.", "position": 0}
     entries = api("PATCH", "/groups/research", changes)[1]["undo"]
 
@@ -304,11 +304,11 @@ def test_the_entries_of_a_patch_are_undone_in_the_order_they_are_given(api, rese
 
 
 @pytest.mark.parametrize("entry", ["0", "-1", "99999999999999999999", "members"])
-def test_an_entry_that_is_not_there_is_not_undone(entry, api, research):
+def test_an_unknown_entry_cannot_be_undone(entry, api, research):
     assert api("POST", f"/groups/undo/{entry}", {})[0] in (404, 422)
 
 
-def test_a_group_may_be_called_undo(api, weather):
+def test_a_group_may_have_the_id_undo(api, weather):
     api("POST", "/groups", {"group_id": "undo", "display_name": "Undo"})
 
     assert names(api("POST", "/groups/undo/members", {"tools": ["weather__a"]})[1]) == [
@@ -316,14 +316,14 @@ def test_a_group_may_be_called_undo(api, weather):
     ]
 
 
-def test_a_list_costs_the_same_for_many_groups(api, weather, django_assert_max_num_queries):
+def test_the_list_takes_a_fixed_number_of_queries(api, weather, django_assert_max_num_queries):
     def cost(number):
         for at in range(Group.objects.count(), number):
             body = {"group_id": f"g{at}", "display_name": "x"}
             assert api("POST", "/groups", body)[0] == 201
             api("POST", f"/groups/g{at}/members", {"tools": ["weather__a"]})
         make_tool(weather, f"n{number}")
-        cache.current()  # read once for each revision, whoever asks first
+        cache.current()  # loaded once per revision
         with django_assert_max_num_queries(15) as captured:
             api("GET", "/groups")
         return len(captured)

@@ -1,4 +1,4 @@
-"""Advice: right where it speaks, silent where it could be wrong."""
+"""Lint rules: true positives, and no warning where a rule could be wrong."""
 
 import ast
 
@@ -12,7 +12,7 @@ GOOD = GroupFacts("research", "Find things out.", 3, {"weather": 2}, {"weather":
 
 
 def codes(original_name, description, name="weather__x"):
-    return [lint.code for lint in lints.of_tool(name, original_name, description)]
+    return [lint.code for lint in lints.lint_tool(name, original_name, description)]
 
 
 # --- Tools --------------------------------------------------------------------------------------
@@ -35,11 +35,11 @@ def codes(original_name, description, name="weather__x"):
         ("filter_list", "Filter entries of a table by words."),
     ],
 )
-def test_a_good_description_gets_no_advice(original_name, description):
+def test_a_good_description_has_no_warnings(original_name, description):
     assert codes(original_name, description) == []
 
 
-def test_the_demo_servers_own_tools_get_one_hint_at_most_and_a_right_one():
+def test_the_demo_servers_tools_have_one_correct_warning():
     tree = ast.parse((ROOT / "servers" / "demo.py").read_text())
     tools = {
         node.name: ast.get_docstring(node)
@@ -54,15 +54,15 @@ def test_the_demo_servers_own_tools_get_one_hint_at_most_and_a_right_one():
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "—", "..."])
-def test_no_description_is_said_and_nothing_else(text):
-    [lint] = lints.of_tool("weather__x", "get_x", text)
+def test_a_missing_description_is_the_only_warning(text):
+    [lint] = lints.lint_tool("weather__x", "get_x", text)
 
     assert (lint.code, lint.subject) == ("description_missing", "weather__x")
-    assert "Write one" in lint.sentence
+    assert "Add a description" in lint.sentence
 
 
 @pytest.mark.parametrize("text", ["Search", "Switches branches", "# Title"])
-def test_a_word_or_two_are_too_short(text):
+def test_one_or_two_words_are_too_short(text):
     assert codes("get_x", text) == ["description_short"]
 
 
@@ -80,10 +80,10 @@ def test_a_word_or_two_are_too_short(text):
         ("x", "Once a task is done, approve it.", "Once"),
     ],
 )
-def test_a_description_that_starts_with_no_verb_is_told_which_word_it_starts_with(
+def test_a_description_without_a_leading_verb_is_reported_with_its_first_word(
     original_name, text, word
 ):
-    [lint] = lints.of_tool("weather__x", original_name, text)
+    [lint] = lints.lint_tool("weather__x", original_name, text)
 
     assert lint.code == "description_verb"
     assert repr(word) in lint.sentence
@@ -100,60 +100,65 @@ def test_a_description_that_starts_with_no_verb_is_told_which_word_it_starts_wit
         ("createIssue", "Creates an issue."),
     ],
 )
-def test_a_description_of_the_names_words_alone_wants_words_people_search_for(original_name, text):
+def test_a_description_that_repeats_the_name_needs_search_terms(original_name, text):
     assert codes(original_name, text) == ["synonyms"]
 
 
-def test_names_split_into_their_words():
+def test_names_are_split_into_words():
     assert lints.name_words("getHTTPUser_by-id.v2") == ["get", "http", "user", "by", "id", "v2"]
 
 
 # --- Groups and servers -------------------------------------------------------------------------
 
 
-def of(**changes):
-    return lints.of_group(GroupFacts(**{**vars(GOOD), **changes}))
+def lint_changed(**changes):
+    return lints.lint_group(GroupFacts(**{**vars(GOOD), **changes}))
 
 
-def test_a_good_group_gets_no_advice():
-    assert of() == []
+def test_a_good_group_has_no_warnings():
+    assert lint_changed() == []
 
 
-def test_a_group_without_a_description_is_asked_for_one():
-    [lint] = of(description=" ")
+def test_a_group_without_a_description_is_reported():
+    [lint] = lint_changed(description=" ")
 
     assert (lint.code, lint.subject) == ("group_description", "research")
-    assert "Say in one line" in lint.sentence
+    assert "Describe its purpose in one line" in lint.sentence
 
 
-def test_a_group_past_ten_tools_is_asked_to_split():
-    assert of(tools=10) == []
-    [lint] = of(tools=11)
+def test_a_group_with_more_than_ten_tools_is_reported():
+    assert lint_changed(tools=10) == []
+    [lint] = lint_changed(tools=11)
 
     assert lint.code == "group_size"
     assert "11 tools" in lint.sentence
-    assert "split it by task" in lint.sentence
+    assert "split the group by task" in lint.sentence
 
 
-def test_more_than_five_preloads_of_one_server_are_too_many():
-    assert of(preloads={"weather": 5, "git": 5}) == []
-    [lint] = of(preloads={"weather": 6, "git": 5})
+def test_more_than_five_preloads_of_one_server_are_reported():
+    assert lint_changed(preloads={"weather": 5, "git": 5}) == []
+    [lint] = lint_changed(preloads={"weather": 6, "git": 5})
 
     assert lint.code == "preloads"
     assert "6 tools of weather" in lint.sentence
-    assert "leave the others on demand" in lint.sentence
+    assert "set the others to on demand" in lint.sentence
 
 
-def test_one_server_with_names_in_several_conventions_is_named_with_the_odd_ones():
-    [lint] = of(names={"weather": ["get_it", "get_that", "getThis", "go", "read-it"], "b": ["x"]})
+def test_mixed_naming_conventions_are_reported_with_examples():
+    [lint] = lint_changed(
+        names={"weather": ["get_it", "get_that", "getThis", "go", "read-it"], "b": ["x"]}
+    )
 
     assert (lint.code, lint.subject) == ("names_mixed", "weather")
-    assert "most names are in snake_case, and 2 are not (getThis, read-it)" in lint.sentence
-    assert "ask for one convention" in lint.sentence
+    assert "most names use snake_case, 2 do not (getThis, read-it)" in lint.sentence
+    assert "use one convention" in lint.sentence
 
 
-def test_servers_may_differ_from_each_other():
-    assert of(names={"a": ["get_it", "go"], "b": ["get-it"], "c": ["getIt"], "d": ["echo"]}) == []
+def test_servers_may_use_different_conventions():
+    assert (
+        lint_changed(names={"a": ["get_it", "go"], "b": ["get-it"], "c": ["getIt"], "d": ["echo"]})
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,22 +174,22 @@ def test_servers_may_differ_from_each_other():
         ("Get_it-now", "no convention"),
     ],
 )
-def test_a_names_convention_is_seen(name, kind):
-    assert lints.convention(name) == kind
+def test_naming_conventions_are_recognized(name, kind):
+    assert lints.naming_convention(name) == kind
 
 
-def test_every_sentence_is_one_and_says_what_to_do():
+def test_every_sentence_starts_with_a_letter_and_ends_with_a_full_stop():
     found = [
-        *of(
+        *lint_changed(
             description="",
             tools=99,
             preloads={"": 9},
             names={"": ["a_b", "aB"], "x": ["a-b", "a.b"]},
         ),
-        *lints.of_tool("x", "x", ""),
-        *lints.of_tool("x", "x", "Word"),
-        *lints.of_tool("x", "get_x", "The get x thing."),
-        *lints.of_tool("x", "get_dates", "Get the dates."),
+        *lints.lint_tool("x", "x", ""),
+        *lints.lint_tool("x", "x", "Word"),
+        *lints.lint_tool("x", "get_x", "The get x thing."),
+        *lints.lint_tool("x", "get_dates", "Get the dates."),
     ]
 
     assert len(found) == 9

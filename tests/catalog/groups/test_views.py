@@ -1,4 +1,4 @@
-"""The pages of groups: what they show, what their forms do, and the undo after each."""
+"""Group pages: content, forms, undo offers and concurrent edits."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import actions as tool_actions
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import (
-    fold,
+    ingest_tools,
     make_agent,
     make_server,
     make_session,
@@ -30,7 +30,7 @@ TEXT = "Return the forecast of a town."
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", name="Weather")
-    fold(server, *[tool_object(name, description=TEXT) for name in ("a", "b", "c")])
+    ingest_tools(server, *[tool_object(name, description=TEXT) for name in ("a", "b", "c")])
     return server
 
 
@@ -53,61 +53,63 @@ def post(client, name, *args, **fields):
     return client.post(reverse(name, args=args), fields)
 
 
-def held(group):
+def members_of(group):
     rows = Membership.objects.filter(group=group).order_by("position", "tool__public_name")
     return list(rows.values_list("tool__public_name", "preload"))
 
 
 def sections(response):
-    """The members that a board shows: preloaded, on demand."""
+    """Return the members on a board: preloaded, on demand."""
     page = response.content.decode()
-    rows = re.findall(r'data-row="([^"]+)" data-given="(\w+)"', page)
+    rows = re.findall(r'data-row="([^"]+)"\s+data-given="(\w+)"', page)
     return tuple([name for name, given in rows if given == kind] for kind in ("preload", "demand"))
 
 
 def act(client, name, group_id, **fields):
-    """Press a button of the board as htmx does."""
+    """Submit an action of the board as htmx does."""
     return client.post(reverse(name, args=[group_id]), fields, headers={"HX-Request": "true"})
 
 
-def said(response):
+def announcement(response):
     return json.loads(response["HX-Trigger"])["announce"]
 
 
-def press_undo(client, path, said=""):
-    """Press the button that the page offers, and return the page it leads to."""
+def press_undo(client, path, message=""):
+    """Press the undo button of a page, and return the page it leads to."""
     page = client.get(path).content.decode()
-    assert said in page
-    [where] = re.findall(r'<form method="post" action="(/groups/undo/\d+)"', page)
+    assert message in page
+    [url] = re.findall(r'<form method="post" action="(/groups/undo/\d+)"', page)
     also = re.findall(r'name="also" value="(\d+)"', page)
-    return client.post(where, {"also": also}, follow=True)
+    return client.post(url, {"also": also}, follow=True)
 
 
-# --- The list -----------------------------------------------------------------------------------
+# --- List ---------------------------------------------------------------------------------------
 
 
-def test_the_list_counts_what_drifted_and_what_could_be_better(signed_in, research, weather):
+def test_the_list_counts_unavailable_and_new_tools_and_recommendations(
+    signed_in, research, weather
+):
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     group_actions.describe(research, "", actor=SYSTEM)
-    fold(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
+    ingest_tools(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
 
     page = signed_in.get("/groups")
 
     row = page.content.decode().split("/groups/research")[1].split("</tr>")[0]
-    said = " ".join(re.sub(r"<[^>]+>", " ", row).split())
-    assert "1 not given" in said
-    assert "1 new" in said
-    assert "1 hint" in said
+    text = " ".join(re.sub(r"<[^>]+>", " ", row).split())
+    assert "1 unavailable" in text
+    assert "1 new" in text
+    assert "1 recommendation" in text
 
 
-def test_an_empty_list_says_where_groups_come_from(signed_in, page_of, operator):
+def test_an_empty_list_says_how_groups_are_created(signed_in, page_of, operator):
     assert "No groups yet" in text_of(signed_in.get("/groups"))
     page = page_of(operator, "/groups")
     assert "No groups yet" in text_of(page)
     assert "Create group" not in text_of(page)
 
 
-def test_a_group_is_made_and_the_making_undone(signed_in, weather):
+def test_a_group_is_created_and_the_creation_undone(signed_in, weather):
     response = post(
         signed_in,
         "group-create",
@@ -124,39 +126,39 @@ def test_a_group_is_made_and_the_making_undone(signed_in, weather):
     assert "Undone." in text_of(page)
 
 
-def test_a_group_that_cannot_be_keeps_what_was_typed_and_says_why(signed_in, weather):
+def test_an_invalid_new_group_keeps_the_input_and_shows_the_error(signed_in, weather):
     response = post(signed_in, "group-create", group_id="Bad Id", display_name="Study")
 
     assert response.status_code == 422
     assert "lower-case letters" in text_of(response)
     assert 'value="Bad Id"' in response.content.decode()
     taken = post(signed_in, "group-create", group_id="mcp:weather", display_name="Study")
-    assert "There is a group called mcp:weather already." in text_of(taken)
+    assert "Group mcp:weather already exists." in text_of(taken)
 
 
-def test_groups_are_moved_by_buttons_and_moved_back(signed_in, research):
+def test_groups_are_moved_by_buttons_and_the_move_undone(signed_in, research):
     assert post(signed_in, "groups-order", up="research")["Location"] == "/groups"
     assert Group.objects.first() == research
 
     press_undo(signed_in, "/groups")
 
     assert Group.objects.last() == research
-    assert "no group of this name" in text_of(
+    assert "Group not found." in text_of(
         signed_in.post(reverse("groups-order"), {"down": "nowhere"}, follow=True)
     )
 
 
-# --- The editor ---------------------------------------------------------------------------------
+# --- Board without JavaScript -------------------------------------------------------------------
 
 
-def test_the_page_says_what_sessions_see(signed_in, research):
+def test_the_board_says_what_sessions_get(signed_in, research):
     page = text_of(signed_in.get("/groups/research"))
 
-    assert "Running sessions keep what they loaded; new sessions see this." in page
-    assert "An agent with this group sees nothing yet." in page
+    assert "Changes apply to new sessions; open sessions keep their tools." in page
+    assert "An agent with this group gets no tools yet." in page
 
 
-def test_an_operator_reads_everything_and_is_offered_no_act(page_of, operator, research, weather):
+def test_an_operator_sees_everything_and_no_actions(page_of, operator, research, weather):
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     make_tool(weather, "d")
 
@@ -171,20 +173,20 @@ def test_an_operator_reads_everything_and_is_offered_no_act(page_of, operator, r
     assert "checkbox" not in main
 
 
-def test_tools_are_found_and_added_and_taken_out_again(signed_in, research, weather):
+def test_tools_are_found_added_and_the_addition_undone(signed_in, research, weather):
     make_tool(make_server(slug="git"), "log", description=TEXT)
     page = signed_in.get("/groups/research?q=weather__&server=weather").content.decode()
-    offered = re.findall(r'name="tool" value="([^"]+)" data-select-row', page)
-    assert offered == ["weather__a", "weather__b", "weather__c"]
+    listed = re.findall(r'name="tool"\s+value="([^"]+)"\s+data-select-row', page)
+    assert listed == ["weather__a", "weather__b", "weather__c"]
 
     response = post(
         signed_in, "group-assign", "research", tool=["weather__a", "git__log"], address="q=weather"
     )
 
     assert response["Location"] == "/groups/research?q=weather"
-    assert held(research) == [("git__log", None), ("weather__a", None)]
-    press_undo(signed_in, "/groups/research", said="Added 2 tools to research.")
-    assert held(research) == []
+    assert members_of(research) == [("git__log", None), ("weather__a", None)]
+    press_undo(signed_in, "/groups/research", message="Added 2 tools to research.")
+    assert members_of(research) == []
 
 
 def test_a_member_is_preloaded_moved_and_removed_by_its_buttons(signed_in, research, weather):
@@ -193,25 +195,25 @@ def test_a_member_is_preloaded_moved_and_removed_by_its_buttons(signed_in, resea
 
     response = post(signed_in, "group-preload", "research", always="weather__a")
     assert response["Location"] == f"/groups/research#row-{first.pk}"
-    assert held(research)[0] == ("weather__a", True)
+    assert members_of(research)[0] == ("weather__a", True)
     assert sections(signed_in.get("/groups/research")) == (
         ["weather__a"],
         ["weather__b", "weather__c"],
     )
     post(signed_in, "group-preload", "research", demand="weather__a")
-    assert held(research)[0] == ("weather__a", False)
+    assert members_of(research)[0] == ("weather__a", False)
     post(signed_in, "group-preload", "research", default="weather__a")
-    assert held(research)[0] == ("weather__a", None)
+    assert members_of(research)[0] == ("weather__a", None)
 
     post(signed_in, "group-order", "research", down="weather__a")
-    assert [name for name, _ in held(research)] == ["weather__b", "weather__a", "weather__c"]
+    assert [name for name, _ in members_of(research)] == ["weather__b", "weather__a", "weather__c"]
     post(signed_in, "group-order", "research", up="weather__c")
-    assert [name for name, _ in held(research)] == ["weather__b", "weather__c", "weather__a"]
+    assert [name for name, _ in members_of(research)] == ["weather__b", "weather__c", "weather__a"]
 
     post(signed_in, "group-remove", "research", remove_tool="weather__c")
-    assert [name for name, _ in held(research)] == ["weather__b", "weather__a"]
+    assert [name for name, _ in members_of(research)] == ["weather__b", "weather__a"]
     press_undo(signed_in, "/groups/research")
-    assert [name for name, _ in held(research)] == ["weather__b", "weather__c", "weather__a"]
+    assert [name for name, _ in members_of(research)] == ["weather__b", "weather__c", "weather__a"]
 
 
 def test_several_members_are_set_at_once(signed_in, research, weather):
@@ -219,29 +221,29 @@ def test_several_members_are_set_at_once(signed_in, research, weather):
     chosen = ["weather__a", "weather__c"]
 
     post(signed_in, "group-preload", "research", always="", tool=chosen)
-    assert [preload for _, preload in held(research)] == [True, None, True]
+    assert [preload for _, preload in members_of(research)] == [True, None, True]
     post(signed_in, "group-remove", "research", remove_tool="", tool=chosen)
 
-    assert held(research) == [("weather__b", None)]
+    assert members_of(research) == [("weather__b", None)]
 
 
 @pytest.mark.parametrize("act", ["group-assign", "group-remove", "group-preload", "group-order"])
-def test_an_act_on_no_tool_or_on_an_unknown_one_says_so(act, signed_in, research):
+def test_an_action_without_a_known_tool_is_an_error(act, signed_in, research):
     nothing = signed_in.post(reverse(act, args=["research"]), follow=True)
     assert "No tool is selected. Select at least one." in text_of(nothing)
     unknown = signed_in.post(reverse(act, args=["research"]), {"tool": "nowhere"}, follow=True)
-    assert "There is no tool called nowhere." in text_of(unknown)
+    assert "Tool not found: nowhere." in text_of(unknown)
 
 
-def test_a_tool_of_the_followed_server_has_no_button_to_remove_it(signed_in, weather):
+def test_a_tool_of_the_followed_server_has_no_remove_button(signed_in, weather):
     page = signed_in.get("/groups/mcp:weather").content.decode()
     assert "Remove weather__a" not in page
 
-    refused = signed_in.post(
+    rejected = signed_in.post(
         reverse("group-remove", args=["mcp:weather"]), {"remove_tool": "weather__a"}, follow=True
     )
 
-    assert "Let the group stop following weather, or hold the tool." in text_of(refused)
+    assert "Stop mirroring weather, or hide the tool." in text_of(rejected)
 
 
 def test_settings_are_saved_together_and_undone_together(signed_in, research, weather):
@@ -260,23 +262,23 @@ def test_settings_are_saved_together_and_undone_together(signed_in, research, we
     assert response["Location"] == "/groups/study/edit"
     group = Group.objects.get(group_id="study")
     assert (group.preload_default, group.deferred, group.follows) == (True, False, weather)
-    assert len(held(group)) == 3
+    assert len(members_of(group)) == 3
     page = press_undo(signed_in, "/groups/study/edit")
     assert page.redirect_chain[-1][0] == "/groups/research"
     group.refresh_from_db()
     assert (group.display_name, group.deferred, group.follows) == ("Research", True, None)
-    assert held(group) == []
+    assert members_of(group) == []
 
 
-def test_settings_that_cannot_be_keep_what_was_typed(signed_in, research):
+def test_invalid_settings_keep_the_input(signed_in, research):
     response = post(signed_in, "group-edit", "research", group_id="mcp:weather", display_name="x")
 
     assert response.status_code == 422
-    assert "There is a group called mcp:weather already." in text_of(response)
+    assert "Group mcp:weather already exists." in text_of(response)
     assert Group.objects.filter(group_id="research").exists()
 
 
-def test_saving_what_stands_says_that_nothing_changed(signed_in, research):
+def test_saving_unchanged_settings_says_no_changes(signed_in, research):
     response = signed_in.post(
         reverse("group-edit", args=["research"]),
         {
@@ -288,15 +290,15 @@ def test_saving_what_stands_says_that_nothing_changed(signed_in, research):
         follow=True,
     )
 
-    assert "Nothing changed" in text_of(response)
+    assert "No changes: already set." in text_of(response)
     assert "/groups/undo/" not in response.content.decode()
 
 
-def test_a_group_is_deleted_by_typing_its_id_and_comes_back(signed_in, research, weather):
+def test_a_group_is_deleted_after_typing_its_id_and_restored(signed_in, research, weather):
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
     wrong = post(signed_in, "group-delete", "research", typed_name="reserch")
     assert wrong.status_code == 422
-    assert "This is not the name" in text_of(wrong)
+    assert "The name does not match" in text_of(wrong)
 
     assert post(signed_in, "group-delete", "research", typed_name="research")["Location"] == (
         "/groups"
@@ -305,58 +307,71 @@ def test_a_group_is_deleted_by_typing_its_id_and_comes_back(signed_in, research,
     page = press_undo(signed_in, "/groups")
 
     assert page.redirect_chain[-1][0] == "/groups/research"
-    assert len(held(research)) == 3
+    assert len(members_of(research)) == 3
 
 
-def test_the_offer_is_made_once_and_a_late_undo_is_refused_in_words(signed_in, research):
+def test_undo_is_offered_once_and_a_second_undo_is_an_error(signed_in, research):
     post(signed_in, "group-order", "research")
     post(signed_in, "groups-order", up="research")
     page = signed_in.get("/groups").content.decode()
-    [where] = re.findall(r"/groups/undo/\d+", page)
+    [url] = re.findall(r"/groups/undo/\d+", page)
     assert "/groups/undo/" not in signed_in.get("/groups").content.decode()
-    signed_in.post(where)
+    signed_in.post(url)
 
-    again = signed_in.post(where, follow=True)
+    again = signed_in.post(url, follow=True)
 
-    assert "This was undone already. Reload to see what stands now." in text_of(again)
+    assert "This was already undone. Reload to see the current state." in text_of(again)
     unknown = signed_in.post("/groups/undo/999999999999999999999", follow=True)
-    assert "There is no such act to undo." in text_of(unknown)
+    assert "Audit entry not found." in text_of(unknown)
 
 
-def test_drift_is_said_with_reasons_and_new_tools_are_added_at_once(signed_in, research, weather):
+def test_an_undone_action_can_be_redone(signed_in, research):
+    post(signed_in, "group-assign", "research", tool="weather__a")
+    undone = press_undo(signed_in, "/groups/research", message="Added weather__a to research.")
+    assert members_of(research) == []
+    assert "Undone. Redo" in text_of(undone)
+    [url] = re.findall(r'<form method="post" action="(/groups/undo/\d+)"', undone.content.decode())
+
+    redone = signed_in.post(url, follow=True)
+
+    assert members_of(research) == [("weather__a", None)]
+    assert "Redone. Undo" in text_of(redone)
+
+
+def test_drift_is_shown_with_reasons_and_new_tools_can_be_added(signed_in, research, weather):
     group_actions.assign(research, [weather.tools.get(name="a")], actor=SYSTEM)
     tool_actions.hold(weather.tools.get(name="a"), "", actor=SYSTEM)
     make_tool(weather, "d", description=TEXT)
 
     page = text_of(signed_in.get("/groups/research"))
 
-    assert "weather__a : Held: agents cannot find or call it." in page
-    assert "1 new tool of the servers it takes tools from" in page
+    assert "weather__a : Hidden: agents cannot find or call this tool." in page
+    assert "1 new tool on servers of this group" in page
     post(signed_in, "group-assign", "research", tool="weather__d")
     assert "new tool" not in text_of(signed_in.get("/groups/research"))
 
 
-def test_advice_is_listed_in_sentences(signed_in, research, weather):
+def test_recommendations_are_listed(signed_in, research, weather):
     group_actions.describe(research, "", actor=SYSTEM)
     make_tool(weather, "silent")
     group_actions.assign(research, [weather.tools.get(name="silent")], actor=SYSTEM)
 
     page = text_of(signed_in.get("/groups/research"))
 
-    assert "research has no description. Say in one line what its tools are for" in page
+    assert "research has no description. Describe its purpose in one line" in page
     assert "No description: 1 tool" in page
-    assert "weather__silent has no description: agents find it by its name alone." in page
+    assert "weather__silent has no description: agents can find it only by name." in page
 
 
 @pytest.mark.parametrize("address", ["https://evil.example/", "//evil.example", "\r\nX: y"])
-def test_the_way_back_stays_on_this_site(address, signed_in, research):
+def test_redirects_stay_on_this_site(address, signed_in, research):
     response = post(signed_in, "group-assign", "research", tool="weather__a", address=address)
 
     assert response["Location"].startswith("/groups/research")
     assert "\n" not in response["Location"]
 
 
-def test_hostile_texts_are_shown_as_texts(signed_in, research, weather):
+def test_hostile_texts_are_escaped(signed_in, research, weather):
     nasty = "<script>alert(1)</script>\u202e"
     group_actions.edit(
         research, actor=SYSTEM, display_name=nasty, description=f'"><img src=x> {nasty}'
@@ -371,7 +386,7 @@ def test_hostile_texts_are_shown_as_texts(signed_in, research, weather):
         assert "&lt;script&gt;alert(1)&lt;/script&gt;⟨U+202E⟩" in page
 
 
-# --- The board ----------------------------------------------------------------------------------
+# --- Board with htmx ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -382,32 +397,34 @@ def full(research, weather):
 
 @pytest.fixture
 def second(django_user_model):
-    """A client of another admin."""
+    """A client signed in as another admin."""
     user = django_user_model.objects.create_user("bea@example.org", is_superuser=True)
     other = Client()
     other.force_login(user, backend=BACKEND)
     return other
 
 
-def seen_in(page):
+def last_edit_in(page):
     return re.findall(r'name="seen" value="(\d+)"', page.content.decode())[0]
 
 
-def test_a_toggle_moves_the_row_and_says_the_new_price(signed_in, full):
+def test_a_toggle_moves_the_row_and_announces_the_new_cost(signed_in, full):
     before = signed_in.get("/groups/research").context["board"].cost
     on = act(signed_in, "group-preload", "research", set="weather__b", on="1")
 
     assert sections(on) == (["weather__b"], ["weather__a", "weather__c"])
     cost = on.context["board"].cost
-    assert cost.paid > before.paid
-    assert said(on) == f"weather__b is preloaded in research, now about {cost.paid:,} tokens."
+    assert cost.at_start > before.at_start
+    assert announcement(on) == (
+        f"weather__b is preloaded in research, now about {cost.at_start:,} tokens."
+    )
     assert 'data-focus="weather__b"' in on.content.decode()
     assert 'hx-swap-oob="innerHTML"' in on.content.decode()
     off = act(signed_in, "group-preload", "research", set="weather__b")
     assert sections(off) == ([], ["weather__a", "weather__b", "weather__c"])
 
 
-def test_a_row_moves_among_those_of_its_section(signed_in, full):
+def test_a_row_moves_within_its_section(signed_in, full):
     post(signed_in, "group-preload", "research", always="weather__b")
 
     page = act(signed_in, "group-order", "research", down="weather__a")
@@ -417,63 +434,63 @@ def test_a_row_moves_among_those_of_its_section(signed_in, full):
     assert sections(page) == (["weather__b"], ["weather__a", "weather__c"])
 
 
-def test_a_refused_act_snaps_back_with_its_sentence_at_the_row(signed_in, weather):
+def test_a_rejected_action_shows_the_error_at_the_row(signed_in, weather):
     response = act(signed_in, "group-remove", "mcp:weather", remove_tool="weather__a")
 
     assert response.status_code == 422
     row = response.content.decode().split('data-row="weather__a"')[1].split("</li>")[0]
-    assert "Let the group stop following weather" in row
+    assert "Stop mirroring weather" in row
     assert "weather__a" in sections(response)[1]
 
 
-def test_a_tool_moves_to_another_group_and_both_halves_are_undone(signed_in, full):
+def test_a_move_to_another_group_is_undone_in_both_groups(signed_in, full):
     group_actions.create("study", "Study", actor=SYSTEM)
 
     response = act(signed_in, "group-move", "research", move="weather__a", to="study")
 
     study = Group.objects.get(group_id="study")
-    assert said(response).startswith("Moved weather__a to study, now about ")
-    assert [name for name, _ in held(study)] == ["weather__a"]
-    assert [name for name, _ in held(full)] == ["weather__b", "weather__c"]
+    assert announcement(response).startswith("Moved weather__a to study, now about ")
+    assert [name for name, _ in members_of(study)] == ["weather__a"]
+    assert [name for name, _ in members_of(full)] == ["weather__b", "weather__c"]
     page = response.content.decode()
-    [where] = re.findall(r"hx-post=\"(/groups/undo/\d+)", page)
+    [url] = re.findall(r"hx-post=\"(/groups/undo/\d+)", page)
     also = re.findall(r'name="also" value="(\d+)"', page)
     undone = signed_in.post(
-        where, {"also": also, "board": "research"}, headers={"HX-Request": "true"}
+        url, {"also": also, "board": "research"}, headers={"HX-Request": "true"}
     )
     assert sections(undone)[1] == ["weather__a", "weather__b", "weather__c"]
-    assert held(study) == []
+    assert members_of(study) == []
 
 
 @pytest.mark.parametrize("to", ["", "research", "nowhere", "{0.__class__}"])
-def test_a_move_to_no_other_group_is_refused_in_words(to, signed_in, full):
+def test_a_move_to_the_same_or_an_unknown_group_is_an_error(to, signed_in, full):
     response = act(signed_in, "group-move", "research", move="weather__a", to=to)
 
     assert response.status_code == 422
-    expected = "Name another group." if to in ("", "research") else "no group of this name"
+    expected = "Choose another group." if to in ("", "research") else "Group not found."
     assert expected in text_of(response)
-    assert len(held(full)) == 3
+    assert len(members_of(full)) == 3
 
 
-def test_tools_are_added_to_a_group_that_is_named(signed_in, research):
+def test_tools_are_added_to_another_group(signed_in, research):
     group_actions.create("study", "Study", actor=SYSTEM)
 
     response = act(
         signed_in, "group-assign", "research", tool=["weather__a", "weather__b"], to="study"
     )
 
-    assert said(response).startswith("Added 2 tools to study, now about ")
-    assert held(research) == []
-    assert len(held(Group.objects.get(group_id="study"))) == 2
+    assert announcement(response).startswith("Added 2 tools to study, now about ")
+    assert members_of(research) == []
+    assert len(members_of(Group.objects.get(group_id="study"))) == 2
 
 
-def test_a_tool_dropped_on_a_section_is_given_so(signed_in, research):
+def test_a_tool_dropped_on_the_preload_section_is_preloaded(signed_in, research):
     act(signed_in, "group-assign", "research", tool="weather__a", given="always")
 
-    assert held(research) == [("weather__a", True)]
+    assert members_of(research) == [("weather__a", True)]
 
 
-def test_a_group_over_the_budget_names_its_costliest_preloads(signed_in, research, weather):
+def test_a_group_over_the_budget_suggests_its_costliest_preloads(signed_in, research, weather):
     for name, words in (("long", 3000), ("longer", 3500), ("longest", 4000), ("short", 10)):
         make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
@@ -481,15 +498,18 @@ def test_a_group_over_the_budget_names_its_costliest_preloads(signed_in, researc
 
     response = signed_in.get("/groups/research")
 
-    over = response.context["board"].cost.over
+    over = response.context["board"].cost.over_budget
     assert over > 0
     assert f"≈{over:,} over" in text_of(response)
-    offered = re.findall(r'name="demand" value="([^"]+)" hx', response.content.decode())
-    assert offered == ["weather__longest", "weather__longer", "weather__long"]
+    suggested = re.findall(
+        r'name="demand"\s+value="([^"]+)"\s+hx-post="[^"]+"\s+aria-label="Set',
+        response.content.decode(),
+    )
+    assert suggested == ["weather__longest", "weather__longer", "weather__long"]
     assert f"≈{over:,} over 4,000" in text_of(signed_in.get("/groups"))
 
 
-def test_the_json_is_what_a_session_opened_by_the_curl_gets(signed_in, full):
+def test_the_json_preview_equals_the_response_to_the_curl_command(signed_in, full):
     group_actions.set_preload(full, [Tool.objects.get(name="b")], True, actor=SYSTEM)
     agent = make_agent_client("scout", "research", "mcp:weather")
     shown = signed_in.get("/groups/research?tab=curl")
@@ -505,7 +525,7 @@ def test_the_json_is_what_a_session_opened_by_the_curl_gets(signed_in, full):
     assert seen["mode"] == opened["mode"]
 
 
-def test_an_empty_group_shows_the_real_empty_json(signed_in, research):
+def test_the_json_preview_of_an_empty_group_equals_the_response(signed_in, research):
     agent = make_agent_client("scout", "research", mode="deferred")
 
     page = signed_in.get("/groups/research")
@@ -516,24 +536,24 @@ def test_an_empty_group_shows_the_real_empty_json(signed_in, research):
     assert '"tools": []' in unescape(page.content.decode())
 
 
-def test_the_change_tab_compares_with_what_agents_had_before_the_edit(signed_in, full):
+def test_the_change_tab_compares_with_the_preview_before_the_last_edit(signed_in, full):
     AuditEntry.objects.filter(target_id=full.pk)._raw_delete("default")
     act(signed_in, "group-preload", "research", set="weather__b", on="1")
     act(signed_in, "group-remove", "research", remove_tool="weather__c")
 
     page = signed_in.get("/groups/research?tab=change")
 
-    change = page.context["change"]
-    assert change.acts == 2
-    assert "weather__c" not in change.after
-    assert "a, b, c" in change.before
-    assert "- weather__b(" in change.after
-    assert "In full from the start:\n- nothing" in change.before
+    edit = page.context["last_edit"]
+    assert edit.changes == 2
+    assert "weather__c" not in edit.after
+    assert "a, b, c" in edit.before
+    assert "- weather__b(" in edit.after
+    assert "Preloaded definitions:\n- none" in edit.before
     assert "<del>" in page.content.decode()
-    assert "2 acts since just now by ada@example.org" in text_of(page)
+    assert "2 changes since just now by ada@example.org" in text_of(page)
 
 
-def test_a_part_of_the_board_is_answered_alone(signed_in, full):
+def test_htmx_gets_the_tool_list_or_the_preview_alone(signed_in, full):
     ask = {"HX-Request": "true", "HX-Target": "board-list"}
     tools = signed_in.get("/groups/research?q=__a&server=&in=yes", headers=ask)
     assert tools["HX-Push-Url"] == "/groups/research?q=__a&in=yes"
@@ -545,45 +565,47 @@ def test_a_part_of_the_board_is_answered_alone(signed_in, full):
     assert "data-row" not in preview.content.decode()
 
 
-def test_no_match_says_so_and_offers_to_clear(signed_in, full):
+def test_no_match_offers_to_clear_the_filters(signed_in, full):
     page = signed_in.get("/groups/research?q=zebra&server=weather")
 
-    assert "No tools match zebra of weather. Clear filters" in text_of(page)
+    assert "No results for zebra on server weather. Clear filters" in text_of(page)
 
 
-# --- Two people ---------------------------------------------------------------------------------
+# --- Concurrent edits ---------------------------------------------------------------------------
 
 
-def test_acts_of_two_admins_on_one_group_merge_and_each_sees_the_other(signed_in, second, full):
-    mine, theirs = (seen_in(one.get("/groups/research")) for one in (signed_in, second))
+def test_actions_of_two_admins_merge_and_each_sees_the_other(signed_in, second, full):
+    mine, theirs = (last_edit_in(one.get("/groups/research")) for one in (signed_in, second))
     act(signed_in, "group-preload", "research", set="weather__a", on="1", seen=mine)
 
     page = act(second, "group-preload", "research", set="weather__b", on="1", seen=theirs)
 
     assert sections(page) == (["weather__a", "weather__b"], ["weather__c"])
-    told = "ada@example.org changed which tools research preloads: weather__a"
+    told = "ada@example.org changed the preloads of group research: weather__a"
     assert told in text_of(page)
     noticed = signed_in.get(f"/groups/research/changes?seen={mine}")
-    assert "bea@example.org changed which tools research preloads: weather__b" in text_of(noticed)
-    quiet = signed_in.get(f"/groups/research/changes?seen={seen_in(page)}")
+    assert "bea@example.org changed the preloads of group research: weather__b" in text_of(noticed)
+    quiet = signed_in.get(f"/groups/research/changes?seen={last_edit_in(page)}")
     assert "bea@example.org" not in text_of(quiet)
 
 
-def test_a_stale_act_on_the_same_tool_is_refused_with_what_stands(signed_in, second, full):
-    theirs = seen_in(second.get("/groups/research"))
+def test_a_stale_action_on_the_same_tool_is_rejected_with_the_current_state(
+    signed_in, second, full
+):
+    theirs = last_edit_in(second.get("/groups/research"))
     act(signed_in, "group-preload", "research", set="weather__a", on="1", seen=theirs)
 
     late = act(second, "group-preload", "research", demand="weather__a", seen=theirs)
 
     assert late.status_code == 422
-    assert "ada@example.org changed weather__a meanwhile." in text_of(late)
+    assert "ada@example.org changed weather__a in the meantime." in text_of(late)
     assert sections(late)[0] == ["weather__a"]
-    again = act(second, "group-preload", "research", demand="weather__a", seen=seen_in(late))
+    again = act(second, "group-preload", "research", demand="weather__a", seen=last_edit_in(late))
     assert sections(again)[0] == []
 
 
-def test_a_stale_act_on_a_tool_that_another_took_out_is_refused(signed_in, second, full):
-    theirs = seen_in(second.get("/groups/research"))
+def test_a_stale_action_on_a_removed_tool_is_rejected(signed_in, second, full):
+    theirs = last_edit_in(second.get("/groups/research"))
     act(signed_in, "group-remove", "research", remove_tool="weather__a")
 
     late = second.post(
@@ -592,12 +614,14 @@ def test_a_stale_act_on_a_tool_that_another_took_out_is_refused(signed_in, secon
         follow=True,
     )
 
-    assert "ada@example.org changed weather__a meanwhile." in text_of(late)
-    assert [name for name, _ in held(full)] == ["weather__b", "weather__c"]
+    assert "ada@example.org changed weather__a in the meantime." in text_of(late)
+    assert [name for name, _ in members_of(full)] == ["weather__b", "weather__c"]
 
 
-def test_settings_of_two_admins_merge_unless_both_changed_the_same(signed_in, second, research):
-    seen = seen_in(signed_in.get("/groups/research/edit"))
+def test_settings_of_two_admins_merge_unless_both_changed_the_same_field(
+    signed_in, second, research
+):
+    seen = last_edit_in(signed_in.get("/groups/research/edit"))
     form = {
         "group_id": "research",
         "display_name": "Research",
@@ -613,14 +637,14 @@ def test_settings_of_two_admins_merge_unless_both_changed_the_same(signed_in, se
     assert (research.display_name, research.description) == ("By Bea", "By Ada.")
     both = post(second, "group-edit", "research", **form | {"description": "By Bea."})
     assert both.status_code == 422
-    assert "ada@example.org changed the description meanwhile" in text_of(both)
+    assert "ada@example.org changed the description in the meantime" in text_of(both)
     assert "By Bea." in both.content.decode()
 
 
-# --- All groups ---------------------------------------------------------------------------------
+# --- Usage, comparison and the list of tools ----------------------------------------------------
 
 
-def test_the_list_says_who_has_a_group_and_how_often_they_came_today(signed_in, research):
+def test_the_list_counts_the_agents_of_a_group_and_their_sessions_today(signed_in, research):
     narrow = make_agent_client("narrow", "research").agent
     make_session(narrow, started=timezone.now())
     make_session(make_agent("wide"), started=timezone.now())
@@ -644,32 +668,32 @@ def test_two_groups_are_compared_tool_by_tool(signed_in, research, weather):
         ("Only in mcp:weather", ["weather__b", "weather__c"]),
     ]
     one = signed_in.get("/groups/all/compare?group=research", follow=True)
-    assert "Choose two groups to compare." in text_of(one)
+    assert "Select two groups to compare." in text_of(one)
 
 
-def test_tools_are_added_to_a_group_from_the_list_of_tools(signed_in, research):
+def test_tools_are_added_to_a_group_in_the_list_of_tools(signed_in, research):
     fields = {"tool": ["weather__a", "weather__c"], "to": "research", "address": "sort=-tokens"}
 
     response = signed_in.post(reverse("groups-add-tools"), fields)
 
     assert response["Location"] == "/tools?sort=-tokens"
-    assert [name for name, _ in held(research)] == ["weather__a", "weather__c"]
-    press_undo(signed_in, "/tools", said="Added 2 tools to research.")
-    assert held(research) == []
+    assert [name for name, _ in members_of(research)] == ["weather__a", "weather__c"]
+    press_undo(signed_in, "/tools", message="Added 2 tools to research.")
+    assert members_of(research) == []
     nowhere = signed_in.post(reverse("groups-add-tools"), fields | {"to": ""}, follow=True)
-    assert "No group is named." in text_of(nowhere)
+    assert "No group is selected." in text_of(nowhere)
 
 
-def test_tools_are_taken_out_of_a_group_from_the_list_of_tools(signed_in, research):
+def test_tools_are_removed_from_a_group_in_the_list_of_tools(signed_in, research):
     fields = {"tool": ["weather__a", "weather__c"], "to": "research", "address": "group=research"}
     signed_in.post(reverse("groups-add-tools"), fields)
 
     response = signed_in.post(reverse("groups-remove-tools"), fields | {"tool": ["weather__a"]})
 
     assert response["Location"] == "/tools?group=research"
-    assert [name for name, _ in held(research)] == ["weather__c"]
-    press_undo(signed_in, "/tools", said="Took weather__a out of research.")
-    assert [name for name, _ in held(research)] == ["weather__a", "weather__c"]
+    assert [name for name, _ in members_of(research)] == ["weather__c"]
+    press_undo(signed_in, "/tools", message="Removed weather__a from research.")
+    assert [name for name, _ in members_of(research)] == ["weather__a", "weather__c"]
 
 
 @pytest.mark.parametrize(
@@ -681,16 +705,16 @@ def test_tools_are_taken_out_of_a_group_from_the_list_of_tools(signed_in, resear
         "/groups/all/compare?group=research&group=mcp:weather",
     ],
 )
-def test_a_page_costs_the_same_for_few_and_for_many(
+def test_a_page_takes_a_fixed_number_of_queries(
     path, signed_in, research, weather, django_assert_max_num_queries
 ):
     def cost(number):
-        fold(weather, *[tool_object(f"t{at}") for at in range(number)], allow_removals=True)
+        ingest_tools(weather, *[tool_object(f"t{at}") for at in range(number)], allow_removals=True)
         group_actions.assign(research, list(weather.tools.all()[: number // 2]), actor=SYSTEM)
         for at in range(number // 10):
             if not Group.objects.filter(group_id=f"g{at}").exists():
                 group_actions.create(f"g{at}", "One", actor=SYSTEM)
-        signed_in.get(path)  # the session is written once
+        signed_in.get(path)  # the first request writes the session
         with django_assert_max_num_queries(35) as captured:
             signed_in.get(path)
         return len(captured)

@@ -1,4 +1,4 @@
-"""The pages of groups in a real Chromium: by mouse, by keyboard and without JavaScript."""
+"""Group pages in Chromium: by mouse, by keyboard and without JavaScript."""
 
 import json
 import re
@@ -31,7 +31,7 @@ LONG = "A-group-with-a-very-long-name-that-nobody-would-break-" + "x" * 60
 
 @pytest.fixture(scope="package")
 def grouped(browser, filled, cookies):
-    """The shared installation with a mixed group made on its pages, and an empty one."""
+    """The shared installation with a mixed group and an empty group, created in the browser."""
     context = browser.new_context(base_url=filled.url, storage_state=cookies)
     page = context.new_page()
     for group_id, name in (("research", "Research"), ("bare", LONG)):
@@ -40,7 +40,7 @@ def grouped(browser, filled, cookies):
         page.get_by_label("Display name").fill(name)
         page.get_by_label("Id", exact=True).fill(group_id)
         page.get_by_role("button", name="Create group").click()
-        expect(page.get_by_text(f"Made {group_id}.")).to_be_visible()
+        expect(page.get_by_text(f"Created {group_id}.")).to_be_visible()
     page.goto("/groups/research?q=e")
     for box in page.locator("#board-list [data-select-row]").all()[:12]:
         box.check()
@@ -58,11 +58,11 @@ def row(page, name):
     return page.locator(f'[data-row="{name}"]')
 
 
-def expect_told(page, text):
+def expect_announced(page, text):
     expect(page.locator("#live")).to_have_text(re.compile(text))
 
 
-def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_by_a_key(grouped, open_page):
+def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_with_a_key(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
     name = given(page, "demand")[1]
@@ -72,14 +72,14 @@ def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_by_a_key(grouped, 
     page.keyboard.press("Space")
 
     expect(page.locator(f'[data-given=preload][data-row="{name}"]')).to_be_visible()
-    expect_told(page, f"{name} is preloaded in research, now about [0-9,]+ tokens.")
+    expect_announced(page, f"{name} is preloaded in research, now about [0-9,]+ tokens.")
     expect(page.get_by_role("checkbox", name=f"Preload {name}")).to_be_focused()
     page.keyboard.press("u")
     expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
     assert given(page, "preload") == []
 
 
-def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page):
+def test_tools_are_selected_with_keys_and_added_with_m_and_a_group_id(grouped, open_page):
     page = open_page()
     page.goto("/groups/research?q=a&in=no")
     expect(page.locator("[data-select-bar]")).to_be_hidden()
@@ -93,16 +93,16 @@ def test_tools_are_selected_by_keys_and_added_by_m_and_a_name(grouped, open_page
     page.keyboard.type("bare")
     page.keyboard.press("Enter")
 
-    expect_told(page, "Added 2 tools to bare, now about [0-9,]+ tokens.")
+    expect_announced(page, "Added 2 tools to bare, now about [0-9,]+ tokens.")
     assert page.url.endswith("/groups/research?q=a&in=no")
     other = open_page()
     other.goto("/groups/bare")
     assert given(other, "demand") == sorted(picks)
     page.keyboard.press("u")
-    expect_told(page, "Undone.")
+    expect_announced(page, "Undone.")
 
 
-def test_tools_that_two_searches_list_are_selected_and_added_together(grouped, open_page):
+def test_a_selection_from_two_searches_is_added_together(grouped, open_page):
     page = open_page()
     page.goto("/groups/bare")
     for words, name in (("base64", "demo__encode_base64"), ("uuid", "demo__make_uuid")):
@@ -122,14 +122,14 @@ def test_tools_that_two_searches_list_are_selected_and_added_together(grouped, o
 
     page.get_by_role("button", name="Add to group").click()
 
-    expect_told(page, "Added 2 tools to bare")
+    expect_announced(page, "Added 2 tools to bare")
     assert given(page, "demand") == ["demo__encode_base64", "demo__make_uuid"]
     expect(page.locator("[data-select-bar]")).to_be_hidden()
     page.get_by_role("button", name="Undo").click()
-    expect_told(page, "Undone.")
+    expect_announced(page, "Undone.")
 
 
-def test_x_on_a_member_selects_it_in_the_list_and_leaves_how_it_is_given(grouped, open_page):
+def test_x_on_a_member_selects_it_without_changing_its_preload(grouped, open_page):
     page = open_page()
     page.goto("/groups/research?in=yes")
     before = given(page, "demand")
@@ -145,7 +145,7 @@ def test_x_on_a_member_selects_it_in_the_list_and_leaves_how_it_is_given(grouped
     assert (given(page, "preload"), given(page, "demand")) == ([], before)
 
 
-def test_a_row_is_ordered_moved_and_removed_by_its_menu(grouped, open_page):
+def test_a_row_is_ordered_and_moved_with_its_menu(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
     before = given(page, "demand")
@@ -153,14 +153,14 @@ def test_a_row_is_ordered_moved_and_removed_by_its_menu(grouped, open_page):
 
     row(page, second).locator("summary").click()
     page.get_by_role("button", name=f"Move up {second}").click()
-    expect_told(page, f"Moved {second} up")
+    expect_announced(page, f"Moved {second} up")
     assert given(page, "demand")[:2] == [second, before[0]]
     assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == second
 
     page.keyboard.press("m")
     page.keyboard.type("bare")
     page.keyboard.press("Enter")
-    expect_told(page, f"Moved {second} to bare, now about")
+    expect_announced(page, f"Moved {second} to bare, now about")
     assert second not in given(page, "demand")
     assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == before[0]
     page.keyboard.press("u")
@@ -179,7 +179,7 @@ def test_a_row_is_dragged_from_one_section_to_the_other(grouped, open_page):
     expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
 
 
-def test_the_preview_follows_and_its_views_are_in_the_address(grouped, open_page):
+def test_the_preview_is_updated_and_its_tab_is_in_the_url(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
     name = given(page, "demand")[0]
@@ -196,18 +196,20 @@ def test_the_preview_follows_and_its_views_are_in_the_address(grouped, open_page
     expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
 
 
-def test_two_admins_on_one_board_see_each_others_change(grouped, open_page, browser):
+def test_two_admins_on_one_board_see_each_others_changes(grouped, open_page, browser):
     mine, theirs = open_page(), open_page(storage_state=second_admin(browser, grouped))
     mine.goto("/groups/research")
     theirs.goto("/groups/research")
     first, second = given(mine, "demand")[:2]
 
     theirs.get_by_role("checkbox", name=f"Preload {first}").check()
-    expect_told(theirs, "is preloaded")
+    expect_announced(theirs, "is preloaded")
     mine.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    expect(mine.locator(".told")).to_contain_text(f"changed which tools research preloads: {first}")
+    expect(mine.locator(".concurrent-edits")).to_contain_text(
+        f"changed the preloads of group research: {first}"
+    )
     mine.get_by_role("checkbox", name=f"Preload {first}").check()
-    expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} meanwhile.")
+    expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} in the meantime.")
     mine.get_by_role("checkbox", name=f"Preload {second}").check()
     expect(mine.locator(f'[data-given=preload][data-row="{second}"]')).to_be_visible()
     assert sorted(given(mine, "preload")) == sorted([first, second])
@@ -217,7 +219,7 @@ def test_two_admins_on_one_board_see_each_others_change(grouped, open_page, brow
 
 
 def second_admin(browser, toolcrib):
-    """Let another admin join by a link, and return its cookies."""
+    """Invite another admin, accept the invitation, and return the cookies."""
     invited = toolcrib.command("invite", "bea@example.org", "--role", "admin", "--json")
     link = urlsplit(json.loads(invited.stdout)["link"])
     context = browser.new_context(base_url=toolcrib.url)
@@ -236,7 +238,7 @@ def test_everything_works_without_javascript(grouped, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/groups/bare")
     page.get_by_label("Search tools").fill("base64")
-    page.get_by_role("button", name="Find tools").click()
+    page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_label("Select demo__encode_base64").check()
     page.get_by_role("button", name="Add to group").click()
     assert given(page, "demand") == ["demo__encode_base64"]
@@ -249,12 +251,12 @@ def test_everything_works_without_javascript(grouped, open_page):
     assert given(page, "preload") == []
 
     page.get_by_role("link", name="Settings").last.click()
-    page.get_by_label("Preload its tools").check()
+    page.get_by_label("Preload tools by default").check()
     page.get_by_role("button", name="Save settings").click()
     page.goto("/groups/bare")
-    expect(page.get_by_text("By default preloaded.")).to_be_visible()
+    expect(page.get_by_text("Default: preloaded.")).to_be_visible()
     page.goto("/groups/bare/edit")
-    page.get_by_label("Preload its tools").uncheck()
+    page.get_by_label("Preload tools by default").uncheck()
     page.get_by_role("button", name="Save settings").click()
 
     page.get_by_label("to confirm").fill("bare")
@@ -269,31 +271,31 @@ def test_everything_works_without_javascript(grouped, open_page):
 
 @pytest.mark.needs_npm
 @pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
-def test_axe_finds_nothing_on_any_page(theme, grouped, open_page):
+def test_no_page_has_accessibility_violations(theme, grouped, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
     found = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.axe(page)
+        found += driving.run_axe(page)
     page.goto("/groups/research")
     page.locator("[data-pick] input").first.check()
     page.locator("[data-given=demand] input[name=on]").first.check()
     expect(page.locator(".toast")).to_be_visible()
-    found += driving.axe(page)
+    found += driving.run_axe(page)
     page.get_by_role("button", name="Undo").click()
 
     assert "\n".join(found) == ""
 
 
-def test_no_page_scrolls_sideways_at_320_pixels(grouped, open_page):
+def test_no_page_scrolls_horizontally_at_320_pixels(grouped, open_page):
     page = open_page(width=320, height=640)
     wide = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
         name = re.sub(r"\W+", "-", path).strip("-")
-        page.screenshot(path=driving.PICTURES / f"{name}-320.png", full_page=True)
+        page.screenshot(path=driving.SCREENSHOTS / f"{name}-320.png", full_page=True)
         if driving.scrolls_sideways(page):
             wide.append(path)
 
