@@ -12,6 +12,7 @@ from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools import detail
 from sessions_app.models import Agent
 from toolcrib.lib.pagination import Page, page_by_offset
+from toolcrib.lib.text import plural
 
 REVIEWS_PER_PAGE = 20  # each needs a word-by-word diff
 DECISION_VERBS = ("tool.approve", "tool.keep_old", "tool.hold")
@@ -53,7 +54,7 @@ class PendingReview:
             return "Not in any group: no agents are affected."
         if not self.agents:
             return "No agents have these groups."
-        return f"Affects {self.agents:,} agent{'' if self.agents == 1 else 's'}."
+        return f"Affects {plural(self.agents, 'agent')}."
 
 
 def pending_count() -> int:

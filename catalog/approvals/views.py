@@ -21,6 +21,7 @@ from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import actor_of, operator_required
+from toolcrib.lib.text import plural
 
 ACTS: dict[str, tuple[Callable[..., Tool], str]] = {
     "approve": (approval_actions.approve, "Approved {}. Agents now get the new definition."),
@@ -101,8 +102,7 @@ def decide_many(request: HttpRequest) -> HttpResponse:
         except ToolcribError as error:
             skipped.append(error.message)
     if done:
-        count = f"{done} tool{'' if done == 1 else 's'}"
-        messages.success(request, BULK_MESSAGES[act].format(count))
+        messages.success(request, BULK_MESSAGES[act].format(plural(done, "tool")))
     for reason in skipped:
         messages.error(request, f"Skipped: {reason}")
     return _redirect_to_list(request)

@@ -31,6 +31,7 @@ from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
+from toolcrib.lib.text import plural
 
 EXAMPLE = """{
   "name": "open_ticket",
@@ -92,8 +93,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
         selected = [tool for tool in form.cleaned_data["tool"] if not tool.held_at]
         for tool in selected:
             tool_actions.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
-        plural = "" if len(selected) == 1 else "s"
-        messages.success(request, f"Hid {len(selected)} tool{plural}.")
+        messages.success(request, f"Hid {plural(len(selected), 'tool')}.")
     else:
         messages.error(request, " ".join(str(errors[0]) for errors in form.errors.values()))
     # Only the query string comes from the form, so this cannot redirect to another site.

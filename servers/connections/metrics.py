@@ -12,6 +12,7 @@ from django.conf import settings
 from servers.connections import calls as upstream_calls
 from servers.connections.pool import ConnectionOwner
 from servers.models import Server
+from toolcrib.lib.text import plural
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class ServerMetrics:
         if not self.is_full:
             return ""
         full = f"All {self.at_once} slots in use" if self.at_once > 1 else "The only slot is in use"
-        queued = f"{self.waiting} call{'' if self.waiting == 1 else 's'} queued"
+        queued = f"{plural(self.waiting, 'call')} queued"
         if self.waiting >= self.may_wait:
             return f"{full}, {queued} (maximum): further calls are rejected."
         if self.waiting:

@@ -12,6 +12,7 @@ from servers.registration.drafts import ServerDraft
 from servers.spec import ServerSpec
 from servers.sync import runner
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.text import plural
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
     return ConnectionTestResult(
         ok=True,
         code="",
-        message=f"Connected. {count} tool{'' if count == 1 else 's'} found.",
+        message=f"Connected. {plural(count, 'tool')} found.",
         hint="",
         detail="",
         tools=count,

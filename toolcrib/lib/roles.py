@@ -68,10 +68,10 @@ class RoleRequired(Forbidden):
 
     def __init__(self, required: Role) -> None:
         admins = User.objects.filter(is_superuser=True, is_active=True)
-        names = ", ".join(admins.values_list("username", flat=True)[:3]) or "nobody yet"
+        names = ", ".join(admins.values_list("username", flat=True)[:3])
         super().__init__(
             f"This requires the role {required.label}.",
-            hint=f"Ask an admin to assign it: {names}.",
+            hint=f"Ask an admin to assign it: {names}." if names else "There is no admin yet.",
         )
         self.required = required
 

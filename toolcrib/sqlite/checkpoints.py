@@ -14,7 +14,7 @@ ATTEMPTS = 3  # since others write meanwhile; SQLite restarts the WAL once all o
 
 
 def checkpoint(database: BaseDatabaseWrapper) -> bool:
-    """Run a passive checkpoint, which waits for nobody; return whether it copied the whole WAL."""
+    """Run a passive checkpoint, which never waits; return whether it copied the whole WAL."""
     with database.cursor() as cursor:
         for _ in range(ATTEMPTS):
             cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")

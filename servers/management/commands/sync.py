@@ -12,6 +12,7 @@ from servers.models import Server, SyncRun, Trigger
 from servers.sync import scheduling
 from servers.sync.runner import sync_many
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.text import plural
 
 
 class Command(BaseCommand):
@@ -45,7 +46,7 @@ class Command(BaseCommand):
             if options["json"]:
                 self.stdout.write(json.dumps({"asked": [server.slug for server in servers]}))
             else:
-                self.stdout.write(f"Queued {len(servers)} sync{'' if len(servers) == 1 else 's'}.")
+                self.stdout.write(f"Queued {plural(len(servers), 'sync')}.")
             return
         runs = sync_many(servers, Trigger.MANUAL)
         rows = [_row(server, runs[server.pk]) for server in servers]

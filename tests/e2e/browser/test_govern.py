@@ -46,7 +46,7 @@ def test_axe_finds_nothing_and_nothing_scrolls_sideways(theme, stocked, open_pag
             one.goto(path)
             assert not driving.scrolls_sideways(one), f"{path} at {one.viewport_size}"
             one.evaluate(OPEN_ALL)
-        assert driving.axe(page) == []
+        assert driving.run_axe(page) == []
 
 
 def test_a_change_is_kept_old_by_keys_alone(stocked, open_page, weather_url):
@@ -65,7 +65,7 @@ def test_a_change_is_kept_old_by_keys_alone(stocked, open_page, weather_url):
     page.keyboard.press("r")
 
     settled = page.locator("li.settled")
-    expect(settled).to_contain_text(f"kept the old definition of {name}")
+    expect(settled).to_contain_text(f"rejected the new definition of {name}")
     expect(settled.get_by_role("link", name=name)).to_be_focused()
     assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
 
@@ -82,7 +82,7 @@ def test_several_are_decided_at_once_and_the_navigation_follows_each(
     count = page.locator(".sidebar [data-nav-count=approvals]")
     total = int(count.inner_text().split()[-1])
     assert total >= 3
-    page.get_by_role("button", name=re.compile(f"Keep old.*{names[0]}")).click()
+    page.get_by_role("button", name=re.compile(f"Reject change.*{names[0]}")).click()
     expect(page.locator("li.settled")).to_have_count(1)
     expect(count).to_have_text(re.compile(f"{total - 1}$"))
     expect(page).to_have_title(f"({total - 1}) Approvals · Toolcrib")
@@ -91,8 +91,8 @@ def test_several_are_decided_at_once_and_the_navigation_follows_each(
     for name in names[1:]:
         page.get_by_label(f"Select {name}", exact=True).check()
     expect(page.locator("[data-select-count]")).to_have_text("2 selected")
-    page.get_by_role("button", name="Keep old of selected").click()
-    expect(page.get_by_text("Kept 2 tools as approved")).to_be_visible()
+    page.get_by_role("button", name="Reject selected changes").click()
+    expect(page.get_by_text("Rejected the changes of 2 tools")).to_be_visible()
     for name in names:
         assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
 
@@ -108,7 +108,7 @@ def test_the_second_of_two_people_sees_who_decided(stocked, open_page, weather_u
     expect(first.locator("li.settled")).to_contain_text("approved the new definition")
     second.get_by_role("button", name=button).click()
 
-    expect(second.locator("li.settled")).to_contain_text("Someone was faster.")
+    expect(second.locator("li.settled")).to_contain_text("Already reviewed.")
     expect(second.locator("li.settled")).to_contain_text(driving.ADMIN)
 
 
@@ -116,17 +116,17 @@ def test_a_decision_works_without_any_script(stocked, open_page, weather_url):
     name = waiting(stocked, weather_url, "list_stations", "List stations, plainly.")
     page = open_page(java_script_enabled=False)
     page.goto("/approvals")
-    page.get_by_role("button", name=re.compile(f"Keep old.*{name}")).click()
+    page.get_by_role("button", name=re.compile(f"Reject change.*{name}")).click()
 
     page.wait_for_url("**/approvals")
-    expect(page.get_by_text(f"Agents keep the older definition of {name}.")).to_be_visible()
+    expect(page.get_by_text(f"Rejected the change of {name}.")).to_be_visible()
 
 
 def test_the_log_filters_opens_and_speaks_local_time(stocked, open_page):
     page = open_page(timezone_id="Asia/Kathmandu")
     page.goto("/audit")
     first = page.locator(".log time").first.inner_text()
-    page.get_by_label("To a").select_option("server")
+    page.get_by_label("Object").select_option("server")
     page.wait_for_url("**/audit?target=server")
     expect(page.get_by_text("match", exact=False).first).to_be_visible()
     page.locator(".log summary").first.click()
@@ -145,31 +145,31 @@ def test_the_log_filters_opens_and_speaks_local_time(stocked, open_page):
 def test_a_setting_is_saved_and_a_wrong_one_told(stocked, open_page):
     page = open_page()
     page.goto("/settings/retention")
-    field = page.get_by_label("Keep arguments and results for")
+    field = page.get_by_label("Retention of arguments and results")
     field.fill("14")
     page.get_by_role("button", name="Save retention").click()
-    expect(page.get_by_text("Saved: keep arguments and results for.")).to_be_visible()
+    expect(page.get_by_text("Saved: retention of arguments and results.")).to_be_visible()
     expect(field).to_have_value("14")
     field.fill("30")
     page.get_by_role("button", name="Save retention").click()
     expect(field).to_have_value("30")
 
 
-def test_single_keys_can_be_switched_off(stocked, open_page):
+def test_keyboard_shortcuts_can_be_turned_off(stocked, open_page):
     page = open_page()
     page.goto("/settings/profile")
-    page.get_by_label("Single keys act").uncheck()
+    page.get_by_role("checkbox", name="Keyboard shortcuts").uncheck()
     page.get_by_role("button", name="Save profile").click()
-    expect(page.get_by_text("Single keys are off in this browser.")).to_be_visible()
+    expect(page.get_by_text("Keyboard shortcuts are off in this browser.")).to_be_visible()
     page.keyboard.press("?")
     page.keyboard.press("g")
     page.keyboard.press("t")
     expect(page.locator("dialog[open]")).to_have_count(0)
     assert page.url.endswith("/settings/profile")
 
-    page.get_by_label("Single keys act").check()
+    page.get_by_role("checkbox", name="Keyboard shortcuts").check()
     page.get_by_role("button", name="Save profile").click()
-    expect(page.get_by_text("Single keys are on in this browser.")).to_be_visible()
+    expect(page.get_by_text("Keyboard shortcuts are on in this browser.")).to_be_visible()
     page.keyboard.press("g")
     page.keyboard.press("t")
     page.wait_for_url("**/tools")
@@ -180,7 +180,7 @@ def test_a_person_is_invited_and_the_link_shown_once(stocked, open_page, browser
     page.goto("/settings/people")
     page.get_by_label("E-mail or name").fill("bo@example.org")
     page.get_by_role("button", name="Invite person").click()
-    expect(page.get_by_role("heading", name="An invitation for bo@example.org")).to_be_focused()
+    expect(page.get_by_role("heading", name="Invitation for bo@example.org")).to_be_focused()
     link = page.locator("[data-copy-text]").inner_text()
     assert "/join/" in link
     page.goto("/settings/people")

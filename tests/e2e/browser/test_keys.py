@@ -1,4 +1,4 @@
-"""The global keys in a real Chromium: where they work, where they are silent."""
+"""Keyboard shortcuts in Chromium: where they work and where they do not."""
 
 import re
 
@@ -11,29 +11,29 @@ pytestmark = [
 ]
 
 
-def test_g_and_a_letter_go_to_every_destination_of_the_navigation(filled, open_page):
+def test_g_and_a_letter_open_every_page_of_the_navigation(filled, open_page):
     page = open_page()
     page.goto("/")
     links = page.locator(".sidebar [data-go]")
-    wanted = [(one.get_attribute("data-go"), one.get_attribute("href")) for one in links.all()]
-    assert len({key for key, _ in wanted}) == len(wanted) >= 7
-    for key, address in wanted:
+    pages = [(link.get_attribute("data-go"), link.get_attribute("href")) for link in links.all()]
+    assert len({key for key, _ in pages}) == len(pages) >= 7
+    for key, path in pages:
         page.goto("/palette")
         page.keyboard.press("g")
         page.keyboard.press(key)
-        expect(page).to_have_url(re.compile(re.escape(address) + "(/general)?$"))
+        expect(page).to_have_url(re.compile(re.escape(path) + "(/general)?$"))
         expect(page.locator(".sidebar a[aria-current=page]")).to_have_attribute("data-go", key)
 
 
-def test_question_mark_lists_the_keys_those_of_the_page_too(filled, open_page):
+def test_question_mark_lists_the_shortcuts_including_those_of_the_page(filled, open_page):
     page = open_page()
     page.goto("/servers")
     page.keyboard.press("?")
-    dialog = page.get_by_role("dialog", name="Keyboard keys")
-    expect(dialog).to_contain_text("Undo the last act")
+    dialog = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(dialog).to_contain_text("Show shortcuts")
     expect(dialog.locator("[data-page-keys] div", has_text="Add server")).to_contain_text("a")
-    for one in page.locator(".sidebar [data-go]").all():
-        keys = f"g {one.get_attribute('data-go')}"
+    for link in page.locator(".sidebar [data-go]").all():
+        keys = f"g {link.get_attribute('data-go')}"
         expect(dialog.locator("dd", has_text=re.compile(f"^{re.escape(keys)}$"))).to_have_count(1)
     page.keyboard.press("g")
     page.keyboard.press("t")
@@ -42,7 +42,7 @@ def test_question_mark_lists_the_keys_those_of_the_page_too(filled, open_page):
     expect(dialog).to_be_hidden()
 
 
-def test_slash_finds_the_search_and_letters_are_only_letters_while_typing(filled, open_page):
+def test_slash_focuses_the_search_and_shortcuts_are_off_while_typing(filled, open_page):
     page = open_page()
     page.goto("/tools")
     page.keyboard.press("/")
@@ -56,7 +56,7 @@ def test_slash_finds_the_search_and_letters_are_only_letters_while_typing(filled
     expect(field).not_to_be_focused()
 
 
-def test_rows_are_walked_opened_and_selected_in_ranges(filled, open_page):
+def test_rows_are_traversed_opened_and_selected_in_ranges(filled, open_page):
     page = open_page()
     page.goto("/tools")
     rows = page.locator("[data-rows] > *")
@@ -92,7 +92,7 @@ def test_a_full_stop_opens_the_actions_of_the_row_and_escape_closes_them(filled,
     expect(menu.locator("summary")).to_be_focused()
 
 
-def test_keys_that_are_switched_off_do_nothing_and_the_palette_still_opens(filled, open_page):
+def test_shortcuts_that_are_off_do_nothing_and_the_palette_still_opens(filled, open_page):
     page = open_page()
     page.goto("/servers")
     page.evaluate("document.documentElement.dataset.keys = 'off'")
@@ -108,25 +108,26 @@ def test_keys_that_are_switched_off_do_nothing_and_the_palette_still_opens(fille
 # --- Polls --------------------------------------------------------------------------------------
 
 
-def test_a_poll_that_gets_no_answer_says_paused_and_goes_on_when_asked(filled, browser, cookies):
+def test_a_failing_poll_pauses_and_can_be_resumed(filled, browser, cookies):
     context = browser.new_context(base_url=filled.url, storage_state=cookies)
     page = context.new_page()
     page.clock.install()
     page.goto("/groups/mcp:weather")
-    note, go_on = page.locator(".told [data-poll-note]"), page.locator(".told [data-poll-resume]")
-    expect(go_on).to_be_hidden()
+    notice = page.locator(".concurrent-edits")
+    note, resume = notice.locator("[data-poll-note]"), notice.locator("[data-poll-resume]")
+    expect(resume).to_be_hidden()
     page.route("**/changes*", lambda route: route.abort())
     for _ in range(5):
         expect(note).to_be_empty()
         with page.expect_event("requestfailed"):
             page.clock.run_for(61_000)
-    expect(note).to_have_text("Paused: five tries had no answer.")
-    expect(go_on).to_be_visible()
+    expect(note).to_have_text("Paused after five failed attempts.")
+    expect(resume).to_be_visible()
 
     page.unroute("**/changes*")
     with page.expect_event("requestfinished"):
-        go_on.click()
-    expect(go_on).to_be_hidden()
+        resume.click()
+    expect(resume).to_be_hidden()
     expect(note).to_be_empty()
     context.close()
 
@@ -146,7 +147,7 @@ document.getElementById("toasts").append(toast);
 
 @pytest.fixture
 def toasted(filled, open_page):
-    """A page with a toast and a clock that the test moves."""
+    """Return a page with a toast and a controllable clock."""
     page = open_page()
     page.clock.install()
     page.goto("/patterns/")
@@ -155,7 +156,7 @@ def toasted(filled, open_page):
     return page
 
 
-def test_a_toast_leaves_after_ten_seconds(toasted):
+def test_a_toast_disappears_after_ten_seconds(toasted):
     toasted.clock.run_for(9_000)
     expect(toasted.locator("#toasts .toast")).to_have_count(1)
     toasted.clock.run_for(3_000)
@@ -163,7 +164,7 @@ def test_a_toast_leaves_after_ten_seconds(toasted):
 
 
 @pytest.mark.parametrize("how", ["hover", "focus"])
-def test_a_toast_waits_while_it_is_pointed_at_or_has_the_focus(how, toasted):
+def test_a_toast_stays_while_it_has_hover_or_focus(how, toasted):
     toast = toasted.locator("#toasts .toast")
     if how == "hover":
         toast.hover()

@@ -1,4 +1,4 @@
-"""The overview in a real Chromium, with something that needs a person."""
+"""The overview in Chromium, with an item that needs attention."""
 
 import pytest
 from playwright.sync_api import expect
@@ -12,37 +12,37 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("theme", driving.THEMES)
-def test_axe_finds_nothing_with_everything_open(filled, open_page, theme):
+def test_axe_reports_nothing_with_everything_open(filled, open_page, theme):
     page = open_page(color_scheme=theme)
     page.goto("/")
-    page.get_by_text("By the hour, and how it is counted").click()
-    expect(page.get_by_role("region", name="The last 24 hours")).to_be_visible()
-    assert driving.axe(page) == []
+    page.get_by_text("Hourly data and definitions").click()
+    expect(page.get_by_role("region", name="Last 24 hours by hour")).to_be_visible()
+    assert driving.run_axe(page) == []
 
 
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_nothing_scrolls_sideways(filled, open_page, width):
+def test_the_page_does_not_scroll_horizontally(filled, open_page, width):
     page = open_page(width=width)
     page.goto("/")
     assert not driving.scrolls_sideways(page)
 
 
-def test_what_fails_is_reached_by_keyboard_alone(filled, open_page):
+def test_a_failing_server_is_reached_with_the_keyboard_alone(filled, open_page):
     page = open_page()
     page.goto("/servers")
     page.keyboard.press("g")
     page.keyboard.press("o")
     expect(page).to_have_url(f"{filled.url}/")
     expect(page).to_have_title("(1) Overview · Toolcrib")
-    page.get_by_role("link", name="Skip to the content").focus()
+    page.get_by_role("link", name="Skip to content").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    expect(page.get_by_role("link", name="Look at server")).to_be_focused()
+    expect(page.get_by_role("link", name="View server")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page).to_have_url(f"{filled.url}/servers/nobody")
 
 
-def test_without_javascript_the_checklist_is_dismissed(filled, open_page):
+def test_first_steps_can_be_dismissed_without_javascript(filled, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/")
     page.get_by_role("button", name="Dismiss first steps").click()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.servers import register, runs
+from tests.support.servers import list_sync_runs, register
 from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 from tests.support.waiting import wait_for
 
@@ -12,10 +12,10 @@ from tests.support.waiting import wait_for
 def test_a_sync_asked_for_by_command_is_run_by_the_server_beside_it(toolcrib):
     with running_http("healthy") as url:
         register(toolcrib, "beside", url)
-        before = len(runs(toolcrib, "beside"))
+        before = len(list_sync_runs(toolcrib, "beside"))
         assert toolcrib.command("sync", "beside").returncode == 0
         # Not after the half minute that a message into nobody's queue would cost.
-        wait_for(lambda: len(runs(toolcrib, "beside")) > before, 15)
+        wait_for(lambda: len(list_sync_runs(toolcrib, "beside")) > before, 15)
         toolcrib.api("DELETE", "/servers/beside")
 
 
@@ -28,13 +28,19 @@ def test_a_server_that_is_not_kept_connected_is_synced_all_the_same(toolcrib, ch
     body |= {"args": args, "cwd": str(ROOT), "confirm_argv": [command, *args]}
     assert toolcrib.api("POST", "/servers", body)[0] == 201
     assert toolcrib.api("PATCH", "/servers/visited", change)[0] == 200
-    wait_for(lambda: runs(toolcrib, "visited") and runs(toolcrib, "visited")[0]["finished_at"], 30)
+    wait_for(
+        lambda: (
+            list_sync_runs(toolcrib, "visited")
+            and list_sync_runs(toolcrib, "visited")[0]["finished_at"]
+        ),
+        30,
+    )
     for _ in range(3):
-        before = len(runs(toolcrib, "visited"))
+        before = len(list_sync_runs(toolcrib, "visited"))
         toolcrib.api("POST", "/servers/visited/sync")
-        wait_for(lambda before=before: len(runs(toolcrib, "visited")) > before, 30)
-        wait_for(lambda: runs(toolcrib, "visited")[0]["finished_at"], 30)
-        assert runs(toolcrib, "visited")[0]["outcome"] == "ok"
+        wait_for(lambda before=before: len(list_sync_runs(toolcrib, "visited")) > before, 30)
+        wait_for(lambda: list_sync_runs(toolcrib, "visited")[0]["finished_at"], 30)
+        assert list_sync_runs(toolcrib, "visited")[0]["outcome"] == "ok"
     toolcrib.api("DELETE", "/servers/visited")
 
 
@@ -69,5 +75,5 @@ def test_a_body_over_the_cap_is_refused_while_it_comes_in(toolcrib, path):
     if path.startswith("/api/"):
         assert json.loads(answer)["error"]["code"] == "too_large"
     else:
-        assert answer.decode().startswith("The request is over ")
+        assert answer.decode().startswith("The request body exceeds ")
     assert toolcrib.get("/livez")[0] == 200

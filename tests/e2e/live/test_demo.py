@@ -21,7 +21,7 @@ def started(toolcrib):
     """Start the demo. Filling takes longer than other starts, on a busy machine a minute."""
     with Process(toolcrib._argv("demo", "--turns", "1"), toolcrib.env) as process:
         toolcrib.process = process
-        toolcrib.ready_line = process.line(READY, 300)
+        toolcrib.ready_line = process.wait_for_line(READY, 300)
         yield toolcrib
 
 
@@ -108,7 +108,7 @@ def test_a_second_start_fills_nothing_again(filled):
     filled.process.stop()
     with started(filled):
         assert [session["id"] for session in items(filled, "/sessions")] == before
-        assert "Filling" not in filled.log
+        assert "Creating demo data" not in filled.log
 
 
 def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
@@ -116,7 +116,7 @@ def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
     assert toolcrib.command("create_agent", "scout", "--json").returncode == 0
     done = toolcrib.command("demo")
     assert done.returncode == 2
-    assert "holds an installation already" in done.stderr
+    assert "contains an installation" in done.stderr
     assert not (toolcrib.data_dir / "demo").exists()
 
 

@@ -61,7 +61,7 @@ def backup(source, tmp_path_factory):
     file = tmp_path_factory.mktemp("backup") / "toolcrib.backup"
     done = source.command("backup", str(file))
     assert done.returncode == 0, done.stderr
-    assert "Keep them apart" in done.stdout
+    assert "Store the two files separately" in done.stdout
     return file
 
 
@@ -176,8 +176,8 @@ def test_without_the_key_only_the_credentials_are_lost_and_it_says_so(backup, tm
     done = empty.command("restore", str(backup))
     assert done.returncode == 3
     assert header_of(backup)["key"] in done.stderr
-    assert "1 credentials of weather cannot be read" in done.stderr
-    assert "enter those credentials again" in done.stderr
+    assert "1 credential of weather cannot be read" in done.stderr
+    assert "enter the credentials again" in done.stderr
     assert len(story(empty)["tools"]) == 7
 
     again = empty.command("restore", str(backup), "--replace", "--key", str(key_of(backup)))
@@ -200,7 +200,7 @@ def test_data_that_is_here_is_not_replaced_unless_told(source, backup):
     before = story(source)
     done = source.command("restore", str(backup))
     assert done.returncode == 1
-    assert "holds data already" in done.stderr
+    assert "already contains data" in done.stderr
     assert story(source) == before
 
 
@@ -273,7 +273,7 @@ def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
     done = target.command("restore", str(damaged(backup, how, tmp_path / "bad")), "--replace")
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert ("damaged" in done.stderr) == (how in DAMAGED), done.stderr
+    assert ("corrupt" in done.stderr) == (how in DAMAGED), done.stderr
     assert rows() == before
 
 

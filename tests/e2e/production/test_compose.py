@@ -7,7 +7,13 @@ import pytest
 from mcp import Client
 
 from tests.support.installation import ROOT, free_port
-from tests.support.production import COMPOSE, NEEDED, SERVICES, filled, make_secrets
+from tests.support.production import (
+    COMPOSE,
+    REQUIRED_VARIABLES,
+    SERVICES,
+    interpolate,
+    make_secrets,
+)
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -38,7 +44,7 @@ def test_every_part_waits_for_what_it_needs(name):
     }
 
 
-@pytest.mark.parametrize("missing", NEEDED)
+@pytest.mark.parametrize("missing", REQUIRED_VARIABLES)
 def test_nothing_starts_without_a_secret_of_your_own(missing):
     variables = make_secrets()
     del variables[missing]
@@ -48,7 +54,7 @@ def test_nothing_starts_without_a_secret_of_your_own(missing):
         for text in service.get("environment", {}).values()
     ]
     with pytest.raises(KeyError, match=f"{missing} is not set"):
-        [filled(text, variables) for text in texts]
+        [interpolate(text, variables) for text in texts]
 
 
 def test_no_secret_is_written_in_it_or_in_the_image():
@@ -63,7 +69,7 @@ def test_no_secret_is_written_in_it_or_in_the_image():
 
 def test_only_this_machine_can_reach_it_as_it_stands():
     (port,) = SERVICES["web"]["ports"]
-    assert filled(port, {}) == "127.0.0.1:8000:8000"
+    assert interpolate(port, {}) == "127.0.0.1:8000:8000"
     assert not any("ports" in SERVICES[name] for name in SERVICES if name != "web")
 
 
@@ -107,9 +113,9 @@ class TestByHand:
             assert "list_changed" in {run["trigger"] for run in runs}
 
     def test_a_change_in_one_web_process_is_known_to_the_other(self, everything):
-        first, second = everything.at(0), everything.at(1)
+        first, second = everything.web_process(0), everything.web_process(1)
         token = everything.token("admin")
-        before = second.ready()["revision"]
+        before = second.readiness()["revision"]
         body = {
             "name": "Nowhere",
             "transport": "http",
@@ -117,14 +123,14 @@ class TestByHand:
         }
         assert first.api("POST", "/servers", body, token=token)[0] == 201
         began = time.monotonic()
-        wait_for(lambda: second.ready()["revision"] > before, 20, every=0.01)
+        wait_for(lambda: second.readiness()["revision"] > before, 20, every=0.01)
         print(f"invalidation took {time.monotonic() - began:.3f} s")  # noqa: T201
 
     def test_every_health_check_is_content_and_only_while_the_part_works(self, everything):
         for name, process in everything.processes.items():
             service = name.partition("-")[0]
             wait_for(
-                lambda service=service, process=process: not everything.healthy(service, process),
+                lambda service=service, process=process: not everything.health_error(service, process),
                 60,
                 what=f"{name} is healthy",
             )
@@ -134,4 +140,4 @@ class TestByHand:
         assert (done.returncode, done.stdout) == (1, "no heartbeat yet\n")
         done = everything.run(*("python", "-m", "toolcrib.health", "web"), PORT="1")
         assert done.returncode == 1
-        assert "/livez does not answer" in done.stdout
+        assert "/livez does not respond" in done.stdout

@@ -263,11 +263,12 @@ def test_results_have_the_format_of_the_provider(crib, provider, typed):
             for part in messages[0]["content"]
         ],
         "openai": lambda: [
-            (one["tool_call_id"], one["content"], one["content"].startswith("Error: "))
-            for one in messages
+            (item["tool_call_id"], item["content"], item["content"].startswith("Error: "))
+            for item in messages
         ],
         "openai-responses": lambda: [
-            (one["call_id"], one["output"], one["output"].startswith("Error: ")) for one in messages
+            (item["call_id"], item["output"], item["output"].startswith("Error: "))
+            for item in messages
         ],
         "gemini": lambda: [
             (
@@ -278,7 +279,7 @@ def test_results_have_the_format_of_the_provider(crib, provider, typed):
             for part in messages[0]["parts"]
         ],
     }[provider]()
-    assert len({one for one, _, _ in expected}) >= 3
+    assert len({call_id for call_id, _, _ in expected}) >= 3
     assert "Shout a word." in expected[0][1]
     assert "HEY" in expected[1][1]
     assert "HO" in expected[2][1]
@@ -303,7 +304,7 @@ def test_replies_can_be_responses_messages_lists_or_single_calls(crib):
     }  # fmt: skip
     for provider, replies in forms.items():
         for reply in replies:
-            assert [one.name for one in PROVIDERS[provider].calls(reply)] == ["shout"], reply
+            assert [call.name for call in PROVIDERS[provider].calls(reply)] == ["shout"], reply
     for provider, nothing in (
         ("anthropic", {"content": [{"type": "text", "text": "hm"}]}),
         ("openai", {"choices": [{"message": {"content": "hm", "tool_calls": None}}]}),
@@ -318,7 +319,7 @@ def test_replies_can_be_responses_messages_lists_or_single_calls(crib):
 
 
 def test_a_reply_is_appended_unchanged_with_its_results(crib):
-    for provider, kept in {
+    for provider, history_of in {
         "anthropic": lambda reply: [{"role": "assistant", "content": reply.content}],
         "openai": lambda reply: [reply.choices[0].message],
         "openai-responses": lambda reply: reply.output,
@@ -328,7 +329,7 @@ def test_a_reply_is_appended_unchanged_with_its_results(crib):
             reply = model_reply(provider, ("shout", {"word": "hey"}))
             history = ["before"]
             assert loop.take(reply, history) is True
-            assert history[:2] == ["before", *kept(reply)]
+            assert history[:2] == ["before", *history_of(reply)]
             assert "HEY" in texts(history[2])
             body = model_reply(provider, typed=False)
             assert loop.take(body, history) is False
@@ -375,21 +376,21 @@ def test_the_after_hook_can_replace_the_result(crib):
         assert (call.name, result.asked.name) == ("shout", "deferred_tool_call")
         return ToolResult(result.asked, call, [{"type": "text", "text": "hidden"}])
 
-    asked = ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}})
+    call = ("deferred_tool_call", {"tool_name": "shout", "arguments": {"word": "hey"}})
     with AgentLoop(crib, "openai", after=after, functions={"shout": shouting}) as loop:
-        assert loop.answer(model_reply("openai", asked))[0]["content"] == "hidden"
+        assert loop.answer(model_reply("openai", call))[0]["content"] == "hidden"
 
 
 def test_a_custom_tool_can_fail_or_have_no_function(crib):
     def failing(arguments):
         raise ToolFailed("No voice today.", hint="Whisper.")
 
-    asked = {"id": "1", "name": "shout", "arguments": {"word": "hey"}}
+    call = {"id": "1", "name": "shout", "arguments": {"word": "hey"}}
     with AgentLoop(crib, "json", functions={"shout": failing}) as loop:
-        (failed,) = loop.answer([asked])
-        (wrong,) = loop.answer([{**asked, "arguments": {"word": 5}}])
+        (failed,) = loop.answer([call])
+        (wrong,) = loop.answer([{**call, "arguments": {"word": 5}}])
     with AgentLoop(crib, "json") as loop:
-        (missing,) = loop.answer([asked])
+        (missing,) = loop.answer([call])
     assert (failed["is_error"], failed["content"][0]["text"]) == (True, "No voice today. Whisper.")
     assert wrong["is_error"]
     assert '"properties"' in wrong["content"][0]["text"]  # the error contains the schema
