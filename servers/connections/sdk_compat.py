@@ -1,16 +1,20 @@
-"""Raw MCP requests through private SDK attributes, without the SDK's own validation.
+"""Private attributes of the MCP SDK: raw requests of a client, connections of the server.
 
 `session.list_tools` fails entirely when one tool is malformed, and `call_tool` validates on the
-event loop. `_stamp` and `_dispatcher` are private, hence mcp<2.4; no other module uses them.
+event loop. Hence mcp<2.4; no other module uses private attributes of the SDK.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcp.client import ClientSession
 from mcp.shared.inbound import find_invalid_x_mcp_header, mcp_param_headers, x_mcp_header_map
 
 from servers.spec import OnProgress
+
+if TYPE_CHECKING:
+    from mcp.server.connection import Connection
+    from mcp.server.context import ServerRequestContext
 
 
 def stamp_request(
@@ -46,6 +50,11 @@ async def raw_request(
     if resume is not None:
         options["resumption_token"] = resume
     return await session._dispatcher.send_raw_request(method, stamped, options)
+
+
+def connection_of(ctx: "ServerRequestContext[Any, Any]") -> "Connection":
+    """Return the handshake connection of a request to the MCP endpoint."""
+    return ctx.session._connection
 
 
 def param_headers(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from pydantic import ValidationError
 
 from sessions_app.agents import api_keys
-from sessions_app.dispatch import operations
+from sessions_app.dispatch import concurrency, operations
 from sessions_app.fast_path.http import (
     START,
     ClientDisconnected,
@@ -20,7 +20,6 @@ from sessions_app.fast_path.http import (
     send_error,
     send_json,
 )
-from sessions_app.sessions import concurrency
 from sessions_app.sessions.schemas import FoundIn, LoadIn, SearchIn
 from toolcrib.lib.asgi import Application, Receive, Scope, Send, read_body
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError

@@ -34,7 +34,8 @@ from pydantic import ValidationError
 
 from catalog.definitions.public_names import META_TOOLS
 from servers.connections import calls as upstream_calls
-from sessions_app.dispatch import dispatcher, key_revocation
+from servers.connections.sdk_compat import connection_of
+from sessions_app.dispatch import concurrency, dispatcher, key_revocation
 from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
 from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
@@ -42,7 +43,7 @@ from sessions_app.mcp.errors import SERVER_ERROR
 from sessions_app.mcp.meta_tools import Object
 from sessions_app.mcp.sessions import AuthenticatedRequest, Client
 from sessions_app.models import AgentSession, CallPath
-from sessions_app.sessions import concurrency, lifecycle
+from sessions_app.sessions import lifecycle
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 
 logger = logging.getLogger(__name__)
@@ -185,13 +186,13 @@ class ToolcribMcpServer(Server[Any]):
         else:
             session = await self._connection_session(ctx, caller, client)
         if _has_connection(ctx):
-            _connection(ctx).state.setdefault("sessions", set()).add(session.session_id)
+            connection_of(ctx).state.setdefault("sessions", set()).add(session.session_id)
         return session
 
     async def _connection_session(
         self, ctx: Context, caller: AuthenticatedRequest, client: Client | None
     ) -> AgentSession:
-        connection = _connection(ctx)
+        connection = connection_of(ctx)
         async with connection.state.setdefault("opening", asyncio.Lock()):
             session_id = connection.state.get("own")
             if session_id is not None:
@@ -218,7 +219,7 @@ class ToolcribMcpServer(Server[Any]):
             types.ToolListChangedNotification(), related_request_id=ctx.request_id
         )
         for other in list(self.connections):
-            if other is not _connection(ctx) and session_id in other.state.get("sessions", ()):
+            if other is not connection_of(ctx) and session_id in other.state.get("sessions", ()):
                 await other.send_tool_list_changed()
 
     def count_connections(self, key: int) -> int:
@@ -227,7 +228,7 @@ class ToolcribMcpServer(Server[Any]):
 
     async def track_connection(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Middleware: register each handshake connection when it is initialized."""
-        connection = _connection(ctx)
+        connection = connection_of(ctx)
         if ctx.method == "initialize" and connection.session_id is not None:
             key = connection.state["key"] = _caller(ctx).key.pk
             self.connections.add(connection)
@@ -305,15 +306,10 @@ def _caller(ctx: Context) -> AuthenticatedRequest:
     return caller
 
 
-def _connection(ctx: Context) -> Connection:
-    """Return the handshake connection. A private attribute of the SDK, hence mcp<2.4."""
-    return ctx.session._connection
-
-
 def _has_connection(ctx: Context) -> bool:
     """Return whether the request belongs to a stateful handshake connection."""
     modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-    return not modern and _connection(ctx).session_id is not None
+    return not modern and connection_of(ctx).session_id is not None
 
 
 def _client(ctx: Context) -> Client | None:

@@ -11,14 +11,14 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
 from servers.connections import calls as upstream_calls
-from sessions_app.dispatch import dispatcher, operations
+from sessions_app.dispatch import concurrency, dispatcher, operations
 from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
 from sessions_app.formats import catalog
 from sessions_app.ledger import events
 from sessions_app.ledger.payloads import check_value
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
-from sessions_app.sessions import concurrency, lifecycle, loading, surface
+from sessions_app.sessions import lifecycle, loading, surface
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import (
     CallIn,

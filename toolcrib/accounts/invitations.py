@@ -1,6 +1,5 @@
 """First-admin setup, invitations, password links and roles. There is no default password."""
 
-import asyncio
 import hmac
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
@@ -36,9 +35,9 @@ def is_valid_setup_code(code: str) -> bool:
     return hmac.compare_digest(code.encode(), setup_code().encode()) and setup_open()
 
 
-async def ready_line(base: str) -> str:
+def ready_line(base: str) -> str:
     """Return the line that is printed at startup, with the setup link if setup is open."""
-    if await asyncio.to_thread(setup_open):
+    if setup_open():
         return f"Toolcrib is ready: {base}{reverse('setup', args=[setup_code()])}"
     return f"Toolcrib is ready: {base}/"
 

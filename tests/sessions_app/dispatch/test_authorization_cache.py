@@ -11,7 +11,7 @@ from sessions_app.agents import api_keys
 from sessions_app.dispatch import authorization_cache
 from sessions_app.models import ApiKey
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, make_program, tool_object
+from tests.support.factories import ingest_tools, make_program, tool_object
 
 pytestmark = pytest.mark.django_db
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def agent():
     for slug in ("raw", "other"):
-        fold(make_program("raw_calls", slug=slug), *map(tool_object, ("say", "later", "seen")))
+        ingest_tools(
+            make_program("raw_calls", slug=slug), *map(tool_object, ("say", "later", "seen"))
+        )
     cache.clear()
     authorization_cache.clear()
     yield make_agent_client("scout", mode="deferred")
@@ -48,10 +50,10 @@ def test_an_entry_can_plan_all_tools_of_the_servers_it_was_loaded_for(agent):
 def test_an_older_definition_that_a_session_loaded_is_cached(agent):
     server = make_program("raw_calls", slug="third")
     server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
-    fold(server, tool_object("say", description="Old words"))
+    ingest_tools(server, tool_object("say", description="Old words"))
     session = agent.open()
     session.load("mcp:third")
-    fold(server, tool_object("say", description="New words"))
+    ingest_tools(server, tool_object("say", description="New words"))
     cache.clear()
     authorization = load(agent, session, "third__say")
     shown = authorization.shown_definition("third__say")
@@ -83,7 +85,9 @@ def test_the_oldest_entries_are_evicted_above_the_limits(agent, monkeypatch, bou
         session.load("mcp:raw")
     server = Server.objects.get(slug="raw")
     server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
-    fold(server, *(tool_object(name, description="New") for name in ("say", "later", "seen")))
+    ingest_tools(
+        server, *(tool_object(name, description="New") for name in ("say", "later", "seen"))
+    )
     cache.clear()
     if bound == "sessions":
         monkeypatch.setattr(authorization_cache, "MAX_ENTRIES", 2)
@@ -104,7 +108,7 @@ def test_the_oldest_entries_are_evicted_above_the_limits(agent, monkeypatch, bou
 def test_hundreds_of_loaded_tools_take_few_bytes(agent):
     """Each tool is still known as loaded or not loaded."""
     names = [f"tool_{number}" for number in range(300)]
-    fold(make_program("raw_calls", slug="wide"), *map(tool_object, names))
+    ingest_tools(make_program("raw_calls", slug="wide"), *map(tool_object, names))
     cache.clear()
     session = agent.open()
     assert session.load("mcp:wide", *(f"wide__{name}" for name in names[::3]))
@@ -117,7 +121,7 @@ def test_hundreds_of_loaded_tools_take_few_bytes(agent):
 def test_entries_of_an_older_catalog_are_removed(agent):
     first, second = agent.open(), agent.open()
     load(agent, first)
-    fold(make_program("raw_calls", slug="third"), tool_object("say"))
+    ingest_tools(make_program("raw_calls", slug="third"), tool_object("say"))
     cache.clear()
     load(agent, second)
     assert [session_id for _, session_id in authorization_cache._entries] == [second.id]

@@ -23,8 +23,8 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import sql
 from sessions_app.ledger.payloads import stored_copy
 from sessions_app.models import AgentSession, Call, CallAnswer, Event
-from tests.support.agent_client import Session, make_agent_client, regroup
-from tests.support.factories import fold, tool_object
+from tests.support.agent_client import Session, make_agent_client, make_group
+from tests.support.factories import ingest_tools, tool_object
 from toolcrib.lib.redaction import redact
 from toolcrib.lib.token_counter import count
 
@@ -40,7 +40,7 @@ def custom(schema=NUMBER, name="count", tool=None):
 @pytest.fixture
 def counting(db):
     tool = custom()
-    regroup("own", tool)
+    make_group("own", tool)
     return tool
 
 
@@ -144,7 +144,7 @@ def test_a_pending_change_is_neither_used_nor_quoted_and_strict_trust_blocks_cal
     server = github.follows
     session = make_agent_client("scout", mode="deferred").open()
     names = ["create_issue", "list_issues", "search_code", "merge_pull"]
-    fold(server, *(tool_object(name, inputSchema=schema) for name in names),
+    ingest_tools(server, *(tool_object(name, inputSchema=schema) for name in names),
          tool_object("get_file", inputSchema=newer))  # fmt: skip
     for open_session in (session, session.client.open()):
         # Valid for the approved definition, so it is sent; its server does not run in this test.
@@ -170,7 +170,7 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
     agent = make_agent_client("scout", mode="deferred")
     session = agent.open()
     tools = [tool_object(name, inputSchema=changed) for name in names]
-    fold(github.follows, *tools)
+    ingest_tools(github.follows, *tools)
     tool = Tool.objects.get(public_name="github__get_file")
     assert (tool.state, "x-mcp-header" in tool.latest.body) == ("waiting", True)
     request = planner.CallRequest("github__get_file", {"what": "x"})
@@ -329,12 +329,12 @@ def test_stored_arguments_are_redacted_and_truncated(session):
 def test_no_secret_is_stored_in_arguments_results_or_messages(counting, scout):
     schema = {"type": "object", "properties": {"password": {"type": "integer"}, "n": {}}}
     login = custom(schema, "login")
-    regroup("people", login)
+    make_group("people", login)
     session = scout.open()
     refused = session.call("login", {"password": "hunter2"})
     assert refused["error"]["code"] == "invalid_arguments"
     one_of = custom({**schema, "oneOf": [{"required": ["n"]}, {"required": ["m"]}]}, "enter")
-    regroup("doors", one_of)
+    make_group("doors", one_of)
     assert session.call("enter", {"password": 12345678})["is_error"] is True
     assert session.call("login", {"password": 12345678})["state"] == "client"
     for row in Call.objects.all():

@@ -29,7 +29,7 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from sessions_app.sessions import lifecycle
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, make_program, tool_object
+from tests.support.factories import ingest_tools, make_program, tool_object
 from tests.support.waiting import wait_for
 from toolcrib.asgi import ApiHandler
 from toolcrib.lib import json_codec
@@ -42,7 +42,9 @@ BODY = {"tool_name": "raw__say", "arguments": {"result": CONTENT}}
 @pytest.fixture
 def agent(transactional_db):
     server = make_program("raw_calls", slug="raw")
-    fold(server, tool_object("say", inputSchema=SAY), tool_object("later"), tool_object("seen"))
+    ingest_tools(
+        server, tool_object("say", inputSchema=SAY), tool_object("later"), tool_object("seen")
+    )
     cache.clear()
     authorization_cache.clear()
     yield make_agent_client("scout", mode="deferred", calls_in_flight=3)
@@ -324,7 +326,9 @@ def _strict() -> None:
     """Make a change pending, cache it, and only then set the trust to strict."""
     server = Server.objects.get(tools__name="say")
     more = {**SAY, "description": "changed"}
-    fold(server, tool_object("say", inputSchema=more), tool_object("later"), tool_object("seen"))
+    ingest_tools(
+        server, tool_object("say", inputSchema=more), tool_object("later"), tool_object("seen")
+    )
     cache.current()
     server_actions.change_settings(server, {"trust": "strict"}, actor=SYSTEM)
 

@@ -12,13 +12,13 @@ from catalog import cache
 from catalog.audit import SYSTEM
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, rate_limits
-from sessions_app.dispatch import operations
+from sessions_app.dispatch import concurrency, operations
 from sessions_app.fast_path import rest_load_search
 from sessions_app.models import Agent, AgentSession, ApiKey, Event
-from sessions_app.sessions import concurrency, lifecycle, loading
+from sessions_app.sessions import lifecycle, loading
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, make_program, tool_object
+from tests.support.factories import ingest_tools, make_program, tool_object
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,7 +51,7 @@ ASKED: dict[str, tuple[str, Any, int, bool]] = {
 
 @pytest.fixture
 def agent():
-    fold(make_program("raw_calls", slug="raw"), *map(tool_object, ("say", "later", "seen")))
+    ingest_tools(make_program("raw_calls", slug="raw"), *map(tool_object, ("say", "later", "seen")))
     cache.clear()
     rate_limits.clear()
     return make_agent_client("scout", mode="deferred")

@@ -1,8 +1,7 @@
-"""What an agent may not see is as good as not there, through every route of the API.
+"""Tools out of scope cannot be detected through any route of the API.
 
-Each test asks everything twice: where the hidden group exists, and where it does not. Whatever
-is asked, by whatever name, the two answers are the same bytes, but for ids and times. A route
-that is added has to be added to REQUESTS before this passes.
+Each test sends every request twice: with a hidden group and without it. The two responses must be
+identical except for ids and times. A new route must be added to `requests` to pass.
 """
 
 import json
@@ -20,8 +19,8 @@ from catalog.models import Group, Tool
 from catalog.tools.actions import hold, save_custom_tool
 from sessions_app.agents import rate_limits
 from sessions_app.models import Agent, AgentGroup
-from tests.support.agent_client import AgentClient, add_tools, make_agent_client, regroup
-from tests.support.factories import fold, make_server, tool_object
+from tests.support.agent_client import AgentClient, add_tools, make_agent_client, make_group
+from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.api import api
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -30,7 +29,7 @@ CANARY = "quagga"
 SLUG = "quaggaslug"
 GROUP = "mcp:vault-quagga"
 TOOL = "quaggaslug__quaggatool"
-# Names of hidden things, and of what is nearly one; each is also asked for where none is.
+# Names of hidden objects and similar names.
 NAMES = [TOOL, "quaggatool", "quaggaslug__quaggatol", SLUG, GROUP, "search_code"]
 NAMES += ["create_issues", "quagga_custom", "quagga:own", "quaggaheld"]
 WORDS = ["quaggatext", "quaggaparam", "Quaggadisplay", "create issue", "*"]
@@ -43,21 +42,23 @@ SCHEMA = {
 
 
 def operations():
-    """Yield every operation of the document with its path below /api/v1 and who may use it."""
+    """Yield method, path and security scheme of every operation in the OpenAPI document."""
     for path, methods in api.get_openapi_schema()["paths"].items():
         for method, operation in methods.items():
-            (door,) = (name for doors in operation["security"] for name in doors)
-            yield method.upper(), path.removeprefix("/api/v1"), door
+            (scheme,) = (name for schemes in operation["security"] for name in schemes)
+            yield method.upper(), path.removeprefix("/api/v1"), scheme
 
 
-AGENT_ROUTES = {f"{method} {path}" for method, path, door in operations() if door == "AgentAuth"}
+AGENT_ROUTES = {
+    f"{method} {path}" for method, path, scheme in operations() if scheme == "AgentAuth"
+}
 
 
 def hide_a_vault():
-    """A group that is made to be noticed: first in order, near in name, full of words."""
+    """Create a group that is likely to leak: first in order, with similar names and many words."""
     server = make_server(slug=SLUG, name="Quagganame", description="Quaggaserver.")
     names = ("quaggatool", "search_code", "create_issues", "quaggaheld")
-    fold(
+    ingest_tools(
         server,
         *(
             tool_object(
@@ -76,7 +77,7 @@ def hide_a_vault():
         position=0,
     )
     hold(Tool.objects.get(public_name="quaggaslug__quaggaheld"), "quaggareason", actor=SYSTEM)
-    regroup("quagga:own", custom("quagga_custom"))
+    make_group("quagga:own", custom("quagga_custom"))
 
 
 def custom(name):
@@ -84,7 +85,7 @@ def custom(name):
 
 
 def build(hidden):
-    """The same installation with the hidden groups or without them."""
+    """Create the same catalog with or without the hidden groups."""
     cache.clear()
     rate_limits.clear()
     if hidden:
@@ -94,7 +95,7 @@ def build(hidden):
         create_issue="Create an issue in a repository.",
     )  # fmt: skip
     add_tools("slack", "post_message")
-    regroup("own", custom("shout"))
+    make_group("own", custom("shout"))
 
 
 MANY = {"calls_per_minute": 10_000, "searches_per_minute": 10_000, "max_sessions": 10_000}
@@ -102,31 +103,31 @@ OPEN_GROUPS = ("mcp:github", "own")
 
 
 def agent(name, *groups):
-    held = [group for group in groups if Group.objects.filter(group_id=group).exists()]
-    client = make_agent_client(name, *held, mode="deferred", **MANY)
+    existing = [group for group in groups if Group.objects.filter(group_id=group).exists()]
+    client = make_agent_client(name, *existing, mode="deferred", **MANY)
     Agent.objects.filter(pk=client.agent.pk).update(all_groups=False)
     client.agent.refresh_from_db()
     return client
 
 
 def viewer(kind):
-    """An agent with a session, and whether its other sessions may see no more than this one."""
+    """Return a session that cannot see the hidden groups, and whether the agent cannot either."""
     everything = (GROUP, "quagga:own", *OPEN_GROUPS)
     match kind:
         case "another group":
-            client, wish = agent("viewer", *OPEN_GROUPS), {}
+            client, options = agent("viewer", *OPEN_GROUPS), {}
         case "no group":
-            client, wish = AgentClient(Agent.objects.create(name="viewer", **MANY)), {}
+            client, options = AgentClient(Agent.objects.create(name="viewer", **MANY)), {}
         case "groups":
-            client, wish = agent("viewer", *everything), {"groups": list(OPEN_GROUPS)}
+            client, options = agent("viewer", *everything), {"groups": list(OPEN_GROUPS)}
         case "servers":
-            client, wish = agent("viewer", GROUP, *OPEN_GROUPS), {"servers": ["github"]}
+            client, options = agent("viewer", GROUP, *OPEN_GROUPS), {"servers": ["github"]}
         case "without_mcp":
-            client, wish = agent("viewer", GROUP, *OPEN_GROUPS), {"without_mcp": True}
-    return client.open(**wish), not wish
+            client, options = agent("viewer", GROUP, *OPEN_GROUPS), {"without_mcp": True}
+    return client.open(**options), not options
 
 
-# --- Every request ------------------------------------------------------------------------------
+# --- All requests -------------------------------------------------------------------------------
 
 
 def posts(route, *bodies):
@@ -138,13 +139,13 @@ def gets(route, *endings, **headers):
 
 
 def requests(digests):
-    """What is asked of each route: what follows its path, the body, the headers.
+    """Return the requests of each route: path suffix, body, headers.
 
-    Openings see what the agent may, so they are asked of agents that have nothing to narrow.
+    Routes without a session (OPENINGS) use the agent's full scope, so they are sent only if the
+    agent itself cannot see the hidden groups.
     """
     session = "/sessions/{session_id}"
     names = [*NAMES, *digests]
-    chosen = [{"name": name} for name in names]
     return {
         **posts(
             "/sessions",
@@ -175,7 +176,7 @@ def requests(digests):
         **posts(f"{session}/preload", {"tool_names": names}, {"tool_names": []}),
         **posts(
             f"{session}/search",
-            *chosen,
+            *({"name": name} for name in names),
             *({"name": name, "load": False, "detail": "full"} for name in NAMES[:2]),
             *({"query": word} for word in [*WORDS, ""]),
             *({"query": word, "strategy": "regex", "detail": "full"} for word in WORDS),
@@ -188,7 +189,7 @@ def requests(digests):
         f"POST {session}/call": [
             *(("", {"tool_name": name, "arguments": {"quaggaparam": 1}}, {}) for name in names),
             *(("", {"tool_name": name, "arguments": SLUG}, {}) for name in (TOOL, "quaggaheld")),
-            # The key and the body of a call that somebody else made.
+            # The idempotency key and body of another agent's call.
             ("", {"tool_name": TOOL, "arguments": {"wrong": 1}}, {"Idempotency_Key": "taken"}),
             ("", {"tool_name": "shout", "arguments": {"word": 1}}, {"Idempotency_Key": "taken"}),
         ],
@@ -200,23 +201,23 @@ def requests(digests):
     }
 
 
-def test_every_route_an_agent_may_use_is_asked_here():
-    doors = {door for _, _, door in operations()}
-    assert doors == {"AgentAuth", "KeyAuth"}
+def test_every_agent_route_is_tested():
+    schemes = {scheme for _, _, scheme in operations()}
+    assert schemes == {"AgentAuth", "KeyAuth"}
     assert requests([]).keys() == AGENT_ROUTES
 
 
 OPENINGS = ("POST /sessions", "GET /catalog", "GET /sessions")
 
 
-def ask_everything(session, digests, *, openings):
-    """Send all of it, in one order; yield what was asked, and the answer."""
-    for route, sent in requests(digests).items():
+def send_all(session, digests, *, openings):
+    """Send all requests in a fixed order; yield a description and the response of each."""
+    for route, variants in requests(digests).items():
         if route in OPENINGS and not openings:
             continue
         method, _, path = route.partition(" ")
         path = path.replace("{session_id}", session.id).replace("/{name}", "/")
-        for ending, body, headers in sent:
+        for ending, body, headers in variants:
             yield (
                 f"{route} {ending} {body} {headers}",
                 session.client.send(method, path + ending, body, **headers),
@@ -226,22 +227,22 @@ def ask_everything(session, digests, *, openings):
                 yield f"{other} {path}", session.client.send(other, f"{path}{CANARY}", {})
 
 
-# --- The same bytes -----------------------------------------------------------------------------
+# --- Identical responses ------------------------------------------------------------------------
 
-NEVER_THE_SAME = [
+VOLATILE = [
     (re.compile(r"\b(ses|call)_[0-9a-f]+"), r"\1_…"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)"), "then"),
     (re.compile(r'("duration_ms"|"revision"|"id"|"next_cursor"): ?("?)\d+\2'), r"\1:0"),
 ]
 
 
-def same(answer):
-    """An answer without what differs whoever asks: ids, times, and the catalog's revision."""
+def normalize(answer):
+    """Return status, headers and body without ids, times and the catalog's revision."""
     text = answer.bytes.decode()
-    for pattern, put in NEVER_THE_SAME:
-        text = pattern.sub(put, text)
-    mine = {"X-Request-Id", "Content-Length", "ETag"}
-    headers = {name: value for name, value in answer.headers.items() if name not in mine}
+    for pattern, replacement in VOLATILE:
+        text = pattern.sub(replacement, text)
+    volatile = {"X-Request-Id", "Content-Length", "ETag"}
+    headers = {name: value for name, value in answer.headers.items() if name not in volatile}
     return answer.status, headers, text
 
 
@@ -251,35 +252,38 @@ def answers_of(kind, digests, *, hidden):
         if hidden:
             keeper = agent("keeper", GROUP, "own").open()
             keeper.load(GROUP)
-            given = keeper.call(TOOL, {"wrong": 1}, Idempotency_Key="taken")
-            assert "quaggaparam" in given.bytes.decode()
+            answer = keeper.call(TOOL, {"wrong": 1}, Idempotency_Key="taken")
+            assert "quaggaparam" in answer.bytes.decode()
             digests.append(Tool.objects.get(public_name=TOOL).approved.sha256)
-        session, alone = viewer(kind)
-        answers = list(ask_everything(session, digests, openings=alone))
+        session, openings = viewer(kind)
+        answers = list(send_all(session, digests, openings=openings))
         transaction.set_rollback(True)
     cache.clear()
-    return [("opened", session.opened["stats"]), *((asked, same(got)) for asked, got in answers)]
+    return [
+        ("opened", session.opened["stats"]),
+        *((request, normalize(answer)) for request, answer in answers),
+    ]
 
 
 VIEWERS = ["another group", "no group", "groups", "servers", "without_mcp"]
 
 
 @pytest.mark.parametrize("kind", VIEWERS)
-def test_every_answer_is_the_same_whether_a_hidden_group_exists_or_not(db, kind):
+def test_responses_do_not_depend_on_hidden_groups(db, kind):
     digests = []
     hidden = answers_of(kind, digests, hidden=True)
     absent = answers_of(kind, digests, hidden=False)
     assert len(hidden) == len(absent) > 100
-    for (asked, there), (_, not_there) in zip(hidden, absent, strict=True):
-        assert there == not_there, asked
-    for asked, got in hidden:
-        # Only the timeline repeats what was asked for before.
-        if CANARY not in asked.lower() and "/events" not in asked:
-            assert CANARY not in str(got).lower(), asked
+    for (request, with_group), (_, without_group) in zip(hidden, absent, strict=True):
+        assert with_group == without_group, request
+    for request, answer in hidden:
+        # Only the timeline repeats earlier requests.
+        if CANARY not in request.lower() and "/events" not in request:
+            assert CANARY not in str(answer).lower(), request
 
 
-def test_the_hidden_group_is_there_for_who_may_see_it(db):
-    """So that the test above can fail."""
+def test_an_agent_with_the_hidden_group_can_use_it(db):
+    """Otherwise the test above could not fail."""
     build(hidden=True)
     session = agent("keeper", GROUP, "quagga:own", *OPEN_GROUPS).open()
     assert CANARY in session.get("/catalog?format=text").bytes.decode()
@@ -288,50 +292,50 @@ def test_the_hidden_group_is_there_for_who_may_see_it(db):
     assert "quaggareason" in session.call("quaggaheld").bytes.decode()
 
 
-# --- A group that is taken away -----------------------------------------------------------------
+# --- Revoked groups -----------------------------------------------------------------------------
 
-# What was given when the session opened, and what it did since, is the session's own.
+# Routes that may repeat what the session received earlier.
 REPEATED = ("", "/catalog", "/tools", "/state", "/events", "/fork", "/close")
 
 
 @pytest.fixture
 def dropped(db):
-    """A session that had loaded the vault when its agent lost the group."""
+    """A session that loaded the hidden group before its agent lost it."""
     build(hidden=True)
     session = agent("viewer", GROUP, *OPEN_GROUPS).open()
     assert session.load(GROUP)["expanded"]
-    before = {what: session.get(what).bytes for what in ("/catalog?format=text", "/tools")}
+    before = {path: session.get(path).bytes for path in ("/catalog?format=text", "/tools")}
     AgentGroup.objects.filter(agent=session.client.agent, group__group_id=GROUP).delete()
     return session, before
 
 
-def test_a_group_taken_away_is_gone_from_the_next_request_on(dropped):
+def test_a_revoked_group_is_unavailable_from_the_next_request_on(dropped):
     session, before = dropped
-    asked = 0
-    for request, answer in ask_everything(session, [], openings=True):
+    checked = 0
+    for request, answer in send_all(session, [], openings=True):
         route = request.partition("{session_id}")[2].partition(" ")[0]
         if request.startswith("GET /sessions ") or (
             "{session_id}" in request and route in REPEATED
         ):
             continue
         if CANARY in request:
-            # Named, so it is echoed; what stands behind the name is not told.
-            told = answer.bytes.decode().lower()
-            assert not any(word in told for word in ("quaggatext", "quaggatitle", "quaggareason"))
-            assert "quaggadescription" not in told
-            assert f'"expanded":true,"group_id":"{GROUP}"' not in told, request
-            asked += 1
+            # The requested name is echoed; the definition is not disclosed.
+            text = answer.bytes.decode().lower()
+            assert not any(word in text for word in ("quaggatext", "quaggatitle", "quaggareason"))
+            assert "quaggadescription" not in text
+            assert f'"expanded":true,"group_id":"{GROUP}"' not in text, request
+            checked += 1
         else:
             assert CANARY not in answer.bytes.decode().lower(), request
-    assert asked > 50
+    assert checked > 50
     stats = session.get("/stats").json
     assert stats["total_registered"] == 4
     assert not [name for name in stats["tool_names"] if CANARY in name]
-    # What its model was shown is not shown otherwise afterwards, and nothing is added.
-    assert {what: session.get(what).bytes for what in before} == before
+    # The catalog and the tools array of the open session are unchanged.
+    assert {path: session.get(path).bytes for path in before} == before
 
 
-def test_a_group_taken_away_and_one_that_never_was_are_refused_in_the_same_words(dropped):
+def test_a_revoked_group_and_an_unknown_group_give_the_same_error(dropped):
     session, _ = dropped
     made_up = CANARY.replace("q", "z")
     for name in (name for name in NAMES if CANARY in name):
@@ -344,29 +348,29 @@ def test_a_group_taken_away_and_one_that_never_was_are_refused_in_the_same_words
         ):
             real = session.post(path, body)
             other = session.post(path, json.loads(json.dumps(body).replace(CANARY, made_up)))
-            wanted = told(other).replace(made_up, CANARY)
-            assert told(real) == wanted, (path, body)
+            expected = without_tokens(other).replace(made_up, CANARY)
+            assert without_tokens(real) == expected, (path, body)
 
 
-def told(answer):
-    """Status and text, without the tokens of the text, which depend on the name given."""
-    status, _, text = same(answer)
+def without_tokens(answer):
+    """Return status and text without the token counts, which depend on the requested name."""
+    status, _, text = normalize(answer)
     return f"{status} " + re.sub(r'"tokens":\d+', "", text)
 
 
-# --- Somebody else's session --------------------------------------------------------------------
+# --- Other agents' sessions ---------------------------------------------------------------------
 
 
-def test_another_agents_session_is_as_unknown_as_one_that_never_was(db):
+def test_another_agents_session_and_an_unknown_session_give_the_same_error(db):
     build(hidden=True)
     theirs = agent("keeper", GROUP).open(metadata={"note": "quaggameta"})
     mine = agent("viewer", *OPEN_GROUPS)
     ids = (theirs.id, "ses_" + "0" * 32, f" {theirs.id}", f"{theirs.id}\0", theirs.id.upper())
-    for route, sent in requests([]).items():
+    for route, variants in requests([]).items():
         if "{session_id}" not in route:
             continue
         method, _, path = route.partition(" ")
-        ending, body, headers = sent[0]
+        ending, body, headers = variants[0]
         path = path.replace("{name}", "") + ending
         answers = [
             mine.send(method, path.replace("{session_id}", quote(id_)), body, **headers)
@@ -379,18 +383,18 @@ def test_another_agents_session_is_as_unknown_as_one_that_never_was(db):
     assert theirs.state == {}
 
 
-def test_an_agent_lists_its_own_sessions_only(db):
+def test_an_agent_lists_only_its_own_sessions(db):
     build(hidden=True)
     agent("keeper", GROUP).open(metadata={"note": "quaggameta"})
     mine = agent("viewer", *OPEN_GROUPS)
     assert mine.send("GET", "/sessions").json == {"items": [], "next_cursor": None}
     session = mine.open()
-    listed = mine.send("GET", "/sessions")["items"]
-    assert [row["id"] for row in listed] == [session.id]
+    rows = mine.send("GET", "/sessions")["items"]
+    assert [row["id"] for row in rows] == [session.id]
 
 
-def test_a_renamed_group_is_not_found_by_an_id_that_another_group_has_now(db):
-    """An old id in a session's catalog leads to the group it was, never to its new bearer."""
+def test_an_old_group_id_never_resolves_to_another_group_that_reuses_it(db):
+    """An id in a session's catalog refers to the group that had it when the session opened."""
     build(hidden=True)
     session = agent("viewer", "mcp:slack").open()
     slack, vault = (Group.objects.get(group_id=name) for name in ("mcp:slack", GROUP))

@@ -1,4 +1,4 @@
-"""The behaviours every session must have, one test each, through the API."""
+"""Required behaviour of sessions, one test each, through the API."""
 
 import json
 import threading
@@ -14,8 +14,8 @@ from catalog.models import Definition, Group, Membership, Tool
 from catalog.tools.actions import hold, save_custom_tool
 from servers.registration import actions as server_actions
 from sessions_app.models import AgentSession, Call, Expansion
-from tests.support.agent_client import add_tools, make_agent_client, regroup
-from tests.support.factories import fold, make_program, tool_object
+from tests.support.agent_client import add_tools, make_agent_client, make_group
+from tests.support.factories import ingest_tools, make_program, tool_object
 
 OBJECT = {"type": "object"}
 
@@ -67,7 +67,7 @@ def test_load_idempotent_bytes(session, github):
     some = session.load("mcp:github", "get_file", "create_issue")
     tool = Tool.objects.get(public_name="github__get_file")
     names = ["create_issue", "list_issues", "search_code", "merge_pull", "get_file"]
-    fold(
+    ingest_tools(
         tool.server,
         *(tool_object(name, description="It is all different now.", inputSchema=OBJECT)
           for name in names),
@@ -130,9 +130,9 @@ def test_selective_then_full(session):
     assert some["tool_names"] == ["github__get_file"]
     assert some["remaining"] == 4
     assert session.state == {"mcp:github": ["github__get_file"]}
-    whole = session.load("mcp:github")
-    assert len(whole["tool_names"]) == 5
-    assert whole["remaining"] == 0
+    full = session.load("mcp:github")
+    assert len(full["tool_names"]) == 5
+    assert full["remaining"] == 0
     assert session.state == {"mcp:github": None}
 
 
@@ -152,7 +152,7 @@ def test_empty_selection(session):
     assert session.state == {"mcp:github": []}
 
 
-def test_loading_every_tool_one_by_one_becomes_all(session):
+def test_loading_every_tool_by_name_counts_as_the_full_group(session):
     session.load("mcp:slack", "post_message")
     session.load("mcp:slack", "search_code")
     assert session.state == {"mcp:slack": None}
@@ -164,10 +164,12 @@ def test_unknown_names_of_a_load_are_listed(session):
     assert answer["unknown"] == ["Get_File", "slack__post_message"]
 
 
-def test_a_tool_loaded_through_a_second_group_stays_as_it_was_shown_and_where_it_stood(db):
+def test_a_tool_loaded_through_a_second_group_keeps_its_definition_and_position(db):
     server = make_program("raw_calls", slug="north")
     server_actions.change_settings(server, {"trust": "auto"}, actor=SYSTEM)
-    fold(server, *(tool_object(name, description="Old words") for name in ("kilo", "lima", "mike")))
+    ingest_tools(
+        server, *(tool_object(name, description="Old words") for name in ("kilo", "lima", "mike"))
+    )
     mixed = group_actions.create("mixed", "Mixed", actor=SYSTEM).group
     inside = Tool.objects.filter(name__in=["kilo", "lima"])
     group_actions.assign(mixed, list(inside), actor=SYSTEM)
@@ -176,7 +178,9 @@ def test_a_tool_loaded_through_a_second_group_stays_as_it_was_shown_and_where_it
     session.load("mcp:north", "north__lima")
     session.load("mcp:north", "north__mike")
     before = session.get("/tools").json
-    fold(server, *(tool_object(name, description="New words") for name in ("kilo", "lima", "mike")))
+    ingest_tools(
+        server, *(tool_object(name, description="New words") for name in ("kilo", "lima", "mike"))
+    )
     assert session.load("mixed", "north__lima")["tool_names"] == ["north__lima"]
     assert session.get("/tools").json == before
     assert [tool["name"] for tool in before][-3:] == ["north__kilo", "north__lima", "north__mike"]
@@ -189,7 +193,7 @@ def test_a_tool_loaded_through_a_second_group_stays_as_it_was_shown_and_where_it
 
 @pytest.fixture
 def custom(db):
-    """A custom tool in a group of its own: the agent runs it, so no server is needed."""
+    """A custom tool in its own group. The agent runs it, so no server is needed."""
     tool = save_custom_tool(
         tool_object(
             "shout",
@@ -198,7 +202,7 @@ def custom(db):
         ),
         actor=SYSTEM,
     )
-    regroup("own", tool)
+    make_group("own", tool)
     return tool
 
 
@@ -232,10 +236,10 @@ def test_unknown_tool_lists_valid_names_and_a_hint(session):
     assert "load_tools" in text
 
 
-@pytest.mark.parametrize("given", [[1], "[1]", 5, True, '"word"', "not json"])
-def test_non_object_arguments_rejected(custom, scout, given):
+@pytest.mark.parametrize("arguments", [[1], "[1]", 5, True, '"word"', "not json"])
+def test_non_object_arguments_rejected(custom, scout, arguments):
     session = scout.open()
-    answer = session.post("/call", {"tool_name": "shout", "arguments": given})
+    answer = session.post("/call", {"tool_name": "shout", "arguments": arguments})
     assert answer.status == 200
     assert answer["error"]["code"] == "invalid_arguments"
     assert "object" in answer["content"][0]["text"] or "JSON" in answer["content"][0]["text"]
@@ -274,18 +278,18 @@ def test_out_of_scope_tool_not_available_in_this_session_for_search_details_load
     github, slack
 ):
     session = make_agent_client("narrow", "mcp:github", mode="deferred").open()
-    said = "not available in this session"
+    message = "not available in this session"
     assert session.search("post message").json["total_matches"] == 0
-    assert said in session.search(name="slack__post_message")["message"]
+    assert message in session.search(name="slack__post_message")["message"]
     assert session.search(pattern="slack.*")["tools"] == []
     details = session.get("/tools/slack__post_message")
     assert details.status == 404
-    assert said in details["error"]["message"]
-    assert said in session.load("mcp:slack")["error"]["message"]
-    assert said in session.load("mcp:github", "slack__post_message")["error"]["message"]
-    assert said in session.call("slack__post_message", {"what": "x"})["error"]["message"]
+    assert message in details["error"]["message"]
+    assert message in session.load("mcp:slack")["error"]["message"]
+    assert message in session.load("mcp:github", "slack__post_message")["error"]["message"]
+    assert message in session.call("slack__post_message", {"what": "x"})["error"]["message"]
     assert session.post("/preload", {"tool_names": ["slack__post_message"]})["unknown"]
-    # A tool that is not there at all is refused in the same words.
+    # An unknown tool gives the same error.
     real = session.call("slack__post_message").json["error"]
     made_up = session.call("slack__post_massage").json["error"]
     assert made_up["message"].replace("massage", "message") == real["message"]
@@ -294,17 +298,17 @@ def test_out_of_scope_tool_not_available_in_this_session_for_search_details_load
 # --- Search ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "found"), [(0, 1), (-1, 1), (51, 50), (7, 7)])
-def test_limit_clamps(db, limit, found):
+@pytest.mark.parametrize(("limit", "expected"), [(0, 1), (-1, 1), (51, 50), (7, 7)])
+def test_limit_clamps(db, limit, expected):
     add_tools("many", *(f"tool_{number}" for number in range(60)))
     session = make_agent_client().open()
     answer = session.search(pattern=".*", limit=limit)
-    assert len(answer["tools"]) == found
+    assert len(answer["tools"]) == expected
     assert answer["total_matches"] == 60
 
 
 @pytest.mark.parametrize("limit", ["abc", "5", 1.5, None, True, []])
-def test_limit_that_is_no_integer_is_refused(session, limit):
+def test_a_limit_that_is_not_an_integer_is_rejected(session, limit):
     answer = session.search("issue", limit=limit)
     assert answer.status == 422
     assert "limit" in answer.bytes.decode()
@@ -325,15 +329,15 @@ def test_201_character_pattern_gives_an_error(session):
     assert "200" in answer["error"]["message"]
 
 
-def test_catastrophic_regex_answers_within_the_bound(db):
+def test_catastrophic_regex_returns_in_time(db):
     add_tools("long", "aaa", aaa="a" * 20_000 + "!")
     session = make_agent_client().open()
-    # A backtracking engine would not end in this test's time.
+    # A backtracking engine would exceed this test's timeout.
     assert session.search(pattern="(a+)+$")["total_matches"] in (0, 1)
     assert session.search(pattern="(a|aa)+b$").status == 200
 
 
-def test_name_beats_query(session):
+def test_name_takes_precedence_over_query(session):
     answer = session.search("post message", name="github__get_file")
     assert [tool["name"] for tool in answer["tools"]] == ["github__get_file"]
     assert answer["tools"][0]["schema"]["required"] == ["what"]
@@ -354,13 +358,13 @@ def test_no_match_empty(session):
 
 def test_sync_removes_stale_and_keeps_custom(session, scout, custom, github):
     server = github.follows
-    fold(server, tool_object("get_file", inputSchema=OBJECT), allow_removals=True)
+    ingest_tools(server, tool_object("get_file", inputSchema=OBJECT), allow_removals=True)
     names = {tool["name"] for tool in session.search(pattern=".*", limit=50)["tools"]}
     assert "github__get_file" in names
     assert "github__create_issue" not in names
     assert "shout" in names
-    gone = session.call("github__create_issue", {"what": "x"})
-    assert gone["error"]["code"] == "missing"
+    removed = session.call("github__create_issue", {"what": "x"})
+    assert removed["error"]["code"] == "missing"
 
 
 def test_fork_isolation(session):
@@ -405,7 +409,7 @@ def test_null_list_and_absent_round_trip(session, scout):
     assert resumed.opened["unknown"] == []
 
 
-def test_resume_tells_what_is_no_longer_there(scout):
+def test_resume_returns_names_that_are_no_longer_available(scout):
     state = {"strategy": "dispatch", "expanded_groups": {"mcp:gone": None, "mcp:slack": ["nope"]}}
     opened = scout.open(resume=state).opened
     assert opened["unknown"] == ["mcp:gone", "nope"]

@@ -1,4 +1,4 @@
-"""Opening a session: the mode and why, what is fixed, what is narrowed, and the room for it."""
+"""Opening sessions: choice of the mode, snapshot, filters, session limit and expiry."""
 
 from datetime import timedelta
 
@@ -11,11 +11,11 @@ from catalog.models import CatalogSnapshot, Group, Membership, Tool
 from sessions_app.models import AgentSession
 from sessions_app.sessions.lifecycle import choose_mode, expire_idle
 from tests.support.agent_client import add_tools, make_agent_client
-from tests.support.factories import fold, tool_object
+from tests.support.factories import ingest_tools, tool_object
 
 
 @pytest.mark.parametrize(
-    ("wanted", "tools", "tokens", "window", "mode", "auto", "why"),
+    ("requested", "tools", "tokens", "window", "mode", "auto", "reason"),
     [
         ("auto", 14, 100, None, "full", False, "below"),
         ("auto", 15, 100, None, "deferred", True, "count"),
@@ -28,14 +28,14 @@ from tests.support.factories import fold, tool_object
         ("full", 900, 900_000, 1_000, "full", False, "forced"),
     ],
 )
-def test_the_mode_is_decided_by_the_first_rule_that_applies(
-    scout, wanted, tools, tokens, window, mode, auto, why
+def test_the_first_matching_rule_decides_the_mode(
+    scout, requested, tools, tokens, window, mode, auto, reason
 ):
-    made = choose_mode(scout.agent, wanted, tools, tokens, window)
-    assert (made.mode, made.auto_deferred, made.decided_by) == (mode, auto, why)
+    decision = choose_mode(scout.agent, requested, tools, tokens, window)
+    assert (decision.mode, decision.auto_deferred, decision.decided_by) == (mode, auto, reason)
 
 
-def test_fifteen_tools_defer_by_themselves_and_the_answer_says_why(db):
+def test_fifteen_tools_are_deferred_automatically_and_the_response_says_why(db):
     add_tools("many", *(f"t{number}" for number in range(15)))
     opened = make_agent_client().open().opened
     assert (opened["mode"], opened["auto_deferred"], opened["decided_by"]) == (
@@ -46,7 +46,7 @@ def test_fifteen_tools_defer_by_themselves_and_the_answer_says_why(db):
     assert opened["suggested_iteration_multiplier"] == 3
 
 
-def test_few_tools_are_given_in_full_with_no_meta_tools_and_no_text(github):
+def test_few_tools_are_sent_in_full_without_meta_tools_and_text(github):
     opened = make_agent_client().open().opened
     assert (opened["mode"], opened["decided_by"]) == ("full", "below")
     assert len(opened["tools"]) == 5
@@ -56,19 +56,19 @@ def test_few_tools_are_given_in_full_with_no_meta_tools_and_no_text(github):
     assert opened["stats"]["loaded"] == 5
 
 
-def test_the_context_window_counts(github):
+def test_the_context_window_is_a_threshold(github):
     opened = make_agent_client().open(context_window=1000).opened
     assert opened["decided_by"] == "percent"
 
 
-def test_a_session_of_a_mode_keeps_it_whatever_is_added(github, scout):
+def test_a_session_keeps_its_mode_when_tools_are_added(github, scout):
     session = make_agent_client("small", "mcp:github").open()
-    fold(github.follows, *(tool_object(f"more_{n}") for n in range(30)))
+    ingest_tools(github.follows, *(tool_object(f"more_{n}") for n in range(30)))
     assert session.get("")["mode"] == "full"
     assert len(session.get("/tools").json) == 5
 
 
-def test_the_answer_has_the_keys_of_the_contract(scout):
+def test_the_response_has_the_documented_keys(scout):
     opened = scout.open().opened
     assert {
         "id", "strategy", "mode", "auto_deferred", "decided_by", "catalog", "tools", "stats",
@@ -85,7 +85,7 @@ def test_the_answer_has_the_keys_of_the_contract(scout):
     assert len(opened["id"]) == 36
 
 
-def test_preloaded_tools_stand_in_the_tools_array_from_the_start(scout, github):
+def test_preloaded_tools_are_in_the_initial_tools_array(scout, github):
     group_actions.set_preload(
         github, [Tool.objects.get(public_name="github__get_file")], True, actor=SYSTEM
     )
@@ -98,13 +98,13 @@ def test_preloaded_tools_stand_in_the_tools_array_from_the_start(scout, github):
     assert opened["stats"]["tool_names"] == ["github__get_file", "slack__post_message"]
 
 
-def test_a_group_that_is_not_deferred_is_given_whole(scout, slack):
+def test_a_group_that_is_not_deferred_is_fully_preloaded(scout, slack):
     group_actions.set_deferred(slack, False, actor=SYSTEM)
     names = [tool["name"] for tool in scout.open().opened["tools"]][4:]
     assert names == ["slack__post_message", "slack__search_code"]
 
 
-def test_a_session_is_narrowed_by_groups_servers_and_without_mcp(scout):
+def test_a_session_can_be_restricted_by_groups_servers_and_without_mcp(scout):
     assert "slack" not in scout.open(groups=["mcp:github"]).opened["catalog"]["text"]
     assert "github" not in scout.open(servers=["slack"]).opened["catalog"]["text"]
     bare = scout.open(without_mcp=True)
@@ -113,7 +113,7 @@ def test_a_session_is_narrowed_by_groups_servers_and_without_mcp(scout):
     assert bare.call("github__get_file", {"what": "x"})["error"]["code"] == "unknown_tool"
 
 
-def test_what_an_agent_may_not_use_is_as_unknown_as_what_is_not_there(github, slack):
+def test_inaccessible_and_unknown_groups_and_servers_give_the_same_error(github, slack):
     narrow = make_agent_client("narrow", "mcp:github")
     hidden = narrow.send("POST", "/sessions", {"groups": ["mcp:slack"]})
     made_up = narrow.send("POST", "/sessions", {"groups": ["mcp:nowhere"]})
@@ -124,12 +124,12 @@ def test_what_an_agent_may_not_use_is_as_unknown_as_what_is_not_there(github, sl
     assert hidden.bytes.replace(b"slack", b"nowhere") == made_up.bytes
 
 
-def test_the_agents_own_order_of_groups_is_the_catalogs(github, slack):
+def test_the_catalog_has_the_agents_order_of_groups(github, slack):
     text = make_agent_client("a", "mcp:slack", "mcp:github", mode="deferred").open().opened
     assert text["catalog"]["text"].index("slack") < text["catalog"]["text"].index("github")
 
 
-def test_a_header_of_ones_own_replaces_ours(scout):
+def test_a_custom_header_replaces_the_default(scout):
     assert scout.open(header="My tools:").opened["catalog"]["text"].startswith("My tools:\n\n- ")
     scout.agent.catalog_header = "The agent's own."
     scout.agent.save()
@@ -142,20 +142,20 @@ def test_sessions_with_the_same_catalog_share_one_snapshot(scout):
     assert CatalogSnapshot.objects.count() == 1
 
 
-def test_the_catalog_has_an_etag_and_is_not_sent_twice(session, scout):
+def test_the_catalog_has_an_etag_and_supports_conditional_requests(session, scout):
     first = session.get("/catalog?format=text")
     assert first.status == 200
     again = session.get("/catalog?format=text", If_None_Match=first.headers["ETag"])
     assert (again.status, again.bytes) == (304, b"")
-    whole = scout.send("GET", "/catalog")
-    assert scout.send("GET", "/catalog", If_None_Match=whole.headers["ETag"]).status == 304
-    assert whole["text"] == session.opened["catalog"]["text"]
+    catalog = scout.send("GET", "/catalog")
+    assert scout.send("GET", "/catalog", If_None_Match=catalog.headers["ETag"]).status == 304
+    assert catalog["text"] == session.opened["catalog"]["text"]
 
 
 # --- Inject -------------------------------------------------------------------------------------
 
 
-def test_inject_appends_loaded_tools_in_load_order_and_gives_no_schemas(scout):
+def test_inject_appends_loaded_tools_in_load_order_and_returns_no_schemas(scout):
     session = scout.open(strategy="inject")
     fixed = session.get("/tools").json
     assert "deferred_tool_call" not in [tool["name"] for tool in fixed]
@@ -167,7 +167,7 @@ def test_inject_appends_loaded_tools_in_load_order_and_gives_no_schemas(scout):
     assert session.get("/tools").json[: len(fixed)] == fixed
 
 
-def test_the_inject_catalog_leaves_out_what_is_loaded(scout):
+def test_the_inject_catalog_omits_loaded_tools(scout):
     session = scout.open(strategy="inject")
     session.load("mcp:slack")
     session.load("mcp:github", "merge_pull")
@@ -184,17 +184,17 @@ def test_an_inject_session_resumes_with_its_tools_in_the_array(scout):
     assert resumed.opened["tools"][-1]["name"] == "slack__post_message"
 
 
-# --- Room ---------------------------------------------------------------------------------------
+# --- Limit and expiry -----------------------------------------------------------------------------
 
 
-def test_at_the_limit_the_longest_idle_session_makes_way(scout):
+def test_at_the_limit_the_longest_idle_session_expires(scout):
     scout.agent.max_sessions = 2
     scout.agent.save()
     first, second = scout.open(), scout.open()
-    refused = scout.send("POST", "/sessions", {})
-    assert refused.status == 429
-    assert refused.headers["Retry-After"]
-    assert "2" in refused["error"]["message"]
+    rejected = scout.send("POST", "/sessions", {})
+    assert rejected.status == 429
+    assert rejected.headers["Retry-After"]
+    assert "2" in rejected["error"]["message"]
     AgentSession.objects.filter(session_id=first.id).update(
         last_used_at=timezone.now() - timedelta(minutes=31)
     )
@@ -203,7 +203,7 @@ def test_at_the_limit_the_longest_idle_session_makes_way(scout):
     assert second.get("")["state"] == "open"
 
 
-def test_an_idle_session_expires_after_a_day_and_says_how_to_go_on(session):
+def test_an_idle_session_expires_after_a_day_with_a_hint_to_resume(session):
     session.load("mcp:slack")
     AgentSession.objects.update(last_used_at=timezone.now() - timedelta(hours=25))
     answer = session.load("mcp:github")
@@ -215,7 +215,7 @@ def test_an_idle_session_expires_after_a_day_and_says_how_to_go_on(session):
     assert expire_idle() == 0
 
 
-def test_a_closed_session_is_read_and_not_used(session):
+def test_a_closed_session_is_read_only(session):
     assert session.post("/close")["state"] == "closed"
     assert session.post("/close")["state"] == "closed"
     for what, body in (
@@ -232,13 +232,13 @@ def test_a_closed_session_is_read_and_not_used(session):
     assert session.kinds == ["opened", "closed"]
 
 
-def test_a_renamed_group_is_still_loaded_by_the_name_the_model_knows(session, github):
+def test_a_renamed_group_can_be_loaded_by_its_old_and_new_id(session, github):
     group_actions.rename(github, group_id="mcp:code", actor=SYSTEM)
     assert session.load("mcp:github", "get_file")["expanded"] is True
     assert session.load("mcp:code", "get_file")["expanded"] is True
 
 
-def test_a_group_taken_from_an_agent_is_gone_from_its_open_sessions(github, slack):
+def test_a_revoked_group_is_unavailable_in_open_sessions(github, slack):
     narrow = make_agent_client("narrow", "mcp:github", "mcp:slack", mode="deferred")
     session = narrow.open()
     text = session.get("/catalog?format=text").bytes
@@ -248,11 +248,11 @@ def test_a_group_taken_from_an_agent_is_gone_from_its_open_sessions(github, slac
     assert session.get("/catalog?format=text").bytes == text
 
 
-def test_custom_tools_are_preloaded_unless_an_admin_says_otherwise(db):
+def test_custom_tools_are_preloaded_unless_an_admin_disables_it(db):
     from catalog.tools.actions import save_custom_tool
-    from tests.support.agent_client import regroup
+    from tests.support.agent_client import make_group
 
-    regroup("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
+    make_group("own", save_custom_tool(tool_object("shout"), actor=SYSTEM))
     agent = make_agent_client(mode="deferred")
     assert agent.open().opened["tools"][-1]["name"] == "shout"
     group_actions.set_preload(Group.objects.get(), [Tool.objects.get()], False, actor=SYSTEM)

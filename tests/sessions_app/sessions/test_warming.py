@@ -9,7 +9,7 @@ from catalog import cache
 from catalog.search import index_cache as index
 from servers.models import Server
 from sessions_app.sessions import scope
-from tests.support.factories import fold, tool_object
+from tests.support.factories import ingest_tools, tool_object
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +26,7 @@ def warm_and_wait():
 def test_the_first_search_after_a_change_uses_a_warm_index(session, monkeypatch):
     session.search("issue")
     server = Server.objects.get(slug="github")
-    fold(server, tool_object("create_issue"), tool_object("paint_a_fence"))
+    ingest_tools(server, tool_object("create_issue"), tool_object("paint_a_fence"))
     warm_and_wait()
 
     def fail(*args):

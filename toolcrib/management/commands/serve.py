@@ -83,7 +83,7 @@ class Command(BaseCommand):
 
     def _announce(self, base: str) -> None:
         try:
-            line = asyncio.run(invitations.ready_line(base))
+            line = invitations.ready_line(base)
         except DatabaseError:
             line = f"Toolcrib is ready: {base}/ (database unavailable)"
         self.stdout.write(line)
@@ -150,7 +150,7 @@ class _AnnouncingServer(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             try:
-                line = await invitations.ready_line(self.base)
+                line = await asyncio.to_thread(invitations.ready_line, self.base)
             except DatabaseError:
                 line = f"Toolcrib is ready: {self.base}/ (database unavailable)"
             self.command.stdout.write(line)
