@@ -136,39 +136,41 @@ def run_query(params: PlaygroundQuery) -> PlaygroundResult:
     """Search as the agent would, and explain each result and each unavailable match."""
     try:
         agent = find_agent(params)
-        seen, query = scope.scope_of_agent(agent), params.as_query
-        index = seen.index  # built before the timer starts: sessions reuse a cached index
+        agent_scope, query = scope.scope_of_agent(agent), params.as_query
+        index = agent_scope.index  # built before the timer starts: sessions reuse a cached index
         start = time.perf_counter()
-        matches, missing = session_search.search_scope(seen, query, explain=True)
-        at_once = _preloaded_names(agent, seen)
+        matches, missing = session_search.search_scope(agent_scope, query, explain=True)
+        preloaded = _preloaded_names(agent, agent_scope)
         answer = session_search.search_response(
-            seen, query, matches, missing, pins={}, preloaded=at_once
+            agent_scope, query, matches, missing, pins={}, preloaded=preloaded
         )
         seconds = time.perf_counter() - start
     except ToolcribError as error:
         return PlaygroundResult(error=error)
     return PlaygroundResult(
         answer=answer,
-        hits=_hits(seen, params, matches, answer["tools"]),
-        hidden=_hidden_tools(seen, params, matches),
-        similar_names=[name for name in answer.get("suggestions", []) if name in seen.tools],
+        hits=_hits(agent_scope, params, matches, answer["tools"]),
+        hidden=_hidden_tools(agent_scope, params, matches),
+        similar_names=[name for name in answer.get("suggestions", []) if name in agent_scope.tools],
         note=matches.note,
         ms=round(seconds * 1000, 1),
         tool_count=len(index),
     )
 
 
-def _preloaded_names(agent: Agent, seen: SessionScope) -> set[str]:
+def _preloaded_names(agent: Agent, agent_scope: SessionScope) -> set[str]:
     """Return the tools a new session has without loading: the response marks them `loaded`."""
-    decision = lifecycle.choose_mode(agent, agent.mode, len(seen.offered), seen.tokens_all, None)
+    decision = lifecycle.choose_mode(
+        agent, agent.mode, len(agent_scope.offered), agent_scope.tokens_all, None
+    )
     if decision.mode == Mode.FULL:
-        return {tool.name for tool in seen.offered}
-    members = (member for group in seen.groups for member in group.members)
+        return {tool.name for tool in agent_scope.offered}
+    members = (member for group in agent_scope.groups for member in group.members)
     return {member.tool.name for member in members if member.preload and member.tool.offered}
 
 
 def _hits(
-    seen: SessionScope,
+    agent_scope: SessionScope,
     params: PlaygroundQuery,
     matches: SearchResult,
     entries: Sequence[dict[str, Any]],
@@ -178,7 +180,9 @@ def _hits(
             rank=rank,
             name=hit.name,
             name_parts=_highlight(hit.name, params, hit),
-            stub=_highlight(rendering.summary(seen.tools[hit.name].description), params, hit),
+            stub=_highlight(
+                rendering.summary(agent_scope.tools[hit.name].description), params, hit
+            ),
             tokens=entry["tokens"],
             loaded=entry["loaded"],
             score=entry.get("score"),
@@ -200,7 +204,7 @@ def _highlight(text: str, params: PlaygroundQuery, hit: Hit) -> Parts:
 
 
 def _hidden_tools(
-    seen: SessionScope, params: PlaygroundQuery, matches: SearchResult
+    agent_scope: SessionScope, params: PlaygroundQuery, matches: SearchResult
 ) -> list[HiddenTool]:
     """Return unavailable tools with the queried name; without results, also likely matches."""
     key = normalize_name(params.query)
@@ -209,7 +213,7 @@ def _hidden_tools(
     if not matches.hits:
         candidates |= dict(_partial_matches(by_name, key))
         candidates |= {tool.name: tool for tool in _matches_in_all_groups(params)}
-    hidden = [tool for tool in candidates.values() if not _is_available(seen, tool)]
+    hidden = [tool for tool in candidates.values() if not _is_available(agent_scope, tool)]
     reasons = {
         tool.name: explain_unavailable(tool, params.agent) for tool in hidden[:MAX_HIDDEN_TOOLS]
     }
@@ -227,8 +231,8 @@ def _never_approved(query: str) -> dict[str, str]:
     }
 
 
-def _is_available(seen: SessionScope, tool: CachedTool) -> bool:
-    return tool.offered and tool.name in seen.tools
+def _is_available(agent_scope: SessionScope, tool: CachedTool) -> bool:
+    return tool.offered and tool.name in agent_scope.tools
 
 
 @cache.memoize_per_revision

@@ -191,18 +191,18 @@ def session_timeline(
     offset = max(0, min(offset, (total - 1) // size * size if total else 0))
     # The event before the page tells whether the page starts after an idle gap.
     fetched = list(events[max(offset - 1, 0) : offset + size])
-    previous, shown = (fetched[:1], fetched[1:]) if offset else ([], fetched)
+    previous, on_page = (fetched[:1], fetched[1:]) if offset else ([], fetched)
     context = session.events.order_by("pk")[:offset].aggregate(sum=Sum("tokens"))["sum"] or 0
     laid_out = timeline.lay_out(
-        [_timeline_event(event) for event in shown],
+        [_timeline_event(event) for event in on_page],
         run=session_duration(session),
         first=offset + 1,
         context=context,
         last_end=max((_timeline_event(event).until for event in previous), default=None),
     )
-    calls = {event.pk: event.call for event in shown}
+    calls = {event.pk: event.call for event in on_page}
     page = Page(
-        rows=shown,
+        rows=on_page,
         total=total,
         first=offset,
         previous_cursor=str(offset) if offset else "",

@@ -60,8 +60,8 @@ def count_tool_calls(tools: Collection[int]) -> dict[int, ToolCalls]:
         return {}
     since = timezone.now() - timedelta(days=DAYS)
     rows = _calls().filter(tool__in=tools, accepted_at__gte=since).values_list("tool")
-    rows = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
-    return {pk: ToolCalls(calls, errors) for pk, calls, errors in rows}
+    counts = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
+    return {pk: ToolCalls(calls, errors) for pk, calls, errors in counts}
 
 
 def count_server_calls(servers: Collection[int]) -> dict[int, ServerCalls]:

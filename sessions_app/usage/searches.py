@@ -47,7 +47,7 @@ class RecordedSearch:
     session_open: bool
 
     @property
-    def asked(self) -> str:
+    def description(self) -> str:
         return describe_query(self.details)
 
     @property
@@ -89,7 +89,7 @@ class FailedSearch:
         details = search.details
         query = details.get("pattern") or details.get("query") or details.get("name") or ""
         return cls(
-            asked=search.asked,
+            asked=search.description,
             query=str(query),
             strategy=search.strategy,
             pattern=bool(details.get("pattern")) or search.strategy == "regex",
@@ -123,7 +123,7 @@ def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSea
         read += 1
         if search.without_results or search.abandoned:
             rows = failed[search.without_results]
-            key = (search.asked, search.strategy)
+            key = (search.description, search.strategy)
             rows.setdefault(key, FailedSearch.from_search(search)).count(search)
     return FailedSearches(
         read,
@@ -144,7 +144,7 @@ def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearc
     rows = _without_test_sessions(Event.objects.filter(kind=EventKind.SEARCHED))
     for search in _read_searches(rows.order_by("-at"), max_searches):
         if not search.details.get("name"):
-            key = (search.asked, not search.without_results)
+            key = (search.description, not search.without_results)
             queries.setdefault(key, FailedSearch.from_search(search)).count(search)
     ranked = sorted(queries.items(), key=lambda pair: (pair[0][1], -pair[1].last_at.timestamp()))
     return [query for _, query in ranked[:limit]]
@@ -285,7 +285,7 @@ class _ReportBuilder:
             total.astray += search.abandoned
         if search.without_results or search.abandoned:
             rows = self.lost if search.without_results else self.astray
-            rows.setdefault(search.asked, FailedSearch.from_search(search)).count(search)
+            rows.setdefault(search.description, FailedSearch.from_search(search)).count(search)
 
     def add_load(self, name: str, group: str, agent: str, *, called: bool) -> None:
         if self.group and group != self.group:
