@@ -1,4 +1,4 @@
-"""Two groups, and agents with and without them."""
+"""Fixtures: two groups, and agents with and without them."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.support.agent_client import AgentClient, add_tools, make_agent_client
 
 @pytest.fixture
 def github(db):
-    """The group mcp:github, of five tools."""
+    """The group mcp:github with five tools."""
     return add_tools(
         "github",
         *("create_issue", "list_issues", "search_code", "merge_pull", "get_file"),
@@ -19,13 +19,13 @@ def github(db):
 
 @pytest.fixture
 def slack(db):
-    """The group mcp:slack; both it and github have a tool called `search_code`."""
+    """The group mcp:slack. It and mcp:github both have a tool named `search_code`."""
     return add_tools("slack", "post_message", "search_code")
 
 
 @pytest.fixture
 def scout(github, slack):
-    """An agent with every group."""
+    """An agent with all groups."""
     return make_agent_client("scout", mode="deferred")
 
 
@@ -36,5 +36,5 @@ def session(scout):
 
 @pytest.fixture
 def drifter(db):
-    """An agent with no group."""
+    """An agent without groups."""
     return AgentClient(Agent.objects.create(name="drifter", mode="deferred"))

@@ -1,4 +1,4 @@
-"""The agents' pages in a real Chromium, against a real installation."""
+"""Agent pages in Chromium, against a real installation."""
 
 import re
 
@@ -29,7 +29,7 @@ PAGES = [
 
 @pytest.fixture(scope="module")
 def peopled(filled):
-    """The shared installation with three agents: some groups, all groups, none and disabled."""
+    """The shared installation with three agents: some groups, all groups, none (disabled)."""
     groups = ["mcp:weather", "mcp:demo"]
     for body in (
         {"name": "scout", "groups": groups, "description": "Looks things up for the desk."},
@@ -47,7 +47,7 @@ def peopled(filled):
         filled.api("DELETE", f"/agents/{name}")
 
 
-def test_an_agent_is_made_its_key_copied_once_and_its_groups_ordered(filled, open_page):
+def test_create_an_agent_copy_its_key_and_order_its_groups(filled, open_page):
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     page.goto("/groups")
     page.keyboard.press("g")
@@ -55,9 +55,9 @@ def test_an_agent_is_made_its_key_copied_once_and_its_groups_ordered(filled, ope
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
     page.get_by_label("Name", exact=True).fill("ranger")
     page.get_by_label("mcp:weather").check()
-    page.get_by_role("button", name="Add agent and show its key").click()
+    page.get_by_role("button", name="Create agent and key").click()
 
-    expect(page.get_by_role("heading", name="ranger is ready.")).to_be_focused()
+    expect(page.get_by_role("heading", name="Created ranger")).to_be_focused()
     key = page.locator(".new-key code").inner_text()
     assert re.fullmatch(r"tcb_[\w-]{43}", key)
     page.locator(".new-key").get_by_role("button", name="Copy").click()
@@ -68,38 +68,38 @@ def test_an_agent_is_made_its_key_copied_once_and_its_groups_ordered(filled, ope
     assert key not in str(page.context.cookies())
     expect(page.locator("main")).to_contain_text(f"export TOOLCRIB_KEY={key}")
 
-    page.get_by_role("link", name="I have stored it").click()
+    page.get_by_role("link", name="I have stored the key").click()
     expect(page).to_have_url(f"{filled.url}/agents/ranger")
-    with pytest.raises(Error, match="ERR_CACHE_MISS"):  # nothing of that answer was kept
+    with pytest.raises(Error, match="ERR_CACHE_MISS"):  # the response was not cached
         page.go_back()
     page = page.context.new_page()
     page.goto("/agents/ranger")
-    page.get_by_label("Another group").select_option("mcp:demo")
+    page.get_by_label("Group", exact=True).select_option("mcp:demo")
     page.get_by_role("button", name="Add group").click()
-    expect(page.get_by_text("ranger now has mcp:demo.")).to_be_visible()
+    expect(page.get_by_text("Added mcp:demo to ranger.")).to_be_visible()
     page.get_by_role("button", name="Up mcp:demo").click()
     expect(page.locator("tbody th a")).to_have_text(["mcp:demo", "mcp:weather"])
     expect(page.get_by_role("button", name="Up mcp:demo")).to_be_disabled()
 
     page.goto("/agents/ranger/keys")
     page.get_by_role("group").filter(has_text="Revoke").locator("summary").click()
-    expect(page.get_by_text("ranger has no open sessions.")).to_be_visible()
+    expect(page.get_by_text("ranger has 0 open sessions.")).to_be_visible()
     page.get_by_role("button", name="Revoke key").click()
-    expect(page.get_by_text("is revoked. Requests with it are refused.")).to_be_visible()
+    expect(page.get_by_text("Requests with this key are rejected.")).to_be_visible()
     page.goto("/agents/ranger/settings")
     page.get_by_label("to confirm").fill("ranger")
     page.get_by_role("button", name="Delete agent").click()
-    expect(page.get_by_text("ranger is deleted")).to_be_visible()
+    expect(page.get_by_text("Deleted ranger")).to_be_visible()
 
 
-def test_a_refused_form_takes_the_focus_to_what_is_wrong(peopled, open_page):
+def test_an_invalid_form_moves_the_focus_to_the_errors(peopled, open_page):
     page = open_page()
     page.goto("/agents/new/add")
     page.get_by_label("Name", exact=True).fill("scout")
-    page.get_by_role("button", name="Add agent").click()
+    page.get_by_role("button", name="Create agent").click()
 
     expect(page.locator(".error-summary")).to_be_focused()
-    expect(page.locator(".error-summary")).to_contain_text("There is an agent called scout already")
+    expect(page.locator(".error-summary")).to_contain_text("An agent named scout already exists")
     expect(page.get_by_label("Name", exact=True)).to_have_value("scout")
 
 
@@ -112,11 +112,11 @@ def test_axe_finds_nothing_on_any_page(theme, peopled, open_page):
         page.goto(path)
         for details in page.locator("main details").all():
             details.locator("summary").click()
-        found += driving.axe(page)
+        found += driving.run_axe(page)
     page.goto("/agents/scout/keys")
-    page.get_by_role("button", name="Make key and show it").click()
+    page.get_by_role("button", name="Create key").click()
     page.locator(".new-key").wait_for()
-    found += driving.axe(page)
+    found += driving.run_axe(page)
 
     assert found == []
 
@@ -131,7 +131,7 @@ def test_no_page_scrolls_sideways_at_320_pixels(peopled, open_page):
         if driving.scrolls_sideways(page):
             wide.append(path)
     page.goto("/agents/scout/keys")
-    page.get_by_role("button", name="Make key and show it").click()
+    page.get_by_role("button", name="Create key").click()
     page.locator(".new-key").wait_for()
     if driving.scrolls_sideways(page):
         wide.append("the new key")
@@ -143,12 +143,12 @@ def test_everything_works_without_javascript(filled, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/agents/new/add")
     page.get_by_label("Name", exact=True).fill("plain")
-    page.get_by_role("button", name="Add agent").click()
+    page.get_by_role("button", name="Create agent").click()
     first = page.locator(".new-key code").inner_text()
-    page.get_by_role("link", name="I have stored it").click()
-    page.get_by_label("Another group").select_option("mcp:demo")
+    page.get_by_role("link", name="I have stored the key").click()
+    page.get_by_label("Group", exact=True).select_option("mcp:demo")
     page.get_by_role("button", name="Add group").click()
-    expect(page.get_by_text("plain now has mcp:demo.")).to_be_visible()
+    expect(page.get_by_text("Added mcp:demo to plain.")).to_be_visible()
 
     page.goto("/agents/plain/keys")
     page.get_by_role("group").filter(has_text="Rotate").locator("summary").click()
@@ -156,7 +156,7 @@ def test_everything_works_without_javascript(filled, open_page):
     assert page.locator(".new-key code").inner_text() != first
     page.goto("/agents/plain/settings")
     page.get_by_role("button", name="Disable agent").click()
-    expect(page.get_by_text("plain is disabled.")).to_be_visible()
+    expect(page.get_by_text("Disabled plain.")).to_be_visible()
     page.get_by_label("to confirm").fill("plain")
     page.get_by_role("button", name="Delete agent").click()
-    expect(page.get_by_text("plain is deleted")).to_be_visible()
+    expect(page.get_by_text("Deleted plain")).to_be_visible()

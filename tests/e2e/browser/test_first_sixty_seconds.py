@@ -37,7 +37,7 @@ def run(command):
 @pytest.fixture
 def page(fresh, browser):
     context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
-    complaints = driving.watch(context)
+    complaints = driving.collect_console_errors(context)
     yield context.new_page()
     context.close()
     assert complaints == []
@@ -46,7 +46,7 @@ def page(fresh, browser):
 def connect_demo(page):
     page.get_by_role("button", name="Use the demo server").click()
     expect(page.get_by_role("heading", name="with all schemas")).to_be_visible(
-        timeout=driving.PATIENCE
+        timeout=driving.SYNC_TIMEOUT_MS
     )
 
 
@@ -69,7 +69,7 @@ def test_onboarding_takes_three_decisions_from_the_setup_link_to_the_first_catal
     expect(page).to_have_url(f"{fresh.url}/groups/mcp:demo")
 
     page.get_by_role("button", name="Connect an agent").click()  # the third
-    expect(page.get_by_role("heading", name="scout is ready.")).to_be_focused()
+    expect(page.get_by_role("heading", name="Created scout")).to_be_focused()
     expect(page.get_by_text("Waiting for the first request…")).to_be_visible()
     assert fits(page)
     command = page.get_by_label("Open a session and read the catalog").inner_text()
@@ -90,10 +90,8 @@ def test_onboarding_takes_three_decisions_from_the_setup_link_to_the_first_catal
     assert fresh.api("GET", "/agents/scout")[1]["all_groups"] is True
     rows = fresh.api("GET", "/sessions")[1]["items"]
     row = next(row for row in rows if row["id"] == session)
-    assert (
-        row["tokens"]["by"]["catalog"] == initial
-    )  # the displayed number is what the agent receives
-    line.get_by_role("link", name="Open its timeline").click()
+    assert row["tokens"]["by"]["catalog"] == initial  # as displayed before
+    line.get_by_role("link", name="View session").click()
     expect(page).to_have_url(f"{fresh.url}/sessions/{session}")
 
     page.goto("/")
@@ -121,7 +119,7 @@ def test_every_step_can_be_reloaded_and_skipped(fresh, page):
 
     page.goto("/")
     page.get_by_role("link", name="Connect an agent").first.click()
-    page.get_by_role("button", name="Connect an agent").click()
+    page.get_by_role("button", name="Create agent").click()
     key = page.locator(".new-key code").inner_text()
     page.goto("/welcome/agent")  # the key is not shown again, and the page keeps waiting
     expect(page.locator("main")).not_to_contain_text(key)
@@ -144,13 +142,13 @@ def test_onboarding_works_without_javascript(fresh, browser):
     page.get_by_role("button", name="Connect an agent").click()
     key = page.locator(".new-key code").inner_text()
     assert fresh.api("POST", "/sessions", {}, key)[0] == 201
-    page.get_by_role("link", name="Look again").click()
+    page.get_by_role("link", name="Refresh").click()
     expect(page.locator(".first-request")).to_contain_text("scout fetched its catalog")
     context.close()
 
 
 @pytest.mark.parametrize("theme", driving.THEMES)
-def test_axe_finds_nothing_on_any_step_and_nothing_scrolls_sideways(fresh, browser, theme):
+def test_no_step_has_axe_violations_or_scrolls_sideways(fresh, browser, theme):
     context = browser.new_context(
         base_url=fresh.url, color_scheme=theme, viewport={"width": 320, "height": 800}
     )
@@ -158,7 +156,7 @@ def test_axe_finds_nothing_on_any_step_and_nothing_scrolls_sideways(fresh, brows
     violations = []
 
     def check_page():
-        violations.extend(driving.axe(page))
+        violations.extend(driving.run_axe(page))
         if driving.scrolls_sideways(page):
             violations.append(f"{page.url} scrolls sideways")
 
@@ -170,7 +168,7 @@ def test_axe_finds_nothing_on_any_step_and_nothing_scrolls_sideways(fresh, brows
     expect(page.locator(".next-step")).to_be_visible()
     page.goto("/welcome/agent")
     check_page()
-    page.get_by_role("button", name="Connect an agent").click()
+    page.get_by_role("button", name="Create agent").click()
     check_page()
     page.goto("/welcome/agent")
     check_page()

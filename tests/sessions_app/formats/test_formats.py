@@ -1,4 +1,4 @@
-"""Catalogs in each provider's format: the very bytes, and that the providers' SDKs take them."""
+"""Catalogs in each provider's format: exact bytes, and acceptance by the providers' SDKs."""
 
 import json
 import os
@@ -33,10 +33,10 @@ from catalog.tools.actions import save_custom_tool
 from sessions_app.formats import native as native_formats
 from sessions_app.formats import providers
 from sessions_app.formats.native import Offer
-from tests.support.agent_client import add_tools, make_agent_client, regroup
-from tests.support.factories import fold, make_server, tool_object
-from tests.support.scripted_models import scripted
-from tests.support.upstreams.zoo import STRANGE, definitions
+from tests.support.agent_client import add_tools, make_agent_client, make_group
+from tests.support.factories import ingest_tools, make_server, tool_object
+from tests.support.scripted_models import scripted_provider
+from tests.support.upstreams.zoo import UNUSUAL_TOOLS, tool_definitions
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
 
@@ -67,8 +67,8 @@ def preload(name):
 
 @pytest.fixture
 def zoo(db):
-    """The strange tools and 590 more, one preloaded, and a group beside them."""
-    fold(make_server(slug="zoo"), *definitions(590))
+    """Tools with unusual schemas and 590 more, one of them preloaded, and a second group."""
+    ingest_tools(make_server(slug="zoo"), *tool_definitions(590))
     add_tools("github", "create_issue", create_issue="Create an issue.")
     preload("zoo__mixed")
     return make_agent_client("scout")
@@ -76,12 +76,12 @@ def zoo(db):
 
 @pytest.fixture
 def few(db):
-    """Two groups, of strange tools and of plain ones, one of each preloaded, and a custom tool."""
-    fold(make_server(slug="zoo", name="The zoo"), *definitions(0))
+    """Two groups (unusual and plain schemas), one preloaded tool in each, and a custom tool."""
+    ingest_tools(make_server(slug="zoo", name="The zoo"), *tool_definitions(0))
     add_tools("github", "create_issue", "list_issues", create_issue="Create an issue.")
     preload("zoo__mixed")
     preload("github__create_issue")
-    regroup("own", save_custom_tool(tool_object("shout", description="Shout."), actor=SYSTEM))
+    make_group("own", save_custom_tool(tool_object("shout", description="Shout."), actor=SYSTEM))
     return make_agent_client("scout", mode="deferred")
 
 
@@ -95,42 +95,42 @@ def native(session, form):
     return fetch(session, form).json["tools"]
 
 
-# --- The bytes ------------------------------------------------------------------------------------
+# --- Golden files ---------------------------------------------------------------------------------
 
 
-def hold_to_golden(name, text):
-    """Compare with the file that is kept, in lines for people to read."""
-    shown = text
+def assert_matches_golden(name, text):
+    """Compare with the golden file, which is indented for readability."""
+    formatted = text
     if name != "text":
         body = json.loads(text)
         assert text == canonical(body)
-        shown = json.dumps(body, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        formatted = json.dumps(body, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
     file = GOLDEN / f"{name}.{'txt' if name == 'text' else 'json'}"
     if os.environ.get("UPDATE_GOLDEN"):
-        file.write_text(shown)
-    assert shown == file.read_text(), f"{file.name} is another now; UPDATE_GOLDEN=1 writes it"
+        file.write_text(formatted)
+    assert formatted == file.read_text(), f"{file.name} differs; UPDATE_GOLDEN=1 updates it"
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_is_what_it_was(few, name):
+def test_a_format_matches_its_golden_file(few, name):
     session = few.open()
     text = fetch(session, FORMS[name]).bytes.decode().replace(session.id, "SESSION")
-    hold_to_golden(name, text)
+    assert_matches_golden(name, text)
 
 
 @pytest.mark.parametrize("format_", ["anthropic", "openai-responses"])
-def test_what_a_search_finds_is_told_as_it_was(few, format_):
+def test_a_search_response_matches_its_golden_file(few, format_):
     session = few.open()
     path = f"/sessions/{session.id}/search?format={format_}&call_id=call_1"
     answer = few.send("POST", path, {"name": "github__list_issues"})
-    hold_to_golden(f"{format_}-found", answer.bytes.decode())
+    assert_matches_golden(f"{format_}-found", answer.bytes.decode())
 
 
-def test_a_form_has_the_same_bytes_and_tag_whatever_changes_after(few):
+def test_a_format_keeps_its_bytes_and_etag_after_changes(few):
     session = few.open()
     first = {name: fetch(session, form) for name, form in FORMS.items()}
-    changed = [{**one, "description": "Another now."} for one in definitions(0)]
-    fold(Group.objects.get(group_id="mcp:zoo").follows, *changed[:-1])
+    changed = [{**tool, "description": "Another now."} for tool in tool_definitions(0)]
+    ingest_tools(Group.objects.get(group_id="mcp:zoo").follows, *changed[:-1])
     add_tools("slack", "post_message")
 
     for name, form in FORMS.items():
@@ -141,11 +141,11 @@ def test_a_form_has_the_same_bytes_and_tag_whatever_changes_after(few):
             assert fetch(session, form, "/tools").json == first[name].json["tools"]
 
 
-def test_the_agents_own_catalog_has_the_native_forms_too(few):
+def test_the_agents_catalog_supports_the_native_forms(few):
     session = few.open()
     form = FORMS["anthropic-native-regex"]
-    ours = few.send("GET", f"/catalog?{form}")
-    assert ours.bytes == fetch(session, form).bytes
+    preview = few.send("GET", f"/catalog?{form}")
+    assert preview.bytes == fetch(session, form).bytes
     connector = few.send("GET", f"/catalog?{FORMS['anthropic-toolset']}").json
     assert connector["mcp_servers"][0]["url"].endswith("/mcp")
 
@@ -162,7 +162,7 @@ def test_the_agents_own_catalog_has_the_native_forms_too(few):
         ("format=anthropic&native=true&toolset=true&search=client", "no_native_form"),
     ],
 )
-def test_a_form_no_provider_has_is_refused_with_what_there_is(few, form, code):
+def test_an_unsupported_form_is_rejected_with_a_hint(few, form, code):
     session = few.open()
     for what in ("/catalog", "/tools"):
         answer = session.get(f"{what}?{form}")
@@ -173,18 +173,18 @@ def test_a_form_no_provider_has_is_refused_with_what_there_is(few, form, code):
 # --- Anthropic ------------------------------------------------------------------------------------
 
 
-def taken(type_, tools):
-    """Hold tools to a type of an SDK: nothing is missing and nothing is unknown to it."""
+def assert_valid(type_, tools):
+    """Validate tools against an SDK type: nothing is missing, nothing is unknown."""
     adapter = TypeAdapter(type_)
     for tool in tools:
         assert adapter.validate_python(tool) == tool
 
 
-def test_native_tools_are_all_there_and_deferred_but_the_preloaded(zoo):
+def test_the_native_form_has_all_tools_and_defers_all_but_the_preloaded(zoo):
     session = zoo.open()
     first, *tools = native(session, "format=anthropic&native=true")
 
-    taken(ToolSearchToolRegex20251119Param, [first])
+    assert_valid(ToolSearchToolRegex20251119Param, [first])
     assert "defer_loading" not in first
     assert len(tools) == 603
     assert [tool["name"] for tool in tools if not tool.get("defer_loading")] == ["zoo__mixed"]
@@ -192,20 +192,20 @@ def test_native_tools_are_all_there_and_deferred_but_the_preloaded(zoo):
     assert not any("cache_control" in tool for tool in tools)
     assert len({tool["name"] for tool in tools}) == 603
     other = native(session, "format=anthropic&native=true&search=bm25")
-    taken(ToolSearchToolBm25_20251119Param, other[:1])
+    assert_valid(ToolSearchToolBm25_20251119Param, other[:1])
     assert other[1:] == tools
-    ours = native(session, "format=anthropic&native=true&search=client")
-    assert ours[0]["name"] == "search_tools"
-    assert "defer_loading" not in ours[0]
+    client = native(session, "format=anthropic&native=true&search=client")
+    assert client[0]["name"] == "search_tools"
+    assert "defer_loading" not in client[0]
 
 
 @pytest.mark.parametrize("form", ["format=anthropic&native=true", "format=anthropic"])
-def test_anthropic_takes_the_strangest_schemas(zoo, form):
+def test_anthropic_accepts_unusual_schemas(zoo, form):
     session = zoo.open(mode="full")
     tools = [tool for tool in native(session, form) if "input_schema" in tool]
 
     assert len(tools) == 603
-    taken(ToolParam, tools)
+    assert_valid(ToolParam, tools)
     for tool in tools:
         schema = tool["input_schema"]
         assert SAFE.fullmatch(tool["name"])
@@ -215,60 +215,59 @@ def test_anthropic_takes_the_strangest_schemas(zoo, form):
         jsonschema_rs.meta.validate(schema)
 
 
-def test_what_a_provider_refuses_is_said_in_words(zoo):
+def test_unsupported_keywords_are_moved_to_the_description(zoo):
     session = zoo.open()
     tools = {tool["name"]: tool for tool in native(session, "format=anthropic&native=true")}
 
-    odd = tools["zoo________"]["input_schema"]
-    assert odd["properties"] == {"plain": {"type": "string"}}
-    assert odd["required"] == ["plain"]
-    assert odd["description"].startswith("How to filter.\n")
-    assert '"full name":{"type":"string"}' in odd["description"]
-    assert '"required":["full name"]' in odd["description"]
+    renamed = tools["zoo________"]["input_schema"]
+    assert renamed["properties"] == {"plain": {"type": "string"}}
+    assert renamed["required"] == ["plain"]
+    assert renamed["description"].startswith("How to filter.\n")
+    assert '"full name":{"type":"string"}' in renamed["description"]
+    assert '"required":["full name"]' in renamed["description"]
     either = next(tool for name, tool in tools.items() if name.endswith("__ndern"))
     assert '"anyOf":[{"required":["id"]}' in either["input_schema"]["description"]
     old = tools["zoo__draft_7"]["input_schema"]
     assert set(old) == {"type", "description"}
     assert '"items":[{"type":"string"}' in old["description"]
-    assert tools["zoo__nested"]["input_schema"] == STRANGE[5][1]
+    assert tools["zoo__nested"]["input_schema"] == UNUSUAL_TOOLS[5][1]
 
 
-def test_a_toolset_defers_on_the_endpoint_that_lists_all(zoo):
+def test_a_toolset_of_a_full_session_defers_tools(zoo):
     session = zoo.open(mode="full")
-    whole = fetch(session, "format=anthropic&native=true&toolset=true&search=bm25").json
-    search, toolset = whole["tools"]
+    body = fetch(session, "format=anthropic&native=true&toolset=true&search=bm25").json
+    search, toolset = body["tools"]
 
-    taken(ToolSearchToolBm25_20251119Param, [search])
-    taken(BetaMCPToolsetParam, [toolset])
-    taken(BetaRequestMCPServerURLDefinitionParam, whole["mcp_servers"])
+    assert_valid(ToolSearchToolBm25_20251119Param, [search])
+    assert_valid(BetaMCPToolsetParam, [toolset])
+    assert_valid(BetaRequestMCPServerURLDefinitionParam, body["mcp_servers"])
     assert toolset["default_config"]["defer_loading"] is True
     assert toolset["configs"] == {"zoo__mixed": {"enabled": True, "defer_loading": False}}
-    assert whole["mcp_servers"][0]["url"].endswith(f"/mcp/{session.id}")
-    assert zoo.key not in canonical(whole)
-    assert "`mcp:zoo`" in whole["system"]
+    assert body["mcp_servers"][0]["url"].endswith(f"/mcp/{session.id}")
+    assert zoo.key not in canonical(body)
+    assert "`mcp:zoo`" in body["system"]
 
 
 def test_a_toolset_of_a_deferred_session_defers_nothing(zoo):
-    """Its endpoint lists the meta-tools and the preloaded ones, which are all wanted at once."""
-    whole = fetch(zoo.open(), "format=anthropic&native=true&toolset=true").json
-    assert [tool["type"] for tool in whole["tools"]] == ["mcp_toolset"]
-    assert whole["tools"][0]["default_config"]["defer_loading"] is False
-    assert "search_tools" in whole["system"]
+    """Its endpoint lists only the meta-tools and the preloaded tools."""
+    body = fetch(zoo.open(), "format=anthropic&native=true&toolset=true").json
+    assert [tool["type"] for tool in body["tools"]] == ["mcp_toolset"]
+    assert body["tools"][0]["default_config"]["defer_loading"] is False
+    assert "search_tools" in body["system"]
 
 
-def test_a_groups_own_default_counts_before_the_systems(zoo):
-    """Every tool of a group that is not deferred is there at once, and no other."""
+def test_tools_of_a_group_that_is_not_deferred_are_not_deferred(zoo):
     group_actions.set_deferred(Group.objects.get(group_id="mcp:zoo"), False, actor=SYSTEM)
     session = zoo.open(mode="full")
     tools = native(session, "format=anthropic&native=true")
-    late = [tool["name"] for tool in tools if tool.get("defer_loading")]
+    deferred = [tool["name"] for tool in tools if tool.get("defer_loading")]
     toolset = native(session, "format=anthropic&native=true&toolset=true")[1]
-    assert late == ["github__create_issue"]
+    assert deferred == ["github__create_issue"]
     assert toolset["default_config"]["defer_loading"] is False
     assert toolset["configs"] == {"github__create_issue": {"enabled": True, "defer_loading": True}}
 
 
-def test_where_everything_is_preloaded_nothing_is_searched(few):
+def test_there_is_no_search_tool_if_everything_is_preloaded(few):
     session = few.open(groups=["own"])
     assert [tool["name"] for tool in native(session, "format=anthropic&native=true")] == ["shout"]
     assert fetch(session, "format=anthropic&native=true").json["system"] == ""
@@ -277,34 +276,36 @@ def test_where_everything_is_preloaded_nothing_is_searched(few):
         assert [tool["type"] for tool in native(session, form)][:1] == ["namespace"]
 
 
-def test_over_ten_thousand_deferred_tools_are_refused():
+def test_more_than_ten_thousand_deferred_tools_are_rejected():
     tool = {"name": "a", "description": "", "parameters": {"type": "object"}}
     offers = [Offer(tool, preloaded=False)] * 10_001
     with pytest.raises(Invalid, match=r"at most 10,000 deferred tools; this session has 10,001"):
         native_formats.anthropic_tools(offers, "regex", tool)
-    early = [*offers[:10_000], Offer(tool, preloaded=True)]
-    assert len(native_formats.anthropic_tools(early, "regex", tool)) == 10_002
+    allowed = [*offers[:10_000], Offer(tool, preloaded=True)]
+    assert len(native_formats.anthropic_tools(allowed, "regex", tool)) == 10_002
 
 
-def test_a_search_is_answered_with_references_to_what_the_session_has(zoo):
+def test_a_search_returns_references_only_to_tools_of_the_session(zoo):
     session = zoo.open()
-    fold(make_server(slug="late"), tool_object("list_issues_late", description="List issues."))
+    ingest_tools(
+        make_server(slug="late"), tool_object("list_issues_late", description="List issues.")
+    )
     path = f"/sessions/{session.id}/search?format=anthropic&call_id=toolu_1"
 
-    found = zoo.send("POST", path, {"query": "list issues", "limit": 50}).json
-    missed = zoo.send("POST", path, {"name": "late__list_issues_late"}).json
+    matches = zoo.send("POST", path, {"query": "list issues", "limit": 50}).json
+    too_late = zoo.send("POST", path, {"name": "late__list_issues_late"}).json
 
     adapter = TypeAdapter(ToolResultBlockParam)
-    for result in (found, missed):
+    for result in (matches, too_late):
         typed = adapter.validate_python(result)
         assert list(typed.pop("content")) == result["content"]
         assert typed == {"type": "tool_result", "tool_use_id": "toolu_1"}
-    given = {tool["name"] for tool in native(session, "format=anthropic&native=true")}
-    names = [block["tool_name"] for block in found["content"]]
+    known = {tool["name"] for tool in native(session, "format=anthropic&native=true")}
+    names = [block["tool_name"] for block in matches["content"]]
     assert 1 < len(names) <= 5
-    assert set(names) <= given
-    assert {block["type"] for block in found["content"]} == {"tool_reference"}
-    assert "Open a new session" in missed["content"][0]["text"]
+    assert set(names) <= known
+    assert {block["type"] for block in matches["content"]} == {"tool_reference"}
+    assert "Open a new session" in too_late["content"][0]["text"]
     nothing = zoo.send("POST", path, {"query": "quagga"}).json
     assert nothing["content"][0]["text"].startswith("No tool matches")
 
@@ -312,10 +313,10 @@ def test_a_search_is_answered_with_references_to_what_the_session_has(zoo):
 # --- OpenAI ---------------------------------------------------------------------------------------
 
 
-def test_openai_takes_the_strangest_schemas(zoo):
+def test_openai_accepts_unusual_schemas(zoo):
     session = zoo.open(mode="full")
     chat = native(session, "format=openai")
-    taken(ChatCompletionFunctionToolParam, chat)
+    assert_valid(ChatCompletionFunctionToolParam, chat)
     flat = native(session, "format=openai-responses")
     assert len(chat) == len(flat) == 603
     for tool in flat:
@@ -326,16 +327,16 @@ def test_openai_takes_the_strangest_schemas(zoo):
         assert function["parameters"]["type"] == "object"
 
 
-def test_a_long_description_goes_on_in_the_schemas_own(zoo):
+def test_a_long_description_continues_in_the_schemas_description(zoo):
     tools = native(zoo.open(mode="full"), "format=openai")
     assert max(len(tool["function"]["description"]) for tool in tools) == 1024
     (long,) = (t for t in tools if t["function"]["name"] == "zoo__files_read_v2")
     function = long["function"]
-    whole = function["description"][:-1] + function["parameters"]["description"][1:]
-    assert whole == definitions(0)[1]["description"]
+    description = function["description"][:-1] + function["parameters"]["description"][1:]
+    assert description == tool_definitions(0)[1]["description"]
 
 
-def test_namespaces_hold_the_groups_with_their_members_deferred(zoo):
+def test_each_group_is_a_namespace_with_deferred_members(zoo):
     tools = native(zoo.open(), "format=openai-responses&native=true")
     *spaces, search = tools
     assert ToolSearchTool.model_validate(search).to_dict() == {"type": "tool_search"}
@@ -344,11 +345,11 @@ def test_namespaces_hold_the_groups_with_their_members_deferred(zoo):
     assert {space["name"] for space in spaces} == {"mcp_github", "mcp_zoo"}
     members = [member for space in spaces for member in space["tools"]]
     assert len(members) == 603
-    at_once = [member["name"] for member in members if not member.get("defer_loading")]
-    assert at_once == ["zoo__mixed"]
+    preloaded = [member["name"] for member in members if not member.get("defer_loading")]
+    assert preloaded == ["zoo__mixed"]
 
 
-def test_a_search_of_the_clients_own_brings_the_tools_themselves(zoo):
+def test_a_client_side_search_returns_the_tools(zoo):
     session = zoo.open()
     *_, search = native(session, "format=openai-responses&native=true&search=client")
     assert ToolSearchTool.model_validate(search).to_dict() == search
@@ -364,54 +365,54 @@ def test_a_search_of_the_clients_own_brings_the_tools_themselves(zoo):
     assert all(tool["parameters"]["type"] == "object" for tool in tools)
 
 
-# --- The rest, and over the wire ------------------------------------------------------------------
+# --- Gemini, MCP, and requests --------------------------------------------------------------------
 
 
-def test_gemini_and_mcp_take_the_strangest_schemas(zoo):
+def test_gemini_and_mcp_accept_unusual_schemas(zoo):
     session = zoo.open(mode="full")
     (tool,) = native(session, "format=gemini")
     typed = gemini.Tool.model_validate(tool)
     assert typed.model_dump(exclude_none=True) == tool
     assert len(typed.function_declarations) == 603
-    listed = [McpTool.model_validate(one) for one in native(session, "format=mcp")]
-    assert len(listed) == 603
+    tools = [McpTool.model_validate(body) for body in native(session, "format=mcp")]
+    assert len(tools) == 603
     schemas = {schema["name"]: schema["parameters"] for schema in native(session, "format=json")}
-    assert all(one.input_schema == schemas[one.name] for one in listed)
+    assert all(tool.input_schema == schemas[tool.name] for tool in tools)
 
 
-def test_gemini_names_begin_with_a_letter_or_a_line(db):
+def test_gemini_names_start_with_a_letter_or_an_underscore(db):
     add_tools("7zip", "pack")
     tools = native(make_agent_client("scout").open(mode="full"), "format=gemini")
-    assert [one["name"] for one in tools[0]["function_declarations"]] == ["_7zip__pack"]
+    assert [tool["name"] for tool in tools[0]["function_declarations"]] == ["_7zip__pack"]
 
 
-def test_each_sdk_sends_our_tools_as_they_are(zoo):
+def test_each_sdk_sends_the_tools_unchanged(zoo):
     session = zoo.open()
-    ours = fetch(session, "format=anthropic&native=true").json
+    deferred = fetch(session, "format=anthropic&native=true").json
     spaces = fetch(session, "format=openai-responses&native=true").json
     full = zoo.open(mode="full")
     chat, declared = (fetch(full, f"format={name}").json for name in ("openai", "gemini"))
     connector = fetch(full, "format=anthropic&native=true&toolset=true").json
-    asked = [{"role": "user", "content": "hello"}]
-    with scripted(*["hello"] * 5) as provider:
+    messages = [{"role": "user", "content": "hello"}]
+    with scripted_provider(*["hello"] * 5) as provider:
         claude = anthropic.Anthropic(api_key="x", base_url=provider.url, max_retries=0)
         gpt = openai.OpenAI(api_key="x", base_url=provider.url, max_retries=0)
         options = gemini.HttpOptions(base_url=provider.url)
         bard = genai.Client(api_key="x", http_options=options)
         with claude, gpt:
-            claude.messages.create(model="m", max_tokens=9, messages=asked, **ours)
-            claude.beta.messages.create(model="m", max_tokens=9, messages=asked, **connector)
+            claude.messages.create(model="m", max_tokens=9, messages=messages, **deferred)
+            claude.beta.messages.create(model="m", max_tokens=9, messages=messages, **connector)
             gpt.responses.create(model="m", input="hello", tools=spaces["tools"])
-            gpt.chat.completions.create(model="m", messages=asked, tools=chat["tools"])
+            gpt.chat.completions.create(model="m", messages=messages, tools=chat["tools"])
             config = {"system_instruction": declared["system"], "tools": declared["tools"]}
             bard.models.generate_content(model="m", contents="hello", config=config)
             bard.close()
     sent = provider.requests
-    assert sent[0]["tools"] == ours["tools"]
+    assert sent[0]["tools"] == deferred["tools"]
     assert sent[1]["tools"] == connector["tools"]
     assert sent[1]["mcp_servers"] == connector["mcp_servers"]
     assert provider.headers[1]["anthropic-beta"] == "mcp-client-2025-11-20"
     assert sent[2]["tools"] == spaces["tools"]
     assert sent[3]["tools"] == chat["tools"]
-    names = [one["name"] for one in sent[4]["tools"][0]["functionDeclarations"]]
-    assert names == [one["name"] for one in declared["tools"][0]["function_declarations"]]
+    names = [tool["name"] for tool in sent[4]["tools"][0]["functionDeclarations"]]
+    assert names == [tool["name"] for tool in declared["tools"][0]["function_declarations"]]
