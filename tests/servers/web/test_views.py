@@ -18,7 +18,7 @@ from servers.models import Credential, Server, SyncRun
 from servers.registration.credentials import decrypt
 from servers.sync import runner
 from servers.urls import urlpatterns
-from tests.support.factories import fold, make_program, make_server, tool_object
+from tests.support.factories import ingest_tools, make_program, make_server, tool_object
 from tests.support.upstreams.running import ROOT, running_http
 
 CANARY = "sk-canary0123456789abcdef"
@@ -82,7 +82,7 @@ def text_of(response):
 @pytest.fixture
 def weather(db):
     server = make_server(slug="weather", name="Weather", url="http://127.0.0.1:1/mcp")
-    fold(server, tool_object("get_forecast", description="Return the forecast."))
+    ingest_tools(server, tool_object("get_forecast", description="Return the forecast."))
     return server
 
 
@@ -182,12 +182,12 @@ def count_queries(client, path):
 @pytest.mark.parametrize("path", ["/servers", "/servers?state=failing&sort=-tokens", "/"])
 def test_the_list_has_a_constant_number_of_queries(path, admins_client):
     for number in range(3):
-        fold(make_server(state="failing"), tool_object(f"tool_{number}"))
+        ingest_tools(make_server(state="failing"), tool_object(f"tool_{number}"))
     admins_client.get(path)
     few = count_queries(admins_client, path)
 
     for number in range(57):
-        fold(make_server(state="failing"), tool_object(f"more_{number}"))
+        ingest_tools(make_server(state="failing"), tool_object(f"more_{number}"))
 
     admins_client.get(path)  # the catalog cache is loaded once per revision
     assert count_queries(admins_client, path) == few <= 35
@@ -198,7 +198,7 @@ def test_a_server_page_has_a_constant_number_of_queries(name, weather, admins_cl
     admins_client.get(url_of(name))
     few = count_queries(admins_client, url_of(name))
 
-    fold(weather, *(tool_object(f"tool_{number}") for number in range(40)))
+    ingest_tools(weather, *(tool_object(f"tool_{number}") for number in range(40)))
     for number in range(40):
         Credential.objects.create(
             server=weather, kind="header", name=f"X-{number}", origin_sha256="", ciphertext="x"
@@ -361,8 +361,8 @@ def test_an_unconfirmed_command_is_not_saved_and_can_be_confirmed_later(admins_c
     page = text_of(admins_client.post("/servers/add/check", {"source": "demo"}, follow=True))
     assert "servers.demo" in page
 
-    refused = admins_client.post("/servers/add/connect", {"pick": "demo"}, follow=True)
-    assert "select Allow this command" in text_of(refused)
+    rejected = admins_client.post("/servers/add/connect", {"pick": "demo"}, follow=True)
+    assert "select Allow this command" in text_of(rejected)
     assert Server.objects.count() == 0
 
     body = {"pick": "demo", "confirm": confirmations(page)}
@@ -390,8 +390,8 @@ def test_missing_variables_are_prompted_for(admins_client):
     assert 'type="password" id="variable-1" name="variable:WIKI_KEY"' in page
     assert "Missing values" in page
 
-    refused = admins_client.post("/servers/add/connect", {"pick": "wiki"}, follow=True)
-    assert "Missing values for variables: WIKI_KEY." in text_of(refused)
+    rejected = admins_client.post("/servers/add/connect", {"pick": "wiki"}, follow=True)
+    assert "Missing values for variables: WIKI_KEY." in text_of(rejected)
     assert Server.objects.count() == 0
 
     again = admins_client.post(
@@ -576,9 +576,9 @@ def test_settings_are_saved_and_invalid_ones_are_reported(weather, admins_client
     weather.refresh_from_db()
     assert (weather.name, weather.trust, weather.call_timeout) == ("Forecasts", "strict", 30)
 
-    refused = admins_client.post("/servers/weather/settings", fields | {"call_timeout": "0"})
-    assert refused.status_code == 422
-    assert "Call timeout" in text_of(refused)
+    rejected = admins_client.post("/servers/weather/settings", fields | {"call_timeout": "0"})
+    assert rejected.status_code == 422
+    assert "Call timeout" in text_of(rejected)
 
 
 def test_a_new_host_removes_credentials_and_requires_new_values(weather, admins_client):
@@ -627,9 +627,9 @@ def test_a_changed_command_must_be_confirmed_before_it_runs(admins_client):
 
 
 def test_deleting_a_server_requires_its_name(weather, admins_client):
-    refused = admins_client.post("/servers/weather/delete", {"typed_name": "whether"})
-    assert refused.status_code == 422
-    assert "Nothing was deleted." in text_of(refused)
+    rejected = admins_client.post("/servers/weather/delete", {"typed_name": "whether"})
+    assert rejected.status_code == 422
+    assert "Nothing was deleted." in text_of(rejected)
 
     done = admins_client.post("/servers/weather/delete", {"typed_name": "weather"}, follow=True)
     assert "Deleted Weather" in text_of(done)
@@ -754,7 +754,7 @@ def test_hostile_text_is_escaped(admins_client):
         instructions=f"{HOSTILE} \u200b",
         protocol_version="<b>",
     )
-    fold(server, tool_object("tool", description=HOSTILE))
+    ingest_tools(server, tool_object("tool", description=HOSTILE))
     SyncRun.objects.create(
         server=server,
         trigger="manual",
