@@ -29,7 +29,7 @@ def add(tool: Tool, kind: str, text: str, *, actor: Actor) -> ToolHint:
         return existing[kind, line]
     if len(existing) >= MAX_HINTS_PER_TOOL:
         raise Conflict(
-            f"{tool.public_name} already has {MAX_HINTS_PER_TOOL} hints, the maximum.",
+            f"{tool.public_name} already has {MAX_HINTS_PER_TOOL} search aliases, the maximum.",
             hint="Remove one first.",
         )
     hint = ToolHint.objects.create(tool=tool, kind=kind, text=line, created_by=actor.label[:200])
@@ -51,7 +51,9 @@ def find(tool: Tool, hint_id: int) -> ToolHint:
     """Return a hint of the tool by id, or raise NotFound."""
     hint = tool.hints.select_related("tool").filter(pk=hint_id).first()
     if hint is None:
-        raise NotFound("Hint not found.", hint=f"It may have been removed from {tool.public_name}.")
+        raise NotFound(
+            "Search alias not found.", hint=f"It may have been removed from {tool.public_name}."
+        )
     return hint
 
 
@@ -60,10 +62,10 @@ def _one_line(text: str) -> str:
         raise Invalid("Text cannot contain NUL or invalid Unicode characters.", hint="Remove them.")
     line = " ".join(text.split())
     if not line:
-        raise Invalid("The hint is empty.", hint="Enter an alias or an example query.")
+        raise Invalid("The search alias is empty.", hint="Enter an alias or an example query.")
     if len(line) > MAX_HINT_LENGTH:
         raise Invalid(
-            f"The hint has {len(line)} characters; the limit is {MAX_HINT_LENGTH}.",
+            f"The search alias has {len(line)} characters; the limit is {MAX_HINT_LENGTH}.",
             hint="Shorten it, or split it in two.",
         )
     return line

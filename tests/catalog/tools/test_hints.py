@@ -136,7 +136,7 @@ def test_an_invalid_hint_on_the_page_shows_the_reason(tool, admin, page_of, clie
         f"/tools/{tool.public_name}/hints", {"kind": "alias", "text": " "}, follow=True
     )
 
-    assert "The hint is empty." in response.content.decode()
+    assert "The search alias is empty." in response.content.decode()
 
 
 def test_an_operator_can_read_but_not_change_hints(tool, operator, page_of, client):
