@@ -25,7 +25,7 @@ from mcp import Client
 from mcp.types import ToolListChangedNotification
 
 from tests.support.installation import Installation
-from tests.support.servers import ask, register, runs
+from tests.support.servers import call_upstream, list_sync_runs, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -33,12 +33,12 @@ ERAS = {"2026-07-28": (), "handshake": ("--legacy",)}
 
 
 def last_sync_age(toolcrib, slug):
-    started = max(run["started_at"] for run in runs(toolcrib, slug))
+    started = max(run["started_at"] for run in list_sync_runs(toolcrib, slug))
     return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
 
 
 def until_in_catalog(toolcrib, slug, url, name):
-    ask(url, "add_tool", name=name)
+    call_upstream(url, "add_tool", name=name)
     began = time.perf_counter()
     wait_for(lambda: name in toolcrib.tool_names(slug), 30, every=0.01)
     return time.perf_counter() - began
@@ -65,7 +65,7 @@ def until_sdk_lists(url, name, modern):
             listening = asyncio.create_task(listen(client)) if modern else None
             if modern:
                 await ready.wait()
-            await asyncio.to_thread(ask, url, "add_tool", name=name)
+            await asyncio.to_thread(call_upstream, url, "add_tool", name=name)
             began = time.perf_counter()
             while name not in {tool.name for tool in (await client.list_tools()).tools}:
                 await heard.wait()
@@ -91,12 +91,14 @@ def measure(toolcrib, era, flags, rounds):
             times["busy"].append(until_in_catalog(toolcrib, slug, url, f"b{number}"))
             times["sdk"].append(until_sdk_lists(url, f"c{number}", modern=not flags))
         wait_for(lambda: last_sync_age(toolcrib, slug) > 7, 30)
-        before = len(runs(toolcrib, slug))
-        sent = ask(url, "flood", count=10_000, seconds=10, last_tool="last").structured_content
+        before = len(list_sync_runs(toolcrib, slug))
+        sent = call_upstream(
+            url, "flood", count=10_000, seconds=10, last_tool="last"
+        ).structured_content
         flooded = time.perf_counter()
         wait_for(lambda: "last" in toolcrib.tool_names(slug), 30, every=0.01)
         seen = time.perf_counter() - flooded
-        syncs = len(runs(toolcrib, slug)) - before
+        syncs = len(list_sync_runs(toolcrib, slug)) - before
     toolcrib.api("DELETE", f"/servers/{slug}")
     return {
         "era": era,

@@ -164,7 +164,7 @@ def upstream(module: str, *args: str) -> Iterator[Upstream]:
         args = ("--http", "0", *args)
     argv = stdio_argv(module, *args)
     with Process(argv, clean_environment({})) as process:
-        address = process.line("listening on ")
+        address = process.wait_for_line("listening on ")
         yield Upstream(process, f"http://{address}{ENDPOINTS.get(module, '')}")
 
 

@@ -34,11 +34,11 @@ from tests.support.installation import (
     PostgresServer,
     Process,
     RedisServer,
-    _accepts,
-    _unprivileged,
+    accepts_connections,
     clean_environment,
     postgres_server,
     redis_server,
+    unprivileged_user,
 )
 from tests.support.production import SERVICES, Production
 from tests.support.waiting import wait_for
@@ -80,11 +80,13 @@ class Services:
         pid = int((data / "postmaster.pid").read_text().split()[0])
         os.kill(pid, signal.SIGQUIT)  # at once: no checkpoint, and its log is replayed
         wait_for(lambda: not (data / "postmaster.pid").exists() or not _running(pid), 30)
-        user = _unprivileged() if os.geteuid() == 0 else None
+        user = unprivileged_user() if os.geteuid() == 0 else None
         environment = clean_environment({"LC_ALL": "C.UTF-8"})
         started = Process(argv, environment, cwd=data.parent, user=user)
         self.restarted = started
-        wait_for(lambda: _accepts(self.postgres, started), 30, what="PostgreSQL accepts again")
+        wait_for(
+            lambda: accepts_connections(self.postgres, started), 30, what="PostgreSQL accepts again"
+        )
 
     def close(self) -> None:
         self.toolcrib.stop()
@@ -150,7 +152,7 @@ def redis_stopped(parts: Services, size: str) -> Row:
         })  # fmt: skip
         during = asyncio.run(_load(parts.agent, session, away, pause, "during"))
         others = asyncio.run(_other_acts(parts.agent))
-        health = toolcrib.get("/livez")[0], toolcrib.ready()["status"]
+        health = toolcrib.get("/livez")[0], toolcrib.readiness()["status"]
         parts.redis.start()
         began = time.monotonic()
         wait_for(lambda: toolcrib.tool_names("meanwhile"), 180, what="the backlog is done")

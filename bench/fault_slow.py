@@ -25,7 +25,7 @@ from bench.fault_bed import (
     upstream,
 )
 from tests.support.agents import Session
-from tests.support.servers import ask
+from tests.support.servers import call_upstream
 from tests.support.waiting import wait_for
 
 LEFT = {"succeeded", "unknown", "cancelled"}  # how a call may end whose caller may leave
@@ -88,7 +88,7 @@ def hung_server(bed: Bed, size: str) -> Row:
 
 
 def _works(session: Session) -> bool:
-    answer = session.ask("stamp", {"paper": "again"}, timeout=5)
+    answer = session.post_call("stamp", {"paper": "again"}, timeout=5)
     return answer.status == 200 and answer.json["state"] == "succeeded"
 
 
@@ -215,15 +215,15 @@ def _turns(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, in
     with ThreadPoolExecutor(TURNS + QUEUED) as callers:
         rows = len(bed.calls(session))
         asked = [
-            callers.submit(session.ask, "queue", {"name": f"turn-{number}"}, timeout=120)
+            callers.submit(session.post_call, "queue", {"name": f"turn-{number}"}, timeout=120)
             for number in range(TURNS + QUEUED)
         ]
         wait_for(lambda: len(bed.calls(session)) - rows == TURNS + QUEUED, 60, what="all are there")
         with suppress(AssertionError):  # fewer, where a turn was lost
             wait_for(lambda: arrived() >= TURNS, 20)
-        more = [session.ask("queue", {"name": f"turn-{number}"}) for number in (98, 99)]
+        more = [session.post_call("queue", {"name": f"turn-{number}"}) for number in (98, 99)]
         free = arrived()
-        ask(url, "open_gate")  # type: ignore[no-untyped-call]
+        call_upstream(url, "open_gate")  # type: ignore[no-untyped-call]
         for future in asked:
             future.result(130)
     return free, sum(answer.status == 503 for answer in more)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.support.installation import READY, Installation, alive, descendants  # noqa: E402
+from tests.support.installation import READY, Installation, descendants, is_alive  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402
 
 
@@ -31,13 +31,13 @@ class Forked:
 
     @property
     def running(self) -> bool:
-        return alive(self.pid)
+        return is_alive(self.pid)
 
     @property
     def log(self) -> str:
         return self._out.read_text() + self._err.read_text()
 
-    def line(self, start: str, seconds: float = 60) -> str:
+    def wait_for_line(self, start: str, seconds: float = 60) -> str:
         def found() -> str | None:
             lines = self._out.read_text().split("\n")[:-1]
             return next((line for line in lines if line.startswith(start)), None)
@@ -92,7 +92,7 @@ class Starter:
         pid = int(self._process.stdout.readline())
         forked = Forked(pid, out, err)
         self.toolcrib.process = forked  # type: ignore[assignment]
-        self.toolcrib.ready_line = forked.line(READY)
+        self.toolcrib.ready_line = forked.wait_for_line(READY)
 
     def __exit__(self, *exc: object) -> None:
         """End it, and leave the installation as it found it: started as usual."""

@@ -122,7 +122,7 @@ FILTER = {
 Definition = dict[str, Any]
 
 
-def made_up(groups: int, tools: int) -> dict[str, list[Definition]]:
+def generate_servers(groups: int, tools: int) -> dict[str, list[Definition]]:
     """Return definitions by server. Sizes differ as they do in life; the sum is exact."""
     slugs = list(SERVICES)[:groups]
     slugs += [f"service-{number}" for number in range(len(slugs), groups)]
@@ -213,10 +213,10 @@ def _keep(found: dict[str, list[Definition]], server: str, tool: dict[str, Any])
         tools.append({"name": name, "description": said, "inputSchema": schema})
 
 
-def fleet(options: argparse.Namespace) -> dict[str, list[Definition]]:
+def load_servers(options: argparse.Namespace) -> dict[str, list[Definition]]:
     if options.folder:
         return read_folder(Path(options.folder), options.most)
-    return made_up(options.groups, options.tools)
+    return generate_servers(options.groups, options.tools)
 
 
 def arguments_for(schema: dict[str, Any]) -> dict[str, Any]:
@@ -299,10 +299,10 @@ def running(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Run the fleet and give it as an mcp.json."""
     from tests.support.installation import Process, clean_environment
 
-    servers = fleet(options)
+    servers = load_servers(options)
     argv = [sys.executable, str(Path(__file__)), *_flags(options)]
     with Process(argv, clean_environment({})) as process:
-        address = process.line("listening on ")
+        address = process.wait_for_line("listening on ")
         yield {
             "mcpServers": {
                 slug: {
@@ -331,4 +331,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     add_options(parser)
-    serve(fleet(parser.parse_args()))
+    serve(load_servers(parser.parse_args()))

@@ -97,14 +97,14 @@ def run(options, folder, sizes):
     from django.test import Client
 
     from tests.support import every_page
-    from tests.support.seeding import admin
+    from tests.support.seeding import make_admin
 
     began = time.perf_counter()
     examples = fill(folder, sizes)
     seeded = time.perf_counter() - began
     client = Client()
-    client.force_login(admin(), backend="django.contrib.auth.backends.ModelBackend")
-    asks = [ask for ask in every_page.asks(examples) if options.only in ask.label]
+    client.force_login(make_admin(), backend="django.contrib.auth.backends.ModelBackend")
+    asks = [ask for ask in every_page.page_requests(examples) if options.only in ask.label]
     seen = {ask.label: look(ask, client) for ask in asks}
     asks = [ask for ask in asks if seen[ask.label]["status"] != 405]
     rows = []

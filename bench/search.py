@@ -216,7 +216,7 @@ def main():
     options.add_argument("--agents", type=int, default=32)
     options.add_argument("--endpoint-tools", type=int, default=10_000)
     chosen = options.parse_args()
-    servers = fleet.read_folder(chosen.folder) if chosen.folder else fleet.made_up(33, 600)
+    servers = fleet.read_folder(chosen.folder) if chosen.folder else fleet.generate_servers(33, 600)
     encoder = meaning.load(MODELS)
     print("  tools  ranker     p50 ms   p95 ms   (wall p50, p95)  build s       MB  rank-bm25 ÷")
     rows = [one_size(size, servers, encoder, chosen.queries) for size in chosen.sizes]

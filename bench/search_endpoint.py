@@ -62,7 +62,7 @@ def fill(path, agents):
     from catalog.search.embeddings import encoder
     from catalog.search.embeddings import store as vector_store
     from sessions_app.agents.actions import create_with_key
-    from tests.support.factories import fold, make_server
+    from tests.support.factories import ingest_tools, make_server
 
     call_command("migrate", verbosity=0, interactive=False)
     by_server = {}
@@ -73,7 +73,7 @@ def fill(path, agents):
             {"name": item["name"], "description": item["description"], "inputSchema": schema}
         )
     for at, tools in by_server.items():
-        fold(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
+        ingest_tools(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
     made = []
     for key in vector_store.searchable_tools():

@@ -151,7 +151,7 @@ def fleet_row(folder, options):
 
     schemas = {
         (server, tool["name"]): tool["inputSchema"]
-        for server, tools in fleet.fleet(options).items()
+        for server, tools in fleet.load_servers(options).items()
         for tool in tools
     }
 

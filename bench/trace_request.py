@@ -91,10 +91,10 @@ def modules(functions: list[str], idle: set[str]) -> list[str]:
 
 
 async def over_mcp(agent: Any, mode: str, take: Callable[[], list[str]]) -> list[str]:
-    from tests.support.mcp_clients import connected
+    from tests.support.mcp_clients import connected_client
 
     request = {"tool_name": "weather__get_forecast", "arguments": {"city": "Oslo"}}
-    async with connected(agent, mode=mode) as client:
+    async with connected_client(agent, mode=mode) as client:
         for _ in range(2):
             await client.call_tool("deferred_tool_call", request)
         await asyncio.to_thread(take)

@@ -1,4 +1,4 @@
-"""An agent with its key that calls the API through Django's test client."""
+"""API client of an agent, over Django's test client."""
 
 import json
 from typing import Any
@@ -10,10 +10,10 @@ from catalog.groups import actions as group_writes
 from catalog.models import Group
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentGroup
-from tests.support.factories import fold, make_server, tool_object
+from tests.support.factories import ingest_tools, make_server, tool_object
 
 
-class Answer:
+class ApiResponse:
     def __init__(self, response: Any) -> None:
         self.status = response.status_code
         self.bytes = response.content
@@ -28,55 +28,55 @@ class Answer:
 
 
 class AgentClient:
-    """One agent with its key."""
+    """An agent and an API key of it."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self.key = api_keys.create_key(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
 
-    def send(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    def send(self, method: str, path: str, body: Any = None, **headers: str) -> ApiResponse:
         data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
-        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        extra = {name.replace("_", "-"): value for name, value in headers.items()}
         response = Client().generic(
             method,
             f"/api/v1{path}",
             data,
             content_type="application/json",
-            headers={"Authorization": f"Bearer {self.key}", **given},
+            headers={"Authorization": f"Bearer {self.key}", **extra},
         )
-        return Answer(response)
+        return ApiResponse(response)
 
     def open(self, **body: Any) -> "Session":
-        answer = self.send("POST", "/sessions", body)
-        assert answer.status == 201, answer.bytes
-        return Session(self, answer)
+        response = self.send("POST", "/sessions", body)
+        assert response.status == 201, response.bytes
+        return Session(self, response)
 
 
 class Session:
     """One open session of an agent."""
 
-    def __init__(self, client: AgentClient, answer: Answer) -> None:
+    def __init__(self, client: AgentClient, response: ApiResponse) -> None:
         self.client = client
-        self.opened = answer.json
+        self.opened = response.json
         self.id = self.opened["id"]
 
-    def get(self, what: str, **headers: str) -> Answer:
-        return self.client.send("GET", f"/sessions/{self.id}{what}", **headers)
+    def get(self, path: str, **headers: str) -> ApiResponse:
+        return self.client.send("GET", f"/sessions/{self.id}{path}", **headers)
 
-    def post(self, what: str, body: Any = None, **headers: str) -> Answer:
-        return self.client.send("POST", f"/sessions/{self.id}{what}", body or {}, **headers)
+    def post(self, path: str, body: Any = None, **headers: str) -> ApiResponse:
+        return self.client.send("POST", f"/sessions/{self.id}{path}", body or {}, **headers)
 
-    def load(self, group_id: str, *names: str, **more: Any) -> Answer:
-        chosen = {"tool_names": list(names)} if names else {}
-        return self.post("/load", {"group_id": group_id, **chosen, **more})
+    def load(self, group_id: str, *names: str, **fields: Any) -> ApiResponse:
+        selection = {"tool_names": list(names)} if names else {}
+        return self.post("/load", {"group_id": group_id, **selection, **fields})
 
-    def search(self, query: str = "", **more: Any) -> Answer:
-        return self.post("/search", {"query": query, **more} if query else more)
+    def search(self, query: str = "", **fields: Any) -> ApiResponse:
+        return self.post("/search", {"query": query, **fields} if query else fields)
 
-    def call(self, tool_name: str, arguments: Any = None, **more: Any) -> Answer:
-        headers = {key: more.pop(key) for key in list(more) if key == "Idempotency_Key"}
+    def call(self, tool_name: str, arguments: Any = None, **fields: Any) -> ApiResponse:
+        headers = {key: fields.pop(key) for key in list(fields) if key == "Idempotency_Key"}
         return self.post(
-            "/call", {"tool_name": tool_name, "arguments": arguments or {}, **more}, **headers
+            "/call", {"tool_name": tool_name, "arguments": arguments or {}, **fields}, **headers
         )
 
     @property
@@ -89,7 +89,7 @@ class Session:
 
 
 def make_agent_client(name: str = "scout", *groups: str, **fields: Any) -> AgentClient:
-    """An agent with these groups, or with all of them."""
+    """Create an agent with these groups, or with all groups, and a key."""
     agent = Agent.objects.create(name=name, all_groups=not groups, **fields)
     for position, group_id in enumerate(groups):
         group = Group.objects.get(group_id=group_id)
@@ -97,8 +97,8 @@ def make_agent_client(name: str = "scout", *groups: str, **fields: Any) -> Agent
     return AgentClient(agent)
 
 
-def add_tools(slug: str, *names: str, **described: str) -> Group:
-    """A server with these tools, all of which take a text called `what`."""
+def add_tools(slug: str, *names: str, **descriptions: str) -> Group:
+    """Create a server with these tools, which all take a string `what`; return its group."""
     schema = {
         "type": "object",
         "properties": {"what": {"type": "string"}},
@@ -106,12 +106,12 @@ def add_tools(slug: str, *names: str, **described: str) -> Group:
         "additionalProperties": False,
     }
     server = make_server(slug=slug)
-    fold(
+    ingest_tools(
         server,
         *(
             tool_object(
                 name,
-                description=described.get(name, f"Do {name} for {slug}."),
+                description=descriptions.get(name, f"Do {name} for {slug}."),
                 inputSchema=schema,
             )
             for name in names
@@ -120,7 +120,8 @@ def add_tools(slug: str, *names: str, **described: str) -> Group:
     return Group.objects.get(group_id=f"mcp:{slug}")
 
 
-def regroup(group_id: str, *tools: Any) -> Group:
+def make_group(group_id: str, *tools: Any) -> Group:
+    """Create a group with these tools."""
     group = group_writes.create(group_id, group_id.title(), actor=SYSTEM).group
     group_writes.assign(group, list(tools), actor=SYSTEM)
     return group

@@ -1,4 +1,4 @@
-"""Drive a real Chromium against a real installation: start it, set up the first admin, look."""
+"""Chromium tests against a real installation: set-up, import wizard, axe and layout checks."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from tests.support.people import PASSWORD
 from tests.support.waiting import scaled
 
 ADMIN = "ada@example.org"
-# The tests talk to 127.0.0.1 and to nobody else.
+# The tests connect to 127.0.0.1 only.
 ARGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -28,8 +28,8 @@ ARGS = [
     "--no-proxy-server",
 ]
 THEMES = ("light", "dark")
-PICTURES = ROOT / ".cache" / "screenshots"  # one of each page, from the last run
-PATIENCE = scaled(30_000)  # milliseconds for a sync to end
+SCREENSHOTS = ROOT / ".cache" / "screenshots"  # one for each page, from the last run
+SYNC_TIMEOUT_MS = scaled(30_000)  # time limit of a sync
 
 expect.set_options(timeout=scaled(10_000))
 
@@ -44,21 +44,23 @@ def chromium() -> Iterator[Browser]:
             browser.close()
 
 
-def set_up(page: Page, toolcrib: Installation, leads_to: str = "Connect your first server") -> None:
-    """Make the first admin through the setup link."""
+def set_up(
+    page: Page, toolcrib: Installation, next_heading: str = "Connect your first server"
+) -> None:
+    """Create the first admin through the setup link."""
     page.goto(toolcrib.setup_url)
     page.get_by_label("E-mail").fill(ADMIN)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Create admin").click()
-    expect(page.get_by_role("heading", name=leads_to).first).to_be_visible()
-    page.wait_for_load_state()  # its scripts too
+    expect(page.get_by_role("heading", name=next_heading).first).to_be_visible()
+    page.wait_for_load_state()  # until its scripts have run
 
 
-def signed_in(browser: Browser, toolcrib: Installation, *leads_to: str) -> Any:
-    """Set the installation up and return the cookies of its admin."""
+def set_up_and_sign_in(browser: Browser, toolcrib: Installation, *next_heading: str) -> Any:
+    """Create the first admin and return the cookies of the signed-in browser."""
     context = browser.new_context()
     try:
-        set_up(context.new_page(), toolcrib, *leads_to)
+        set_up(context.new_page(), toolcrib, *next_heading)
         return context.storage_state()
     finally:
         context.close()
@@ -73,7 +75,7 @@ def mcp_json(servers: dict[str, Any]) -> str:
 
 
 def three_servers(weather_url: str) -> str:
-    """A text with a program, an address that answers and one where nobody is."""
+    """Return an mcp.json with a command, a URL that works and a URL with no listener."""
     headers = {"Authorization": "Bearer canary-of-the-browser"}
     return mcp_json(
         {
@@ -84,36 +86,36 @@ def three_servers(weather_url: str) -> str:
     )
 
 
-def watch(context: BrowserContext) -> list[str]:
-    """Collect whatever the console complains about; refusals by the page are told by its text."""
-    said: list[str] = []
+def collect_console_errors(context: BrowserContext) -> list[str]:
+    """Return a list that collects console errors; 4xx responses are not errors of the page."""
+    errors: list[str] = []
 
-    def note(message: Any) -> None:
+    def record(message: Any) -> None:
         refused = "the server responded with a status of 4" in message.text
-        # htmx's way to say that the page was left while it asked for something.
-        left = re.match(r"htmx:(afterRequest|sendAbort|sendError)", message.text)
-        if message.type in ("error", "warning") and not refused and not left:
-            said.append(f"{message.text} at {message.location.get('url')}")
+        # htmx logs these when the page is left during a request.
+        aborted = re.match(r"htmx:(afterRequest|sendAbort|sendError)", message.text)
+        if message.type in ("error", "warning") and not refused and not aborted:
+            errors.append(f"{message.text} at {message.location.get('url')}")
 
-    context.on("console", note)
-    context.on("weberror", lambda error: said.append(str(error.error)))
-    return said
+    context.on("console", record)
+    context.on("weberror", lambda error: errors.append(str(error.error)))
+    return errors
 
 
-def axe(page: Page) -> list[str]:
-    """Run axe-core over the page as it is, keep a picture of it, and return what is found."""
+def run_axe(page: Page) -> list[str]:
+    """Run axe-core on the page in its current state, save a screenshot, return the violations."""
     folder = parts.npm_folder()
     assert folder, "axe-core is not installed"
     source = (parts.NPM / "node_modules" / "axe-core" / "axe.min.js").read_text()
     scheme = page.evaluate("matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'")
     name = re.sub(r"\W+", "-", urlsplit(page.url).path).strip("-") or "overview"
-    picture = page.screenshot(path=PICTURES / f"{name}-{scheme}.png", full_page=True)
-    assert len(picture) > 5_000, f"{page.url} looks empty"
+    screenshot = page.screenshot(path=SCREENSHOTS / f"{name}-{scheme}.png", full_page=True)
+    assert len(screenshot) > 5_000, f"{page.url} renders empty"
     page.evaluate(source)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    results = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
-        f"{page.url} {one['id']}: {one['help']}: {[n['html'][:160] for n in one['nodes'][:3]]}"
-        for one in found["violations"]
+        f"{page.url} {rule['id']}: {rule['help']}: {[n['html'][:160] for n in rule['nodes'][:3]]}"
+        for rule in results["violations"]
     ]
 
 
@@ -124,30 +126,30 @@ def scrolls_sideways(page: Page) -> bool:
     return wide
 
 
-def moving(page: Page) -> list[str]:
-    """Return what still moves for those who asked for less motion."""
-    found: list[str] = page.evaluate(
-        """[...document.querySelectorAll("*")].filter((one) => {
-          const style = getComputedStyle(one);
+def animated_elements(page: Page) -> list[str]:
+    """Return the elements with a transition or animation (for `prefers-reduced-motion`)."""
+    elements: list[str] = page.evaluate(
+        """[...document.querySelectorAll("*")].filter((element) => {
+          const style = getComputedStyle(element);
           const long = (text) => text.split(",").some((part) => parseFloat(part) > 0.01);
           return long(style.transitionDuration) || long(style.animationDuration);
-        }).map((one) => `${location.pathname} moves: ${one.outerHTML.slice(0, 120)}`)"""
+        }).map((element) => `${location.pathname} animated: ${element.outerHTML.slice(0, 120)}`)"""
     )
-    return found
+    return elements
 
 
-def shapeless(page: Page) -> list[str]:
-    """Return what has no border left to show its shape where colours are forced."""
-    found: list[str] = page.evaluate(
+def borderless_elements(page: Page) -> list[str]:
+    """Return the components without a border, which are invisible in forced-colors mode."""
+    elements: list[str] = page.evaluate(
         """[...document.querySelectorAll(
           ".panel, .status, .badge, .button, .notice, .toast, .chip, .empty:not(.filtered), select"
-        )].filter((one) => {
-          if (!one.checkVisibility()) return false;
-          const style = getComputedStyle(one);
+        )].filter((element) => {
+          if (!element.checkVisibility()) return false;
+          const style = getComputedStyle(element);
           return style.borderTopStyle === "none" || parseFloat(style.borderTopWidth) === 0;
-        }).map((one) => `${location.pathname} has no shape: ${one.outerHTML.slice(0, 120)}`)"""
+        }).map((element) => `${location.pathname} borderless: ${element.outerHTML.slice(0, 99)}`)"""
     )
-    return found
+    return elements
 
 
 def paste_and_connect(page: Page, text: str) -> None:
@@ -159,4 +161,4 @@ def paste_and_connect(page: Page, text: str) -> None:
     for box in page.locator("input[name=confirm]").all():
         box.check()
     page.get_by_role("button", name="Connect servers").click()
-    expect(page.get_by_text("with all schemas")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("with all schemas")).to_be_visible(timeout=SYNC_TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""A door before Toolcrib that puts a key on every request, for programs that can send none."""
+"""Forwarding proxy that adds an API key to every request, for clients that cannot send one."""
 
 import socket
 import socketserver
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 @contextmanager
 def keyring(url: str, key: str) -> Iterator[str]:
-    """Forward a free port of this machine to `url`, with a key; give its address."""
+    """Forward a free local port to `url` with a key; yield the address of the proxy."""
     target = urlsplit(url)
 
     class Forward(socketserver.BaseRequestHandler):
@@ -25,13 +25,15 @@ def keyring(url: str, key: str) -> Iterator[str]:
             lines = [
                 line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")
             ]
-            # One request for each connection, so that every head is seen here.
+            # One request per connection, so that every request head passes here.
             lines += [b"Authorization: Bearer " + key.encode(), b"Connection: close"]
-            with socket.create_connection((target.hostname or "", target.port or 80)) as there:
-                there.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
-                back = threading.Thread(target=pump, args=(there, self.request), daemon=True)
+            with socket.create_connection((target.hostname or "", target.port or 80)) as upstream:
+                upstream.sendall(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+                back = threading.Thread(
+                    target=copy_bytes, args=(upstream, self.request), daemon=True
+                )
                 back.start()
-                pump(self.request, there)
+                copy_bytes(self.request, upstream)
                 back.join()
 
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Forward) as server:
@@ -43,8 +45,8 @@ def keyring(url: str, key: str) -> Iterator[str]:
             server.shutdown()
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
-    """Carry bytes one way until either side ends."""
+def copy_bytes(source: socket.socket, target: socket.socket) -> None:
+    """Copy bytes in one direction until either side closes."""
     with suppress(OSError):
         while data := source.recv(65536):
             target.sendall(data)

@@ -1,5 +1,4 @@
-"""The contract with everybody outside the code, as plain values: what a release must not change
-by accident.
+"""External contract as plain values: everything that a release must not change by accident.
 
 `python -m tests.support.contract` writes tests/golden/contract/; test_contract.py compares with it.
 """
@@ -15,59 +14,61 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "contract"
 APPS = ("catalog", "servers", "sessions_app", "toolcrib")
-# Codes that are passed by position.
+# Error codes that are passed as positional arguments.
 OTHER_CODES = frozenset(
     {"definition_changed", "denied", "held", "input_required", "meta_tool", "missing"}
     | {"rejected", "result_invalid", "result_too_large", "server_disabled", "waiting"}
 )
-# Names for people and for generated code, which may change without breaking a caller.
-WORDS = frozenset({"title", "description", "summary", "operationId", "tags", "examples", "example"})
+# Texts and names that may change without breaking a client.
+TEXT_KEYS = frozenset(
+    {"title", "description", "summary", "operationId", "tags", "examples", "example"}
+)
 
 
 def openapi() -> dict[str, Any]:
-    """Every operation by path and method: parameters, bodies, responses by status."""
+    """Return every operation by method and path: parameters, bodies, responses by status."""
     from toolcrib.api import api
 
     document = json.loads(json.dumps(api.get_openapi_schema()))
     components = document["components"]["schemas"]
-    found: dict[str, Any] = {}
+    operations: dict[str, Any] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            kept = _plain(operation, components, ())
-            kept["parameters"] = sorted(
-                kept.get("parameters", []), key=lambda one: (one["in"], one["name"])
+            schema = _inline(operation, components, ())
+            schema["parameters"] = sorted(
+                schema.get("parameters", []), key=lambda item: (item["in"], item["name"])
             )
-            found[f"{method.upper()} {path}"] = kept
-    return found
+            operations[f"{method.upper()} {path}"] = schema
+    return operations
 
 
-def _plain(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> Any:
-    """Put schemas in place of the references to them, and leave out words for people."""
+def _inline(value: Any, components: dict[str, Any], inside: tuple[str, ...]) -> Any:
+    """Replace references by their schemas, and remove texts."""
     if isinstance(value, list):
-        return [_plain(item, components, inside) for item in value]
+        return [_inline(item, components, inside) for item in value]
     if not isinstance(value, dict):
         return value
     if "$ref" in value:
         name = value["$ref"].rpartition("/")[2]
         if name in inside:
             return {"recursive": True}
-        return _plain(components[name], components, (*inside, name))
+        return _inline(components[name], components, (*inside, name))
     return {
-        key: {name: _plain(one, components, inside) for name, one in item.items()}
+        key: {name: _inline(schema, components, inside) for name, schema in item.items()}
         if key == "properties"
-        else _plain(item, components, inside)
+        else _inline(item, components, inside)
         for key, item in value.items()
-        if key not in WORDS or not isinstance(item, str | list)
+        if key not in TEXT_KEYS or not isinstance(item, str | list)
     }
 
 
 def url_names() -> dict[str, str]:
-    """Every named URL of the pages and the API, with its pattern."""
+    """Return every named URL of the pages, with its pattern."""
     from django.urls import get_resolver
 
-    def walk(patterns: Any, before: str) -> Iterator[tuple[str, str]]:
+    def walk(patterns: Any, prefix: str) -> Iterator[tuple[str, str]]:
         for pattern in patterns:
-            route = before + str(pattern.pattern)
+            route = prefix + str(pattern.pattern)
             if hasattr(pattern, "url_patterns"):
                 yield from walk(pattern.url_patterns, route)
             elif pattern.name and not route.startswith("api/"):
@@ -77,33 +78,33 @@ def url_names() -> dict[str, str]:
 
 
 def celery_tasks() -> dict[str, Any]:
-    """Task names with their queues, and what the schedule runs how often."""
+    """Return task names, the beat schedule and the queue routes."""
     from toolcrib.celery import app
 
     app.loader.import_default_modules()
     tasks = sorted(name for name in app.tasks if name.partition(".")[0] in APPS)
     schedule = {
-        name: {key: str(one[key]) for key in ("task", "schedule")}
-        for name, one in sorted(app.conf.beat_schedule.items())
+        name: {key: str(entry[key]) for key in ("task", "schedule")}
+        for name, entry in sorted(app.conf.beat_schedule.items())
     }
     routes = app.conf.task_routes
     return {"tasks": tasks, "schedule": schedule, "routes": json.loads(json.dumps(routes))}
 
 
 def commands() -> dict[str, list[str]]:
-    """Our management commands with their arguments."""
+    """Return our management commands with their arguments."""
     from django.core.management import get_commands, load_command_class
 
-    found = {}
+    arguments = {}
     for name, app in sorted(get_commands().items()):
         if app in APPS:
             parser = load_command_class(app, name).create_parser("manage.py", name)
-            found[name] = sorted(
-                "/".join(one.option_strings) or one.dest
-                for one in parser._actions
-                if "help" not in one.dest
+            arguments[name] = sorted(
+                "/".join(action.option_strings) or action.dest
+                for action in parser._actions
+                if "help" not in action.dest
             )
-    return found
+    return arguments
 
 
 def audit_verbs() -> list[str]:
@@ -120,32 +121,33 @@ def trees() -> Iterator[ast.Module]:
 
 
 def settings() -> dict[str, str]:
-    """Every environment variable with the kind of value it takes and its default, as written."""
-    found: dict[str, str] = {}
+    """Return every environment variable with its type and default, as written in the code."""
+    variables: dict[str, str] = {}
     for tree in trees():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             reads = isinstance(node.func.value, ast.Name) and node.func.value.id == "env"
             if reads and node.args and isinstance(node.args[0], ast.Constant):
-                given = [ast.unparse(one) for one in (*node.args[1:], *node.keywords)]
-                found[str(node.args[0].value)] = f"{node.func.attr}({', '.join(given)})"
-    return dict(sorted(found.items()))
+                arguments = [ast.unparse(item) for item in (*node.args[1:], *node.keywords)]
+                name = str(node.args[0].value)
+                variables[name] = f"{node.func.attr}({', '.join(arguments)})"
+    return dict(sorted(variables.items()))
 
 
 def error_codes() -> list[str]:
-    """Codes of errors: the class attribute, the keyword and the key called `code`; and others."""
-    found: set[str] = set()
+    """Return error codes: values of the attribute, keyword or key `code`, and OTHER_CODES."""
+    codes: set[str] = set()
     for tree in trees():
         for node in ast.walk(tree):
             values: list[ast.expr | None] = []
             if isinstance(node, ast.Constant) and node.value in OTHER_CODES:
-                found.add(str(node.value))
+                codes.add(str(node.value))
             elif isinstance(node, ast.ClassDef):
                 values = [
-                    one.value
-                    for one in node.body
-                    if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "code"
+                    item.value
+                    for item in node.body
+                    if isinstance(item, ast.Assign) and ast.unparse(item.targets[0]) == "code"
                 ]
             elif isinstance(node, ast.keyword) and node.arg == "code":
                 values = [node.value]
@@ -157,12 +159,12 @@ def error_codes() -> list[str]:
                     if isinstance(key, ast.Constant) and key.value == "code"
                 ]
             for value in values:
-                found |= {
-                    one.value
-                    for one in ast.walk(value or ast.Constant(None))
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value
+                codes |= {
+                    item.value
+                    for item in ast.walk(value or ast.Constant(None))
+                    if isinstance(item, ast.Constant) and isinstance(item.value, str) and item.value
                 }
-    return sorted(found)
+    return sorted(codes)
 
 
 def event_kinds() -> list[str]:

@@ -1,6 +1,7 @@
-"""Loaded before Django's settings: tests never touch an installation's own data folder.
+"""Pytest plugin that sets the environment before Django's settings are loaded.
 
-TEST_DATABASE_URL runs the tests of the apps on PostgreSQL; tests/production does so.
+Tests use a temporary data folder. With TEST_DATABASE_URL they run on PostgreSQL, as in
+tests/e2e/production/test_on_postgres.py.
 """
 
 import os
@@ -12,13 +13,13 @@ for _name in list(os.environ):
     if _name.startswith("TOOLCRIB_") or _name in {"DATABASE_URL", "REDIS_URL", "DEBUG", "PORT"}:
         del os.environ[_name]
 os.environ["TOOLCRIB_DATA"] = _folder.name
-# Prepared once for all tests; those that search by meaning ask for it.
+# The embedding model is downloaded once; tests of semantic search enable it themselves.
 os.environ["TOOLCRIB_MODELS"] = str(Path(__file__).resolve().parents[2] / ".cache" / "models")
 os.environ["TOOLCRIB_EMBEDDINGS"] = "0"
 if "TEST_DATABASE_URL" in os.environ:
     os.environ |= {
         "DATABASE_URL": os.environ["TEST_DATABASE_URL"],
-        "REDIS_URL": "redis://127.0.0.1:1/0",  # nobody there: what needs Redis is tested elsewhere
+        "REDIS_URL": "redis://127.0.0.1:1/0",  # no listener: Redis is tested elsewhere
         "TOOLCRIB_SECRET_KEY": "k" * 48,
         "TOOLCRIB_ENCRYPTION_KEYS": "e" * 48,
         "TOOLCRIB_HOSTS": "testserver,localhost",

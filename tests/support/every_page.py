@@ -1,6 +1,6 @@
-"""Everything a person's browser asks for: pages, their filtered faces, fragments and downloads.
+"""GET requests for every page: filtered variants, htmx fragments and downloads included.
 
-The addresses come from the URL conf, so a new page is here without being written down.
+The paths come from the URL conf, so new pages are included without being listed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,8 +11,8 @@ from django.test import Client
 
 from tests.support import page_addresses as addresses
 
-# More addresses of the same page, as filters, sorts, tabs and further pages make them.
-FACES: dict[str, tuple[str, ...]] = {
+# Query strings of filters, sort orders, tabs and later result pages.
+QUERY_STRINGS: dict[str, tuple[str, ...]] = {
     "tools": (
         "?q=forecast",
         "?badge=destructive",
@@ -53,8 +53,8 @@ FACES: dict[str, tuple[str, ...]] = {
     "missed": ("?range=90d", "?agent={name}", "?group={group_id}"),
     "palette": ("?q=get", "?q=sync+server", "?q=ses_", "?q=agent"),
 }
-# The part of a page that is asked for alone: by page, the element it is put into.
-PARTS: dict[str, tuple[str, ...]] = {
+# Targets of htmx requests for a part of a page, by page.
+HTMX_TARGETS: dict[str, tuple[str, ...]] = {
     "tools": ("tools",),
     "group": ("board-list", "board-preview"),
     "session": ("step",),
@@ -63,41 +63,45 @@ PARTS: dict[str, tuple[str, ...]] = {
     "playground": ("found",),
     "palette": ("palette",),
 }
-# What no person asks for but a page does.
+# URLs that only scripts of a page request.
 FRAGMENTS = {"tool-use", "sessions-new", "group-changes", "server-status"}
-PART = {"HX-Request": "true"}
+HTMX_HEADERS = {"HX-Request": "true"}
 TABLES = ("days", "tools", "unused", "often", "lost", "astray", "funnel", "old")
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One request: what it is called in a report, its address, and the headers of a fragment."""
+class PageRequest:
+    """One GET request: label for reports, path, and the headers of htmx requests."""
 
     label: str
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def of(self, client: Client) -> Any:
+    def send(self, client: Client) -> Any:
         return client.get(self.path, headers=dict(self.headers))
 
 
-def asks(examples: Mapping[str, Any]) -> Iterator[Ask]:
-    """List what there is to ask, acts (which answer 405) among it."""
-    for pattern in addresses.patterns():
+def page_requests(examples: Mapping[str, Any]) -> Iterator[PageRequest]:
+    """List the requests, including POST-only URLs, which answer 405."""
+    for pattern in addresses.named_patterns():
         name = str(pattern.name)
-        if name in addresses.OUTSIDE:
+        if name in addresses.EXCLUDED_PAGES:
             continue
-        path = addresses.path_of(pattern, examples)
-        yield Ask(name, path, PART if name in FRAGMENTS else {})
-        faces = dict.fromkeys((*addresses.FACES.get(name, ()), *FACES.get(name, ())))
-        for face in faces:
-            yield Ask(
-                name + face, path + face.format(**examples), PART if name in FRAGMENTS else {}
+        path = addresses.example_path(pattern, examples)
+        yield PageRequest(name, path, HTMX_HEADERS if name in FRAGMENTS else {})
+        queries = dict.fromkeys(
+            (*addresses.QUERY_STRINGS.get(name, ()), *QUERY_STRINGS.get(name, ()))
+        )
+        for query in queries:
+            yield PageRequest(
+                name + query,
+                path + query.format(**examples),
+                HTMX_HEADERS if name in FRAGMENTS else {},
             )
-        for target in PARTS.get(name, ()):
-            headers = {**PART, "HX-Target": target}
-            face = "?q=get" if name in ("palette", "group") else ""
-            yield Ask(f"{name} #{target}", path + face, headers)
+        for target in HTMX_TARGETS.get(name, ()):
+            headers = {**HTMX_HEADERS, "HX-Target": target}
+            query = "?q=get" if name in ("palette", "group") else ""
+            yield PageRequest(f"{name} #{target}", path + query, headers)
         if name == "usage-csv":
             for table in TABLES:
-                yield Ask(f"{name} {table}", path.replace("tools.csv", f"{table}.csv"))
+                yield PageRequest(f"{name} {table}", path.replace("tools.csv", f"{table}.csv"))

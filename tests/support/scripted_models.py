@@ -1,7 +1,7 @@
-"""A model provider on 127.0.0.1 that says what it was told to say, in four providers' shapes.
+"""Fake LLM provider on 127.0.0.1 that replays a script, in the formats of four providers.
 
-The providers' own SDKs talk to it over HTTP, so what they send and what they make of its answers
-is real. A script is a list of turns: calls to make, as (name, arguments), or the last words.
+The providers' own SDKs connect to it over HTTP, so requests and parsed responses are real. A
+script is a list of turns: tool calls as (name, arguments), or the final text.
 """
 
 import json
@@ -86,7 +86,7 @@ def _responses(turn: Turn, number: int) -> dict[str, Any]:
              "content": [part]}
         ]  # fmt: skip
     else:
-        output = [_responses_item(name, given, f"{number}_{at}") for at, (name, given) in
+        output = [_responses_item(name, arguments, f"{number}_{at}") for at, (name, arguments) in
                   enumerate(turn)]  # fmt: skip
     return {
         "id": f"resp_{number}",
@@ -101,14 +101,14 @@ def _responses(turn: Turn, number: int) -> dict[str, Any]:
     }
 
 
-def _responses_item(name: str, given: dict[str, Any], number: str) -> dict[str, Any]:
+def _responses_item(name: str, arguments: dict[str, Any], number: str) -> dict[str, Any]:
     if name == "tool_search":
         return {"type": "tool_search_call", "id": f"tsc_{number}", "call_id": f"call_{number}",
-                "arguments": given, "execution": "client", "status": "completed"}  # fmt: skip
+                "arguments": arguments, "execution": "client", "status": "completed"}  # fmt: skip
     namespace, _, bare = name.rpartition(" ")
     named = {"namespace": namespace} if namespace else {}
     return {"type": "function_call", "id": f"fc_{number}", "call_id": f"call_{number}",
-            "name": bare, "arguments": json.dumps(given), "status": "completed",
+            "name": bare, "arguments": json.dumps(arguments), "status": "completed",
             **named}  # fmt: skip
 
 
@@ -116,14 +116,14 @@ def _gemini(turn: Turn, number: int) -> dict[str, Any]:
     if isinstance(turn, str):
         parts: list[dict[str, Any]] = [{"text": turn}]
     else:
-        parts = [{"functionCall": {"name": name, "args": given}} for name, given in turn]
+        parts = [{"functionCall": {"name": name, "args": arguments}} for name, arguments in turn]
     content = {"role": "model", "parts": parts}
     return {"candidates": [{"content": content, "finishReason": "STOP", "index": 0}]}
 
 
 @contextmanager
-def scripted(*script: Turn) -> Iterator[ScriptedProvider]:
-    """Run a provider with this script."""
+def scripted_provider(*script: Turn) -> Iterator[ScriptedProvider]:
+    """Run a provider that replays this script."""
     provider = ScriptedProvider(*script)
 
     class Handler(BaseHTTPRequestHandler):

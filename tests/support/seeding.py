@@ -1,4 +1,4 @@
-"""Fill a database with made-up rows in bulk, for measures of pages. Same rows in every run."""
+"""Seed a database with generated rows in bulk, for page benchmarks. Deterministic."""
 
 import random
 from collections.abc import Iterator
@@ -40,58 +40,58 @@ NOUNS = ("issue", "forecast", "ticket", "invoice", "file", "page", "message", "r
 WORDS = ("newest", "entries", "project", "filtered", "label", "person", "day", "team", "region")
 
 
-def admin() -> User:
+def make_admin() -> User:
     user, _ = User.objects.get_or_create(username="ada@example.org")
     give_role(user, Role.ADMIN)
     user.save()
     return user
 
 
-def seed(*, tools: int, groups: int, calls: int, sessions: int, mark: str = "") -> dict[str, Any]:
-    """Fill the database and return example ids for the addresses of its pages.
+def seed(*, tools: int, groups: int, calls: int, sessions: int, suffix: str = "") -> dict[str, Any]:
+    """Seed the database and return example ids for the URLs of its pages.
 
-    The first server has a tenth of the tools, the first group holds them all, and the example
-    session is the longest. `mark` tells the names of one filling from those of another.
+    The first server has a tenth of the tools, the first group contains all of them, and the example
+    session is the longest. `suffix` keeps the names of two seedings apart.
     """
     dice = random.Random(7)  # noqa: S311 - made-up rows
-    servers = _servers(max(8, min(100, tools // 100)), mark)
+    servers = _servers(max(8, min(100, tools // 100)), suffix)
     rows = _tools(tools, servers, dice)
     Tool.objects.get_or_create(
         public_name="house_rules",
         defaults={"name": "house_rules", "approved": rows[0].approved, "latest": rows[0].approved},
     )
-    made = _groups(groups, rows, dice, mark)
-    agents = _agents(12, made, mark)
+    group_rows = _groups(groups, rows, dice, suffix)
+    agents = _agents(12, group_rows, suffix)
     runs = _sessions(sessions, agents, rows, dice)
     add_calls(calls - calls // 100, runs, rows, dice)
     longest = runs[len(runs) // 2]
     add_calls(calls // 100, [longest], rows, dice)
-    _audit(min(calls // 4, 20_000), rows, made)
+    _audit(min(calls // 4, 20_000), rows, group_rows)
     add_golden(rows[1:2] if tools < 100 else rows[1:100])
     return {
         "public_name": rows[0].public_name,
-        "group_id": made[0].group_id,
-        "other_group": made[1].group_id,
+        "group_id": group_rows[0].group_id,
+        "other_group": group_rows[1].group_id,
         "slug": servers[0].slug,
         "name": agents[0].name,
         "session_id": longest.session_id,
     }
 
 
-def _servers(number: int, mark: str) -> list[Server]:
+def _servers(number: int, suffix: str) -> list[Server]:
     now = timezone.now()
     servers = Server.objects.bulk_create(
         Server(
-            slug=f"server{mark}-{at}",
-            name=f"Server {at}",
+            slug=f"server{suffix}-{index}",
+            name=f"Server {index}",
             transport="http",
             url="http://127.0.0.1:9/mcp",
-            state={3: "failing", 7: "disabled"}.get(at % 20, "connected"),
-            state_reason="It refused the connection." if at % 20 == 3 else "",
-            enabled=at % 20 != 7,
-            last_synced_at=now - timedelta(minutes=at),
+            state={3: "failing", 7: "disabled"}.get(index % 20, "connected"),
+            state_reason="It refused the connection." if index % 20 == 3 else "",
+            enabled=index % 20 != 7,
+            last_synced_at=now - timedelta(minutes=index),
         )
-        for at in range(number)
+        for index in range(number)
     )
     SyncRun.objects.bulk_create(sync_run(server) for server in servers for _ in range(3))
     return servers
@@ -109,8 +109,8 @@ def sync_run(server: Server) -> SyncRun:
     )
 
 
-def _body(name: str, at: int, dice: random.Random) -> str:
-    """A definition of about the size that servers send."""
+def _body(name: str, index: int, dice: random.Random) -> str:
+    """Return a definition of typical size."""
     text = " ".join(dice.sample(WORDS, 8)) + "."
     fields = {
         f"{noun}_{word}": {"type": "string", "description": " ".join(dice.sample(WORDS, 7))}
@@ -121,16 +121,16 @@ def _body(name: str, at: int, dice: random.Random) -> str:
             "name": name,
             "description": f"{name.replace('_', ' ').capitalize()}: {text}",
             "inputSchema": {"type": "object", "properties": fields, "required": [*fields][:2]},
-            "annotations": {"readOnlyHint": at % 3 == 0, "destructiveHint": at % 7 == 0},
+            "annotations": {"readOnlyHint": index % 3 == 0, "destructiveHint": index % 7 == 0},
         }
     )
 
 
 def _tools(number: int, servers: list[Server], dice: random.Random) -> list[Tool]:
     definitions = []
-    for at in range(number):
-        name = f"{dice.choice(VERBS)}_{dice.choice(NOUNS)}_{at}_{servers[0].slug}"
-        body = _body(name, at, dice)
+    for index in range(number):
+        name = f"{dice.choice(VERBS)}_{dice.choice(NOUNS)}_{index}_{servers[0].slug}"
+        body = _body(name, index, dice)
         definitions.append(
             Definition(
                 sha256=digest(body),
@@ -140,22 +140,22 @@ def _tools(number: int, servers: list[Server], dice: random.Random) -> list[Tool
                 search_text=f"{name} {body[:200]}",
             )
         )
-    kept = Definition.objects.bulk_create(definitions, batch_size=BATCH)
-    homes = [servers[0 if at % 10 == 0 else at % len(servers)] for at in range(number)]
+    stored = Definition.objects.bulk_create(definitions, batch_size=BATCH)
+    homes = [servers[0 if index % 10 == 0 else index % len(servers)] for index in range(number)]
     now = timezone.now()
     rows = Tool.objects.bulk_create(
         (
             Tool(
-                server=homes[at],
-                name=one.name,
-                public_name=f"{homes[at].slug}__{one.name}"[:64],
-                approved=one,
-                latest=kept[at - 1] if at % 100 == 50 else one,
-                state=ToolState.WAITING if at % 100 == 50 else ToolState.AVAILABLE,
+                server=homes[index],
+                name=definition.name,
+                public_name=f"{homes[index].slug}__{definition.name}"[:64],
+                approved=definition,
+                latest=stored[index - 1] if index % 100 == 50 else definition,
+                state=ToolState.WAITING if index % 100 == 50 else ToolState.AVAILABLE,
                 changed_at=now,
-                findings=[{"code": "hidden", "text": "x"}] if at % 50 == 1 else [],
+                findings=[{"code": "hidden", "text": "x"}] if index % 50 == 1 else [],
             )
-            for at, one in enumerate(kept)
+            for index, definition in enumerate(stored)
         ),
         batch_size=BATCH,
     )
@@ -172,16 +172,16 @@ def _tools(number: int, servers: list[Server], dice: random.Random) -> list[Tool
     return rows
 
 
-def _groups(number: int, tools: list[Tool], dice: random.Random, mark: str) -> list[Group]:
+def _groups(number: int, tools: list[Tool], dice: random.Random, suffix: str) -> list[Group]:
     groups = Group.objects.bulk_create(
-        Group(group_id=f"group{mark}-{at}", display_name=f"Group {at}", position=at)
-        for at in range(number)
+        Group(group_id=f"group{suffix}-{index}", display_name=f"Group {index}", position=index)
+        for index in range(number)
     )
     Membership.objects.bulk_create(
         (
-            Membership(group=group, tool=tool, position=at, preload=at < 5 or None)
+            Membership(group=group, tool=tool, position=index, preload=index < 5 or None)
             for group in groups
-            for at, tool in enumerate(
+            for index, tool in enumerate(
                 tools if group is groups[0] else dice.sample(tools, min(60, len(tools)))
             )
         ),
@@ -190,14 +190,14 @@ def _groups(number: int, tools: list[Tool], dice: random.Random, mark: str) -> l
     return groups
 
 
-def _agents(number: int, groups: list[Group], mark: str) -> list[Agent]:
+def _agents(number: int, groups: list[Group], suffix: str) -> list[Agent]:
     agents = Agent.objects.bulk_create(
-        Agent(name=f"agent{mark}-{at}", all_groups=at == 1) for at in range(number)
+        Agent(name=f"agent{suffix}-{index}", all_groups=index == 1) for index in range(number)
     )
     AgentGroup.objects.bulk_create(
-        AgentGroup(agent=agent, group=group, position=at)
+        AgentGroup(agent=agent, group=group, position=index)
         for agent in agents
-        for at, group in enumerate(groups[:5])
+        for index, group in enumerate(groups[:5])
     )
     ApiKey.objects.bulk_create(
         ApiKey(
@@ -215,10 +215,10 @@ def _agents(number: int, groups: list[Group], mark: str) -> list[Agent]:
 def _snapshot(tools: list[Tool]) -> CatalogSnapshot:
     pins = {tool.public_name: {"definition": tool.approved_id, "seq": 0} for tool in tools[:30]}
     body = canonical({"pins": pins, "tools": [], "groups": []})
-    made, _ = CatalogSnapshot.objects.get_or_create(
+    snapshot, _ = CatalogSnapshot.objects.get_or_create(
         sha256=digest(body), defaults={"text": "Tools are in groups.", "body": body, "tokens": 5}
     )
-    return made
+    return snapshot
 
 
 def _sessions(
@@ -227,18 +227,18 @@ def _sessions(
     snapshot = _snapshot(tools)
     now = timezone.now()
     runs = []
-    for at in range(number):
-        started = now - timedelta(minutes=8 * (number - at))
+    for index in range(number):
+        started = now - timedelta(minutes=8 * (number - index))
         run = AgentSession(
-            agent=agents[at % len(agents)],
+            agent=agents[index % len(agents)],
             strategy="dispatch",
             mode="deferred",
             decided_by="count",
             snapshot=snapshot,
             revision=1,
-            state="open" if at % 50 == 0 else "closed",
+            state="open" if index % 50 == 0 else "closed",
             last_used_at=started + timedelta(minutes=5),
-            ended_at=None if at % 50 == 0 else started + timedelta(minutes=5),
+            ended_at=None if index % 50 == 0 else started + timedelta(minutes=5),
             tokens_all=dice.randint(20_000, 90_000),
             tokens_catalog=900,
             tokens_load=dice.randint(100, 3000),
@@ -246,15 +246,15 @@ def _sessions(
             errors=dice.randint(0, 2),
         )
         runs.append(run)
-    made = AgentSession.objects.bulk_create(runs, batch_size=BATCH)
-    for run in made:
+    sessions = AgentSession.objects.bulk_create(runs, batch_size=BATCH)
+    for run in sessions:
         run.created_at = run.last_used_at - timedelta(minutes=5)
-    AgentSession.objects.bulk_update(made, ["created_at"], batch_size=BATCH)
+    AgentSession.objects.bulk_update(sessions, ["created_at"], batch_size=BATCH)
     Expansion.objects.bulk_create(
-        (_expansion(run, dice.sample(tools, min(3, len(tools)))) for run in made),
+        (_expansion(run, dice.sample(tools, min(3, len(tools)))) for run in sessions),
         batch_size=BATCH,
     )
-    return made
+    return sessions
 
 
 def _expansion(run: AgentSession, tools: list[Tool]) -> Expansion:
@@ -269,8 +269,8 @@ def add_calls(
 ) -> None:
     used = tools[: max(1, len(tools) // 4)]  # most tools are never called
     rows = []
-    for at in range(number):
-        run = runs[at % len(runs)]
+    for index in range(number):
+        run = runs[index % len(runs)]
         tool = used[int(len(used) * dice.random() ** 3)]
         moment = run.last_used_at - timedelta(seconds=dice.randint(0, 280))
         failed = dice.random() < 0.04
@@ -300,18 +300,18 @@ def add_calls(
 
 def _events(runs: list[AgentSession], calls: list[Call]) -> None:
     def rows() -> Iterator[Event]:
-        for at, run in enumerate(runs):
+        for index, run in enumerate(runs):
             yield Event(session=run, at=run.created_at, kind="opened", tokens=900)
             yield Event(
                 session=run,
                 at=run.created_at,
                 kind="searched",
-                details=canonical(_search(at, calls)),
+                details=canonical(_search(index, calls)),
                 tokens=80,
             )
-        for at, call in enumerate(calls):
+        for index, call in enumerate(calls):
             common = {"session_id": call.session_id, "at": call.accepted_at}
-            if at % 4 == 0:
+            if index % 4 == 0:
                 names = canonical({"names": [call.tool_name], "how": "load", "remaining": 50})
                 yield Event(kind="loaded", group_id="group-0", details=names, tokens=210, **common)
             yield Event(kind="called", tool_name=call.tool_name, call=call, **common)
@@ -319,10 +319,10 @@ def _events(runs: list[AgentSession], calls: list[Call]) -> None:
     Event.objects.bulk_create(rows(), batch_size=BATCH)
 
 
-def _search(at: int, calls: list[Call]) -> dict[str, Any]:
-    hits = [] if at % 9 == 0 else [call.tool_name for call in calls[at % 50 :][:10]]
+def _search(index: int, calls: list[Call]) -> dict[str, Any]:
+    hits = [] if index % 9 == 0 else [call.tool_name for call in calls[index % 50 :][:10]]
     return {
-        "query": f"find {at % 40}",
+        "query": f"find {index % 40}",
         "strategy": "hybrid",
         "total": len(hits),
         "hits": hits,
@@ -331,38 +331,38 @@ def _search(at: int, calls: list[Call]) -> dict[str, Any]:
 
 
 def _audit(number: int, tools: list[Tool], groups: list[Group]) -> None:
-    def about(at: int) -> dict[str, Any]:
-        if at % 3:
-            tool = tools[at % len(tools)]
-            named = {"verb": "tool.hold", "after": {"reason": "x"}}
-            return {"target_id": tool.pk, "target_label": tool.public_name, **named}
-        group = groups[at % len(groups)]
-        named = {"verb": "group.preload", "after": {"preload": {tools[0].public_name: True}}}
-        return {"target_id": group.pk, "target_label": group.group_id, **named}
+    def about(index: int) -> dict[str, Any]:
+        if index % 3:
+            tool = tools[index % len(tools)]
+            change = {"verb": "tool.hold", "after": {"reason": "x"}}
+            return {"target_id": tool.pk, "target_label": tool.public_name, **change}
+        group = groups[index % len(groups)]
+        change = {"verb": "group.preload", "after": {"preload": {tools[0].public_name: True}}}
+        return {"target_id": group.pk, "target_label": group.group_id, **change}
 
     AuditEntry.objects.bulk_create(
         (
             AuditEntry(
                 actor_kind="user",
                 actor_label="ada@example.org",
-                target_kind="tool" if at % 3 else "group",
-                **about(at),
+                target_kind="tool" if index % 3 else "group",
+                **about(index),
             )
-            for at in range(number)
+            for index in range(number)
         ),
         batch_size=BATCH,
     )
 
 
 def add_golden(tools: list[Tool]) -> None:
-    """Mark queries with their right answers, with how they stand, and lend the tools words."""
+    """Add a golden query with a result, and search aliases, for each tool."""
     now = timezone.now()
     for tool in tools:
-        marked = GoldenQuery.objects.create(
+        golden = GoldenQuery.objects.create(
             query=f"find {tool.public_name}", right=[tool.public_name], origin="playground"
         )
         GoldenResult.objects.create(
-            golden=marked, strategy="hybrid", revision=1, good_revision=1, broke=True, at=now
+            golden=golden, strategy="hybrid", revision=1, good_revision=1, broke=True, at=now
         )
         for text in ("one", "two"):
             ToolHint.objects.create(tool=tool, kind="alias", text=text)

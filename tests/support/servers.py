@@ -7,8 +7,8 @@ from mcp import Client
 from tests.support.waiting import wait_for
 
 
-def ask(url, tool, **arguments):
-    """Call a tool of an upstream directly, as somebody else's client."""
+def call_upstream(url, tool, **arguments):
+    """Call a tool of an upstream server directly, without Toolcrib."""
 
     async def call():
         async with Client(url, read_timeout_seconds=60) as client:
@@ -19,18 +19,18 @@ def ask(url, tool, **arguments):
     return asyncio.run(call())
 
 
-def register(toolcrib, slug, url, **more):
+def register(toolcrib, slug, url, **fields):
     """Register a server and wait for its first sync."""
     status, body = toolcrib.api(
-        "POST", "/servers", {"name": slug, "slug": slug, "transport": "http", "url": url, **more}
+        "POST", "/servers", {"name": slug, "slug": slug, "transport": "http", "url": url, **fields}
     )
     assert status == 201, body
-    wait_for(lambda: synced(toolcrib, slug), 30, what=f"{slug} is synced")
+    wait_for(lambda: last_synced_at(toolcrib, slug), 30, what=f"{slug} is synced")
 
 
-def synced(toolcrib, slug):
+def last_synced_at(toolcrib, slug):
     return toolcrib.api("GET", f"/servers/{slug}")[1]["last_synced_at"]
 
 
-def runs(toolcrib, slug):
+def list_sync_runs(toolcrib, slug):
     return toolcrib.api("GET", f"/servers/{slug}/sync-runs?limit=100")[1]["items"]

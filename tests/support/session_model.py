@@ -1,7 +1,7 @@
-"""What a session should be, in a few dictionaries: the model that the product is held against.
+"""In-memory model of sessions, the reference for the model-based session test.
 
-Written from the rules of sessions, not from the code: names are sets, a definition is a number
-that grows with every change, and nothing here touches a database.
+Written from the rules of sessions, not from the code: names are sets, a definition is a version
+number that grows with every change, and no function uses a database.
 """
 
 from copy import deepcopy
@@ -11,40 +11,40 @@ from typing import Any
 
 @dataclass
 class World:
-    """Groups, tools and what became of them."""
+    """Groups and tools with their current versions and availability."""
 
     groups: dict[str, list[str]] = field(default_factory=dict)  # public names, in order
-    own: dict[str, str] = field(default_factory=dict)  # the bare name of each tool
-    version: dict[str, int] = field(default_factory=dict)
+    bare_names: dict[str, str] = field(default_factory=dict)  # by public name
+    versions: dict[str, int] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
-    gone: set[str] = field(default_factory=set)
-    held: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
 
     def is_offered(self, name: str) -> bool:
-        return name not in self.gone and name not in self.held
+        return name not in self.missing and name not in self.hidden
 
     def offered_in(self, group: str) -> list[str]:
         return [name for name in self.groups[group] if self.is_offered(name)]
 
 
 @dataclass
-class Row:
-    """One group as a session has it: None means all of it."""
+class GroupState:
+    """State of one group in a session. `names` is None when the whole group is loaded."""
 
     names: set[str] | None = field(default_factory=set)
-    listed: set[str] | None = None  # what "all" was when it was first said
-    pins: dict[str, int] = field(default_factory=dict)  # the version that was shown
+    listed: set[str] | None = None  # the tools of the group when it was first loaded as a whole
+    pins: dict[str, int] = field(default_factory=dict)  # the delivered version of each tool
 
 
 @dataclass
-class Loaded:
-    """What a load should answer. `code` is empty where it succeeds."""
+class LoadResult:
+    """Expected result of a load. `code` is empty on success."""
 
     code: str = ""
     names: set[str] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
     remaining: int = 0
-    fresh: set[str] = field(default_factory=set)
+    newly_loaded: set[str] = field(default_factory=set)
 
 
 class OverBudget(Exception):
@@ -53,24 +53,24 @@ class OverBudget(Exception):
 
 class ModelSession:
     def __init__(
-        self, world: World, scope: list[str], strategy: str, at_once: set[str], budget: int
+        self, world: World, scope: list[str], strategy: str, preloaded: set[str], budget: int
     ) -> None:
         self.world, self.scope, self.strategy, self.budget = world, scope, strategy, budget
         self.open = True
         self.base = {group: set(world.offered_in(group)) for group in scope}
-        self.at_once = {name: world.version[name] for name in at_once}
-        self.rows: dict[str, Row] = {}
-        self.changed: dict[str, int] = {}  # versions that `definition_changed` answers gave
+        self.preloaded = {name: world.versions[name] for name in preloaded}
+        self.rows: dict[str, GroupState] = {}
+        self.changed: dict[str, int] = {}  # versions sent in `definition_changed` errors
         self.spent = 0
-        self.memory: dict[Any, Any] = {}  # answers that must stay as they were
+        self.responses: dict[Any, Any] = {}  # responses that must repeat unchanged
 
     def fork(self) -> "ModelSession":
         child = ModelSession(self.world, list(self.scope), self.strategy, set(), self.budget)
-        for name in ("base", "at_once", "rows", "changed", "spent", "memory"):
+        for name in ("base", "preloaded", "rows", "changed", "spent", "responses"):
             setattr(child, name, deepcopy(getattr(self, name)))
         return child
 
-    # --- What is in scope -------------------------------------------------------------------------
+    # --- Scope ------------------------------------------------------------------------------------
 
     @property
     def items(self) -> list[str]:
@@ -82,92 +82,92 @@ class ModelSession:
         return {name for name in self.items if self.world.is_offered(name)}
 
     def lookup(self, name: str) -> str | None:
-        """The one tool of this name, public or bare; of several, the one that is offered."""
+        """Return the one tool with this public or bare name; offered tools take precedence."""
         if name in self.items:
             return name
-        found = [item for item in self.items if self.world.own[item] == name]
-        found = [item for item in found if self.world.is_offered(item)] or found
-        return found[0] if len(found) == 1 else None
+        matches = [item for item in self.items if self.world.bare_names[item] == name]
+        matches = [item for item in matches if self.world.is_offered(item)] or matches
+        return matches[0] if len(matches) == 1 else None
 
-    def home(self, name: str) -> str:
+    def first_group(self, name: str) -> str:
         return next(group for group in self.scope if name in self.world.groups[group])
 
     def pinned(self, name: str) -> int | None:
-        """The version the session was last shown."""
+        """Return the version that was last delivered to the session."""
         if name in self.changed:
             return self.changed[name]
         for row in self.rows.values():
             if name in row.pins:
                 return row.pins[name]
-        return self.at_once.get(name)
+        return self.preloaded.get(name)
 
     def loaded(self) -> set[str]:
-        return {name for row in self.rows.values() for name in row.pins} | set(self.at_once)
+        return {name for row in self.rows.values() for name in row.pins} | set(self.preloaded)
 
     # --- Loading ----------------------------------------------------------------------------------
 
-    def load(self, group: str, names: list[str] | None) -> Loaded:
-        """Load, or leave everything as it was."""
+    def load(self, group: str, names: list[str] | None) -> LoadResult:
+        """Load tools of a group. Raises OverBudget and then changes nothing."""
         if group not in self.scope:
-            return Loaded("unknown_group")
-        row = deepcopy(self.rows.get(group, Row()))
+            return LoadResult("unknown_group")
+        row = deepcopy(self.rows.get(group, GroupState()))
         before = set(row.pins)
-        told = self._whole(row, group) if names is None else self._some(row, group, names)
-        if told.code:
-            return told
+        result = self._load_all(row, group) if names is None else self._load_some(row, group, names)
+        if result.code:
+            return result
         elsewhere = {
-            name for other, kept in self.rows.items() if other != group for name in kept.pins
+            name for other, state in self.rows.items() if other != group for name in state.pins
         }
-        told.fresh = set(row.pins) - before - elsewhere
-        cost = sum(self.world.tokens[name] for name in told.fresh)
+        result.newly_loaded = set(row.pins) - before - elsewhere
+        cost = sum(self.world.tokens[name] for name in result.newly_loaded)
         if cost and self.spent + cost > self.budget:
             raise OverBudget
         self.spent += cost
         self.rows[group] = row
-        return told
+        return result
 
-    def _whole(self, row: Row, group: str) -> Loaded:
+    def _load_all(self, row: GroupState, group: str) -> LoadResult:
         if row.listed is None:
             offered = self.world.offered_in(group)
             self._pin(row, offered)
             row.listed = set(offered)
         row.names = None
-        return Loaded(names=set(row.listed))
+        return LoadResult(names=set(row.listed))
 
-    def _some(self, row: Row, group: str, names: list[str]) -> Loaded:
-        found = {name: self._resolve(row, group, name) for name in dict.fromkeys(names)}
-        unknown = [name for name, tool in found.items() if tool is None]
-        chosen = [tool for tool in found.values() if tool is not None]
+    def _load_some(self, row: GroupState, group: str, names: list[str]) -> LoadResult:
+        resolved = {name: self._resolve(row, group, name) for name in dict.fromkeys(names)}
+        unknown = [name for name, tool in resolved.items() if tool is None]
+        chosen = [tool for tool in resolved.values() if tool is not None]
         if unknown and not chosen:
-            return Loaded("not available", unknown=unknown)
+            return LoadResult("not available", unknown=unknown)
         self._pin(row, chosen)
         offered = set(self.world.offered_in(group))
         base = self.base.get(group) or offered
         if row.names is not None and not set(chosen) <= row.names:
-            together = row.names | set(chosen)
-            if together >= offered or together >= base:
-                row.names, row.listed = None, together
+            loaded = row.names | set(chosen)
+            if loaded >= offered or loaded >= base:
+                row.names, row.listed = None, loaded
             else:
-                row.names = together
+                row.names = loaded
         remaining = 0 if row.names is None else len(base - row.names)
-        return Loaded(names=set(chosen), unknown=unknown, remaining=remaining)
+        return LoadResult(names=set(chosen), unknown=unknown, remaining=remaining)
 
-    def _resolve(self, row: Row, group: str, name: str) -> str | None:
+    def _resolve(self, row: GroupState, group: str, name: str) -> str | None:
         offered = self.world.offered_in(group)
         if name in row.pins or name in offered:
             return name
-        found = [tool for tool in offered if self.world.own[tool] == name]
-        if not found:
-            found = [tool for tool in row.pins if self.world.own[tool] == name][:1]
-        return found[0] if len(found) == 1 else None
+        matches = [tool for tool in offered if self.world.bare_names[tool] == name]
+        if not matches:
+            matches = [tool for tool in row.pins if self.world.bare_names[tool] == name][:1]
+        return matches[0] if len(matches) == 1 else None
 
-    def _pin(self, row: Row, names: list[str]) -> None:
+    def _pin(self, row: GroupState, names: list[str]) -> None:
         for name in names:
             elsewhere = [other.pins[name] for other in self.rows.values() if name in other.pins]
-            row.pins.setdefault(name, [*elsewhere, self.world.version[name]][0])
+            row.pins.setdefault(name, [*elsewhere, self.world.versions[name]][0])
 
     def load_anywhere(self, names: list[str]) -> tuple[set[str], list[str], set[str]]:
-        """Load by name: each where it is first found. All of it happens, or nothing does."""
+        """Load each tool in its first group, atomically: return loaded, unknown, newly loaded."""
         by_group: dict[str, list[str]] = {}
         unknown = []
         for name in dict.fromkeys(names):
@@ -175,19 +175,19 @@ class ModelSession:
             if tool is None or not self.world.is_offered(tool):
                 unknown.append(name)
             else:
-                by_group.setdefault(self.home(tool), []).append(tool)
-        kept = deepcopy((self.rows, self.spent))
-        done: set[str] = set()
-        fresh: set[str] = set()
+                by_group.setdefault(self.first_group(tool), []).append(tool)
+        before = deepcopy((self.rows, self.spent))
+        loaded: set[str] = set()
+        newly_loaded: set[str] = set()
         try:
             for group, some in by_group.items():
-                told = self.load(group, some)
-                done |= told.names
-                fresh |= told.fresh
+                result = self.load(group, some)
+                loaded |= result.names
+                newly_loaded |= result.newly_loaded
         except OverBudget:
-            self.rows, self.spent = kept
+            self.rows, self.spent = before
             raise
-        return done, unknown, fresh
+        return loaded, unknown, newly_loaded
 
     def state(self) -> dict[str, set[str] | None]:
         return {group: row.names for group, row in self.rows.items()}

@@ -11,7 +11,7 @@ from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
-SHORT_TIMEOUT = 20  # seconds, for operations that should take none
+SHORT_TIMEOUT = 20  # seconds, for operations that should be immediate
 
 
 def run_scenario(scenario):
@@ -29,33 +29,34 @@ def call_target(server, session="", **fields):
     return CallTarget(server.pk, server.slug, server.generation, isolation, session, **fields)
 
 
-async def call_tool(server, tool, within=SHORT_TIMEOUT, session="", on=None, **arguments):
-    """Call a tool with these arguments; `on` are further options of the call."""
-    options = {"timeout": within, **(on or {})}
+async def call_tool(server, tool, within=SHORT_TIMEOUT, session="", options=None, **arguments):
+    """Call a tool with these arguments; `options` are further options of the call."""
+    options = {"timeout": within, **(options or {})}
     return await upstream_calls.call(call_target(server, session), tool, arguments, **options)
 
 
-async def wait_until_reported(server, which, names):
-    """Wait until a workshop reports that these waits began, or were cancelled."""
+async def wait_until_reported(server, key, names):
+    """Wait until `workshop` reports these calls of `wait` under a key: begun or given_up."""
     async with asyncio.timeout(SHORT_TIMEOUT):
-        while not set(names) <= set((await call_tool(server, "cancelled")).structured[which]):
+        while not set(names) <= set((await call_tool(server, "cancelled")).structured[key]):
             pass
 
 
 async def wait_until_received(server, tool):
-    """Wait until raw_calls reports that it received a call of this tool."""
+    """Wait until `raw_calls` reports that it received a call of this tool."""
     async with asyncio.timeout(SHORT_TIMEOUT):
         while f'"name": "{tool}"' not in (await call_tool(server, "seen")).content[0]["text"]:
             pass
 
 
 async def release_held_calls(server):
-    """Make raw_calls answer the calls that it holds."""
+    """Let `raw_calls` respond to the calls of its tool `held`."""
     request = urllib.request.urlopen, f"{server.url}/let-go"
     (await asyncio.to_thread(*request, timeout=SHORT_TIMEOUT)).close()
 
 
 async def wait_until(check, what):
+    """Poll for a condition without blocking the event loop."""
     await asyncio.to_thread(wait_for, check, SHORT_TIMEOUT, what=what, every=0.01)
 
 
@@ -64,11 +65,11 @@ def without_direct_caller():
     """Make every call through the SDK's client, without the direct caller."""
     init = connection.Connection.__init__
 
-    def without_direct_caller(self, *args):
+    def init_without_caller(self, *args):
         init(self, *args)
         self._direct_caller = None
 
-    connection.Connection.__init__ = without_direct_caller
+    connection.Connection.__init__ = init_without_caller
     try:
         yield
     finally:
@@ -77,9 +78,9 @@ def without_direct_caller():
 
 @contextmanager
 def running_upstream(how, module="raw_calls"):
-    """Run a server: stdio, http or sse, modern or legacy.
+    """Run a server as `how` says: stdio, http or sse, then modern or legacy.
 
-    Over http the direct caller is used, or with `sdk` the SDK's client.
+    Over http the direct caller is used; with the suffix ` sdk`, the SDK's client.
     """
     if how.endswith(" sdk"):
         with without_direct_caller(), running_upstream(how.removesuffix(" sdk"), module) as server:

@@ -49,7 +49,7 @@ def fresh(tmp_path):
 
 @pytest.fixture(scope="package")
 def cookies(browser, toolcrib):
-    return driving.signed_in(browser, toolcrib)
+    return driving.set_up_and_sign_in(browser, toolcrib)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def open_page(browser, toolcrib, cookies):
             viewport={"width": width, "height": height},
             **options,
         )
-        contexts.append((context, driving.watch(context)))
+        contexts.append((context, driving.collect_console_errors(context)))
         return context.new_page()
 
     yield open_one

@@ -39,7 +39,7 @@ user.save()
 
 @pytest.fixture(scope="module")
 def examples(filled):
-    session = addresses.run_an_agent(
+    session = addresses.run_agent(
         filled, "sweeper", "weather__get_forecast", query="weather forecast", city="Oslo"
     )
     # Other tests leave long names behind, and so do people: they are here in any order of tests.
@@ -67,7 +67,7 @@ def answers(browser, filled, cookies, examples):
     """What every address answers to an admin."""
     context = browser.new_context(base_url=filled.url, storage_state=cookies)
     try:
-        return addresses.ask(context, examples)
+        return addresses.fetch_all(context, examples)
     finally:
         context.close()
 
@@ -75,7 +75,7 @@ def answers(browser, filled, cookies, examples):
 def test_every_address_has_an_example_and_none_of_them_fails(answers):
     wrong = [f"{one.name} {one.path}: {one.status}" for one in answers if one.kind == "wrong"]
     assert wrong == []
-    assert len(addresses.pages(answers)) >= 20
+    assert len(addresses.page_paths(answers)) >= 20
 
 
 def test_every_page_has_one_heading_a_title_of_its_own_and_a_way_past_the_navigation(answers):
@@ -103,10 +103,10 @@ def test_axe_finds_nothing_and_nothing_is_asked_of_another_host(theme, answers, 
     strangers = []
     page.on("request", lambda asked: _note_stranger(asked.url, filled.url, strangers))
     found = []
-    for path in addresses.pages(answers):
+    for path in addresses.page_paths(answers):
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.axe(page)
+        found += driving.run_axe(page)
         if theme == "light":
             page.evaluate(CLOSE_MENUS)
             small = page.evaluate(TARGETS)["violations"]
@@ -125,12 +125,16 @@ def test_every_page_is_good_at_320_pixels_with_forced_colours_and_less_motion(an
     page = open_page(width=320, height=640, forced_colors="active", reduced_motion="reduce")
     wrong = []
     more = [f"/agents/{LONG}", f"/agents/{LONG}/settings", f"/groups/{LONG_ID}", "/patterns/"]
-    for path in [*addresses.pages(answers), *more]:
+    for path in [*addresses.page_paths(answers), *more]:
         page.goto(path)
         page.evaluate(OPEN_ALL)
         if driving.scrolls_sideways(page):
             wrong.append(f"{path} scrolls sideways")
-        wrong += driving.moving(page) + driving.shapeless(page) + page.evaluate(SHADOWED)
+        wrong += (
+            driving.animated_elements(page)
+            + driving.borderless_elements(page)
+            + page.evaluate(SHADOWED)
+        )
     assert "\n".join(wrong) == ""
 
 
@@ -157,7 +161,7 @@ def test_no_page_traps_the_keyboard(answers, open_page):
     """Tab comes round to the page's beginning however long the page is."""
     page = open_page()
     trapped = []
-    for path in addresses.pages(answers):
+    for path in addresses.page_paths(answers):
         page.goto(path)
         # Backwards from the start leaves the page at once; one step forward is the skip link.
         page.locator("main").focus()
@@ -190,9 +194,9 @@ def test_an_operator_sees_a_page_or_is_told_which_role_is_needed(
     page.keyboard.press("Enter")
     expect(page.get_by_role("navigation", name="Pages").first).to_be_visible()
     wrong, seen = [], 0
-    for one in addresses.ask(context, examples):
+    for one in addresses.fetch_all(context, examples):
         if one.status == 403:
-            if "This needs the role admin" not in one.text:
+            if "This requires the role admin" not in one.text:
                 wrong.append(f"{one.path}: 403 without the role")
         elif one.kind == "wrong":
             wrong.append(f"{one.path}: {one.status}")

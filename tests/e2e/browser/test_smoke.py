@@ -12,11 +12,11 @@ pytestmark = [pytest.mark.needs_chromium, pytest.mark.timeout(240), pytest.mark.
 
 def test_an_admin_sets_up_adds_a_server_edits_a_group_and_reads_a_session(fresh, browser):
     context = browser.new_context(base_url=fresh.url)
-    complaints = driving.watch(context)
+    complaints = driving.collect_console_errors(context)
     page = context.new_page()
     driving.set_up(page, fresh)
     page.get_by_role("button", name="Use the demo server").click()
-    page.get_by_role("button", name="Create groups").click(timeout=driving.PATIENCE)
+    page.get_by_role("button", name="Create groups").click(timeout=driving.SYNC_TIMEOUT_MS)
 
     expect(page).to_have_url(f"{fresh.url}/groups/mcp:demo")
     row = page.locator("[data-given=demand]").first

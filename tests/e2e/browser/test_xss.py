@@ -96,14 +96,12 @@ def planted(tmp_path_factory, browser):
         running_http("hostile", "--http", "0") as url,
         Installation(tmp_path_factory.mktemp("planted")) as toolcrib,
     ):
-        cookies = driving.signed_in(browser, toolcrib)
+        cookies = driving.set_up_and_sign_in(browser, toolcrib)
         plant_servers(toolcrib, f"{url}/mcp")
         plant_groups_and_agents(toolcrib)
         clean = ALL.replace("\0", "")  # NUL is refused at the door
         call = {"choice": PAYLOADS[0], PAYLOADS[0]: clean}
-        session = addresses.run_an_agent(
-            toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call
-        )
+        session = addresses.run_agent(toolcrib, "bad", "hostile__tool_0", query=clean[:480], **call)
         ask_for_all(toolcrib, session)
         for number in (2, 4):
             path = f"/tools/hostile__tool_{number}/try"
@@ -132,7 +130,7 @@ def watched(browser, planted):
     toolcrib, cookies, _ = planted
     context = browser.new_context(base_url=toolcrib.url, storage_state=cookies)
     context.add_init_script(TRAP)
-    wrong = driving.watch(context)
+    wrong = driving.collect_console_errors(context)
     context.on("dialog", lambda dialog: (wrong.append("a dialog opened"), dialog.dismiss()))
     ours = urlsplit(toolcrib.url).netloc
 
@@ -158,7 +156,7 @@ def test_sixty_scripts_in_every_field_stay_text_on_every_page(browser, planted):
         "name": "bad",
         "session_id": session,
     }
-    paths = addresses.pages(addresses.ask(context, examples))
+    paths = addresses.page_paths(addresses.fetch_all(context, examples))
     _, tools = toolcrib.api("GET", "/tools?server=hostile&limit=100")
     paths += [f"/tools/{quote(one['name'], safe='')}" for one in tools["items"]]
     _, agents = toolcrib.api("GET", "/agents?limit=100")

@@ -130,7 +130,7 @@ def test_a_typical_task_is_given_less_than_half_of_what_all_schemas_would_cost(d
     (files / "typical").mkdir()
     session = make_agent(toolcrib, "typical").open()
     names = ["create_directory", "write_file", "list_directory"]
-    found = session.found(query="create a directory and write a file in it")
+    found = session.search_names(query="create a directory and write a file in it")
     assert f"filesystem__{names[0]}" in found
     session.load("mcp:filesystem", names)
     path = str(files / "typical" / "new")

@@ -29,11 +29,11 @@ def run(name, *options):
 
 
 def test_the_large_catalog_has_the_same_600_tools_in_33_groups_every_time():
-    servers = fleet.made_up(33, 600)
+    servers = fleet.generate_servers(33, 600)
     assert len(servers) == 33
     names = [f"{slug}__{tool['name']}" for slug, tools in servers.items() for tool in tools]
     assert len(set(names)) == len(names) == 600
-    assert fleet.made_up(33, 600) == servers
+    assert fleet.generate_servers(33, 600) == servers
 
 
 def test_real_definitions_are_read_from_a_folder(tmp_path):

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.support.servers import ask, register, runs, synced
+from tests.support.servers import call_upstream, last_synced_at, list_sync_runs, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -18,7 +18,7 @@ def age(moment):
 
 
 def started(toolcrib, slug):
-    return max(run["started_at"] for run in runs(toolcrib, slug))
+    return max(run["started_at"] for run in list_sync_runs(toolcrib, slug))
 
 
 def in_catalog(toolcrib, slug, name):
@@ -36,14 +36,14 @@ def test_a_notified_change_is_in_the_catalog_without_anybody_asking(toolcrib, er
         wait_for(lambda: age(started(toolcrib, slug)) > 5.2, 15, what="the gap has passed")
 
         # bench/changes.py prints how long it takes; here a loaded machine gets time.
-        ask(url, "add_tool", name="first_addition")
+        call_upstream(url, "add_tool", name="first_addition")
         wait_for(in_catalog(toolcrib, slug, "first_addition"), 15)
-        ask(url, "add_tool", name="second_addition")
+        call_upstream(url, "add_tool", name="second_addition")
         wait_for(in_catalog(toolcrib, slug, "second_addition"), 20)
 
-        triggers = [run["trigger"] for run in runs(toolcrib, slug)]
+        triggers = [run["trigger"] for run in list_sync_runs(toolcrib, slug)]
         assert triggers[:2] == ["list_changed", "list_changed"]
-        first, second = sorted(run["started_at"] for run in runs(toolcrib, slug))[-2:]
+        first, second = sorted(run["started_at"] for run in list_sync_runs(toolcrib, slug))[-2:]
         assert age(first) - age(second) >= 4.9, "two syncs keep the gap"
         toolcrib.api("DELETE", f"/servers/{slug}")
 
@@ -56,14 +56,14 @@ def test_ten_thousand_notifications_in_ten_seconds_cause_three_syncs_and_lose_no
     with running_http("noisy", *era) as url:
         register(toolcrib, slug, url)
         wait_for(lambda: age(started(toolcrib, slug)) > 5.2, 15, what="the gap has passed")
-        before = len(runs(toolcrib, slug))
+        before = len(list_sync_runs(toolcrib, slug))
 
-        flood = ask(url, "flood", count=10_000, seconds=10, last_tool="came_last")
+        flood = call_upstream(url, "flood", count=10_000, seconds=10, last_tool="came_last")
         wait_for(lambda: "came_last" in toolcrib.tool_names(slug), 12)
 
         sent = flood.structured_content["result"]
         assert sent == 10_000 or sent > 2_000, f"this machine sent only {sent}"
-        assert len(runs(toolcrib, slug)) - before <= 3
+        assert len(list_sync_runs(toolcrib, slug)) - before <= 3
         toolcrib.api("DELETE", f"/servers/{slug}")
 
 
@@ -73,7 +73,7 @@ def test_a_hung_server_delays_no_other_server(toolcrib):
             body = {"name": f"hung {number}", "transport": "http", "url": f"{hung}/hang"}
             assert toolcrib.api("POST", "/servers", body)[0] == 201
         register(toolcrib, "quick", url)
-        assert synced(toolcrib, "quick")
+        assert last_synced_at(toolcrib, "quick")
         states = [toolcrib.api("GET", f"/servers/hung-{n}")[1]["last_synced_at"] for n in range(3)]
         assert states == [None, None, None]
         for slug in ("hung-0", "hung-1", "hung-2", "quick"):
@@ -85,7 +85,7 @@ def test_ten_thousand_tools_in_a_hundred_pages_sync_within_a_minute(toolcrib):
         began = time.monotonic()
         body = {"name": "many", "slug": "many", "transport": "http", "url": url}
         assert toolcrib.api("POST", "/servers", body)[0] == 201
-        wait_for(lambda: synced(toolcrib, "many"), 90)
+        wait_for(lambda: last_synced_at(toolcrib, "many"), 90)
         assert time.monotonic() - began < 60
         assert toolcrib.api("GET", "/servers/many")[1]["tools"] == 10_000
         toolcrib.api("DELETE", "/servers/many")

@@ -4,8 +4,8 @@ import sqlite3
 
 import pytest
 
-from tests.support.installation import Installation, alive
-from tests.support.servers import runs
+from tests.support.installation import Installation, is_alive
+from tests.support.servers import list_sync_runs
 from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 from tests.support.waiting import wait_for
 
@@ -38,7 +38,7 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
         toolcrib.api("PATCH", "/servers/versions", {"trust": "auto"})
         wait_for(lambda: versions_in_the_catalog(data) == [TOOLS], 30)
         for phase in ("connecting", "listing", "saving") * 2:
-            last = max(run["id"] for run in runs(toolcrib, "versions"))
+            last = max(run["id"] for run in list_sync_runs(toolcrib, "versions"))
             toolcrib.api("POST", "/servers/versions/sync")
             moment = f"select outcome, phase from servers_syncrun where id > {last}"  # noqa: S608
             wait_for(
@@ -55,9 +55,13 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
             toolcrib.start()
         # What was interrupted is taken up again, and said to have been interrupted.
         toolcrib.api("POST", "/servers/versions/sync")
-        wait_for(lambda: runs(toolcrib, "versions")[0]["outcome"] == "ok", 60)
-        wait_for(lambda: "running" not in {run["outcome"] for run in runs(toolcrib, "versions")})
-        assert "interrupted" in {run["code"] for run in runs(toolcrib, "versions")}
+        wait_for(lambda: list_sync_runs(toolcrib, "versions")[0]["outcome"] == "ok", 60)
+        wait_for(
+            lambda: (
+                "running" not in {run["outcome"] for run in list_sync_runs(toolcrib, "versions")}
+            )
+        )
+        assert "interrupted" in {run["code"] for run in list_sync_runs(toolcrib, "versions")}
     assert any(outcome == "running" for found in seen for outcome, _ in found), (
         "no kill hit a running sync, so nothing was shown"
     )
@@ -70,12 +74,12 @@ def test_no_child_process_outlives_a_killed_installation(tmp_path):
     with Installation(tmp_path / "data") as toolcrib:
         status, answer = toolcrib.api("POST", "/servers", body)
         assert status == 201, answer
-        wait_for(lambda: runs(toolcrib, "stubborn") and len(toolcrib.children()) >= 2, 30)
+        wait_for(lambda: list_sync_runs(toolcrib, "stubborn") and len(toolcrib.children()) >= 2, 30)
         children = toolcrib.children()
 
         toolcrib.kill()
 
-    wait_for(lambda: not any(alive(pid) for pid in children), 15, what="the children are gone")
+    wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="the children are gone")
 
 
 def test_what_was_written_is_soon_in_the_file_itself_and_not_only_in_its_log(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.agents import make_agent
 from tests.support.installation import ROOT
-from tests.support.servers import register, synced
+from tests.support.servers import last_synced_at, register
 from tests.support.upstreams.running import running_http, stdio_argv
 from tests.support.waiting import wait_for
 
@@ -26,7 +26,7 @@ def echo(request, toolcrib):
             "cwd": str(ROOT), "env": {"UPSTREAM_TOKEN": ENV}, "confirm_argv": [command, *args],
         }  # fmt: skip
         assert toolcrib.api("POST", "/servers", body)[0] == 201
-        wait_for(lambda: synced(toolcrib, slug), 30, what=f"{slug} is synced")
+        wait_for(lambda: last_synced_at(toolcrib, slug), 30, what=f"{slug} is synced")
         yield slug
         return
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Api-Key": KEY, "X-Pin": PIN}

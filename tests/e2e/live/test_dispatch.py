@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.agents import edit, ledger, make_agent, register_stdio, sync
-from tests.support.installation import alive
-from tests.support.servers import ask, register
+from tests.support.agents import make_agent, read_ledger, register_stdio, sync_server, update_server
+from tests.support.installation import is_alive
+from tests.support.servers import call_upstream, register
 from tests.support.upstreams import rich
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
@@ -58,7 +58,7 @@ class Counting:
         return Path(self.journal).read_text().splitlines() if Path(self.journal).exists() else []
 
     def rows(self):
-        return ledger(self.toolcrib.data_dir, self.session)
+        return read_ledger(self.toolcrib.data_dir, self.session)
 
     def ended(self, number):
         """Wait until so many calls have ended, and return the last row."""
@@ -113,9 +113,9 @@ def test_output_that_breaks_the_tools_own_schema_is_an_error_and_kept_for_the_op
         assert (answer["is_error"], answer["error"]["code"]) == (True, "output_invalid")
         assert answer["structured_content"] is None
         assert "output schema" in answer["content"][0]["text"]
-    states = [(row["state"], row["error_code"]) for row in ledger(toolcrib.data_dir, session)]
+    states = [(row["state"], row["error_code"]) for row in read_ledger(toolcrib.data_dir, session)]
     assert states == [("succeeded", "")] + [("failed", "output_invalid")] * 2
-    assert "three" in ledger(toolcrib.data_dir, session)[1]["result_copy"]
+    assert "three" in read_ledger(toolcrib.data_dir, session)[1]["result_copy"]
 
 
 # --- Calls that are slow, given up or cut off -----------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_call_goes_on_when_its_session_is_closed_and_is_recorded(counting):
         asked = caller.submit(session.call, "queue", {"name": "closing"})
         wait_for(lambda: counting.lines() == ["queue closing"], 20)
         session.close()
-        ask(counting.url, "open_gate")
+        call_upstream(counting.url, "open_gate")
         assert asked.result(30)["state"] == "succeeded"
     assert counting.ended(1)["state"] == "succeeded"
     assert [event["kind"] for event in session.events()] == ["opened", "closed", "called"]
@@ -174,7 +174,7 @@ def test_a_full_server_answers_503_with_retry_after_and_callers_who_leave_free_i
     session = counting.session
 
     def queue(name):
-        return session.ask("queue", {"name": name})
+        return session.post_call("queue", {"name": name})
 
     # Those who come to a closed gate and leave must not keep its turns.
     for number in range(3):
@@ -200,7 +200,7 @@ def test_a_full_server_answers_503_with_retry_after_and_callers_who_leave_free_i
         waiting.append(callers.submit(queue, "caller-23"))
         wait_for(lambda: len(counting.rows()) == 3 + 24 + 3 + 1, 30)
         assert not any(future.done() for future in waiting)
-        ask(counting.url, "open_gate")
+        call_upstream(counting.url, "open_gate")
         done = [future.result(60) for future in waiting]
     assert [answer.json["state"] for answer in done] == ["succeeded"] * 24
     ran = [line for line in counting.lines() if line.startswith("queue caller")]
@@ -230,7 +230,7 @@ def test_a_program_killed_in_a_call_leaves_it_unknown_and_the_next_call_works(
     assert after["structured_content"] == {"count": 1, "pid": after["structured_content"]["pid"]}
     assert after["structured_content"]["pid"] != pid
     assert journal.read_text().count("wait doomed") == 1
-    states = [row["state"] for row in ledger(toolcrib.data_dir, session)]
+    states = [row["state"] for row in read_ledger(toolcrib.data_dir, session)]
     assert states == ["succeeded", "unknown", "succeeded"]
     toolcrib.api("DELETE", "/servers/killed")
 
@@ -248,7 +248,7 @@ def test_a_server_that_is_down_is_an_error_in_words_and_works_again_when_it_is_b
         assert (answer["state"], answer["is_error"]) == ("failed", True), answer
         assert answer["error"]["message"].endswith(".")
         assert answer["error"]["hint"]
-    assert ledger(toolcrib.data_dir, session)[-1]["state"] == "failed"
+    assert read_ledger(toolcrib.data_dir, session)[-1]["state"] == "failed"
     port = url.split(":")[2].split("/")[0]
     with running_http(*arguments, "--http", port):
         wait_for(lambda: session.call("count")["state"] == "succeeded", 60, every=0.5)
@@ -262,7 +262,7 @@ def test_a_call_cut_off_by_kill_9_becomes_unknown_after_the_restart_and_is_not_s
     session = counting.session
     with ThreadPoolExecutor(1) as caller:
         asked = caller.submit(
-            session.ask, "wait", {"name": "cut-off", "seconds": 600}, key="of-the-cut-off"
+            session.post_call, "wait", {"name": "cut-off", "seconds": 600}, key="of-the-cut-off"
         )
         wait_for(lambda: counting.lines() == ["wait cut-off"], 20)
         toolcrib.kill()
@@ -274,7 +274,7 @@ def test_a_call_cut_off_by_kill_9_becomes_unknown_after_the_restart_and_is_not_s
     toolcrib.start()
     row = counting.ended(1)
     assert (row["state"], row["error_code"]) == ("unknown", "unknown_outcome")
-    again = session.ask("wait", {"name": "cut-off", "seconds": 600}, key="of-the-cut-off")
+    again = session.post_call("wait", {"name": "cut-off", "seconds": 600}, key="of-the-cut-off")
     assert (again.status, again.json["state"]) == (200, "unknown")
     assert "not known" in again.json["content"][0]["text"]
     assert [line for line in counting.lines() if line.startswith("wait")] == ["wait cut-off"]
@@ -285,7 +285,7 @@ def test_a_call_cut_off_by_kill_9_becomes_unknown_after_the_restart_and_is_not_s
 def test_a_call_under_way_when_toolcrib_stops_is_unknown_and_is_not_sent_again(toolcrib, counting):
     session = counting.session
     with ThreadPoolExecutor(1) as caller:
-        asked = caller.submit(session.ask, "wait", {"name": "stopped", "seconds": 600})
+        asked = caller.submit(session.post_call, "wait", {"name": "stopped", "seconds": 600})
         wait_for(lambda: counting.lines() == ["wait stopped"], 20)
         toolcrib.stop()
         try:
@@ -304,7 +304,7 @@ def test_a_call_under_way_when_toolcrib_stops_is_unknown_and_is_not_sent_again(t
 
 def test_each_session_has_a_program_of_its_own_that_ends_with_it(toolcrib, agent, tmp_path):
     register_stdio(toolcrib, "own", "counting", "--journal", str(tmp_path / "journal"))
-    edit(toolcrib, "own", isolation="per_session")
+    update_server(toolcrib, "own", isolation="per_session")
     first, second = (agent.open(groups=["mcp:own"]) for _ in range(2))
     counted = [
         session.call("count")["structured_content"] for session in (first, second, first, second)
@@ -315,14 +315,14 @@ def test_each_session_has_a_program_of_its_own_that_ends_with_it(toolcrib, agent
     assert pids[0] != pids[1]
 
     first.close()
-    wait_for(lambda: not alive(pids[0]), 20, what="the closed session's program ended")
-    assert alive(pids[1])
+    wait_for(lambda: not is_alive(pids[0]), 20, what="the closed session's program ended")
+    assert is_alive(pids[1])
     assert second.call("count")["structured_content"] == {"count": 3, "pid": pids[1]}
-    refused = first.ask("count")
+    refused = first.post_call("count")
     assert (refused.status, refused.code) == (409, "session_closed")
     assert "resume" in refused.json["error"]["hint"]
     second.close()
-    wait_for(lambda: not alive(pids[1]), 20)
+    wait_for(lambda: not is_alive(pids[1]), 20)
     toolcrib.api("DELETE", "/servers/own")
 
 
@@ -337,8 +337,8 @@ def changing(toolcrib, agent):
         session = agent.open(groups=["mcp:changing"])
         session.load("mcp:changing", ["measure"])
         assert session.call("measure", {"length": 1})["state"] == "succeeded"
-        ask(url, "change")
-        sync(toolcrib, "changing")
+        call_upstream(url, "change")
+        sync_server(toolcrib, "changing")
         assert toolcrib.api("GET", "/tools/changing__measure")[1]["state"] == "waiting"
         yield session
     toolcrib.api("DELETE", "/servers/changing")
@@ -360,14 +360,14 @@ def test_while_a_change_waits_calls_go_by_the_approved_definition(toolcrib, agen
     assert refused["error"]["code"] == "definition_changed"
     assert '"enum":["m","ft"]' in refused["content"][0]["text"], "the newer schema is in the error"
     assert changing.call("measure", both)["state"] == "succeeded"
-    assert [row["state"] for row in ledger(toolcrib.data_dir, changing)] == [
+    assert [row["state"] for row in read_ledger(toolcrib.data_dir, changing)] == [
         *("succeeded", "succeeded", "succeeded", "refused"),
         *("refused", "succeeded"),
     ]
 
 
 def test_with_strict_trust_a_waiting_tool_is_refused_and_its_siblings_run(toolcrib, changing):
-    edit(toolcrib, "changing", trust="strict")
+    update_server(toolcrib, "changing", trust="strict")
     refused = changing.call("measure", {"length": 1, "unit": "ft"})
     assert (refused["state"], refused["error"]["code"]) == ("refused", "waiting")
     assert "approval" in refused["content"][0]["text"]
@@ -390,6 +390,6 @@ def test_a_held_tool_and_a_denied_tool_are_refused_with_the_reason(toolcrib, age
     refused = session.call(name)
     assert (refused["state"], refused["error"]["code"]) == ("refused", "denied")
     toolcrib.api("PATCH", f"/tools/{name}", {"call_policy": "allow"})
-    rows = ledger(toolcrib.data_dir, session)
+    rows = read_ledger(toolcrib.data_dir, session)
     assert [row["state"] for row in rows] == ["refused", "succeeded", "refused"]
     assert [row["sent_at"] is None for row in rows] == [True, False, True]

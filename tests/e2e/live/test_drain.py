@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.agents import ledger, make_agent
+from tests.support.agents import make_agent, read_ledger
 from tests.support.installation import Installation
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
@@ -32,10 +32,10 @@ def test_calls_end_within_the_drain_or_are_answered_as_unknown(tmp_path):
     ):
         register(toolcrib, "office", url)
         session = make_agent(toolcrib, "clerk").open()
-        assert session.ask("count").status == 200
-        brief = callers.submit(session.ask, "wait", {"name": "brief", "seconds": 3})
-        long = callers.submit(session.ask, "wait", {"name": "long", "seconds": 60}, timeout=90)
-        keyed = callers.submit(session.ask, "wait", {"name": "keyed", "seconds": 60}, key="k")
+        assert session.post_call("count").status == 200
+        brief = callers.submit(session.post_call, "wait", {"name": "brief", "seconds": 3})
+        long = callers.submit(session.post_call, "wait", {"name": "long", "seconds": 60}, timeout=90)
+        keyed = callers.submit(session.post_call, "wait", {"name": "keyed", "seconds": 60}, key="k")
         names = ("wait brief", "wait long", "wait keyed")
         wait_for(lambda: all(name in journal.read_text() for name in names), 30)
         draft = {"name": "hangs", "transport": "http", "url": f"{hanging}/hang"}
@@ -50,5 +50,5 @@ def test_calls_end_within_the_drain_or_are_answered_as_unknown(tmp_path):
     assert [answer.json["state"] for answer in answers] == ["succeeded", "unknown", "unknown"]
     assert {answer.code for answer in answers[1:]} == {"stopping"}
     assert "Whether the tool ran is not known" in answers[1].json["content"][0]["text"]
-    rows = {row["call_id"]: row["state"] for row in ledger(tmp_path / "data", session)}
+    rows = {row["call_id"]: row["state"] for row in read_ledger(tmp_path / "data", session)}
     assert all(rows[answer.json["call_id"]] == answer.json["state"] for answer in answers)

@@ -15,10 +15,10 @@ from google.genai.types import HttpOptions
 
 from tests.support.agents import make_agent
 from tests.support.installation import ROOT, clean_environment
-from tests.support.scripted_models import scripted
+from tests.support.scripted_models import scripted_provider
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
-from tests.support.upstreams.zoo import definitions, fitting
+from tests.support.upstreams.zoo import example_arguments, tool_definitions
 from tests.support.waiting import scaled
 from toolcrib.client import AsyncAgentLoop, AsyncToolcrib
 
@@ -135,24 +135,27 @@ def client_of(provider, url):
     ],
 )
 def test_what_a_model_asks_for_reaches_the_right_tool(zoo, provider, native):
-    wanted = definitions(ORDINARY)
+    wanted = tool_definitions(ORDINARY)
     # All that are strange, and of the others one in forty.
     chosen = wanted[:STRANGE] + wanted[STRANGE::40]
     keeper, names = zoo
     assert len(names) == ORDINARY + STRANGE
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names.values())
-    direct = [(names[one["name"]], fitting(one)) for one in chosen]
+    direct = [(names[one["name"]], example_arguments(one)) for one in chosen]
     if provider == "openai-responses" and native:
         direct = [(f"mcp_zoo {name}", given) for name, given in direct]
     wrapped = [
-        ("deferred_tool_call", {"tool_name": names[one["name"]], "arguments": fitting(one)})
+        (
+            "deferred_tool_call",
+            {"tool_name": names[one["name"]], "arguments": example_arguments(one)},
+        )
         for one in chosen[:STRANGE]
     ]
     calls = direct + ([] if native else wrapped)
     seen = []
 
     async def run():
-        with scripted(calls) as model:
+        with scripted_provider(calls) as model:
             client = client_of(provider, model.url)
             async with (
                 AsyncToolcrib(keeper.url, keeper.key) as crib,
@@ -173,7 +176,7 @@ def test_what_a_model_asks_for_reaches_the_right_tool(zoo, provider, native):
     assert sorted(one["tool"] for one in told.values()) == sorted(
         one["name"] for one in [*chosen, *again]
     )
-    by_name = {one["name"]: fitting(one) for one in chosen}
+    by_name = {one["name"]: example_arguments(one) for one in chosen}
     assert all(one["given"] == by_name[one["tool"]] for one in told.values())
     assert not any(result.is_error for result in seen)
     count = {"anthropic": lambda: messages[0]["content"], "gemini": lambda: messages[0]["parts"]}

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.support.agents import Agent, ledger, make_agent
+from tests.support.agents import Agent, make_agent, read_ledger
 from tests.support.installation import Installation
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
@@ -113,47 +113,47 @@ def test_a_thousand_calls_each_sent_three_times_at_once_run_a_thousand_times(off
         again = {number: line.send(number) for number in KEYS}
     assert again == {number: (200, body) for number, body in first.items()}
     assert stamped(journal) == runs
-    rows = ledger(toolcrib.data_dir, session)
+    rows = read_ledger(toolcrib.data_dir, session)
     assert {row["state"] for row in rows} == {"succeeded"}
     assert sorted(row["idempotency_key"] for row in rows) == sorted(f"key-{n}" for n in KEYS)
 
 
 def test_a_key_used_for_another_call_is_a_conflict_and_another_agents_key_is_its_own(office):
     toolcrib, session, journal = office
-    first = session.ask("stamp", {"paper": "mine"}, key="shared")
-    other = session.ask("stamp", {"paper": "other"}, key="shared")
+    first = session.post_call("stamp", {"paper": "mine"}, key="shared")
+    other = session.post_call("stamp", {"paper": "other"}, key="shared")
     assert (other.status, other.code) == (409, "idempotency_conflict")
-    elsewhere = session.agent.open().ask("stamp", {"paper": "mine"}, key="shared")
+    elsewhere = session.agent.open().post_call("stamp", {"paper": "mine"}, key="shared")
     assert (elsewhere.status, elsewhere.code) == (409, "idempotency_conflict")
 
     stranger = make_agent(toolcrib, "stranger").open()
-    theirs = stranger.ask("stamp", {"paper": "theirs"}, key="shared")
+    theirs = stranger.post_call("stamp", {"paper": "theirs"}, key="shared")
     assert theirs.status == 200
     assert theirs.json["call_id"] != first.json["call_id"]
     assert stamped(journal)["mine"] == stamped(journal)["theirs"] == 1
     assert stamped(journal)["other"] == 0
-    assert session.ask("stamp", {"paper": "mine"}, key="shared").body == first.body
+    assert session.post_call("stamp", {"paper": "mine"}, key="shared").body == first.body
 
 
 def test_a_call_under_way_answers_its_key_with_409_and_when_to_ask_again(office):
     _, session, journal = office
     with ThreadPoolExecutor(1) as caller:
         arguments = {"name": "long", "seconds": 5}
-        asked = caller.submit(session.ask, "wait", arguments, key="long")
+        asked = caller.submit(session.post_call, "wait", arguments, key="long")
         wait_for(lambda: "wait long" in journal.read_text(), 20, what="the call arrived")
-        meanwhile = session.ask("wait", arguments, key="long")
+        meanwhile = session.post_call("wait", arguments, key="long")
         assert (meanwhile.status, meanwhile.code) == (409, "idempotency_in_progress")
         assert int(meanwhile.headers["retry-after"]) >= 1
         done = asked.result(30)
-    assert session.ask("wait", arguments, key="long").body == done.body
+    assert session.post_call("wait", arguments, key="long").body == done.body
     assert journal.read_text().count("wait long") == 1
 
 
 def test_a_refusal_is_given_again_under_its_key_and_a_key_that_is_none_is_refused(office):
     _, session, _ = office
-    refused = session.ask("stamp", {"sheet": 1}, key="refused")
+    refused = session.post_call("stamp", {"sheet": 1}, key="refused")
     assert (refused.status, refused.json["state"]) == (200, "refused")
-    assert session.ask("stamp", {"sheet": 1}, key="refused").body == refused.body
+    assert session.post_call("stamp", {"sheet": 1}, key="refused").body == refused.body
     for bad in ("", " ", "k" * 256, "k" * 10_000, "schlüssel"):
-        answer = session.ask("stamp", {"paper": "never"}, key=bad)
+        answer = session.post_call("stamp", {"paper": "never"}, key=bad)
         assert (answer.status, answer.code) == (422, "invalid"), (bad[:9], answer.body)

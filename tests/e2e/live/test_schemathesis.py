@@ -29,8 +29,8 @@ from catalog.tools import hints
 from catalog.tools.actions import save_custom_tool
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent
-from tests.support.agent_client import AgentClient, regroup
-from tests.support.factories import fold, make_server, tool_object
+from tests.support.agent_client import AgentClient, make_group
+from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.api import api
 
 CHECKS = [
@@ -78,9 +78,11 @@ def document(things):
 def things(db):
     """One of everything, and the keys of those who may ask about it."""
     server = make_server(slug="github")
-    fold(server, tool_object("create_issue", description="Create an issue."), tool_object("list"))
+    ingest_tools(
+        server, tool_object("create_issue", description="Create an issue."), tool_object("list")
+    )
     shout = save_custom_tool(tool_object("shout", description="Shout a word."), actor=SYSTEM)
-    regroup("own", shout)
+    make_group("own", shout)
     limits = {"calls_per_minute": 10_000, "searches_per_minute": 10_000, "max_sessions": 10_000}
     agent = AgentClient(Agent.objects.create(name="scout", all_groups=True, **limits))
     session = agent.open(mode="deferred")

@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 from tests.support.installation import Installation
-from tests.support.servers import runs
-from tests.support.upstreams.running import ROOT, running_http, seen_by, stdio_argv
+from tests.support.servers import list_sync_runs
+from tests.support.upstreams.running import ROOT, received_by, running_http, stdio_argv
 from tests.support.waiting import wait_for
 
 CANARY = "kanarie-7f3d9b1e55"
@@ -58,9 +58,12 @@ def test_a_planted_secret_is_found_nowhere_in_clear(tmp_path):
                     "variables": {"KEY": CANARY},
                 },
             )
-            wait_for(lambda path=path: any(run["finished_at"] for run in runs(toolcrib, path)), 30)
+            wait_for(
+                lambda path=path: any(run["finished_at"] for run in list_sync_runs(toolcrib, path)),
+                30,
+            )
             api("POST", f"/servers/{path}/test")
-        wait_for(lambda: any(run["finished_at"] for run in runs(toolcrib, "program")), 30)
+        wait_for(lambda: any(run["finished_at"] for run in list_sync_runs(toolcrib, "program")), 30)
         api("PUT", "/servers/tools/credentials", {"kind": "header", "values": {"X-Key": CANARY}})
         api("PUT", "/servers/tools/credentials", {"kind": "header", "values": {"X\n": CANARY}})
         api("PATCH", "/servers/tools", {"connection": {"transport": "http", "url": f"{url}/other"}})
@@ -73,7 +76,7 @@ def test_a_planted_secret_is_found_nowhere_in_clear(tmp_path):
         assert exported.returncode == 0, exported.stderr
         answers += [exported.stdout, exported.stderr]
 
-        upstream = json.dumps(seen_by(url))
+        upstream = json.dumps(received_by(url))
         assert f"Bearer {CANARY}" in upstream, "the secret must reach the server it is for"
         lines = list(command_lines())
         assert not any(CANARY.encode() in line for line in lines)

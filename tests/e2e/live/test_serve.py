@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.support.installation import READY, ROOT, Installation, Process, alive
+from tests.support.installation import READY, ROOT, Installation, Process, is_alive
 from tests.support.upstreams.running import stdio_argv
 from tests.support.waiting import wait_for
 
@@ -39,7 +39,7 @@ def test_from_nothing_it_prints_one_line_with_a_setup_link_that_works(tmp_path):
         assert status == 200
         assert b"password" in page
         assert toolcrib.get("/livez") == (200, b"ok\n")
-        assert toolcrib.ready()["status"] == "ok"
+        assert toolcrib.readiness()["status"] == "ok"
 
         # PORT and TOOLCRIB_DATA were heeded, and what it keeps is for its owner alone.
         modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
@@ -70,7 +70,7 @@ def test_a_signal_stops_it_with_its_children(tmp_path, number):
         seconds = toolcrib.stop(number)
         assert toolcrib.process.code == 0, toolcrib.log
         assert seconds < 5
-        wait_for(lambda: not any(alive(pid) for pid in children), 5, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 5, what="no child is left")
 
 
 def test_a_child_deaf_to_signals_does_not_keep_it(tmp_path):
@@ -78,7 +78,7 @@ def test_a_child_deaf_to_signals_does_not_keep_it(tmp_path):
         add_program(toolcrib, *stdio_argv("raw_stdio", "--do", "ignore_term", "--stay"))
         children = toolcrib.children()
         assert toolcrib.stop() < 5
-        wait_for(lambda: not any(alive(pid) for pid in children), 15, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is left")
 
 
 def test_kill_9_leaves_no_child(tmp_path):
@@ -93,7 +93,7 @@ def test_kill_9_leaves_no_child(tmp_path):
         )
         children = {*toolcrib.children(), *map(int, note.read_text().split())}
         toolcrib.kill()
-        wait_for(lambda: not any(alive(pid) for pid in children), 15, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is left")
 
 
 def test_a_request_that_hangs_does_not_keep_it(tmp_path):

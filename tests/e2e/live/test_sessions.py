@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.support.agents import edit, make_agent, sync
-from tests.support.servers import ask, register
+from tests.support.agents import make_agent, sync_server, update_server
+from tests.support.servers import call_upstream, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -31,7 +31,7 @@ class Weather:
 
     def change(self, tool, **arguments):
         """Change the server itself, as its owner would."""
-        ask(self.url, tool, **arguments)
+        call_upstream(self.url, tool, **arguments)
 
     def approve(self, tool):
         path = f"/tools/{self.slug}__{tool}/approve"
@@ -91,7 +91,7 @@ def test_a_server_that_changes_adds_and_removes_tools_changes_no_byte_of_a_sessi
     weather.change("rename_description", name="list_stations", text="List every station.")
     weather.change("add_tool", name="warn_sailors", description="Warn sailors of a storm.")
     weather.change("remove_tool", name="report_weather")
-    run = sync(weather.toolcrib, weather.slug)
+    run = sync_server(weather.toolcrib, weather.slug)
     assert (run["added"], run["changed"], run["removed"]) == (1, 2, 1)
     assert (session.surface(), session.load(weather.group)) == (before, loaded)
 
@@ -107,7 +107,7 @@ def test_a_server_that_changes_adds_and_removes_tools_changes_no_byte_of_a_sessi
 
     # What came later is found and called; what is gone says so.
     added = f"{weather.slug}__warn_sailors"
-    assert session.found(query="storm warning for sailors")[0] == added
+    assert session.search_names(query="storm warning for sailors")[0] == added
     assert session.call(added, {"text": "storm"})["state"] == "succeeded"
     gone = session.call("report_weather", {"city": "Oslo", "text": "rain"})
     assert (gone["state"], gone["error"]["code"]) == ("refused", "missing")
@@ -196,15 +196,15 @@ def test_when_its_server_is_disabled_a_session_keeps_its_bytes_and_a_call_says_w
     before, loaded = session.surface(), session.load(weather.group, LOADED)
     assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
 
-    edit(toolcrib, weather.slug, enabled=False)
+    update_server(toolcrib, weather.slug, enabled=False)
     refused = session.call("get_forecast", {"city": "Oslo"})
     assert (refused["is_error"], refused["error"]["code"]) == (True, "server_disabled")
     assert "disabled" in refused["content"][0]["text"]
     assert (session.surface(), session.load(weather.group, LOADED)) == (before, loaded)
-    assert session.found(query="forecast") == []
+    assert session.search_names(query="forecast") == []
     assert len(session.get("/state")["expanded_groups"][weather.group]) == 2
 
-    edit(toolcrib, weather.slug, enabled=True)
+    update_server(toolcrib, weather.slug, enabled=True)
     wait_for(
         lambda: session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded", 30,
         every=0.2,

@@ -16,7 +16,7 @@ from mcp.client.streamable_http import streamable_http_client
 from sessions_app.agents.snippets import Example, for_agent
 from tests.support import parts
 from tests.support.installation import ROOT, clean_environment
-from tests.support.scripted_models import scripted
+from tests.support.scripted_models import scripted_provider
 from tests.support.waiting import scaled
 
 pytestmark = [pytest.mark.timeout(240)]
@@ -101,7 +101,7 @@ def test_a_program_opens_searches_loads_calls_and_closes(demo, title, program):
     ("title", "name"), [("Anthropic SDK", "ANTHROPIC"), ("OpenAI SDK", "OPENAI")]
 )
 def test_a_providers_sdk_runs_a_whole_agent(demo, title, name):
-    with scripted(*SCRIPT) as provider:
+    with scripted_provider(*SCRIPT) as provider:
         environment = {f"{name}_BASE_URL": provider.url, f"{name}_API_KEY": "x"}
         told = run([sys.executable, "-"], snippet(demo, title).text, **environment)
     assert told == "It is done.\n"

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.agents import register_stdio
 from tests.support.installation import Installation
-from tests.support.mcp_clients import another
+from tests.support.mcp_clients import make_unique_agent
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 
@@ -30,4 +30,4 @@ def toolcrib(tmp_path_factory):
 @pytest.fixture
 def agent(toolcrib):
     """An agent whose tools are behind the meta-tools, with a key of its own."""
-    return another(toolcrib, mode="deferred")
+    return make_unique_agent(toolcrib, mode="deferred")

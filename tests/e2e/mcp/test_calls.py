@@ -5,9 +5,15 @@ import asyncio
 import pytest
 
 from tests.support import raw_mcp as raw
-from tests.support.agents import Session, ledger
-from tests.support.mcp_clients import MODERN, another, connected, text_of, told
-from tests.support.upstreams.conformance import ANSWERS
+from tests.support.agents import Session, read_ledger
+from tests.support.mcp_clients import (
+    MODERN,
+    call_meta_tool,
+    connected_client,
+    make_unique_agent,
+    result_text,
+)
+from tests.support.upstreams.conformance import CONTENT
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -16,7 +22,7 @@ BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
 
 def with_client(agent, mode, work, **how):
     async def run():
-        async with connected(agent, mode=mode, **how) as client:
+        async with connected_client(agent, mode=mode, **how) as client:
             return await work(client)
 
     return asyncio.run(run())
@@ -34,27 +40,27 @@ def test_every_kind_of_content_arrives_as_the_server_sent_it(toolcrib, agent, mo
     async def work(client):
         return {
             name: await client.call_tool(f"fixtures__{name}", {})
-            for name in ANSWERS
+            for name in CONTENT
             if name != "test_tool_with_progress"
         }
 
     for name, answer in with_client(agent, mode, work).items():
         plain = [part.model_dump(by_alias=True, exclude_none=True) for part in answer.content]
-        assert plain == ANSWERS[name] == rest.call(f"fixtures__{name}")["content"]
+        assert plain == CONTENT[name] == rest.call(f"fixtures__{name}")["content"]
         assert answer.is_error is (name == "test_error_handling")
 
 
 def test_structured_content_and_unknown_fields_pass_unchanged(agent):
     rest = agent.open().call("workshop__rich")
     body = {"name": "workshop__rich", "arguments": {}}
-    result = raw.modern(agent, "tools/call", body).json["result"]
+    result = raw.send_modern(agent, "tools/call", body).json["result"]
     assert result["content"] == rest["content"]
     assert result["content"][0]["_meta"] == {"example.org/weight": 3}
     assert result["structuredContent"] == rest["structured_content"] == {"a": [1, 1.0, None]}
     assert (result["isError"], result["resultType"]) == (False, "complete")
-    known = raw.shake(agent)
+    known = raw.initialize(agent)
     asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": body}
-    older = raw.result(raw.send(agent, asked, {"Mcp-Session-Id": known}))["result"]
+    older = raw.parse_result(raw.send(agent, asked, {"Mcp-Session-Id": known}))["result"]
     assert older == {key: result[key] for key in ("content", "structuredContent", "isError")}
 
 
@@ -69,7 +75,7 @@ def test_a_tool_is_called_by_its_own_name_and_the_ledger_says_so(toolcrib, agent
         )
 
     with_client(agent, mode, work)
-    rows = ledger(toolcrib.data_dir, only_session(agent))
+    rows = read_ledger(toolcrib.data_dir, only_session(agent))
     assert [(row["path"], row["state"]) for row in rows] == [
         ("native", "succeeded"),
         ("native", "succeeded"),
@@ -81,10 +87,10 @@ def test_a_tool_is_called_by_its_own_name_and_the_ledger_says_so(toolcrib, agent
 
 def test_other_names_of_the_meta_tools_are_understood(agent):
     async def work(client):
-        by_words = await told(client, "tool_search", query="weather forecast")
-        by_pattern = await told(client, "tool_search_regex", pattern="get_fore")
-        as_query = await told(client, "tool_search_regex", query="list_stat")
-        details = await told(client, "get_tool_details", name="weather__get_forecast")
+        by_words = await call_meta_tool(client, "tool_search", query="weather forecast")
+        by_pattern = await call_meta_tool(client, "tool_search_regex", pattern="get_fore")
+        as_query = await call_meta_tool(client, "tool_search_regex", query="list_stat")
+        details = await call_meta_tool(client, "get_tool_details", name="weather__get_forecast")
         return by_words, by_pattern, as_query, details
 
     by_words, by_pattern, as_query, details = with_client(agent, MODERN, work)
@@ -136,13 +142,13 @@ def test_a_call_that_is_given_up_is_given_up_at_the_server_too(agent, mode):
 
 @BOTH
 def test_what_a_model_can_mend_is_a_result_in_words(toolcrib, mode):
-    agent = another(toolcrib, mode="deferred", calls_per_minute=3, searches_per_minute=1)
+    agent = make_unique_agent(toolcrib, mode="deferred", calls_per_minute=3, searches_per_minute=1)
 
     async def work(client):
         async def wrong(tool, **arguments):
             result = await client.call_tool(tool, arguments)
             assert result.is_error
-            return text_of(result)
+            return result_text(result)
 
         assert "not available in this session" in await wrong("weather__get_forcast", city="Oslo")
         bad = await wrong("weather__get_forecast", town="Oslo")
@@ -165,7 +171,7 @@ def test_what_a_model_can_mend_is_a_result_in_words(toolcrib, mode):
 def test_a_repeated_idempotency_key_runs_the_tool_once(agent):
     body = {"name": "workshop__count", "arguments": {}}
     first, again = (
-        raw.modern(agent, "tools/call", body, {"Idempotency-Key": "once"}).json["result"]
+        raw.send_modern(agent, "tools/call", body, {"Idempotency-Key": "once"}).json["result"]
         for _ in range(2)
     )
     assert first["structuredContent"] == again["structuredContent"]
@@ -173,11 +179,11 @@ def test_a_repeated_idempotency_key_runs_the_tool_once(agent):
 
 def test_a_header_that_contradicts_an_argument_is_refused_for_tools_in_scope(toolcrib, agent):
     body = {"name": "fixtures__test_header", "arguments": {"region": "north"}}
-    good = raw.modern(agent, "tools/call", body, {"Mcp-Param-Region": "north"})
+    good = raw.send_modern(agent, "tools/call", body, {"Mcp-Param-Region": "north"})
     assert good.json["result"]["isError"] is False
-    bad = raw.modern(agent, "tools/call", body, {"Mcp-Param-Region": "south"})
+    bad = raw.send_modern(agent, "tools/call", body, {"Mcp-Param-Region": "south"})
     assert (bad.status, bad.json["error"]["code"]) == (400, -32020)
     # To who may not see the tool, it is as unknown as any other.
-    stranger = another(toolcrib, groups=["mcp:weather"])
-    blind = raw.modern(stranger, "tools/call", body, {"Mcp-Param-Region": "south"})
+    stranger = make_unique_agent(toolcrib, groups=["mcp:weather"])
+    blind = raw.send_modern(stranger, "tools/call", body, {"Mcp-Param-Region": "south"})
     assert "not available" in blind.json["result"]["content"][0]["text"]

@@ -9,7 +9,7 @@ import pytest
 from tests.support import parts
 from tests.support.conformance_keyring import keyring
 from tests.support.installation import clean_environment
-from tests.support.mcp_clients import LEGACY, MODERN, another
+from tests.support.mcp_clients import LEGACY, MODERN, make_unique_agent
 from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.timeout(240)
@@ -41,7 +41,7 @@ def outside(name, agent, folder):
 
 @pytest.mark.needs_mcp1
 def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, tmp_path):
-    agent = another(toolcrib, mode="deferred", strategy="inject")
+    agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
     told = outside("mcp1", agent, tmp_path)
     assert told == {
         "version": LEGACY,
@@ -106,7 +106,7 @@ def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
 def test_the_protocols_own_suite_passes_but_for_the_explained_few(
     toolcrib, tmp_path, package, known, chosen
 ):
-    agent = another(toolcrib, groups=["mcp:fixtures"])
+    agent = make_unique_agent(toolcrib, groups=["mcp:fixtures"])
     with keyring(toolcrib.url, agent.key) as url:
         options = ("--url", f"{url}/mcp", "--expected-failures", str(HERE / known))
         done = node(tmp_path, f"{package}/dist/index.js", "server", *options, *chosen)

@@ -9,9 +9,9 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tests.support import raw_mcp as raw
-from tests.support.agents import Session, ledger, make_agent
+from tests.support.agents import Session, make_agent, read_ledger
 from tests.support.installation import Installation
-from tests.support.mcp_clients import LEGACY, MODERN, another
+from tests.support.mcp_clients import LEGACY, MODERN, make_unique_agent
 from tests.support.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -24,18 +24,18 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 def test_without_a_good_key_nothing_is_said(toolcrib, agent):
     for header in (None, "Basic YTpi", "Bearer ", "Bearer tcb_nothing", f"Bearer {agent.key}x"):
         for path in ("", "/ses_00000000000000000000000000000000"):
-            answer = raw.modern(agent, "tools/list", more={"Authorization": header}, path=path)
+            answer = raw.send_modern(agent, "tools/list", more={"Authorization": header}, path=path)
             assert (answer.status, answer.code) == (401, "unauthorized")
             assert answer.headers["www-authenticate"] == "Bearer"
     operator = {"Authorization": f"Bearer {toolcrib.token('operator')}"}
-    assert raw.modern(agent, "tools/list", more=operator).status == 403
+    assert raw.send_modern(agent, "tools/list", more=operator).status == 403
 
 
 def test_a_key_is_refused_from_the_moment_it_is_revoked(toolcrib, agent):
-    known = raw.shake(agent)
-    assert raw.modern(agent, "tools/list").status == 200
+    known = raw.initialize(agent)
+    assert raw.send_modern(agent, "tools/list").status == 200
     revoke(toolcrib, agent)
-    assert raw.modern(agent, "tools/list").status == 401
+    assert raw.send_modern(agent, "tools/list").status == 401
     assert raw.send(agent, PING, {"Mcp-Session-Id": known}).status == 401
 
 
@@ -46,20 +46,22 @@ def revoke(toolcrib, agent):
 
 def test_a_key_revoked_in_mid_stream_ends_the_stream(toolcrib, agent):
     with ExitStack() as open_:
-        _, listening = open_.enter_context(opened(raw.listen(agent)))
+        _, listening = open_.enter_context(opened(raw.subscribe(agent)))
         assert b"acknowledged" in first_event(listening)
-        known = raw.shake(agent)
+        known = raw.initialize(agent)
         _, hanging = open_.enter_context(
-            opened(raw.stream(agent, {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}))
+            opened(
+                raw.open_stream(agent, {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY})
+            )
         )
         assert hanging.status == 200
         late = []
         arguments = {"name": "workshop__wait", "arguments": {"seconds": 60, "name": "revoked"}}
         calling = threading.Thread(
-            target=lambda: late.append(raw.modern(agent, "tools/call", arguments))
+            target=lambda: late.append(raw.send_modern(agent, "tools/call", arguments))
         )
         calling.start()
-        other = another(toolcrib).open()
+        other = make_unique_agent(toolcrib).open()
         wait_for(
             lambda: "revoked" in other.call("workshop__cancelled")["structured_content"]["begun"],
             what="the call is under way",
@@ -100,8 +102,8 @@ def first_event(response):
 
 
 def test_anothers_connection_and_anothers_session_are_as_unknown_as_none(toolcrib, agent):
-    stranger = another(toolcrib)
-    known = raw.shake(agent)
+    stranger = make_unique_agent(toolcrib)
+    known = raw.initialize(agent)
     nothing = raw.send(stranger, PING, {"Mcp-Session-Id": "0" * 32})
     theirs = raw.send(stranger, PING, {"Mcp-Session-Id": known})
     assert theirs.status == nothing.status == 404
@@ -115,16 +117,16 @@ def test_anothers_connection_and_anothers_session_are_as_unknown_as_none(toolcri
 
     session = agent.open()
     for ask in (
-        raw.modern(stranger, "tools/list", path=f"/{session.id}"),
-        raw.modern(stranger, "tools/list", path=f"/ses_{'0' * 32}"),
+        raw.send_modern(stranger, "tools/list", path=f"/{session.id}"),
+        raw.send_modern(stranger, "tools/list", path=f"/ses_{'0' * 32}"),
         raw.send(stranger, PING, {"Mcp-Session-Id": known}, path=f"/{session.id}"),
     ):
         assert (ask.status, ask.code) == (404, "unknown_session")
-    assert raw.modern(agent, "tools/list", path=f"/{session.id}").status == 200
-    assert raw.modern(agent, "tools/list", path=f"/{session.id}/more").status == 404
+    assert raw.send_modern(agent, "tools/list", path=f"/{session.id}").status == 200
+    assert raw.send_modern(agent, "tools/list", path=f"/{session.id}/more").status == 404
     session.close()
     body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
-    ended = raw.modern(agent, "tools/call", body, path=f"/{session.id}").json["result"]
+    ended = raw.send_modern(agent, "tools/call", body, path=f"/{session.id}").json["result"]
     assert ended["isError"]
     assert "This session is closed." in ended["content"][0]["text"]
 
@@ -135,7 +137,7 @@ def test_anothers_connection_and_anothers_session_are_as_unknown_as_none(toolcri
 @pytest.mark.parametrize("host", ["evil.test", "evil.test:8000", "127.0.0.1.evil.test", ""])
 def test_a_wrong_host_is_refused_before_the_key_is_looked_at(agent, host):
     for key in (f"Bearer {agent.key}", "Bearer tcb_nothing"):
-        answer = raw.modern(agent, "tools/list", more={"Host": host, "Authorization": key})
+        answer = raw.send_modern(agent, "tools/list", more={"Host": host, "Authorization": key})
         assert (answer.status, answer.code) == (421, "wrong_host")
 
 
@@ -143,11 +145,11 @@ def test_a_wrong_host_is_refused_before_the_key_is_looked_at(agent, host):
     "origin", ["https://evil.test", "null", "http://localhost.evil.test", "file://", "chrome://x"]
 )
 def test_a_page_of_another_site_is_refused(agent, origin):
-    answer = raw.modern(agent, "tools/list", more={"Origin": origin})
+    answer = raw.send_modern(agent, "tools/list", more={"Origin": origin})
     assert (answer.status, answer.code) == (403, "wrong_origin")
     assert raw.send(agent, method="GET", more={"Origin": origin}).status == 403
     own = {"Origin": agent.url.replace("127.0.0.1", "localhost")}
-    assert raw.modern(agent, "tools/list", more=own).status == 200
+    assert raw.send_modern(agent, "tools/list", more=own).status == 200
 
 
 def test_a_person_with_a_browser_is_told_what_this_is(agent):
@@ -163,7 +165,7 @@ def test_a_person_with_a_browser_is_told_what_this_is(agent):
 
 def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
     routing = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}
-    good = raw.request("tools/list")
+    good = raw.build_request("tools/list")
     batch = raw.send(agent, [good, good], routing)
     assert (batch.status, batch.json["error"]["code"]) == (400, -32600)
     assert raw.send(agent, [PING], {"MCP-Protocol-Version": LEGACY}).status == 400
@@ -174,8 +176,8 @@ def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
 
     method = raw.send(agent, good, {**routing, "Mcp-Method": "tools/call"})
     body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
-    name = raw.modern(agent, "tools/call", body, {"Mcp-Name": "weather__get_forecast"})
-    missing = raw.modern(agent, "tools/call", body, {"Mcp-Name": None})
+    name = raw.send_modern(agent, "tools/call", body, {"Mcp-Name": "weather__get_forecast"})
+    missing = raw.send_modern(agent, "tools/call", body, {"Mcp-Name": None})
     for answer in (method, name, missing):
         assert (answer.status, answer.json["error"]["code"]) == (400, -32020)
     bare = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
@@ -184,13 +186,13 @@ def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
     unknown = raw.send(agent, future, {**routing, "MCP-Protocol-Version": "2031-01-01"})
     assert (unknown.status, unknown.json["error"]["code"]) == (400, -32022)
     assert unknown.json["error"]["data"]["supported"] == [MODERN]
-    nonsense = raw.modern(agent, "tools/mend")
+    nonsense = raw.send_modern(agent, "tools/mend")
     assert (nonsense.status, nonsense.json["error"]["code"]) == (404, -32601)
 
     for junk in (b"", b"{", b"null", b"7", b'"x"', b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9_000):
         for given in (routing, {"MCP-Protocol-Version": LEGACY}):
             assert raw.send(agent, junk, given).status == 400, junk[:20]
-    assert raw.modern(agent, "tools/list").status == 200
+    assert raw.send_modern(agent, "tools/list").status == 200
     assert "Traceback" not in toolcrib.log
 
 
@@ -199,12 +201,14 @@ def test_arguments_that_no_server_could_take_reach_none(toolcrib, agent):
     for _ in range(200):
         deep = {"a": deep}
     for arguments in ({"a": deep}, {"a": "\ud800"}, {"a": "\0"}, {"a": float("nan")}):
-        answer = raw.modern(agent, "tools/call", {"name": "workshop__echo", "arguments": arguments})
+        answer = raw.send_modern(
+            agent, "tools/call", {"name": "workshop__echo", "arguments": arguments}
+        )
         result = answer.json["result"]
         assert result["isError"], arguments
         assert "/arguments" in result["content"][0]["text"]
     large = {"name": "workshop__echo", "arguments": {"a": "x" * 1_100_000}}
-    assert (raw.modern(agent, "tools/call", large).status) == 413
+    assert (raw.send_modern(agent, "tools/call", large).status) == 413
     assert "Traceback" not in toolcrib.log
 
 
@@ -237,7 +241,7 @@ def test_who_stalls_is_hung_up_on_and_holds_nobody(toolcrib, agent):
     with ExitStack() as ended:
         for talk in (in_head, silent, *in_body):
             ended.enter_context(closing(talk))
-        assert raw.modern(agent, "tools/list").status == 200
+        assert raw.send_modern(agent, "tools/list").status == 200
         assert in_head.recv(1000) == b""
         assert silent.recv(1000) == b""
         for talk in in_body:
@@ -249,7 +253,7 @@ def test_who_stalls_is_hung_up_on_and_holds_nobody(toolcrib, agent):
 
 
 def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
-    rest, known = agent.open(), raw.shake(agent)
+    rest, known = agent.open(), raw.initialize(agent)
 
     def waits(seen, name):
         return name in rest.call("workshop__cancelled")["structured_content"][seen]
@@ -263,14 +267,14 @@ def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
     for name, seconds, more in (("older left", 1, older), ("newer left", 60, newer)):
         params = {"name": "workshop__wait", "arguments": {"name": name, "seconds": seconds}}
         plain = {**PING, "method": "tools/call", "params": params}
-        body = plain if more is older else raw.request("tools/call", params)
-        talk = raw.connection(agent)
-        talk.request("POST", "/mcp", json.dumps(body), raw.headers(agent, more))
+        body = plain if more is older else raw.build_request("tools/call", params)
+        talk = raw.open_connection(agent)
+        talk.request("POST", "/mcp", json.dumps(body), raw.build_headers(agent, more))
         wait_for(lambda name=name: waits("begun", name), what=f"{name} is under way")
         talk.sock.shutdown(socket.SHUT_RDWR)
         talk.close()
     wait_for(lambda: waits("given_up", "newer left"), what="the newer call is given up")
-    gone, response = raw.stream(agent, {**older, "MCP-Protocol-Version": LEGACY})
+    gone, response = raw.open_stream(agent, {**older, "MCP-Protocol-Version": LEGACY})
     response.close()
     gone.close()
     assert raw.send(agent, PING, older).status == 200
@@ -280,7 +284,7 @@ def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
         return sorted(
             call["state"]
             for row in rows
-            for call in ledger(toolcrib.data_dir, Session(agent, row["id"], {}))
+            for call in read_ledger(toolcrib.data_dir, Session(agent, row["id"], {}))
             if call["tool_name"] == "workshop__wait"
         )
 
@@ -291,38 +295,38 @@ def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
 
 def test_idle_subscriptions_of_a_key_are_capped_and_others_are_not_held(toolcrib, agent):
     """Four streams are allowed in this installation."""
-    other = another(toolcrib)
+    other = make_unique_agent(toolcrib)
     with ExitStack() as open_:
         for _ in range(3):
-            _, response = open_.enter_context(opened(raw.listen(agent)))
+            _, response = open_.enter_context(opened(raw.subscribe(agent)))
             assert b"acknowledged" in first_event(response)
-        known = raw.shake(agent)
+        known = raw.initialize(agent)
         older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
-        _, response = open_.enter_context(opened(raw.stream(agent, older)))
+        _, response = open_.enter_context(opened(raw.open_stream(agent, older)))
         assert response.status == 200
         for _ in range(20):
-            _, response = open_.enter_context(opened(raw.listen(agent)))
+            _, response = open_.enter_context(opened(raw.subscribe(agent)))
             refused = json.loads(response.read())
             assert (response.status, refused["error"]["data"]["code"]) == (429, "too_many_streams")
         assert response.headers["retry-after"]
-        _, response = open_.enter_context(opened(raw.listen(other)))
+        _, response = open_.enter_context(opened(raw.subscribe(other)))
         assert b"acknowledged" in first_event(response)
-        assert raw.modern(agent, "tools/list").status == 200
+        assert raw.send_modern(agent, "tools/list").status == 200
 
     def free():
-        with opened(raw.listen(agent)) as (_, response):
+        with opened(raw.subscribe(agent)) as (_, response):
             return response.status == 200
 
     wait_for(free, 10, what="a closed stream makes room")
 
 
 def test_a_listener_hears_of_the_rolling_sessions_successor(agent):
-    raw.modern(agent, "tools/list")
-    with opened(raw.listen(agent)) as (_, response):
+    raw.send_modern(agent, "tools/list")
+    with opened(raw.subscribe(agent)) as (_, response):
         first_event(response)
         (row,) = agent.send("GET", "/sessions").json["items"]
         Session(agent, row["id"], {}).close()
-        raw.modern(agent, "tools/list")
+        raw.send_modern(agent, "tools/list")
         assert b"tools/list_changed" in first_event(response)
 
 
@@ -332,11 +336,11 @@ def test_a_listener_hears_of_the_rolling_sessions_successor(agent):
 def test_stopping_ends_streams_as_the_protocol_wants_and_in_time(tmp_path):
     with Installation(tmp_path / "data") as toolcrib, ExitStack() as open_:
         agent = make_agent(toolcrib, "leaver")
-        _, listening = open_.enter_context(opened(raw.listen(agent)))
+        _, listening = open_.enter_context(opened(raw.subscribe(agent)))
         first_event(listening)
-        known = raw.shake(agent)
+        known = raw.initialize(agent)
         older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
-        _, hanging = open_.enter_context(opened(raw.stream(agent, older)))
+        _, hanging = open_.enter_context(opened(raw.open_stream(agent, older)))
         toolcrib.stop()
         last = listening.read()
         assert b'"resultType":"complete"' in last  # said goodbye, not cut

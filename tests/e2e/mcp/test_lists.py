@@ -6,7 +6,15 @@ import pytest
 
 from tests.support import raw_mcp as raw
 from tests.support.agents import Session
-from tests.support.mcp_clients import LEGACY, MODERN, Heard, another, connected, names, told
+from tests.support.mcp_clients import (
+    LEGACY,
+    MODERN,
+    NotificationCounter,
+    call_meta_tool,
+    connected_client,
+    make_unique_agent,
+    tool_names,
+)
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(240)
@@ -16,7 +24,7 @@ BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
 
 def listed(agent, mode, **how):
     async def look():
-        async with connected(agent, mode=mode, **how) as client:
+        async with connected_client(agent, mode=mode, **how) as client:
             return await client.list_tools()
 
     return asyncio.run(look())
@@ -36,86 +44,94 @@ def test_meta_tools_are_annotated_and_the_search_says_what_is_behind_it(agent, m
 
 
 def test_the_list_is_private_fresh_for_a_while_and_the_same_bytes_each_time(agent):
-    first, second = raw.modern(agent, "tools/list"), raw.modern(agent, "tools/list")
+    first, second = raw.send_modern(agent, "tools/list"), raw.send_modern(agent, "tools/list")
     assert first.body == second.body
     result = first.json["result"]
     assert (result["cacheScope"], result["ttlMs"] > 0) == ("private", True)
-    instructions = raw.modern(agent, "server/discover").json["result"]["instructions"]
+    instructions = raw.send_modern(agent, "server/discover").json["result"]["instructions"]
     assert instructions.count(". ") == 1
-    refused = raw.modern(agent, "tools/list", {"cursor": "2"})
+    refused = raw.send_modern(agent, "tools/list", {"cursor": "2"})
     assert refused.json["error"]["code"] == -32602
 
 
 def test_the_newer_era_never_sees_the_list_change_during_a_session(toolcrib):
-    agent = another(toolcrib, mode="deferred", strategy="inject")
+    agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
 
     async def work():
-        async with connected(agent, mode=MODERN) as client:
+        async with connected_client(agent, mode=MODERN) as client:
             before = await client.list_tools()
-            await told(client, "load_tools", group_id="mcp:weather")
-            await told(client, "tool_search_regex", pattern="simple_text")
+            await call_meta_tool(client, "load_tools", group_id="mcp:weather")
+            await call_meta_tool(client, "tool_search_regex", pattern="simple_text")
             return before, await client.list_tools()
 
     before, after = asyncio.run(work())
-    assert names(before) == META  # dispatch, whatever the agent's own strategy
+    assert tool_names(before) == META  # dispatch, whatever the agent's own strategy
     assert before == after
     # Nor where the session was opened to inject, over REST.
     session = agent.open()
-    first = raw.modern(agent, "tools/list", path=f"/{session.id}")
+    first = raw.send_modern(agent, "tools/list", path=f"/{session.id}")
     session.load("mcp:weather")
-    assert raw.modern(agent, "tools/list", path=f"/{session.id}").body == first.body
+    assert raw.send_modern(agent, "tools/list", path=f"/{session.id}").body == first.body
 
 
 @pytest.mark.parametrize("asked", ["by the agent's settings", "in the URL"])
 def test_an_older_client_that_injects_is_told_and_nobody_else_is(toolcrib, asked):
     by_agent = asked == "by the agent's settings"
-    agent = another(toolcrib, mode="deferred", strategy="inject" if by_agent else "dispatch")
+    agent = make_unique_agent(
+        toolcrib, mode="deferred", strategy="inject" if by_agent else "dispatch"
+    )
     path = "" if by_agent else "?strategy=inject"
-    mine, theirs = Heard(), Heard()
+    mine, theirs = NotificationCounter(), NotificationCounter()
 
     async def work():
         async with (
-            connected(agent, mode="legacy", path=path, heard=mine) as client,
-            connected(agent, mode="legacy", path=path, heard=theirs) as other,
+            connected_client(agent, mode="legacy", path=path, message_handler=mine) as client,
+            connected_client(agent, mode="legacy", path=path, message_handler=theirs) as other,
         ):
             before, untouched = await client.list_tools(), await other.list_tools()
-            assert names(before) == META[:3]
-            await told(client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"])
-            assert mine.changes == 1
-            await told(client, "search_tools", name="weather__get_forecast")
-            assert mine.changes == 2
+            assert tool_names(before) == META[:3]
+            await call_meta_tool(
+                client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"]
+            )
+            assert mine.tool_list_changes == 1
+            await call_meta_tool(client, "search_tools", name="weather__get_forecast")
+            assert mine.tool_list_changes == 2
             after = await client.list_tools()
             added = ["weather__get_temperature", "weather__get_forecast"]  # as loaded
-            assert names(after) == [*names(before), *added]
+            assert tool_names(after) == [*tool_names(before), *added]
             assert after.tools[: len(before.tools)] == before.tools
             assert after.tools[-1].output_schema
             answer = await client.call_tool(added[0], {"city": "Oslo"})
             assert answer.structured_content == {"result": 21.5}
             # The same again loads nothing, and says nothing.
-            await told(client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"])
-            assert mine.changes == 2
+            await call_meta_tool(
+                client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"]
+            )
+            assert mine.tool_list_changes == 2
             assert await other.list_tools() == untouched
-            assert theirs.changes == 0
+            assert theirs.tool_list_changes == 0
 
     asyncio.run(work())
 
 
 def test_two_connections_of_one_session_are_both_told(toolcrib):
-    agent = another(toolcrib, mode="deferred", strategy="inject")
+    agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
     session = agent.open()
-    mine, theirs = Heard(), Heard()
+    mine, theirs = NotificationCounter(), NotificationCounter()
 
     async def work():
         path = f"/{session.id}"
         async with (
-            connected(agent, mode="legacy", path=path, heard=mine) as client,
-            connected(agent, mode="legacy", path=path, heard=theirs) as other,
+            connected_client(agent, mode="legacy", path=path, message_handler=mine) as client,
+            connected_client(agent, mode="legacy", path=path, message_handler=theirs) as other,
         ):
             await other.list_tools()
             # It hears of it on a stream that its client opens by itself, sooner or later.
             for tool in ("get_temperature", "get_forecast", "list_stations", "report_weather"):
-                await told(client, "load_tools", group_id="mcp:weather", tool_names=[tool])
-            await asyncio.to_thread(wait_for, lambda: theirs.changes, what="the other is told")
+                await call_meta_tool(
+                    client, "load_tools", group_id="mcp:weather", tool_names=[tool]
+                )
+            await asyncio.to_thread(wait_for, lambda: theirs.tool_list_changes, what="the other is told")
             assert len((await other.list_tools()).tools) == 7
 
     asyncio.run(work())
@@ -123,9 +139,11 @@ def test_two_connections_of_one_session_are_both_told(toolcrib):
 
 @BOTH
 def test_full_mode_lists_every_tool_and_no_meta_tool(toolcrib, mode):
-    agent = another(toolcrib, mode="full", groups=["mcp:weather"])
+    agent = make_unique_agent(toolcrib, mode="full", groups=["mcp:weather"])
     found = listed(agent, mode)
-    assert names(found) == sorted(f"weather__{name}" for name in toolcrib.tool_names("weather"))
+    assert tool_names(found) == sorted(
+        f"weather__{name}" for name in toolcrib.tool_names("weather")
+    )
     (forecast,) = [tool for tool in found.tools if tool.name == "weather__get_forecast"]
     assert forecast.annotations.read_only_hint is True
     assert forecast.input_schema["required"] == ["city"]
@@ -134,13 +152,13 @@ def test_full_mode_lists_every_tool_and_no_meta_tool(toolcrib, mode):
 
 @BOTH
 def test_an_agent_without_tools_is_shown_nothing(toolcrib, mode):
-    assert names(listed(another(toolcrib, groups=[], all_groups=False), mode)) == []
+    assert tool_names(listed(make_unique_agent(toolcrib, groups=[], all_groups=False), mode)) == []
 
 
 def test_preloaded_tools_stand_behind_the_meta_tools(agent):
     session = agent.open(preload=["weather__get_temperature"])
     for mode in (MODERN, "legacy"):
-        found = names(listed(agent, mode, path=f"/{session.id}"))
+        found = tool_names(listed(agent, mode, path=f"/{session.id}"))
         assert found == [*META, "weather__get_temperature"]
 
 

@@ -6,7 +6,14 @@ import json
 import pytest
 
 from tests.support.agents import Session
-from tests.support.mcp_clients import LEGACY, MODERN, another, connected, names, told
+from tests.support.mcp_clients import (
+    LEGACY,
+    MODERN,
+    call_meta_tool,
+    connected_client,
+    make_unique_agent,
+    tool_names,
+)
 
 pytestmark = pytest.mark.timeout(240)
 META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
@@ -26,10 +33,10 @@ def over_rest(agent):
 
 def over_mcp(agent, mode):
     async def work():
-        async with connected(agent, mode=mode) as client:
-            assert names(await client.list_tools()) == META
-            found = await told(client, "search_tools", query=WORDS, limit=3)
-            loaded = await told(client, "load_tools", group_id=GROUP, tool_names=[TOOL])
+        async with connected_client(agent, mode=mode) as client:
+            assert tool_names(await client.list_tools()) == META
+            found = await call_meta_tool(client, "search_tools", query=WORDS, limit=3)
+            loaded = await call_meta_tool(client, "load_tools", group_id=GROUP, tool_names=[TOOL])
             call = {"tool_name": TOOL, "arguments": {"town": "Oslo"}}
             wrong = await client.call_tool("deferred_tool_call", call)
             assert wrong.is_error
@@ -60,8 +67,8 @@ def story(session):
 @pytest.mark.smoke
 @pytest.mark.parametrize(("mode", "version"), [(MODERN, MODERN), ("legacy", LEGACY)])
 def test_the_same_work_gives_the_same_answers_and_the_same_timeline(toolcrib, mode, version):
-    rest, wanted = over_rest(another(toolcrib, mode="deferred"))
-    spoken, session, said = over_mcp(another(toolcrib, mode="deferred"), mode)
+    rest, wanted = over_rest(make_unique_agent(toolcrib, mode="deferred"))
+    spoken, session, said = over_mcp(make_unique_agent(toolcrib, mode="deferred"), mode)
     assert spoken == version
     assert said == wanted
     assert said[-1] == {"city": "Oslo", "days": 2, "summary": "sunny"}

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.e2e.mcp.test_calls import with_client
-from tests.support.agents import ledger, sync
-from tests.support.mcp_clients import MODERN, another
-from tests.support.servers import ask, register
+from tests.support.agents import read_ledger, sync_server
+from tests.support.mcp_clients import MODERN, make_unique_agent
+from tests.support.servers import call_upstream, register
 from tests.support.upstreams.rug_pull import CANARY
 from tests.support.upstreams.running import running_http
 
@@ -47,11 +47,11 @@ async def mcp_answers(client):
 @pytest.fixture(scope="module")
 def old_session(toolcrib, changed):
     """A session that loaded `send` before it changed; after this it is pending review."""
-    session = another(toolcrib, mode="deferred").open()
+    session = make_unique_agent(toolcrib, mode="deferred").open()
     session.load("mcp:rug")
     assert session.call("rug__send", {"to": "x"})["state"] == "succeeded"
-    ask(changed, "swap")
-    sync(toolcrib, "rug")
+    call_upstream(changed, "swap")
+    sync_server(toolcrib, "rug")
     assert toolcrib.api("GET", "/tools/rug__send")[1]["state"] == "waiting"
     return session
 
@@ -67,7 +67,7 @@ def test_no_rest_answer_quotes_a_pending_definition(toolcrib, agent, old_session
         assert "status" in wrong_result["error"]["message"]
         assert wrong_arguments["error"]["code"] == "invalid_arguments"
         assert '"required":["to"]' in wrong_arguments["content"][0]["text"]
-        kept = [str(dict(row)) for row in ledger(toolcrib.data_dir, session)]
+        kept = [str(dict(row)) for row in read_ledger(toolcrib.data_dir, session)]
         assert not [row for row in kept if CANARY in row]
 
 

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tests.support.agents import Session, edit, make_agent
+from tests.support.agents import Session, make_agent, update_server
 from tests.support.installation import Installation
-from tests.support.servers import ask, register, synced
+from tests.support.servers import call_upstream, last_synced_at, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -39,10 +39,10 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     }
     status, answer = toolcrib.api("POST", "/servers", body)
     assert status == 201, answer
-    wait_for(lambda: synced(toolcrib, "demo"), 60, what="demo is synced")
+    wait_for(lambda: last_synced_at(toolcrib, "demo"), 60, what="demo is synced")
     headers = {"Authorization": f"Bearer {CREDENTIAL}"}
     register(toolcrib, "rich", upstream, headers=headers)
-    edit(toolcrib, "rich", trust="auto")
+    update_server(toolcrib, "rich", trust="auto")
     custom = {
         "name": "ask_person",
         "description": "Ask the person at the keyboard.",
@@ -64,10 +64,10 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     injected.load("mcp:rich", ["show_all", "measure"])
     full = agent.open(mode="full", groups=["mcp:rich"])
     dispatch.search(query="count the words of a text")
-    asked = dispatch.ask("demo__count_words", {"text": "one two three"}, key="fixture-1")
+    asked = dispatch.post_call("demo__count_words", {"text": "one two three"}, key="fixture-1")
     assert asked.json["state"] == "succeeded", asked.body
     # From here on the sessions above are pinned to a definition that is no longer the newest.
-    ask(upstream, "change")
+    call_upstream(upstream, "change")
     assert toolcrib.api("POST", "/servers/rich/sync")[0] == 202
     wait_for(
         lambda: "unit" in json.dumps(toolcrib.api("GET", "/tools/rich__measure")[1]["definition"]),

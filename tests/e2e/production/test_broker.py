@@ -81,10 +81,10 @@ def test_without_redis_pages_and_api_work_and_the_sync_comes_when_it_is_back(
             production.start_all("web", "worker", "beat")
             add(production, url, "before")
             wait_for(lambda: production.tool_names("before"), 60)
-            assert production.ready()["status"] == "ok"
+            assert production.readiness()["status"] == "ok"
 
             own_redis.stop()
-            wait_for(lambda: production.ready()["status"] == "degraded", 30)
+            wait_for(lambda: production.readiness()["status"] == "degraded", 30)
             assert production.get("/readyz")[0] == 200
             assert production.get("/sign-in")[0] == 200
             add(production, url, "during")
@@ -93,7 +93,7 @@ def test_without_redis_pages_and_api_work_and_the_sync_comes_when_it_is_back(
             assert production.tool_names("during") == []
 
             own_redis.start()
-            wait_for(lambda: production.ready()["status"] == "ok", 30)
+            wait_for(lambda: production.readiness()["status"] == "ok", 30)
             wait_for(
                 lambda: production.tool_names("during"), 90, what="the sync asked for meanwhile"
             )

@@ -6,10 +6,10 @@ from collections import Counter
 import psycopg
 import pytest
 
-from tests.support.agents import make_agent, sync
+from tests.support.agents import make_agent, sync_server
 from tests.support.installation import redis_server
 from tests.support.production import Production
-from tests.support.servers import ask, register
+from tests.support.servers import call_upstream, register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
 
@@ -38,7 +38,7 @@ def two(postgres, migrated, tmp_path_factory):
 
 def both(two, session):
     """The session as each of the two processes serves it, starting with the second."""
-    return [session.at(url) for url in reversed(two.urls)]
+    return [session.at_url(url) for url in reversed(two.urls)]
 
 
 def test_a_session_is_the_same_bytes_in_two_processes(two):
@@ -55,14 +55,16 @@ def test_a_session_is_the_same_bytes_in_two_processes(two):
     assert sides[0].get("/state") == sides[1].get("/state")
     assert len(sides[0].get("/state")["expanded_groups"][GROUP]) == 2
 
-    ask(two.weather, "rename_description", name="get_forecast", text="Tell what comes.")
-    ask(two.weather, "add_tool", name="warn_sailors", description="Warn sailors of a storm.")
-    assert sync(two, "weather")["changed"] == 1
+    call_upstream(two.weather, "rename_description", name="get_forecast", text="Tell what comes.")
+    call_upstream(
+        two.weather, "add_tool", name="warn_sailors", description="Warn sailors of a storm."
+    )
+    assert sync_server(two, "weather")["changed"] == 1
     assert two.api("POST", "/tools/weather__get_forecast/approve")[0] == 200
     for side in sides:
         assert side.surface() == shown[0]
         assert side.load(GROUP, ["get_forecast"]) == loaded
-        assert side.found(query="storm warning for sailors")[0] == "weather__warn_sailors"
+        assert side.search_names(query="storm warning for sailors")[0] == "weather__warn_sailors"
         assert side.call("warn_sailors", {"text": "storm"})["state"] == "succeeded"
     fresh = [side.agent.open(mode="deferred").load(GROUP, ["get_forecast"]) for side in sides]
     assert fresh[0] == fresh[1]
@@ -97,11 +99,11 @@ def test_calls_from_both_processes_stand_in_one_ledger_and_one_timeline(two):
 def test_a_key_revoked_through_one_process_is_refused_by_the_other_at_once(two):
     for number in range(2):
         agent = make_agent(two, f"revoked-{number}")
-        here, there = agent.at(two.urls[number]), agent.at(two.urls[1 - number])
+        here, there = agent.at_url(two.urls[number]), agent.at_url(two.urls[1 - number])
         session = there.open()
         assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
         _, listed = two.api("GET", f"/agents/{agent.name}/keys")
-        admin, token = two.at(number), two.token("admin")
+        admin, token = two.web_process(number), two.token("admin")
         status, _ = admin.api("POST", f"/keys/{listed['items'][0]['id']}/revoke", token=token)
         assert status == 200
         for side in (there, here):
@@ -113,10 +115,10 @@ def test_a_key_revoked_through_one_process_is_refused_by_the_other_at_once(two):
 def test_a_group_taken_from_an_agent_in_one_process_is_gone_in_the_other_at_once(two):
     agent = make_agent(two, "shrinking", groups=[GROUP])
     for number in range(2):
-        session = agent.at(two.urls[1 - number]).open(mode="deferred")
+        session = agent.at_url(two.urls[1 - number]).open(mode="deferred")
         shown = session.surface()
         assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"
-        admin, token = two.at(number), two.token("admin")
+        admin, token = two.web_process(number), two.token("admin")
         assert admin.api("PATCH", "/agents/shrinking", {"groups": []}, token=token)[0] == 200
         refused = session.call("get_forecast", {"city": "Oslo"})
         assert (refused["state"], refused["error"]["code"]) == ("refused", "unknown_tool")
@@ -149,7 +151,7 @@ def test_the_rate_limit_counts_both_processes_and_without_redis_calls_are_still_
     for side in sides:
         # Each process counts for itself now.
         assert hits([side.ask("get_forecast", {"city": "Oslo"}) for _ in range(8)]) in (4, 5)
-        assert side.found(query="forecast")
+        assert side.search_names(query="forecast")
         assert json.loads(side.load(GROUP, ["get_forecast"]))["expanded"]
     two.redis.start()
-    wait_for(lambda: two.ready()["status"] == "ok", 30)
+    wait_for(lambda: two.readiness()["status"] == "ok", 30)

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.support.agents import make_agent
-from tests.support.installation import READY, Process, alive, descendants, free_port
+from tests.support.installation import READY, Process, descendants, free_port, is_alive
 from tests.support.production import SERVICES
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
@@ -37,7 +37,7 @@ def start_two(production):
     production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
     env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
     parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
-    parent.line(READY, 150)
+    parent.wait_for_line(READY, 150)
     return parent
 
 
@@ -67,7 +67,7 @@ def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_re
     children = webs(parent)
     parent.stop()
     assert parent.code == 0, parent.log
-    assert not any(alive(pid) for pid in children)
+    assert not any(is_alive(pid) for pid in children)
 
 
 HOLDERS = """

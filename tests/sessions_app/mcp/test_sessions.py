@@ -15,7 +15,7 @@ from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.mcp.sessions import Client
 from sessions_app.models import AgentSession, ApiKey
 from tests.support.agent_client import make_agent_client
-from tests.support.factories import fold, make_server, tool_object
+from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.lib.errors import Forbidden, Invalid, NotFound
 
 INSPECTOR = Client("inspector", "2.12", "2026-07-28")
@@ -129,7 +129,7 @@ def test_the_first_client_of_a_session_is_recorded(scout):
 def test_a_definition_that_the_protocol_cannot_represent_is_listed_with_minimal_fields(db):
     server = make_server(slug="odd")
     described = {"title": "Odd", "outputSchema": {"type": "array"}, "description": "Lists."}
-    fold(server, tool_object("list", **described), tool_object("plain", title="Plain"))
+    ingest_tools(server, tool_object("list", **described), tool_object("plain", title="Plain"))
     session = AgentSession.objects.get(session_id=make_agent_client(mode="full").open().id)
 
     def fits(tool):
@@ -146,7 +146,7 @@ def test_a_definition_that_the_protocol_cannot_represent_is_listed_with_minimal_
 def test_the_group_list_of_the_search_is_truncated_to_what_clients_show(db):
     for number in range(40):
         server = make_server(slug=f"server-{number:02}", name="Ünïcode " * 9)
-        fold(server, tool_object("tool"))
+        ingest_tools(server, tool_object("tool"))
     session = AgentSession.objects.get(session_id=make_agent_client(mode="deferred").open().id)
     search = meta_tools.list_tools(session, fixed=True, fits=bool)[0]
     description = search["description"]

@@ -1,1 +1,1 @@
-"""Real MCP servers for the tests: healthy ones written with the SDK, hostile ones by hand."""
+"""MCP servers for tests: well-behaved ones use the SDK, misbehaving ones write raw messages."""

@@ -1,4 +1,4 @@
-"""The tools that the MCP conformance suite calls by name.
+"""Server with the tools that the MCP conformance suite calls by name.
 
 python -m tests.support.upstreams.conformance [--http PORT] [--legacy]; stdio by default.
 """
@@ -23,7 +23,7 @@ RESOURCE = {
         "text": "This is an embedded resource content.",
     },
 }
-ANSWERS: dict[str, list[dict[str, Any]]] = {
+CONTENT: dict[str, list[dict[str, Any]]] = {
     "test_simple_text": [TEXT],
     "test_image_content": [IMAGE],
     "test_audio_content": [AUDIO],
@@ -44,19 +44,19 @@ def conformance() -> Server[Any]:
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
         plain = [
             Tool(name=name, description=f"Do what {name} says.", input_schema=PLAIN)
-            for name in ANSWERS
+            for name in CONTENT
         ]
         headered = Tool(name="test_header", description="Give a region.", input_schema=HEADERED)
         return ListToolsResult(tools=[*plain, headered])
 
     async def call_tool(ctx: Any, params: Any) -> CallToolResult:
         if params.name == "test_tool_with_progress":
-            for step, words in enumerate(("begun", "halfway", "done")):
-                await ctx.session.report_progress(step * 50.0, 100.0, words)
+            for step, message in enumerate(("begun", "halfway", "done")):
+                await ctx.session.report_progress(step * 50.0, 100.0, message)
                 await anyio.sleep(0.02)
-        content = ANSWERS.get(params.name, [TEXT])
-        answer = {"content": content, "isError": params.name == "test_error_handling"}
-        return CallToolResult.model_validate(answer)
+        content = CONTENT.get(params.name, [TEXT])
+        result = {"content": content, "isError": params.name == "test_error_handling"}
+        return CallToolResult.model_validate(result)
 
     return Server("conformance", version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
 

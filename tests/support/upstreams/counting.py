@@ -1,7 +1,7 @@
-"""A server that keeps a journal of every tool it ran, one line each, in a file.
+"""Server that appends a line to a journal file for every tool call it executes.
 
 python -m tests.support.upstreams.counting --journal FILE [--http PORT] [--legacy]; stdio by
-default. The file outlives the process, so it can be held against the ledger of whoever called.
+default. The file outlives the process, so tests can compare it with the ledger of the caller.
 """
 
 import os
@@ -45,36 +45,36 @@ TOOLS = [
 
 
 def counting(journal: Path) -> Server[Any]:
-    counted = 0
+    calls = 0
     gate = anyio.Event()
-    # One write each: lines of two processes do not mix.
-    kept = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    # One write per line: lines of two processes do not mix.
+    descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(*words: str) -> None:
-        os.write(kept, " ".join(words).encode() + b"\n")
+    def record(*words: str) -> None:
+        os.write(descriptor, " ".join(words).encode() + b"\n")
 
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
         return ListToolsResult(tools=TOOLS)
 
     async def call_tool(ctx: Any, params: Any) -> CallToolResult:
-        nonlocal counted
-        given = params.arguments or {}
-        name = str(given.get("paper") or given.get("name") or "")
-        counted += 1
-        note(params.name, name)
+        nonlocal calls
+        arguments = params.arguments or {}
+        name = str(arguments.get("paper") or arguments.get("name") or "")
+        calls += 1
+        record(params.name, name)
         try:
             if params.name == "wait":
-                await anyio.sleep(given["seconds"])
+                await anyio.sleep(arguments["seconds"])
             elif params.name == "queue":
                 await gate.wait()
             elif params.name == "open_gate":
                 gate.set()
         except anyio.get_cancelled_exc_class():
-            note("cancelled", name)
+            record("cancelled", name)
             raise
         return CallToolResult(
             content=[TextContent(type="text", text=f"{params.name} {name}".strip())],
-            structured_content={"count": counted, "pid": os.getpid()},
+            structured_content={"count": calls, "pid": os.getpid()},
         )
 
     return Server("counting", version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
@@ -83,5 +83,5 @@ def counting(journal: Path) -> Server[Any]:
 if __name__ == "__main__":
     options = parser()
     options.add_argument("--journal", type=Path, required=True)
-    given = options.parse_args()
-    serve(counting(given.journal), given)
+    chosen = options.parse_args()
+    serve(counting(chosen.journal), chosen)

@@ -1,8 +1,8 @@
-"""A server that sends its credentials back: request headers, or a program's environment.
+"""Server that echoes its credentials: request headers, or environment variables over stdio.
 
 python -m tests.support.upstreams.echoing [--http PORT] [--legacy]; stdio by default. `reveal`
-returns them in every part of a result, plain and encoded; with `fail` the result is an error, with
-`raise` the request is refused, and `large` pads the result.
+returns them in every part of a result, plain and encoded. `fail` makes the result an error, `raise`
+returns a protocol error, and `large` pads the result.
 """
 
 import base64
@@ -22,12 +22,12 @@ PLAIN = {"type": "object"}
 
 def credentials(ctx: Any) -> dict[str, str]:
     if getattr(ctx, "request", None) is not None:
-        wanted = ("authorization", "x-api-key", "x-pin")
-        return {name: ctx.request.headers.get(name, "") for name in wanted}
+        names = ("authorization", "x-api-key", "x-pin")
+        return {name: ctx.request.headers.get(name, "") for name in names}
     return {name: value for name, value in os.environ.items() if name.startswith("UPSTREAM_")}
 
 
-def revealed(values: dict[str, str], padding: str) -> dict[str, Any]:
+def reveal(values: dict[str, str], padding: str) -> dict[str, Any]:
     text = "\n".join(f"{name}={value}" for name, value in values.items())
     encoded = {
         "base64": base64.b64encode(text.encode()).decode(),
@@ -51,12 +51,12 @@ def echoing() -> Server[Any]:
         return ListToolsResult(tools=[Tool(name="reveal", input_schema=PLAIN)])
 
     async def call_tool(ctx: Any, params: Any) -> CallToolResult:
-        given = params.arguments or {}
+        arguments = params.arguments or {}
         values = credentials(ctx)
-        if given.get("raise"):
+        if arguments.get("raise"):
             raise MCPError(code=-32000, message=f"no good: {json.dumps(values)}")
-        result = revealed(values, "x" * given.get("large", 0))
-        return CallToolResult.model_validate({**result, "isError": bool(given.get("fail"))})
+        result = reveal(values, "x" * arguments.get("large", 0))
+        return CallToolResult.model_validate({**result, "isError": bool(arguments.get("fail"))})
 
     return Server("echoing", version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
 

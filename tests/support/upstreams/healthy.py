@@ -1,4 +1,4 @@
-"""`weather`: a well-behaved server whose tools can be changed from outside.
+"""`weather`: well-behaved server with tools that change its own tool list.
 
 python -m tests.support.upstreams.healthy [--http PORT] [--sse PORT] [--legacy]; stdio by default.
 """
@@ -24,11 +24,11 @@ class Forecast(BaseModel):
 
 def weather() -> MCPServer:
     """Build the server. Also usable in memory: `client.over(weather())`."""
-    handshaken: weakref.WeakSet[Any] = weakref.WeakSet()
+    initialized: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    async def note_connection(ctx, call_next):
+    async def record_connection(ctx, call_next):
         if ctx.method == "notifications/initialized":
-            handshaken.add(ctx.session._connection)
+            initialized.add(ctx.session._connection)
         return await call_next(ctx)
 
     server = MCPServer(
@@ -37,16 +37,16 @@ def weather() -> MCPServer:
         version="1.2.0",
         instructions="Ask for forecasts by city.",
         log_level="ERROR",
-        middleware=[note_connection],
+        middleware=[record_connection],
         warn_on_duplicate_tools=False,
     )
 
-    async def tell_all(ctx: Context) -> None:
+    async def notify_clients(ctx: Context) -> None:
         await ctx.notify_tools_changed()
-        for connection in list(handshaken):
+        for connection in list(initialized):
             await connection.send_tool_list_changed()
 
-    server.tell_all = tell_all  # type: ignore[attr-defined] # for servers that build on this one
+    server.notify_clients = notify_clients  # type: ignore[attr-defined] # for noisy.py
 
     @server.tool(annotations=READING)
     def get_forecast(city: str, days: int = 3) -> Forecast:
@@ -76,24 +76,24 @@ def weather() -> MCPServer:
             return text
 
         server.add_tool(added, name=name, description=description)
-        await tell_all(ctx)
+        await notify_clients(ctx)
         return f"Added {name}."
 
     @server.tool()
     async def rename_description(name: str, text: str, ctx: Context) -> str:
         """Change the description of a tool and tell every client."""
-        found = server._tool_manager.get_tool(name)
-        if found is None:
+        tool = server._tool_manager.get_tool(name)
+        if tool is None:
             raise ValueError(f"There is no tool {name}.")
-        found.description = text
-        await tell_all(ctx)
+        tool.description = text
+        await notify_clients(ctx)
         return f"Changed {name}."
 
     @server.tool()
     async def remove_tool(name: str, ctx: Context) -> str:
         """Remove a tool and tell every client."""
         server.remove_tool(name)
-        await tell_all(ctx)
+        await notify_clients(ctx)
         return f"Removed {name}."
 
     return server

@@ -1,7 +1,7 @@
-"""A server whose every word tries to run a script in the page that shows it.
+"""Server with an XSS payload in every text it returns.
 
 python -m tests.support.upstreams.hostile [--http PORT] [--legacy]; stdio by default. After a call
-of `tool_4` its definitions change, so that a difference is there to be shown.
+of `tool_4` its definitions change, so that pages show a diff.
 """
 
 from typing import Any
@@ -78,58 +78,58 @@ assert len(PAYLOADS) == 60
 ALL = "\n".join(PAYLOADS)
 
 
-def words(number: int) -> str:
-    """One payload for short fields; a different one for each tool."""
+def payload(number: int) -> str:
+    """Return the payload for the short fields of a tool; each tool has another one."""
     return PAYLOADS[number % len(PAYLOADS)]
 
 
 def schema(number: int, changed: bool) -> dict[str, Any]:
-    said = words(number)
+    text = payload(number)
     return {
         "type": "object",
-        "title": said,
-        "description": said + (" now" if changed else ""),
+        "title": text,
+        "description": text + (" now" if changed else ""),
         "properties": {
-            said: {"type": "string", "description": said, "default": said, "format": said},
-            "choice": {"type": "string", "enum": [said, words(number + 1)], "title": said},
+            text: {"type": "string", "description": text, "default": text, "format": text},
+            "choice": {"type": "string", "enum": [text, payload(number + 1)], "title": text},
             "nested": {
                 "type": "object",
-                "properties": {said: {"type": "array", "items": {"type": "string", "const": said}}},
+                "properties": {text: {"type": "array", "items": {"type": "string", "const": text}}},
             },
         },
-        "examples": [{said: said}],
-        f"x-{said}": said,
+        "examples": [{text: text}],
+        f"x-{text}": text,
     }
 
 
 def tool(number: int, changed: bool) -> Tool:
-    said = words(number)
-    name = f"tool_{number}" if number % 2 == 0 else f"t{number}{said}"[:120].replace("\0", "")
+    text = payload(number)
+    name = f"tool_{number}" if number % 2 == 0 else f"t{number}{text}"[:120].replace("\0", "")
     body = {
         "name": name,
-        "title": said,
-        "description": f"{said}{' changed' if changed else ''} {ALL if number == 0 else ''}",
+        "title": text,
+        "description": f"{text}{' changed' if changed else ''} {ALL if number == 0 else ''}",
         "inputSchema": schema(number, changed),
         "annotations": {
-            "title": said,
+            "title": text,
             "readOnlyHint": number % 3 == 0,
             "destructiveHint": number % 3 == 1,
         },
-        "_meta": {f"example.org/{number}": said},
+        "_meta": {f"example.org/{number}": text},
     }
     return Tool.model_validate(body)
 
 
 def result(number: int) -> dict[str, Any]:
-    said = words(number)
-    link = {"type": "resource_link", "uri": f"https://x.invalid/{number}", "name": said}
+    text = payload(number)
+    link = {"type": "resource_link", "uri": f"https://x.invalid/{number}", "name": text}
     return {
         "content": [
             {"type": "text", "text": ALL},
-            {**link, "title": said, "description": said, "mimeType": said},
-            {"type": "resource", "resource": {"uri": f"note://{number}", "text": said}},
+            {**link, "title": text, "description": text, "mimeType": text},
+            {"type": "resource", "resource": {"uri": f"note://{number}", "text": text}},
         ],
-        "structuredContent": {said: [said, {said: said}]},
+        "structuredContent": {text: [text, {text: text}]},
         "isError": number == 2,
     }
 
@@ -147,10 +147,10 @@ def hostile() -> Server[Any]:
         return CallToolResult.model_validate(result(number))
 
     return Server(
-        words(13),
-        version=words(15),
-        title=words(14),
-        description=words(20),
+        payload(13),
+        version=payload(15),
+        title=payload(14),
+        description=payload(20),
         instructions=ALL,
         on_list_tools=list_tools,
         on_call_tool=call_tool,

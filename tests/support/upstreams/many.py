@@ -1,4 +1,4 @@
-"""A server with many tools in pages, and cursors that misbehave on request.
+"""Server with many tools in pages, and optionally with invalid cursors.
 
 python -m tests.support.upstreams.many [--tools N] [--pages P] [--cursor HOW] [--http PORT] ...
 """
@@ -32,20 +32,20 @@ REAL_SCHEMA = {
 }
 
 
-def paginating(
+def paginated_server(
     tools: int = 100, pages: int = 10, cursor: str = "none", *, real: bool = False
 ) -> Server[Any]:
-    """Build the server. Cursors are page numbers as text, unless told to misbehave."""
+    """Build the server. Cursors are page numbers as text unless `cursor` selects invalid ones."""
     per_page = -(-tools // pages)
-    asked = 0
+    requests = 0
 
     async def list_tools(ctx, params) -> ListToolsResult:
-        nonlocal asked
-        asked += 1
-        given = params.cursor if params else None
-        page = int(given) if given and given.isdigit() and cursor == "none" else 0
+        nonlocal requests
+        requests += 1
+        current = params.cursor if params else None
+        page = int(current) if current and current.isdigit() and cursor == "none" else 0
         first = page * per_page
-        found = [
+        page_tools = [
             Tool(
                 name=f"tool_{number}",
                 description=REAL_DESCRIPTION.format(number=number) if real else "One of many.",
@@ -56,15 +56,15 @@ def paginating(
         following = {
             "none": str(page + 1) if page + 1 < pages else None,
             "same": "again",
-            "cycle": "b" if given == "a" else "a",
-            "endless": f"page-{asked}",
+            "cycle": "b" if current == "a" else "a",
+            "endless": f"page-{requests}",
             "empty": "",
             "huge": "x" * 1_000_000,
             "integer": 7,
         }[cursor]
-        # model_construct: the SDK would not let an integer pass.
+        # model_construct: the SDK would reject an integer.
         return ListToolsResult.model_construct(
-            tools=found,
+            tools=page_tools,
             next_cursor=following,
             ttl_ms=60_000,
             cache_scope="private",
@@ -84,4 +84,6 @@ if __name__ == "__main__":
     arguments.add_argument("--cursor", choices=CURSORS, default="none")
     arguments.add_argument("--real", action="store_true", help="definitions of ordinary size")
     options = arguments.parse_args()
-    serve(paginating(options.tools, options.pages, options.cursor, real=options.real), options)
+    serve(
+        paginated_server(options.tools, options.pages, options.cursor, real=options.real), options
+    )

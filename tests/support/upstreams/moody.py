@@ -1,10 +1,10 @@
-"""Servers at any path below /at/, all well until somebody says otherwise. No SDK needed.
+"""Servers at any path below /at/ whose failure mode can be switched, without the SDK.
 
 python -m tests.support.upstreams.moody
 
-GET  /_be/MOOD   from now on: well | reset (hang up on everybody) | STATUS (an HTTP status) |
-                 same, cycle, new, empty (pages whose cursors lead nowhere)
-GET  /_asked     when each path was asked for anything, by a clock of its own, as JSON
+GET  /_be/MODE   from now on: well | reset (close every connection) | STATUS (an HTTP status) |
+                 same, cycle, new, empty (cursors that never end)
+GET  /_asked     the times of the requests by path, on the monotonic clock of this process, as JSON
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import json
 import time
 from typing import Any
 
-from tests.support.upstreams.answers import answer
-from tests.support.upstreams.by_hand import say, serve
+from tests.support.upstreams.answers import respond
+from tests.support.upstreams.by_hand import serve, write_response
 
 CURSORS = {
     "same": lambda page: "again",
@@ -23,40 +23,40 @@ CURSORS = {
 }
 
 
-class Moody:
+class SwitchableServer:
     def __init__(self) -> None:
-        self.mood = "well"
+        self.mode = "well"
         self.pages = 0
-        self.asked: dict[str, list[float]] = {}
+        self.request_times: dict[str, list[float]] = {}
 
-    async def answer(
+    async def handle(
         self, method: str, path: str, message: dict[str, Any], writer: asyncio.StreamWriter
     ) -> bool:
         if path.startswith("/_be/"):
-            self.mood, self.pages = path.removeprefix("/_be/"), 0
-            return say(writer, "{}")
+            self.mode, self.pages = path.removeprefix("/_be/"), 0
+            return write_response(writer, "{}")
         if path == "/_asked":
-            return say(writer, json.dumps(self.asked))
-        self.asked.setdefault(path, []).append(time.monotonic())
-        if self.mood == "reset":
+            return write_response(writer, json.dumps(self.request_times))
+        self.request_times.setdefault(path, []).append(time.monotonic())
+        if self.mode == "reset":
             writer.transport.abort()
             return False
-        if self.mood.isdigit():
-            return say(writer, "{}", int(self.mood))
+        if self.mode.isdigit():
+            return write_response(writer, "{}", int(self.mode))
         if method != "POST":
-            return say(writer, "{}", 405)
-        return say(writer, answer(message, self.tools(message), "modern"))
+            return write_response(writer, "{}", 405)
+        return write_response(writer, respond(message, self.tools(message), "modern"))
 
     def tools(self, message: dict[str, Any]) -> str:
-        """A page of one tool; with cursors that lead nowhere, always another page."""
+        """Return a page with one tool; in the cursor modes, with a next cursor."""
         if message.get("method") != "tools/list":
             return ""
-        if self.mood not in CURSORS:
+        if self.mode not in CURSORS:
             return '{"tools": [{"name": "ping", "inputSchema": {"type": "object"}}]}'
         self.pages += 1
         tool = {"name": f"ping-{self.pages}", "inputSchema": {"type": "object"}}
-        return json.dumps({"tools": [tool], "nextCursor": CURSORS[self.mood](self.pages)})
+        return json.dumps({"tools": [tool], "nextCursor": CURSORS[self.mode](self.pages)})
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Moody().answer))
+    asyncio.run(serve(SwitchableServer().handle))

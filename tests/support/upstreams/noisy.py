@@ -14,7 +14,7 @@ from tests.support.upstreams.serving import parser, serve
 
 def noisy():
     server = weather()
-    tell_all = server.tell_all
+    notify_clients = server.notify_clients
 
     @server.tool()
     async def flood(count: int, seconds: float, ctx: Context, last_tool: str = "") -> int:
@@ -22,17 +22,17 @@ def noisy():
 
         A machine too slow for all of them sends fewer: the time is kept.
         """
-        began = time.monotonic()
+        started = time.monotonic()
         sent = 0
-        while sent < count - 1 and time.monotonic() - began < seconds:
-            await tell_all(ctx)
+        while sent < count - 1 and time.monotonic() - started < seconds:
+            await notify_clients(ctx)
             sent += 1
-            ahead = began + seconds * sent / count - time.monotonic()
+            ahead = started + seconds * sent / count - time.monotonic()
             if ahead > 0:
                 await asyncio.sleep(ahead)
         if last_tool:
             server.add_tool(lambda: "", name=last_tool, description="Came with the last.")
-        await tell_all(ctx)
+        await notify_clients(ctx)
         return sent + 1
 
     return server

@@ -1,25 +1,25 @@
-"""Answers to tools/call written by hand: the tool's name says how. No SDK needed.
+"""Server with raw responses to tools/call, without the SDK; the tool name selects the response.
 
 python -m tests.support.upstreams.raw_calls [--http | --sse] [--era modern|legacy]; stdio by
 default.
 
-say      answers with the text in `result`, whatever it is, as the result
-line     writes the text in `line` as it is, with ID for the request's id
-error    answers with an error of the protocol: `code`, `message`
-big      answers with `bytes` bytes of text
-later    answers after `seconds`
-drip     begins an answer and goes on with a byte at a time, for ever
-hang     never answers
-held     answers when someone GETs /let-go
-deaf     over stdin, reads no more and answers at once; with `until`, creates that file with the
-         suffix .deaf, and reads on and answers once the file `until` exists
-         over an event stream of old, takes no message any more until the next stream
-die      exits; `cut` closes the connection in the middle of the answer
-status   answers with the HTTP status in `status`; over an event stream of old after `seconds`
-seen     answers with the messages that came so far
+say      responds with the text in `result` as the result, valid or not
+line     writes the text in `line` verbatim, with ID replaced by the request id
+error    responds with a JSON-RPC error: `code`, `message`
+big      responds with `bytes` bytes of text
+later    responds after `seconds`
+drip     starts a response and sends one byte at a time, without end
+hang     never responds
+held     responds after a GET of /let-go
+deaf     over stdio, stops reading and responds; with `until`, creates that file with the suffix
+         .deaf, and resumes reading and responds once the file `until` exists;
+         over HTTP+SSE, ignores all messages until the next stream is opened
+die      exits; `cut` closes the connection in the middle of the response
+status   responds with the HTTP status in `status`; over HTTP+SSE after `seconds`
+seen     responds with the messages received so far
 
-`sse`: over HTTP, answer with an event stream. `post`: over an event stream of old, `late` takes a
-message only when it was answered, `never` does not say so.
+`sse`: over HTTP, respond with an event stream. `post`, over HTTP+SSE: `late` acknowledges the POST
+after its response was sent, `never` does not acknowledge it.
 """
 
 import argparse
@@ -33,41 +33,41 @@ from typing import Any
 from tests.support.upstreams.answers import ONE_TOOL, respond
 
 Messages = list[dict[str, Any]]
-LET_GO = asyncio.Event()
+RELEASED = asyncio.Event()
 
 
 def result(message: dict[str, Any], text: str) -> str:
     return f'{{"jsonrpc": "2.0", "id": {json.dumps(message["id"])}, "result": {text}}}'
 
 
-def text_of(value: object) -> str:
+def text_result(value: object) -> str:
     return json.dumps({"content": [{"type": "text", "text": str(value)}], "resultType": "complete"})
 
 
 async def reply_to(message: dict[str, Any], seen: Messages, era: str) -> str | None:
-    """Return what to send back, None for nothing."""
+    """Return the response text, None for no response."""
     seen.append(message)
     if message.get("method") != "tools/call":
         return respond(message, ONE_TOOL, era)
-    how, given = message["params"]["name"], message["params"].get("arguments", {})
-    match how:
+    name, arguments = message["params"]["name"], message["params"].get("arguments", {})
+    match name:
         case "say":
-            return result(message, given["result"])
+            return result(message, arguments["result"])
         case "line":
-            return str(given["line"]).replace("ID", json.dumps(message["id"]))
+            return str(arguments["line"]).replace("ID", json.dumps(message["id"]))
         case "error":
-            error = {"code": given.get("code", -32602), "message": given["message"]}
+            error = {"code": arguments.get("code", -32602), "message": arguments["message"]}
             return json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": error})
         case "big":
-            return result(message, text_of("x" * given["bytes"]))
+            return result(message, text_result("x" * arguments["bytes"]))
         case "later":
-            await asyncio.sleep(given["seconds"])
-            return result(message, text_of("late"))
+            await asyncio.sleep(arguments["seconds"])
+            return result(message, text_result("late"))
         case "held":
-            await LET_GO.wait()
-            return result(message, text_of("held"))
+            await RELEASED.wait()
+            return result(message, text_result("held"))
         case "seen":
-            return result(message, text_of(json.dumps(seen)))
+            return result(message, text_result(json.dumps(seen)))
         case "die":
             os._exit(3)
     await asyncio.sleep(600)
@@ -84,24 +84,24 @@ async def serve_stdio(era: str) -> None:
     seen: Messages = []
     running = set()
 
-    async def deaf(message: dict[str, Any]) -> str:
+    async def stop_reading(message: dict[str, Any]) -> str:
         pipe.pause_reading()
         if until := message["params"]["arguments"].get("until"):
             Path(f"{until}.deaf").touch()  # noqa: ASYNC240 - a test server
             while not Path(until).exists():  # noqa: ASYNC110, ASYNC240 - likewise
                 await asyncio.sleep(0.01)
             pipe.resume_reading()
-        return result(message, text_of("deaf"))
+        return result(message, text_result("deaf"))
 
-    async def respond(message: dict[str, Any]) -> None:
+    async def handle(message: dict[str, Any]) -> None:
         is_deaf = message.get("params", {}).get("name") == "deaf"
-        text = await (deaf(message) if is_deaf else reply_to(message, seen, era))
+        text = await (stop_reading(message) if is_deaf else reply_to(message, seen, era))
         if text is not None:
             sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass") + b"\n")
             sys.stdout.flush()
 
     while line := await reader.readline():
-        task = asyncio.create_task(respond(json.loads(line)))
+        task = asyncio.create_task(handle(json.loads(line)))
         running.add(task)
         task.add_done_callback(running.discard)
 
@@ -111,7 +111,7 @@ async def serve_stdio(era: str) -> None:
 
 async def serve_http(era: str, *, sse: bool = False) -> None:
     seen: Messages = []
-    old = Stream(seen, era)
+    stream = SseTransport(seen, era)
     sessions: set[str] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,17 +128,17 @@ async def serve_http(era: str, *, sse: bool = False) -> None:
         fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
         body = await reader.readexactly(int(fields.get("content-length", 0)))
         if "/let-go " in head:
-            LET_GO.set()
+            RELEASED.set()
             return reply(writer, "")
         if sse and head.startswith("get /sse "):
-            return await old.open(reader, writer)
+            return await stream.open(reader, writer)
         if not head.startswith("post"):
             return reply(writer, "", status=405)
         message = json.loads(body)
         if sse:
-            return await old.posted(message, reader, writer)
+            return await stream.post(message, reader, writer)
         params = message.get("params", {})
-        given = params.get("arguments", {})
+        arguments = params.get("arguments", {})
         if era == "legacy" and message.get("method") == "server/discover":
             return reply(writer, "", status=400)
         if message.get("method") == "initialize":
@@ -151,7 +151,7 @@ async def serve_http(era: str, *, sse: bool = False) -> None:
             return reply(writer, "", status=404)
         if params.get("name") == "status":
             seen.append(message)
-            return reply(writer, given.get("body", ""), status=given["status"])
+            return reply(writer, arguments.get("body", ""), status=arguments["status"])
         if params.get("name") in ("cut", "drip"):
             seen.append(message)
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
@@ -164,7 +164,7 @@ async def serve_http(era: str, *, sse: bool = False) -> None:
         text = await reply_to(message, seen, era)
         if text is None:
             return reply(writer, "", status=202)
-        return reply(writer, text, sse=bool(given.get("sse")))
+        return reply(writer, text, sse=bool(arguments.get("sse")))
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
@@ -173,8 +173,8 @@ async def serve_http(era: str, *, sse: bool = False) -> None:
         await server.serve_forever()
 
 
-class Stream:
-    """The way of 2024: messages come as POSTs, and are answered on one long GET."""
+class SseTransport:
+    """The HTTP+SSE transport of 2024: messages are POSTed, responses sent on one long GET."""
 
     def __init__(self, seen: Messages, era: str) -> None:
         self.seen, self.era, self.deaf = seen, era, False
@@ -188,25 +188,25 @@ class Stream:
         await reader.read()
         return False
 
-    async def posted(self, message: Any, reader: asyncio.StreamReader, writer: Any) -> bool:
+    async def post(self, message: Any, reader: asyncio.StreamReader, writer: Any) -> bool:
         params = message.get("params", {})
-        given = params.get("arguments", {})
+        arguments = params.get("arguments", {})
         self.deaf = self.deaf or params.get("name") == "deaf"
         if params.get("name") == "status":
-            await asyncio.sleep(given.get("seconds", 0))
-            return reply(writer, given.get("body", ""), status=given["status"])
-        if given.get("post") == "late":
-            await self.answer(message)
+            await asyncio.sleep(arguments.get("seconds", 0))
+            return reply(writer, arguments.get("body", ""), status=arguments["status"])
+        if arguments.get("post") == "late":
+            await self.send_response(message)
         else:
-            task = asyncio.create_task(self.answer(message))
+            task = asyncio.create_task(self.send_response(message))
             self.running.add(task)
             task.add_done_callback(self.running.discard)
-        if self.deaf or given.get("post") == "never":
+        if self.deaf or arguments.get("post") == "never":
             await reader.read()
             return False
         return reply(writer, "", status=202)
 
-    async def respond(self, message: dict[str, Any]) -> None:
+    async def send_response(self, message: dict[str, Any]) -> None:
         text = None if self.deaf else await reply_to(message, self.seen, self.era)
         if text is not None:
             self.writer.write(f"data: {text}\n\n".encode())
@@ -216,7 +216,7 @@ def reply(writer: Any, text: str, *, status: int = 200, sse: bool = False, extra
     kind = "text/event-stream" if sse else "application/json"
     body = (f"data: {text}\n\n" if sse else text).encode("utf-8", "surrogatepass")
     writer.write(
-        f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\n{extra}"
+        f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\n{extra}"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
@@ -228,6 +228,6 @@ if __name__ == "__main__":
     options.add_argument("--http", action="store_true")
     options.add_argument("--sse", action="store_true")
     options.add_argument("--era", choices=("legacy", "modern"), default="modern")
-    given = options.parse_args()
-    over_http = given.http or given.sse
-    asyncio.run(serve_http(given.era, sse=given.sse) if over_http else serve_stdio(given.era))
+    chosen = options.parse_args()
+    over_http = chosen.http or chosen.sse
+    asyncio.run(serve_http(chosen.era, sse=chosen.sse) if over_http else serve_stdio(chosen.era))

@@ -1,11 +1,11 @@
-"""HTTP by hand: behaviour by URL path. Counts requests and keeps the headers it received.
+"""HTTP server without the SDK; the URL path selects the behaviour. Records requests.
 
 python -m tests.support.upstreams.raw_http [--tools-file FILE] [--tls CERT KEY]
 
 GET  /_seen         the requests so far, as JSON
-     /tools         a proper MCP server with the tools of the file; /tools?era=legacy
-     /list/WHAT     a proper server that does WHAT when it is asked for its tools
-     /WHAT          does WHAT at once: see `misbehave`
+     /tools         a valid MCP server with the tools of the file; /tools?era=legacy
+     /list/WHAT     a valid server that does WHAT on tools/list
+     /WHAT          does WHAT on every request: see `misbehave`
 """
 
 import argparse
@@ -25,7 +25,7 @@ BLOCK = b"x" * 65536
 BOMB = gzip.compress(b"0" * FIFTY_MB, 1)
 
 
-class Raw:
+class RawServer:
     def __init__(self, tools: str) -> None:
         self.tools = tools
         self.seen: list[dict[str, object]] = []
@@ -71,7 +71,7 @@ class Raw:
     def mcp(self, writer, method, message, query, extra: str = "") -> bool:
         era = query.get("era", "modern")
         if method == "DELETE" and "session" in query:
-            return False  # and no answer, ever
+            return False  # without a response
         if method == "GET" and query.get("session") == "eager":
             start(writer, "text/event-stream")
             writer.write(b"retry: 0\nid: 1\ndata:\n\n")
@@ -97,7 +97,7 @@ def reply(writer, body: bytes, status=200, kind="application/json", extra: str =
     request on it, such as one that follows a redirect.
     """
     writer.write(
-        f"HTTP/1.1 {status} Said\r\nContent-Type: {kind}\r\n{extra}"
+        f"HTTP/1.1 {status} Status\r\nContent-Type: {kind}\r\n{extra}"
         f"Content-Length: {len(body)}\r\n\r\n".encode()
         + body
     )
@@ -110,99 +110,99 @@ def start(writer, kind: str, extra: str = "") -> None:
     )
 
 
-async def pour(writer, first: bytes, last: bytes) -> None:
-    """Write fifty megabytes between two ends."""
-    writer.write(first)
+async def write_large(writer, prefix: bytes, suffix: bytes) -> None:
+    """Write fifty megabytes between a prefix and a suffix."""
+    writer.write(prefix)
     for _ in range(FIFTY_MB // len(BLOCK)):
         if writer.is_closing():
             raise ConnectionError
         writer.write(BLOCK)
         await writer.drain()
-    writer.write(last)
+    writer.write(suffix)
     await writer.drain()
 
 
-async def misbehave(what: str, writer, message, query, server: Raw) -> bool:
-    """Do it, and return whether the connection stays open."""
-    answer_head = f'{{"jsonrpc": "2.0", "id": {json.dumps(message.get("id"))}, "result": {{"x": "'
-    if what.isdigit():
-        return reply(writer, b"secret body", int(what), "text/plain")
-    elif what == "html":
+async def misbehave(behaviour: str, writer, message, query, server: RawServer) -> bool:
+    """Send the selected response; return whether the connection stays open."""
+    result_prefix = f'{{"jsonrpc": "2.0", "id": {json.dumps(message.get("id"))}, "result": {{"x": "'
+    if behaviour.isdigit():
+        return reply(writer, b"secret body", int(behaviour), "text/plain")
+    elif behaviour == "html":
         return reply(writer, b"<html>secret body</html>", kind="text/html; charset=utf-8")
-    elif what == "plain-json":
+    elif behaviour == "plain-json":
         return reply(writer, b'{"hello": "secret body"}')
-    elif what == "not-json":
+    elif behaviour == "not-json":
         return reply(writer, b"secret body {")
-    elif what == "redirect-out":
+    elif behaviour == "redirect-out":
         to = query.get("to", "http://169.254.169.254/latest?key=secret")
         return reply(writer, b"", 307, extra=f"Location: {to}\r\n")
-    elif what == "redirect-loop":
+    elif behaviour == "redirect-loop":
         return reply(writer, b"", 307, extra="Location: /redirect-loop\r\n")
-    elif what == "redirect-in":
+    elif behaviour == "redirect-in":
         return reply(writer, b"", 307, extra="Location: /tools\r\n")
-    elif what == "redirect-302":
+    elif behaviour == "redirect-302":
         return reply(writer, b"", 302, extra="Location: /tools\r\n")
-    elif what == "drip":
+    elif behaviour == "drip":
         start(writer, "application/json")
         while not writer.is_closing():
             writer.write(b" ")
             await writer.drain()
             await asyncio.sleep(0.05)
-    elif what == "drip-sse":
+    elif behaviour == "drip-sse":
         start(writer, "text/event-stream")
         while not writer.is_closing():
             writer.write(b": still here\n\n")
             await writer.drain()
             await asyncio.sleep(0.05)
-    elif what == "hang":
+    elif behaviour == "hang":
         await asyncio.sleep(600)
-    elif what == "big-json":
+    elif behaviour == "big-json":
         start(writer, "application/json")
-        await pour(writer, answer_head.encode(), b'"}}')
-    elif what == "big-sse":
+        await write_large(writer, result_prefix.encode(), b'"}}')
+    elif behaviour == "big-sse":
         start(writer, "text/event-stream")
-        await pour(writer, b"event: message\ndata: " + answer_head.encode(), b'"}}\n\n')
-    elif what == "gzip-bomb":
+        await write_large(writer, b"event: message\ndata: " + result_prefix.encode(), b'"}}\n\n')
+    elif behaviour == "gzip-bomb":
         start(writer, "application/json", "Content-Encoding: gzip\r\n")
         writer.write(BOMB)
         await writer.drain()
-    elif what == "gzip":
+    elif behaviour == "gzip":
         text = respond(message, server.tools, query.get("era", "modern")) or ""
         return reply(writer, gzip.compress(text.encode()), extra="Content-Encoding: gzip\r\n")
-    elif what == "huge-header":
+    elif behaviour == "huge-header":
         return reply(writer, b"{}", extra=f"X-Long: {'x' * 1_000_000}\r\n")
-    elif what == "cookies":
+    elif behaviour == "cookies":
         cookies = "".join(f"Set-Cookie: c{number}=secret; Path=/\r\n" for number in range(100))
         return server.mcp(writer, "POST", message, query, cookies)
-    elif what == "reset":
+    elif behaviour == "reset":
         writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-    elif what == "cut":
+    elif behaviour == "cut":
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n")
         writer.write(b"Content-Length: 1000\r\n\r\n{")
-    elif what == "not-http":
+    elif behaviour == "not-http":
         writer.write(b"220 mail.example ESMTP ready\r\n\r\n")
-    elif what == "many-events":
+    elif behaviour == "many-events":
         start(writer, "text/event-stream")
         for number in range(500):
             log = {"method": "notifications/message", "params": {"level": "info", "data": number}}
             writer.write(b"data: " + json.dumps({"jsonrpc": "2.0", **log}).encode() + b"\n\n")
         text = respond(message, server.tools, query.get("era", "modern")) or ""
         writer.write(b"data: " + text.encode() + b"\n\n")
-    elif what in ("flaky-listen", "large-listen"):
-        return await listen_badly(writer, message, server, large=what == "large-listen")
-    elif what == "bomb-call":
+    elif behaviour in ("flaky-listen", "large-listen"):
+        return await listen_badly(writer, message, server, large=behaviour == "large-listen")
+    elif behaviour == "bomb-call":
         if message.get("method") != "tools/call":
             return server.mcp(writer, "POST", message, query)
         start(writer, "application/json", "Content-Encoding: gzip\r\n")
         writer.write(BOMB)
-    elif what == "sse-elsewhere":
+    elif behaviour == "sse-elsewhere":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: http://192.0.2.1/messages\n\n")
-    elif what == "sse-nowhere":
+    elif behaviour == "sse-nowhere":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: http://[::bad/\n\n")
-    elif what == "sse-deaf":
+    elif behaviour == "sse-deaf":
         start(writer, "text/event-stream")
         writer.write(b"event: endpoint\ndata: /500\n\n")
         await writer.drain()
@@ -212,8 +212,8 @@ async def misbehave(what: str, writer, message, query, server: Raw) -> bool:
     return False
 
 
-async def listen_badly(writer, message, server: Raw, *, large: bool) -> bool:
-    """Acknowledge a subscription; drop the first one, or tell it something large."""
+async def listen_badly(writer, message, server: RawServer, *, large: bool) -> bool:
+    """Acknowledge a subscription; close the first one, or send it a large notification."""
     if message.get("method") != "subscriptions/listen":
         return server.mcp(writer, "POST", message, {})
     server.listens += 1
@@ -245,7 +245,7 @@ async def main() -> None:
     if options.tls:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(*options.tls)
-    raw = Raw(tool_list_json(options.tools_file))
+    raw = RawServer(tool_list_json(options.tools_file))
     server = await asyncio.start_server(raw.connected, "127.0.0.1", 0, ssl=context)
     sys.stdout.write(f"listening on 127.0.0.1:{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()

@@ -1,10 +1,10 @@
-"""JSON-RPC over stdio by hand: a server that can do everything wrong. No SDK needed.
+"""stdio server with selectable misbehaviour, without the SDK.
 
 python -m tests.support.upstreams.raw_stdio [--do WHAT] [--at start|list] [--tools-file FILE]
     [--era legacy|modern] [--note FILE]
 
-It answers properly, except that at the given moment it does WHAT. --note is a file it writes
-pids and the like into, one per line.
+It responds correctly, except that at start or on tools/list it does WHAT. It writes pids and other
+facts to the file of --note, one per line.
 """
 
 import argparse
@@ -16,19 +16,19 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.upstreams.answers import answer, large_notice, listing
+from tests.support.upstreams.answers import large_notification, respond, tool_list_json
 
 IDLE = (
     "import signal, time; [signal.signal(s, signal.SIG_IGN) for s in (1, 2, 15)]; time.sleep(600)"
 )
 
 
-def say(text: str) -> None:
+def write_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
-def sleep_for_ever() -> None:
+def sleep_forever() -> None:
     while True:
         time.sleep(60)
 
@@ -40,13 +40,13 @@ def note(path: str | None, text: object) -> None:
 
 
 def misbehave(what: str, path: str | None) -> None:
-    """Do it. Returns where the server then goes on as if nothing had happened."""
+    """Do the selected action. Returns if the server continues normally afterwards."""
     if what == "banner":
         for _ in range(3):
-            say("Welcome to the raw server! Ready.")
+            write_line("Welcome to the raw server! Ready.")
     elif what == "many_banners":
         for number in range(200):
-            say(f"log line {number}")
+            write_line(f"log line {number}")
     elif what == "stderr_flood":
         for number in range(20_000):
             sys.stderr.write(f"noise {number} " + "x" * 100 + "\n")
@@ -54,7 +54,7 @@ def misbehave(what: str, path: str | None) -> None:
         sys.stderr.flush()
     elif what == "close_stdout":
         os.close(1)
-        sleep_for_ever()
+        sleep_forever()
     elif what == "exit_zero":
         sys.exit(0)
     elif what == "crash":
@@ -63,12 +63,12 @@ def misbehave(what: str, path: str | None) -> None:
     elif what == "killed":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif what == "hang":
-        sleep_for_ever()
+        sleep_forever()
     elif what == "endless_line":
         while True:
             sys.stdout.write("x" * 65536)
     elif what == "large_notice":
-        say(json.dumps(large_notice()))
+        write_line(json.dumps(large_notification()))
     elif what == "empty_lines":
         sys.stdout.write("\n" * 128 * 1024)
         sys.stdout.flush()
@@ -76,7 +76,7 @@ def misbehave(what: str, path: str | None) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
     elif what == "spawn_grandchild":
-        # In a session of its own, deaf to signals, holding stdout: only a supervisor ends it.
+        # In its own session, ignoring signals, holding stdout: only a supervisor can end it.
         child = subprocess.Popen([sys.executable, "-c", IDLE], start_new_session=True)
         note(path, child.pid)
     elif what == "show_env":
@@ -90,10 +90,10 @@ def main() -> None:
     parser.add_argument("--tools-file")
     parser.add_argument("--era", choices=("legacy", "modern", "unknown"), default="modern")
     parser.add_argument("--note")
-    parser.add_argument("--stay", action="store_true", help="do not leave when stdin ends")
-    parser.add_argument("--secret", help="an argument that means nothing")
+    parser.add_argument("--stay", action="store_true", help="do not exit when stdin closes")
+    parser.add_argument("--secret", help="an unused argument")
     options = parser.parse_args()
-    tools = listing(options.tools_file)
+    tools = tool_list_json(options.tools_file)
     note(options.note, os.getpid())
 
     if options.at == "start":
@@ -104,11 +104,11 @@ def main() -> None:
         if options.at == "list" and message.get("method") == "tools/list":
             for what in options.do:
                 misbehave(what, options.note)
-        reply = answer(message, tools, options.era)
+        reply = respond(message, tools, options.era)
         if reply is not None:
-            say(reply.replace("\n", " "))
+            write_line(reply.replace("\n", " "))
     if options.stay:
-        sleep_for_ever()
+        sleep_forever()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server with every kind of content, a tool that breaks its word, and one that changes.
+"""Server with every content type, a tool that violates its output schema, and one that changes.
 
 python -m tests.support.upstreams.rich [--http PORT] [--legacy]; stdio by default.
 """
@@ -47,7 +47,7 @@ STRUCTURED: dict[str, Any] = {
     "more": False,
 }
 FAILURE = "There is no such city: 'Atlantis'."
-SAID = {
+WEIGHT = {
     "type": "object",
     "properties": {"kilograms": {"type": "number"}},
     "required": ["kilograms"],
@@ -70,7 +70,7 @@ def rich() -> Server[Any]:
             tools=[
                 Tool(name="show_all", description="Show everything.", input_schema=PLAIN),
                 Tool(name="fail", description="Fail with words.", input_schema=PLAIN),
-                Tool(name="weigh", description="Weigh.", input_schema=PLAIN, output_schema=SAID),
+                Tool(name="weigh", description="Weigh.", input_schema=PLAIN, output_schema=WEIGHT),
                 Tool(
                     name="measure",
                     description="Measure a length.",
@@ -82,25 +82,25 @@ def rich() -> Server[Any]:
 
     async def call_tool(ctx: Any, params: Any) -> CallToolResult:
         nonlocal changed
-        given = params.arguments or {}
+        arguments = params.arguments or {}
         match params.name:
             case "show_all":
                 return CallToolResult.model_validate(
                     {"content": CONTENT, "structuredContent": STRUCTURED}
                 )
             case "weigh":
-                return said("Weighed.", structured_content=given.get("answer"))
+                return text_result("Weighed.", structured_content=arguments.get("answer"))
             case "measure":
-                return said("Measured.", structured_content={"given": given})
+                return text_result("Measured.", structured_content={"given": arguments})
             case "change":
-                changed = bool(given.get("to", True))
-                return said("Changed.")
-        return said(FAILURE, is_error=True)
+                changed = bool(arguments.get("to", True))
+                return text_result("Changed.")
+        return text_result(FAILURE, is_error=True)
 
     return Server("rich", version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-def said(text: str, **fields: Any) -> CallToolResult:
+def text_result(text: str, **fields: Any) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], **fields)
 
 

@@ -1,4 +1,4 @@
-"""A server that changes a tool after its approval, with CANARY in every text of the change.
+"""Server that changes a tool after its approval, with CANARY in every changed text.
 
 python -m tests.support.upstreams.rug_pull [--http PORT] [--legacy]; stdio by default. `swap`
 changes the definition of `send`.

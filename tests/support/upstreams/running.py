@@ -1,4 +1,4 @@
-"""Start the servers of this package, and surely stop them."""
+"""Start and stop the servers of this package."""
 
 import json
 import subprocess
@@ -24,13 +24,13 @@ ENDPOINTS = dict.fromkeys(
 
 
 def stdio_argv(module: str, *args: str) -> list[str]:
-    """Return the command of a server. Run it in ROOT."""
+    """Return the command of a server, to be run in ROOT."""
     return [sys.executable, "-m", f"tests.support.upstreams.{module}", *args]
 
 
 @contextmanager
 def running_http(module: str, *args: str) -> Iterator[str]:
-    """Run a server and give the URL of its endpoint; of `raw_http`, the URL to add a path to."""
+    """Run a server and yield the URL of its endpoint; for `raw_http`, the base URL."""
     if module in ENDPOINTS and "--http" not in args and "--sse" not in args:
         args = ("--http", "0", *args)
     process = subprocess.Popen(
@@ -55,7 +55,7 @@ def running_http(module: str, *args: str) -> Iterator[str]:
 
 
 def stdio_spec(module: str, *args: str, env: Mapping[str, str] | None = None) -> ServerSpec:
-    """Return what `connect` needs to run a server as a program."""
+    """Return the spec of a server over stdio."""
     return ServerSpec(
         server_id=1,
         slug=module.replace("_", "-"),
@@ -70,7 +70,7 @@ def stdio_spec(module: str, *args: str, env: Mapping[str, str] | None = None) ->
 def http_spec(
     url: str, *, transport: str = "http", headers: Mapping[str, str] | None = None
 ) -> ServerSpec:
-    """Return what `connect` needs to reach a server by URL."""
+    """Return the spec of a server at a URL."""
     return ServerSpec(
         server_id=1,
         slug="upstream",
@@ -81,8 +81,8 @@ def http_spec(
     )
 
 
-def seen_by(url: str) -> dict[str, Any]:
-    """Return what a `raw_http` server has seen: connections, and requests with their headers."""
+def received_by(url: str) -> dict[str, Any]:
+    """Return what a `raw_http` server received: connections, and requests with headers."""
     with urllib.request.urlopen(f"{url}/_seen", timeout=scaled(10)) as response:  # noqa: S310 - our own
-        found: dict[str, Any] = json.load(response)
-    return found
+        received: dict[str, Any] = json.load(response)
+    return received

@@ -1,7 +1,7 @@
-"""An HTTP server on the test's own loop that shakes hands properly and calls by a script.
+"""HTTP server on the event loop of the test with scripted responses to `tools/call`.
 
-What answers a `tools/call` is a function of the test that writes the very bytes; all else is
-answered as it should be, in either era.
+A function of the test writes the bytes of each response to `tools/call`; all other messages get a
+valid response, in either protocol era.
 """
 
 import asyncio
@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from tests.support.upstreams.answers import ONE_TOOL, answer
+from tests.support.upstreams.answers import ONE_TOOL, respond
 
 Write = Callable[[bytes], Awaitable[None]]
-GOOD = '{"content": [{"type": "text", "text": "done"}], "resultType": "complete"}'
+DONE_RESULT = '{"content": [{"type": "text", "text": "done"}], "resultType": "complete"}'
 
 
-class Asked:
-    """One request as it came in, and where its answer is written to."""
+class ReceivedRequest:
+    """One received request, with the writer for its response."""
 
     def __init__(
         self,
@@ -36,43 +36,43 @@ class Asked:
         self.writer.write(raw)
         await self.writer.drain()
 
-    async def hung_up(self) -> None:
-        """Wait, without an answer, until the client is gone."""
+    async def wait_for_disconnect(self) -> None:
+        """Wait, without a response, until the client disconnects."""
         await self.reader.read()
 
-    def result(self, text: str = GOOD, **fields: Any) -> bytes:
-        """A JSON-RPC answer to this; `id` may be another."""
-        asked = json.dumps(fields.get("id", self.body.get("id")))
-        return f'{{"jsonrpc": "2.0", "id": {asked}, "result": {text}}}'.encode()
+    def result(self, text: str = DONE_RESULT, **fields: Any) -> bytes:
+        """Return a JSON-RPC response to this request; `id` overrides its id."""
+        request_id = json.dumps(fields.get("id", self.body.get("id")))
+        return f'{{"jsonrpc": "2.0", "id": {request_id}, "result": {text}}}'.encode()
 
 
-Script = Callable[[Asked], Awaitable[bool | None]]
+Script = Callable[[ReceivedRequest], Awaitable[bool | None]]
 
 
-def head(status: str = "200 OK", *lines: str, version: str = "1.1") -> bytes:
+def response_head(status: str = "200 OK", *lines: str, version: str = "1.1") -> bytes:
     return "\r\n".join([f"HTTP/{version} {status}", *lines, "", ""]).encode()
 
 
-def whole(body: bytes, *lines: str, status: str = "200 OK", version: str = "1.1") -> bytes:
-    """A proper answer with a length."""
+def full_response(body: bytes, *lines: str, status: str = "200 OK", version: str = "1.1") -> bytes:
+    """Return a valid response with a Content-Length."""
     kind = () if any(line.lower().startswith("content-type") for line in lines) else (JSON,)
-    sized = head(status, *kind, *lines, f"Content-Length: {len(body)}", version=version)
+    sized = response_head(status, *kind, *lines, f"Content-Length: {len(body)}", version=version)
     return sized + body
 
 
 JSON = "Content-Type: application/json"
-EVENTS = "Content-Type: text/event-stream"
+EVENT_STREAM = "Content-Type: text/event-stream"
 
 
-class Scripted:
-    """The server. `calls` are the tools/call it got, `others` what else was posted or asked."""
+class ScriptedServer:
+    """The server. `calls` are the received tools/call, `other_requests` all others."""
 
     def __init__(self, listener: socket.socket, script: Script, *, era: str) -> None:
         self.listener, self.script, self.era = listener, script, era
-        self.calls: list[Asked] = []
-        self.others: list[Asked] = []
-        self.streams: Script | None = None  # for GET
-        self.notices: Script | None = None  # for notifications/cancelled
+        self.calls: list[ReceivedRequest] = []
+        self.other_requests: list[ReceivedRequest] = []
+        self.on_get: Script | None = None  # handles GET
+        self.on_cancelled: Script | None = None  # handles notifications/cancelled
         self.connections = 0
 
     @asynccontextmanager
@@ -101,26 +101,29 @@ class Scripted:
             name, _, value = line.partition(":")
             headers[name.lower()] = value.strip()
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
-        asked = Asked(method, headers, json.loads(raw) if raw else {}, reader, writer)
-        if method == "POST" and asked.body.get("method") == "tools/call":
-            self.calls.append(asked)
-            return bool(await self.script(asked))
-        self.others.append(asked)
-        if method == "GET" and self.streams is not None:
-            return bool(await self.streams(asked))
-        if self.notices is not None and asked.body.get("method") == "notifications/cancelled":
-            return bool(await self.notices(asked))
+        request = ReceivedRequest(method, headers, json.loads(raw) if raw else {}, reader, writer)
+        if method == "POST" and request.body.get("method") == "tools/call":
+            self.calls.append(request)
+            return bool(await self.script(request))
+        self.other_requests.append(request)
+        if method == "GET" and self.on_get is not None:
+            return bool(await self.on_get(request))
+        if (
+            self.on_cancelled is not None
+            and request.body.get("method") == "notifications/cancelled"
+        ):
+            return bool(await self.on_cancelled(request))
         if method != "POST":
-            await asked.write(whole(b"", status="405 No"))
+            await request.write(full_response(b"", status="405 No"))
             return True
-        await asked.write(self._ordinary(asked.body))
+        await request.write(self._valid_response(request.body))
         return True
 
-    def _ordinary(self, message: Any) -> bytes:
+    def _valid_response(self, message: Any) -> bytes:
         if self.era == "legacy" and message.get("method") == "server/discover":
-            return whole(b"unknown", "Content-Type: text/plain", status="400 No")
-        text = answer(message, ONE_TOOL, self.era) if "method" in message else None
+            return full_response(b"unknown", "Content-Type: text/plain", status="400 No")
+        text = respond(message, ONE_TOOL, self.era) if "method" in message else None
         if text is None:
-            return whole(b"", status="202 Accepted")
+            return full_response(b"", status="202 Accepted")
         session = ("Mcp-Session-Id: s1",) if message["method"] == "initialize" else ()
-        return whole(text.encode(), *session)
+        return full_response(text.encode(), *session)

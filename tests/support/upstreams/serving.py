@@ -1,4 +1,4 @@
-"""Serve an SDK server over stdio, HTTP or SSE, saying the port in the first line of stdout."""
+"""Serve an SDK server over stdio, HTTP or SSE; the first line of stdout contains the port."""
 
 import argparse
 import asyncio
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser()
     options.add_argument("--http", type=int, metavar="PORT", help="streamable HTTP; 0: any port")
     options.add_argument("--sse", type=int, metavar="PORT", help="HTTP+SSE; 0: any port")
-    options.add_argument("--legacy", action="store_true", help="know the handshake era only")
+    options.add_argument("--legacy", action="store_true", help="support the handshake era only")
     return options
 
 
@@ -34,7 +34,7 @@ def serve(server: MCPServer | Server, options: argparse.Namespace) -> None:
     app: Any
     if options.sse is not None:
         if not isinstance(server, MCPServer):
-            raise SystemExit("Only MCPServer knows SSE.")
+            raise SystemExit("Only MCPServer supports SSE.")
         app = server.sse_app(transport_security=security)
     else:
         app = server.streamable_http_app(transport_security=security)
@@ -62,7 +62,7 @@ async def _serve_stdio(server: MCPServer | Server, legacy: bool) -> None:
 
 
 async def _refuse_discover(read, forward, write) -> None:
-    """Stand before the SDK, whose stdio server would take the probe as a sign of the new era."""
+    """Filter the probe, which the SDK's stdio server would take as a client of the new era."""
     async with forward:
         async for item in read:
             message: Any = getattr(item, "message", None)
@@ -75,7 +75,7 @@ async def _refuse_discover(read, forward, write) -> None:
 
 
 def _without_discover(app):
-    """Answer the modern era as servers of the handshake era do: with HTTP 400."""
+    """Answer requests of the modern era with HTTP 400, as servers of the handshake era do."""
 
     async def legacy_only(scope, receive, send):
         if scope["type"] == "http" and (b"mcp-protocol-version", MODERN) in scope["headers"]:

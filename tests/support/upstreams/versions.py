@@ -1,7 +1,7 @@
-"""A server whose every tool says in which version of the list it stands.
+"""Server with the version of its tool list in every description.
 
-Each list from its start is a new version, so that a catalog with two versions in it is half a
-list. python -m tests.support.upstreams.versions [--tools N] [--pages P] [--http PORT] ...
+Every listing from the first page is a new version, so that a catalog with two versions shows a
+partial sync. python -m tests.support.upstreams.versions [--tools N] [--pages P] [--http PORT] ...
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ def versioned(tools: int, pages: int) -> Server[Any]:
         if page == 0:
             version += 1
         first = page * per_page
-        found = [
+        page_tools = [
             Tool(
                 name=f"tool_{number}",
                 description=f"Version {version}.",
@@ -31,7 +31,7 @@ def versioned(tools: int, pages: int) -> Server[Any]:
             for number in range(first, min(first + per_page, tools))
         ]
         following = str(page + 1) if page + 1 < pages else None
-        return ListToolsResult(tools=found, next_cursor=following)
+        return ListToolsResult(tools=page_tools, next_cursor=following)
 
     return Server("versions", version="1.0", on_list_tools=list_tools)
 

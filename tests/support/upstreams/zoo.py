@@ -1,7 +1,7 @@
-"""A server with the strangest tools that are still sound, and hundreds of ordinary ones.
+"""Server with unusual but valid tools, and hundreds of ordinary ones.
 
 python -m tests.support.upstreams.zoo [--tools N] [--http PORT]; stdio by default. Every tool
-answers with the name it was called by and what it was given.
+returns its name and its arguments.
 """
 
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from mcp.server import Server
 from mcp_types import CallToolResult, ListToolsResult, TextContent, Tool
 
-from bench.fleet import arguments_for, made_up
+from bench.fleet import arguments_for, generate_servers
 from tests.support.upstreams.serving import parser, serve
 
 TEXT = {"type": "string"}
@@ -66,8 +66,8 @@ MIXED = {
     "not": {"required": ["never"]},
     "allOf": [{"if": {"required": ["when"]}, "then": {"required": ["how"]}}],
 }
-# The server's own name, its schema, arguments that fit.
-STRANGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+# Original name, schema, valid arguments.
+UNUSUAL_TOOLS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("files.read.v2", TREE, {"root": {"label": "a", "children": [{"label": "b"}]}}),
     ("files_read_v2", {"type": "object"}, {"anything": [1, None]}),
     ("files-read/v2", {"type": "object", "properties": {}}, {}),
@@ -84,34 +84,36 @@ STRANGE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 LONG_TEXT = "Says a great deal about itself. " * 100
 
 
-def definitions(ordinary: int) -> list[dict[str, Any]]:
-    strange = [
+def tool_definitions(ordinary: int) -> list[dict[str, Any]]:
+    unusual = [
         {"name": name, "description": f"Strange: {name}.", "inputSchema": schema}
-        for name, schema, _ in STRANGE
+        for name, schema, _ in UNUSUAL_TOOLS
     ]
-    strange[1]["description"] = LONG_TEXT
-    made = made_up(20, ordinary) if ordinary else {}
-    return strange + [
-        {**tool, "name": f"{slug}.{tool['name']}"} for slug, tools in made.items() for tool in tools
+    unusual[1]["description"] = LONG_TEXT
+    servers = generate_servers(20, ordinary) if ordinary else {}
+    return unusual + [
+        {**tool, "name": f"{slug}.{tool['name']}"}
+        for slug, tools in servers.items()
+        for tool in tools
     ]
 
 
-def fitting(definition: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that a definition of the zoo takes."""
-    known = {name: arguments for name, _, arguments in STRANGE}
+def example_arguments(definition: dict[str, Any]) -> dict[str, Any]:
+    """Return valid arguments for a definition of this server."""
+    examples = {name: arguments for name, _, arguments in UNUSUAL_TOOLS}
     name = definition["name"]
-    return known[name] if name in known else arguments_for(definition["inputSchema"])
+    return examples[name] if name in examples else arguments_for(definition["inputSchema"])
 
 
 def zoo(ordinary: int) -> Server[Any]:
-    tools = [Tool.model_validate(one) for one in definitions(ordinary)]
+    tools = [Tool.model_validate(definition) for definition in tool_definitions(ordinary)]
 
     async def list_tools(ctx: Any, params: Any) -> ListToolsResult:
         return ListToolsResult(tools=tools)
 
     async def call_tool(ctx: Any, params: Any) -> CallToolResult:
-        told = json.dumps({"tool": params.name, "given": params.arguments or {}})
-        return CallToolResult(content=[TextContent(type="text", text=told)])
+        text = json.dumps({"tool": params.name, "given": params.arguments or {}})
+        return CallToolResult(content=[TextContent(type="text", text=text)])
 
     return Server("zoo", version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
 

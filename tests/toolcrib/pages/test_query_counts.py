@@ -36,7 +36,7 @@ def request_all(client):
 
     def request(page):
         with CaptureQueriesContext(connection) as queries:
-            response = page.of(client)
+            response = page.send(client)
         return Response(
             response.status_code,
             [query["sql"] for query in queries.captured_queries],
@@ -62,7 +62,7 @@ def request_all(client):
 def test_ten_times_the_rows_need_the_same_number_of_queries(request_all):
     examples = seed(tools=60, groups=6, calls=120, sessions=24)
     first = request_all(examples)
-    seed(tools=540, groups=54, calls=1080, sessions=216, mark="2")
+    seed(tools=540, groups=54, calls=1080, sessions=216, suffix="2")
     add_related_rows(examples)
     second = request_all(examples, first)
 

@@ -11,7 +11,7 @@ from catalog.search.embeddings import store as vector_store
 from catalog.search.index import Searchable
 from catalog.tasks import embed
 from sessions_app.sessions import scope
-from tests.support.factories import fold, make_agent, make_server, make_tool, tool_object
+from tests.support.factories import ingest_tools, make_agent, make_server, make_tool, tool_object
 
 pytestmark = pytest.mark.django_db
 
@@ -51,7 +51,7 @@ def model(settings, monkeypatch):
 
 def changed(server, *items):
     """Ingest definitions, approved immediately."""
-    fold(server, *items)
+    ingest_tools(server, *items)
     return Revision.current()
 
 
