@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from toolcrib.lib.text import plural
+
 MAX_PRELOADS_PER_SERVER = 5  # two or three are enough for most sessions
 MAX_TOOLS_PER_GROUP = 10
 MIN_DESCRIPTION_WORDS = 3
@@ -105,7 +107,7 @@ def lint_tool(name: str, original_name: str, description: str) -> Sequence[Lint]
     # Words cannot be counted in scripts without spaces.
     if len(words) < MIN_DESCRIPTION_WORDS and description.isascii():
         text = (
-            f"The description of {name} has {len(words)} word{'' if len(words) == 1 else 's'}. "
+            f"The description of {name} has {plural(len(words), 'word')}. "
             "Describe what the tool does, what it acts on, and when to use it."
         )
         return [Lint("description_short", name, text)]
