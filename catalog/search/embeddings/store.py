@@ -74,7 +74,7 @@ class Model:
             return self.encoder
 
     def load_in_background(self) -> None:
-        """Start a thread that loads the encoder, unless one did."""
+        """Start a thread that loads the encoder, unless it is loaded or loading."""
         if not settings.EMBEDDINGS:
             self.load()  # sets `reason` immediately
         if not self.load_attempted and self._thread is None:
