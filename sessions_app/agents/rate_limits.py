@@ -1,7 +1,8 @@
 """Rate limits per agent (sliding window of a minute), and the concurrency limit error.
 
-Counters are in Redis if configured, otherwise in this process; while Redis is unavailable, each
-process counts on its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
+One algorithm in both modes: the count of this minute plus a share of the last minute's. Counters
+are in Redis if configured, otherwise in this process; while Redis is unavailable, each process
+counts on its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
 """
 
 import logging
@@ -12,10 +13,6 @@ from typing import NoReturn
 
 import redis
 from django.conf import settings
-from limits import RateLimitItemPerMinute
-from limits.errors import StorageError
-from limits.storage import RedisStorage, Storage
-from limits.strategies import SlidingWindowCounterRateLimiter
 
 from sessions_app.models import Agent
 from toolcrib.lib.errors import ToolcribError
@@ -23,6 +20,7 @@ from toolcrib.lib.errors import ToolcribError
 logger = logging.getLogger(__name__)
 
 REDIS_RETRY_SECONDS = 5.0
+KEY_PREFIX = "toolcrib:rate:"
 
 
 class RateLimited(ToolcribError):
@@ -30,77 +28,90 @@ class RateLimited(ToolcribError):
     status = 429
 
 
-class SlidingWindow:
-    """In-process sliding window of a minute: this minute's count plus a share of the last one's.
+def retry_after(now: float) -> int:
+    """Return the seconds until the next minute, when a full window has room again."""
+    return max(1, round(60 - now % 60))
 
-    Replaces the in-memory storage of `limits`, which starts a cleanup thread every few calls.
-    """
+
+class LocalWindow:
+    """Counters in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[str, ...], tuple[int, int, int]] = {}
+        self._counts: dict[str, tuple[int, int, int]] = {}
         # Values: minute, count in that minute, count in the minute before.
 
-    def hit(self, key: tuple[str, ...], limit: int) -> tuple[bool, int]:
-        """Count a request. Return whether it is within the limit, and seconds until a retry."""
-        minute, second = divmod(time.time(), 60)
+    def hit(self, key: str, limit: int, now: float) -> bool:
+        """Count a request and return whether it is within the limit."""
+        minute, second = divmod(now, 60)
         with self._lock:
             last_minute, count, previous = self._counts.get(key, (int(minute), 0, 0))
             if last_minute != minute:
                 count, previous = 0, count if last_minute == minute - 1 else 0
-            weighted = count + previous * (1 - second / 60)
-            allowed = weighted + 1 <= limit
+            allowed = count + previous * (1 - second / 60) + 1 <= limit
             self._counts[key] = (int(minute), count + allowed, previous)
-        return allowed, 0 if allowed else max(1, round(60 - second))
+        return allowed
 
     def clear(self) -> None:
         with self._lock:
             self._counts.clear()
 
 
-_local = SlidingWindow()
+class RedisWindow:
+    """The counters of all processes, as a hash per key; the script is `LocalWindow.hit`."""
+
+    SCRIPT = """
+    local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+    local minute = math.floor(now / 60)
+    local second = now - minute * 60
+    local values = redis.call('HMGET', KEYS[1], 'minute', 'count', 'previous')
+    local last = tonumber(values[1]) or minute
+    local count, previous = tonumber(values[2]) or 0, tonumber(values[3]) or 0
+    if last ~= minute then
+      previous = last == minute - 1 and count or 0
+      count = 0
+    end
+    local allowed = count + previous * (1 - second / 60) + 1 <= limit
+    if allowed then count = count + 1 end
+    redis.call('HSET', KEYS[1], 'minute', minute, 'count', count, 'previous', previous)
+    redis.call('EXPIRE', KEYS[1], 120)
+    return allowed and 1 or 0
+    """
+
+    def __init__(self, url: str) -> None:
+        client = redis.Redis.from_url(url, socket_connect_timeout=0.2, socket_timeout=0.5)
+        self._script = client.register_script(self.SCRIPT)
+
+    def hit(self, key: str, limit: int, now: float) -> bool:
+        """Count a request and return whether it is within the limit. Raises RedisError."""
+        return bool(self._script(keys=[KEY_PREFIX + key], args=[repr(now), limit]))
 
 
-@lru_cache(maxsize=1)
-def _redis_limiter() -> SlidingWindowCounterRateLimiter:
-    storage: Storage = RedisStorage(
-        settings.REDIS_URL,
-        wrap_exceptions=True,
-        socket_connect_timeout=0.2,
-        socket_timeout=0.5,
-        key_prefix="toolcrib:limits",
-    )
-    return SlidingWindowCounterRateLimiter(storage)
-
-
+_local = LocalWindow()
 _redis_retry_at = 0.0
 
 
-def _hit(per_minute: int, *key: str) -> tuple[bool, int]:
-    """Count a request. Return whether it is within the limit, and seconds until a retry."""
+@lru_cache(maxsize=1)
+def _redis_window(url: str) -> RedisWindow:
+    return RedisWindow(url)
+
+
+def _hit(key: str, limit: int, now: float) -> bool:
     global _redis_retry_at
     if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
         try:
-            return _hit_redis(_redis_limiter(), RateLimitItemPerMinute(per_minute), *key)
-        except (StorageError, redis.RedisError) as error:
+            return _redis_window(settings.REDIS_URL).hit(key, limit, now)
+        except redis.RedisError as error:
             _redis_retry_at = time.monotonic() + REDIS_RETRY_SECONDS
             logger.warning("Redis unavailable, rate limits are counted per process: %s", error)
-    return _local.hit(key, per_minute)
-
-
-def _hit_redis(
-    limiter: SlidingWindowCounterRateLimiter, item: RateLimitItemPerMinute, *key: str
-) -> tuple[bool, int]:
-    if limiter.hit(item, *key):
-        return True, 0
-    reset_time = limiter.get_window_stats(item, *key).reset_time
-    return False, max(1, min(60, round(reset_time - time.time())))
+    return _local.hit(key, limit, now)
 
 
 def check_rate(agent: Agent, what: str, per_minute: int) -> None:
     """Count a call or search of an agent. Raises RateLimited with the time to retry."""
-    allowed, wait = _hit(per_minute, what, str(agent.pk))
-    if not allowed:
+    now = time.time()
+    if not _hit(f"{what}:{agent.pk}", per_minute, now):
+        wait = retry_after(now)
         raise RateLimited(
             f"Rate limit exceeded: {agent.name} may make {per_minute} {what} per minute.",
             hint=f"Retry in {wait} s.",
