@@ -109,7 +109,7 @@ def test_the_palette_is_a_page_without_javascript(filled, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/servers")
     page.locator("[data-palette]").click()
-    expect(page.get_by_role("heading", name="Search", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="Global search")).to_be_visible()
     page.get_by_role("searchbox", name="Search pages").fill("sync weather")
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_role("button", name="Sync weather").click()
