@@ -1,11 +1,11 @@
-"""How soon a server's change is in the catalog, and how many syncs a flood of notices costs.
+"""Latency from a change of a server to the catalog, and syncs caused by many notifications.
 
     python bench/changes.py [--rounds 5] [--json]
 
 A real installation (`manage.py serve`) and real servers of both protocol eras over HTTP. A tool is
-added upstream and announced; the clock stops when the API lists it. Once with the last sync over
-5 s ago, once right after a sync, beside what a user would use instead: the SDK's own client that
-hears the notification and lists again, keeping nothing.
+added to the server, which sends a notification; the time ends when the API lists the tool. Measured
+with the last sync over 5 s ago, right after a sync, and for comparison with the SDK's own client,
+which lists again after the notification and stores nothing.
 """
 
 import argparse
@@ -33,32 +33,32 @@ ERAS = {"2026-07-28": (), "handshake": ("--legacy",)}
 
 
 def last_sync_age(toolcrib, slug):
-    started = max(run["started_at"] for run in list_sync_runs(toolcrib, slug))
-    return (datetime.now(UTC) - datetime.fromisoformat(started)).total_seconds()
+    last_start = max(run["started_at"] for run in list_sync_runs(toolcrib, slug))
+    return (datetime.now(UTC) - datetime.fromisoformat(last_start)).total_seconds()
 
 
-def until_in_catalog(toolcrib, slug, url, name):
+def seconds_until_in_catalog(toolcrib, slug, url, name):
     call_upstream(url, "add_tool", name=name)
-    began = time.perf_counter()
+    started = time.perf_counter()
     wait_for(lambda: name in toolcrib.tool_names(slug), 30, every=0.01)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
-def until_sdk_lists(url, name, modern):
-    """The same by a client that listens and lists again."""
+def seconds_until_sdk_lists(url, name, modern):
+    """Measure an SDK client that lists again after a notification."""
 
     async def watch():
-        heard = asyncio.Event()
+        notified = asyncio.Event()
 
         async def handler(message):
             if isinstance(message, ToolListChangedNotification):
-                heard.set()
+                notified.set()
 
         async def listen(client):
             async with client.listen(tools_list_changed=True) as subscription:
                 ready.set()
                 async for _ in subscription:
-                    heard.set()
+                    notified.set()
 
         ready = asyncio.Event()
         async with Client(url, message_handler=handler, cache=None) as client:
@@ -66,16 +66,16 @@ def until_sdk_lists(url, name, modern):
             if modern:
                 await ready.wait()
             await asyncio.to_thread(call_upstream, url, "add_tool", name=name)
-            began = time.perf_counter()
+            started = time.perf_counter()
             while name not in {tool.name for tool in (await client.list_tools()).tools}:
-                await heard.wait()
-                heard.clear()
-            took = time.perf_counter() - began
+                await notified.wait()
+                notified.clear()
+            duration = time.perf_counter() - started
             if listening:
                 listening.cancel()
                 with suppress(asyncio.CancelledError):
                     await listening
-            return took
+            return duration
 
     return asyncio.run(watch())
 
@@ -87,9 +87,9 @@ def measure(toolcrib, era, flags, rounds):
         register(toolcrib, slug, url)
         for number in range(rounds):
             wait_for(lambda: last_sync_age(toolcrib, slug) > 5.2, 30)
-            times["quiet"].append(until_in_catalog(toolcrib, slug, url, f"a{number}"))
-            times["busy"].append(until_in_catalog(toolcrib, slug, url, f"b{number}"))
-            times["sdk"].append(until_sdk_lists(url, f"c{number}", modern=not flags))
+            times["quiet"].append(seconds_until_in_catalog(toolcrib, slug, url, f"a{number}"))
+            times["busy"].append(seconds_until_in_catalog(toolcrib, slug, url, f"b{number}"))
+            times["sdk"].append(seconds_until_sdk_lists(url, f"c{number}", modern=not flags))
         wait_for(lambda: last_sync_age(toolcrib, slug) > 7, 30)
         before = len(list_sync_runs(toolcrib, slug))
         sent = call_upstream(
@@ -97,13 +97,13 @@ def measure(toolcrib, era, flags, rounds):
         ).structured_content
         flooded = time.perf_counter()
         wait_for(lambda: "last" in toolcrib.tool_names(slug), 30, every=0.01)
-        seen = time.perf_counter() - flooded
+        delay = time.perf_counter() - flooded
         syncs = len(list_sync_runs(toolcrib, slug)) - before
     toolcrib.api("DELETE", f"/servers/{slug}")
     return {
         "era": era,
         **{kind: (statistics.median(t), min(t), max(t)) for kind, t in times.items()},
-        "flood": {"notifications": sent["result"], "syncs": syncs, "seen_after": seen},
+        "flood": {"notifications": sent["result"], "syncs": syncs, "seen_after": delay},
     }
 
 
@@ -117,10 +117,10 @@ def main():
     if options.json:
         print(json.dumps(rows))
         return
-    print(f"{options.rounds} rounds; seconds from the change to the catalog, median (least–most)")
+    print(f"{options.rounds} rounds; seconds from the change to the catalog, median (min–max)")
     print(
         f"{'era':>12}  {'last sync over 5 s ago':>24}  {'right after a sync':>22}  "
-        f"{'SDK client, kept nowhere':>26}"
+        f"{'SDK client, not stored':>26}"
     )
     for row in rows:
         cells = ["{:.2f} ({:.2f}–{:.2f})".format(*row[kind]) for kind in ("quiet", "busy", "sdk")]
@@ -129,7 +129,7 @@ def main():
         flood = row["flood"]
         print(
             f"{row['era']:>12}: {flood['notifications']:,} notifications in 10 s caused "
-            f"{flood['syncs']} syncs; the last change was seen {flood['seen_after']:.1f} s later"
+            f"{flood['syncs']} syncs; the last change was visible {flood['seen_after']:.1f} s later"
         )
 
 

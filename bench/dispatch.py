@@ -1,4 +1,4 @@
-"""What a call costs through Toolcrib, and through others, against calling the server directly.
+"""Cost of a call through Toolcrib and through other proxies, compared with a direct call.
 
     python bench/dispatch.py [--rounds 5] [--seconds 0.7] [--at 1 8 32] [--sizes 100 10000 1000000]
                              [--over http stdio] [--only direct REST ...] [--no-peers] [--quick]
@@ -6,13 +6,13 @@
 
 One echo server (bench/echo.py, the SDK's MCPServer) behind every path, over streamable HTTP and
 over stdio: the SDK's client directly; Toolcrib over REST and over MCP, with ledger, validation,
-policy and limits on; FastMCP's proxy with one connected client; mcp-proxy, which turns HTTP into
-stdio and stdio into HTTP, so its agents' side is the other one. Each runs in its own process and
-environment. Rounds are interleaved: every path is measured once in each round, one at a time, in
-an order that turns from round to round, and ratios are of the same round. Connections are kept
-between rounds. Toolcrib's agent has its limits raised (calls in flight, calls a minute), and its
-server's concurrency is 64 instead of 8. What fails is told in its row. `--profile` says what the
-milliseconds of a call are made of instead (bench/inside.py).
+policy and limits enabled; FastMCP's proxy with one connected client; mcp-proxy, which converts HTTP
+to stdio and stdio to HTTP, so its client side uses the other transport. Each runs in its own
+process and environment. Rounds are interleaved: every path is measured once in each round, one at
+a time, in rotating order, and ratios are within a round. Connections are kept between rounds. The
+limits of Toolcrib's agent are raised (calls in flight, calls per minute), and the concurrency of
+its server is 64 instead of 8. Errors are printed in their row. `--profile` prints the stages of a
+call instead (bench/inside.py).
 """
 
 import argparse
@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import dispatch_told  # noqa: E402
+import dispatch_report  # noqa: E402
 import load  # noqa: E402
 
 from tests.support import parts  # noqa: E402
@@ -44,19 +44,19 @@ PATHS = ("direct", "REST", "MCP", "FastMCP", "mcp-proxy")
 PEERS = ("FastMCP", "mcp-proxy")
 LIMITS = {"calls_in_flight": 1_000_000, "calls_per_minute": 1_000_000_000}
 CONCURRENCY = 64
-SMALL = 100  # bytes of the calls before those that are measured
-PATIENCE = 30.0  # seconds for a cell, beyond the time that it is to take
-TRIES = 2  # rounds in which a cell may fail before it is left alone
+WARM_UP_BYTES = 100  # size of the calls before the measurement
+CELL_TIMEOUT = 30.0  # seconds, in addition to the measured time
+MAX_FAILURES = 2  # of a cell before it is skipped
 TICK = os.sysconf("SC_CLK_TCK")
 WORDS = "Every call of every agent passes here, and each is written down before it is sent. "
 
 
-def text_of(size):
+def make_text(size):
     return (WORDS * (size // len(WORDS) + 1))[:size]
 
 
-def cpu(pids):
-    """Seconds of processor time that these processes have used."""
+def cpu_seconds(pids):
+    """Return the CPU seconds used by these processes."""
     used = 0
     for pid in pids:
         try:
@@ -67,8 +67,8 @@ def cpu(pids):
     return used / TICK
 
 
-def started(stack, argv, port):
-    """Run a program until the bench ends, and wait until it listens."""
+def start_program(stack, argv, port):
+    """Start a program that runs until the bench ends, and wait until it listens."""
     process = subprocess.Popen(
         argv,
         cwd=ROOT,
@@ -86,7 +86,7 @@ def started(stack, argv, port):
             process.wait()
 
     def listens():
-        assert process.poll() is None, f"{argv[:2]} ended with {process.returncode}"
+        assert process.poll() is None, f"{argv[:2]} exited with {process.returncode}"
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
@@ -96,7 +96,7 @@ def started(stack, argv, port):
 
 
 class Toolcrib(Installation):
-    """An installation with the echo server behind it twice, and an agent without limits."""
+    """An installation with the echo server over HTTP and stdio, and an agent without limits."""
 
     program = str(ROOT / "manage.py")
 
@@ -104,7 +104,7 @@ class Toolcrib(Installation):
         program = self.program if args[0] == "serve" else str(ROOT / "manage.py")
         return [sys.executable, program, *args]
 
-    def fill(self, echo_url):
+    def create_rows(self, echo_url):
         command, *args = ECHO
         bodies = [
             {"name": "http", "slug": "http", "transport": "http", "url": echo_url},
@@ -112,78 +112,78 @@ class Toolcrib(Installation):
              "args": args, "confirm_argv": ECHO},
         ]  # fmt: skip
         for body in bodies:
-            status, told = self.api("POST", "/servers", body)
-            assert status == 201, told
+            status, response = self.api("POST", "/servers", body)
+            assert status == 201, response
             slug = body["slug"]
             wait_for(lambda slug=slug: self.tool_names(slug), 60, what=f"{slug} is synced")
-            status, told = self.api("PATCH", f"/servers/{slug}", {"concurrency": CONCURRENCY})
-            assert status == 200, told
+            status, response = self.api("PATCH", f"/servers/{slug}", {"concurrency": CONCURRENCY})
+            assert status == 200, response
         agent = {"name": "bench", "all_groups": True, "mode": "full", **LIMITS}
-        status, told = self.api("POST", "/agents", agent)
-        assert status == 201, told
+        status, response = self.api("POST", "/agents", agent)
+        assert status == 201, response
         self.key = self.api("POST", "/agents/bench/keys", {})[1]["key"]
-        status, told = self.api("POST", "/sessions", {}, token=self.key)
-        assert status == 201, told
-        self.session = told["id"]
+        status, response = self.api("POST", "/sessions", {}, token=self.key)
+        assert status == 201, response
+        self.session = response["id"]
 
 
 class Bed:
-    """Every path to the echo server that is reached one way, http or stdio."""
+    """Callers for every path to the echo server over one transport, http or stdio."""
 
-    def __init__(self, stack, over, wanted, toolcrib, echo):
+    def __init__(self, stack, over, paths, toolcrib, echo):
         self.over, self.toolcrib = over, toolcrib
         self.echo_url, self.echo_pid = echo
         self.target = self.echo_url if over == "http" else ECHO
-        self.held, self.roots, self.missing = {}, {}, {}
-        for path in wanted:
+        self.callers, self.roots, self.missing = {}, {}, {}
+        for path in paths:
             try:
                 make, root = getattr(self, f"_{path.lower().replace('-', '_')}")(stack)
             except (OSError, AssertionError) as error:
                 self.missing[path] = str(error)
                 continue
-            self.held[path] = load.Held(make)
+            self.callers[path] = load.PersistentCaller(make)
             self.roots[path] = root
 
     def pids(self, path, before):
-        """Return the processes whose work a path's calls are; children started by the caller
-        itself are those that were not there before."""
+        """Return the processes that work for the calls of a path. Without a root process these are
+        the children of this process that are not in `before`."""
         root = self.roots[path]
-        found = {root, *descendants(root)} if root else set(descendants(os.getpid())) - before
-        return found | ({self.echo_pid} if self.over == "http" else set())
+        pids = {root, *descendants(root)} if root else set(descendants(os.getpid())) - before
+        return pids | ({self.echo_pid} if self.over == "http" else set())
 
     def _direct(self, stack):
-        return partial(load.sdk, self.target, "echo"), None
+        return partial(load.sdk_caller, self.target, "echo"), None
 
     def _rest(self, stack):
         crib = self.toolcrib
-        made = partial(load.rest, crib.url, crib.key, crib.session, f"{self.over}__echo")
-        return made, crib.pid
+        caller = partial(load.rest_caller, crib.url, crib.key, crib.session, f"{self.over}__echo")
+        return caller, crib.pid
 
     def _mcp(self, stack):
         crib = self.toolcrib
-        return partial(load.sdk, f"{crib.url}/mcp", f"{self.over}__echo", crib.key), crib.pid
+        return partial(load.sdk_caller, f"{crib.url}/mcp", f"{self.over}__echo", crib.key), crib.pid
 
     def _fastmcp(self, stack):
         python = Path(parts.installed_client("fastmcp")) / "python"
         target = [self.target] if self.over == "http" else ECHO
         port = free_port()
         argv = [str(python), str(ROOT / "bench" / "peers.py"), str(port), *target]
-        process = started(stack, argv, port)
-        return partial(load.sdk, f"http://127.0.0.1:{port}/mcp", "echo"), process.pid
+        process = start_program(stack, argv, port)
+        return partial(load.sdk_caller, f"http://127.0.0.1:{port}/mcp", "echo"), process.pid
 
     def _mcp_proxy(self, stack):
         program = str(Path(parts.installed_client("mcp-proxy")) / "mcp-proxy")
         quiet = ("--log-level", "ERROR")
-        if self.over == "http":  # it speaks stdio to agents then
+        if self.over == "http":  # its client side is stdio
             argv = [program, "--transport", "streamablehttp", *quiet, self.target]
-            return partial(load.sdk, argv, "echo"), None
+            return partial(load.sdk_caller, argv, "echo"), None
         port = free_port()
-        process = started(stack, [program, "--port", str(port), *quiet, "--", *ECHO], port)
-        return partial(load.sdk, f"http://127.0.0.1:{port}/mcp", "echo"), process.pid
+        process = start_program(stack, [program, "--port", str(port), *quiet, "--", *ECHO], port)
+        return partial(load.sdk_caller, f"http://127.0.0.1:{port}/mcp", "echo"), process.pid
 
 
 class Run:
-    """The rounds. Every cell is measured, or tells why not."""
+    """Measure every cell in interleaved rounds; a cell that fails has its error."""
 
     def __init__(self, beds, options):
         self.beds, self.options = beds, options
@@ -196,73 +196,75 @@ class Run:
                     await self._round(number, bed)
         finally:
             for bed in self.beds:
-                for held in bed.held.values():
-                    await held.close()
+                for caller in bed.callers.values():
+                    await caller.close()
 
     async def _round(self, number, bed):
-        paths = list(bed.held)
+        paths = list(bed.callers)
         turn = number % len(paths)
         for size in self.options.sizes:
             for callers in self.options.at:
                 for path in paths[turn:] + paths[:turn]:
                     key = {"over": bed.over, "size": size, "callers": callers, "path": path}
-                    found = await self._cell(bed, **key)
-                    self.rows.append({"round": number, **key, **found})
+                    figures = await self._cell(bed, **key)
+                    self.rows.append({"round": number, **key, **figures})
                     if self.options.verbose:
                         sys.stderr.write(f"{self.rows[-1]}\n")
 
     async def _cell(self, bed, over, size, callers, path):
         key = (over, size, callers, path)
-        if self.failed.get(key, 0) >= TRIES:
-            return {"error": "left alone after it failed"}
-        held = bed.held[path]
+        if self.failed.get(key, 0) >= MAX_FAILURES:
+            return {"error": "skipped after failures"}
+        caller = bed.callers[path]
         try:
-            async with asyncio.timeout(self.options.seconds + PATIENCE):
+            async with asyncio.timeout(self.options.seconds + CELL_TIMEOUT):
                 before = set(descendants(os.getpid()))
-                call = await held.call()
+                call = await caller.call()
                 if (over, path) not in self.own or not bed.roots[path]:
                     self.own.setdefault((over, path), set()).update(bed.pids(path, before))
-                return await measured(
-                    call, text_of(size), callers, self.options.seconds, self.own[over, path]
+                return await measure(
+                    call, make_text(size), callers, self.options.seconds, self.own[over, path]
                 )
-        except Exception as error:  # noqa: BLE001 - told in its row
+        except Exception as error:  # noqa: BLE001 - printed in its row
             self.failed[key] = self.failed.get(key, 0) + 1
-            await held.close()
-            return {"error": _words(error)}
+            await caller.close()
+            return {"error": _describe(error)}
 
 
-async def measured(call, text, callers, seconds, pids):
-    await load.measure(call, text_of(SMALL), callers, 0, least=2)  # connected, and known
-    used, own = cpu(pids), time.process_time()
-    took, lasted = await load.measure(call, text, callers, seconds, least=1)
-    used, own = cpu(pids) - used, time.process_time() - own
-    count = len(took)
+async def measure(call, text, callers, seconds, pids):
+    await load.time_calls(
+        call, make_text(WARM_UP_BYTES), callers, 0, least=2
+    )  # connections and caches
+    used, own = cpu_seconds(pids), time.process_time()
+    durations, elapsed = await load.time_calls(call, text, callers, seconds, least=1)
+    used, own = cpu_seconds(pids) - used, time.process_time() - own
+    count = len(durations)
     return {
         "calls": count,
-        "p50": statistics.median(took) * 1000,
-        "p99": sorted(took)[min(count - 1, int(count * 0.99))] * 1000,
-        "rate": count / lasted,
+        "p50": statistics.median(durations) * 1000,
+        "p99": sorted(durations)[min(count - 1, int(count * 0.99))] * 1000,
+        "rate": count / elapsed,
         "cpu": (used + own) / count * 1000,
         "caller": own / count * 1000,
     }
 
 
-def _words(error):
+def _describe(error):
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = " ".join(str(error).split())[:160]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = " ".join(str(error).split())[:160]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def run(options):
-    """Start everything, and return the rows and what could not be started."""
+    """Start all programs; return the rows and the paths that could not be started."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-bench-")))
         port = free_port()
-        process = started(stack, [*ECHO, "--http", str(port)], port)
+        process = start_program(stack, [*ECHO, "--http", str(port)], port)
         echo = (f"http://127.0.0.1:{port}/mcp", process.pid)
         toolcrib = stack.enter_context(Toolcrib(folder / "data"))
-        toolcrib.fill(echo[0])
+        toolcrib.create_rows(echo[0])
         beds = [Bed(stack, over, options.only, toolcrib, echo) for over in options.over]
         running = Run(beds, options)
         asyncio.run(running.rounds())
@@ -272,14 +274,14 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.7, help="of a cell, at least")
+    parser.add_argument("--seconds", type=float, default=0.7, help="minimum time of a cell")
     parser.add_argument("--at", type=int, nargs="+", default=[1, 8, 32], metavar="CALLERS")
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 10_000, 1_000_000])
     parser.add_argument("--over", nargs="+", choices=("http", "stdio"), default=["http", "stdio"])
     parser.add_argument("--only", nargs="+", choices=PATHS, default=list(PATHS))
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--quick", action="store_true", help="100 bytes over HTTP, one short round")
-    parser.add_argument("--profile", action="store_true", help="what a call at concurrency 1 costs")
+    parser.add_argument("--profile", action="store_true", help="stages of a call at concurrency 1")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
@@ -298,7 +300,7 @@ def main():
         limits = {**LIMITS, "concurrency": CONCURRENCY}
         print(json.dumps({"limits": limits, "missing": missing, "rows": rows}))
     else:
-        dispatch_told.tell(rows, missing, options, LIMITS, CONCURRENCY)
+        dispatch_report.print_report(rows, missing, options, LIMITS, CONCURRENCY)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What the milliseconds of a call are made of: bench/dispatch.py --profile.
+"""Profile of a call: latency by stage and by function, for bench/dispatch.py --profile.
 
-One caller. First direct, REST and MCP in turns, with clocks around the stages of a call inside
+One caller. First direct, REST and MCP in rotation, with timers around the stages of a call inside
 Toolcrib (bench/inside.py); then REST and MCP again under cProfile, for the functions.
 """
 
@@ -23,11 +23,11 @@ from tests.support.waiting import wait_for
 
 PATHS = ("direct", "REST", "MCP")
 CALLS = 300
-TURNS = 5
-FUNCTIONS = 30  # told of each path
+ROUNDS = 5
+MAX_FUNCTIONS = 30  # printed per path
 
 
-class Timed(dispatch.Toolcrib):
+class TimedToolcrib(dispatch.Toolcrib):
     program = str(dispatch.ROOT / "bench" / "inside.py")
 
 
@@ -36,105 +36,106 @@ def run(options):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-")))
             port = free_port()
-            process = dispatch.started(stack, [*dispatch.ECHO, "--http", str(port)], port)
+            process = dispatch.start_program(stack, [*dispatch.ECHO, "--http", str(port)], port)
             echo = (f"http://127.0.0.1:{port}/mcp", process.pid)
-            written = folder / "inside.json"
-            env = {"BENCH_INSIDE": str(written), **({"BENCH_FUNCTIONS": "1"} if functions else {})}
-            toolcrib = stack.enter_context(Timed(folder / "data", env))
-            toolcrib.fill(echo[0])
+            output = folder / "inside.json"
+            env = {"BENCH_INSIDE": str(output), **({"BENCH_FUNCTIONS": "1"} if functions else {})}
+            toolcrib = stack.enter_context(TimedToolcrib(folder / "data", env))
+            toolcrib.create_rows(echo[0])
             for over in options.over:
                 bed = dispatch.Bed(stack, over, PATHS, toolcrib, echo)
                 for size in options.sizes[:1]:
-                    work = measured(bed, size, written, functions)
-                    tell(over, size, asyncio.run(work), functions)
+                    work = measure(bed, size, output, functions)
+                    print_report(over, size, asyncio.run(work), functions)
 
 
-async def measured(bed, size, written, functions):
-    """Return what was found of each path, turn by turn."""
-    found = {path: [] for path in PATHS}
-    text = dispatch.text_of(size)
+async def measure(bed, size, output, functions):
+    """Return the durations, CPU seconds and stages of each path, by round."""
+    results = {path: [] for path in PATHS}
+    text = dispatch.make_text(size)
     calls = max(20, CALLS // (1 + size // 20_000))
-    turns = 1 if functions else TURNS
+    rounds = 1 if functions else ROUNDS
     try:
-        for turn in range(turns):
-            for path in PATHS[turn % 3 :] + PATHS[: turn % 3]:
+        for number in range(rounds):
+            for path in PATHS[number % 3 :] + PATHS[: number % 3]:
                 before = set(dispatch.descendants(os.getpid()))
-                call = await bed.held[path].call()
+                call = await bed.callers[path].call()
                 pids = bed.pids(path, before)
-                await load.measure(call, text, 1, 0, least=20)
+                await load.time_calls(call, text, 1, 0, least=20)
                 if path != "direct":
-                    await asyncio.to_thread(signalled, bed.toolcrib.pid, signal.SIGUSR1, None)
-                used = dispatch.cpu(pids)
-                took, _ = await load.measure(call, text, 1, 0, least=calls)
-                used = dispatch.cpu(pids) - used
-                inside = None
+                    await asyncio.to_thread(send_signal, bed.toolcrib.pid, signal.SIGUSR1, None)
+                cpu_used = dispatch.cpu_seconds(pids)
+                durations, _ = await load.time_calls(call, text, 1, 0, least=calls)
+                cpu_used = dispatch.cpu_seconds(pids) - cpu_used
+                stages = None
                 if path != "direct":
-                    inside = await asyncio.to_thread(
-                        signalled, bed.toolcrib.pid, signal.SIGUSR2, written
+                    stages = await asyncio.to_thread(
+                        send_signal, bed.toolcrib.pid, signal.SIGUSR2, output
                     )
-                found[path].append((took, used, inside))
+                results[path].append((durations, cpu_used, stages))
     finally:
-        for held in bed.held.values():
-            await held.close()
-    return found
+        for caller in bed.callers.values():
+            await caller.close()
+    return results
 
 
-def signalled(pid, number, written):
-    """Have Toolcrib begin to measure, or write down what it measured."""
+def send_signal(pid, number, output):
+    """Start a measurement in Toolcrib, or read its result from `output`."""
     os.kill(pid, number)
-    if written is None:
+    if output is None:
         return None
-    wait_for(written.exists, 20, what="Toolcrib wrote what it measured")
-    told = json.loads(written.read_text())
-    written.unlink()
-    return told
+    wait_for(output.exists, 20, what="Toolcrib wrote its measurement")
+    measurement = json.loads(output.read_text())
+    output.unlink()
+    return measurement
 
 
-def tell(over, size, found, functions):
-    middle = {path: per_call(turns, lambda took, used, _: statistics.median(took))
-              for path, turns in found.items()}  # fmt: skip
+def print_report(over, size, results, functions):
+    medians = {path: per_call(rounds, lambda durations, cpu_used, _: statistics.median(durations))
+              for path, rounds in results.items()}  # fmt: skip
     print(f"\n{over} server, {size:,} bytes, one caller"
-          + (", under cProfile: slower, for proportions only" if functions else ""))  # fmt: skip
-    for path, turns in found.items():
-        cpu = per_call(turns, lambda took, used, _: used / len(took))
+          + (", under cProfile: slower, only for proportions" if functions else ""))  # fmt: skip
+    for path, rounds in results.items():
+        cpu = per_call(rounds, lambda durations, cpu_used, _: cpu_used / len(durations))
         print(
-            f"\n{path}: p50 {middle[path]:.3f} ms, {middle[path] / middle['direct']:.2f} × direct; "
-            f"processor {cpu:.2f} ms a call beside the caller's"
+            f"\n{path}: p50 {medians[path]:.3f} ms, "
+            f"{medians[path] / medians['direct']:.2f} × direct; "
+            f"CPU {cpu:.2f} ms per call without the caller"
         )
         if path != "direct":
-            (tell_functions if functions else tell_stages)(turns)
+            (print_functions if functions else print_stages)(rounds)
 
 
-def per_call(turns, figure):
-    """The median over turns of a figure in seconds, as milliseconds."""
-    return statistics.median(figure(*turn) for turn in turns) * 1000
+def per_call(rounds, figure):
+    """Return the median over rounds of a figure in seconds, as milliseconds."""
+    return statistics.median(figure(*results) for results in rounds) * 1000
 
 
-def tell_stages(turns):
+def print_stages(rounds):
     depths = {name: depth for name, depth, _ in inside.STAGES}
     for name, depth in depths.items():
-        times = per_call(turns, partial(_stage, name))
+        times = per_call(rounds, partial(_stage, name))
         if times:
             print(f"  {'  ' * depth}{name:<{44 - 2 * depth}}{times:8.3f} ms")
     for thread in ("event loop", "ledger", "other threads"):
-        times = per_call(turns, partial(_thread, thread))
-        print(f"  processor, {thread:<33}{times:8.3f} ms")
+        times = per_call(rounds, partial(_thread, thread))
+        print(f"  CPU, {thread:<39}{times:8.3f} ms")
 
 
-def _stage(name, took, used, told):
-    """What a stage takes in a usual call; a transaction is begun twice in each."""
-    times = told["stages"].get(name, [])
-    return statistics.median(times) * round(len(times) / len(took)) if times else 0.0
+def _stage(name, durations, cpu_used, measurement):
+    """Return the seconds of a stage in a typical call; there are two transactions per call."""
+    times = measurement["stages"].get(name, [])
+    return statistics.median(times) * round(len(times) / len(durations)) if times else 0.0
 
 
-def _thread(name, took, used, told):
-    return told["threads"].get(name, 0.0) / len(took)
+def _thread(name, durations, cpu_used, measurement):
+    return measurement["threads"].get(name, 0.0) / len(durations)
 
 
-def tell_functions(turns):
-    took, _, told = turns[0]
-    print(f"  {'thread':<12}{'calls a call':>13}{'own µs':>9}{'with inner':>12}")
-    for thread, name, calls, own, total in told["functions"][:FUNCTIONS]:
-        each = len(took)
+def print_functions(rounds):
+    durations, _, measurement = rounds[0]
+    print(f"  {'thread':<12}{'calls/call':>13}{'self µs':>9}{'total µs':>12}")
+    for thread, name, calls, own, total in measurement["functions"][:MAX_FUNCTIONS]:
+        each = len(durations)
         print(f"  {thread:<12}{calls / each:13.1f}{own / each * 1e6:9.1f}"
               f"{total / each * 1e6:12.1f}  {name}")  # fmt: skip

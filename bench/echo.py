@@ -1,7 +1,7 @@
-"""The server behind bench/dispatch.py: one tool that says what it is told.
+"""Echo server behind bench/dispatch.py.
 
-python bench/echo.py [--http PORT]; stdio by default. Written as most servers are, with the SDK's
-MCPServer, so that what is measured before it is what people have behind theirs.
+python bench/echo.py [--http PORT]; stdio by default. Uses the SDK's MCPServer, as most servers do,
+so that the measured overhead is typical.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False)
     )
     listener = socket.create_server(("127.0.0.1", options.http), backlog=256)
-    # asyncio does this only for sockets it made itself; else each answer would wait 40 ms.
+    # asyncio sets this only on sockets that it creates; without it each response waits 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     print(f"listening on 127.0.0.1:{listener.getsockname()[1]}", flush=True)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, ws="none")

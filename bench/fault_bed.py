@@ -1,7 +1,7 @@
-"""What every fault needs: an installation to hurt, servers to hurt it with, callers, and a row.
+"""Test bed for the fault benches: an installation, upstream servers, callers, result rows.
 
-A row says what was done and holds its checks. Those that depend on the machine's speed are marked
-`timed`: the bench judges all of them, the tests only the others.
+A row has the procedure and its checks. Checks that depend on the speed of the machine are marked
+`timed`: the bench evaluates all checks, the tests only the others.
 """
 
 import asyncio
@@ -28,48 +28,48 @@ from tests.support.upstreams.running import ENDPOINTS, stdio_argv  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402
 from toolcrib.lib.percentile import percentile as observed_percentile  # noqa: E402
 
-SIZES = ("tiny", "short", "full")  # for the tests, for a look, for `make soak`
+SIZES = ("tiny", "short", "full")  # for the tests, for --short, for `make soak`
 UNLIMITED = 1_000_000_000
 LIMITS = ("calls_in_flight", "calls_per_minute", "searches_per_minute", "max_sessions")
 
 
 @dataclass(frozen=True)
 class Check:
-    what: str
-    found: str
+    condition: str
+    value: str
     ok: bool
     timed: bool = False
 
 
 @dataclass
 class Row:
-    """One fault: what was done, what was seen, and whether that is within its bounds."""
+    """One fault: the procedure, the figures, and the checks of its limits."""
 
     number: str
     fault: str
-    done: str = ""
+    procedure: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
 
-    def exactly(self, what: str, found: object, wanted: object = 0) -> None:
-        self.checks.append(Check(f"{what} = {wanted}", str(found), found == wanted))
+    def check_equal(self, name: str, value: object, expected: object = 0) -> None:
+        self.checks.append(Check(f"{name} = {expected}", str(value), value == expected))
 
-    def some(self, what: str, found: int) -> None:
-        """Check that the fault was there at all: without it nothing was shown."""
-        self.checks.append(Check(f"{what} > 0", str(found), found > 0))
+    def check_positive(self, name: str, value: int) -> None:
+        """Check that the fault occurred; otherwise the other checks prove nothing."""
+        self.checks.append(Check(f"{name} > 0", str(value), value > 0))
 
-    def at_most(
-        self, what: str, found: float, bound: float, unit: str = "", *, timed: bool = True
+    def check_at_most(
+        self, name: str, value: float, limit: float, unit: str = "", *, timed: bool = True
     ) -> None:
-        told = f"{found:,.3g}{unit}" if abs(found) < 1000 else f"{found:,.0f}{unit}"
-        self.checks.append(Check(f"{what} ≤ {bound:g}{unit}", told, found <= bound, timed))
+        text = f"{value:,.3g}{unit}" if abs(value) < 1000 else f"{value:,.0f}{unit}"
+        self.checks.append(Check(f"{name} ≤ {limit:g}{unit}", text, value <= limit, timed))
 
     @property
     def ok(self) -> bool:
         return all(check.ok for check in self.checks)
 
-    def failed(self) -> list[Check]:
-        """The checks that failed for another reason than the machine's speed."""
+    def failed_checks(self) -> list[Check]:
+        """Return the failed checks that do not depend on the speed of the machine."""
         return [check for check in self.checks if not check.ok and not check.timed]
 
     def as_json(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Row:
         return {
             "row": self.number,
             "fault": self.fault,
-            "done": self.done,
+            "done": self.procedure,
             "figures": self.figures,
             "checks": checks,
             "ok": self.ok,
@@ -85,46 +85,46 @@ class Row:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    found = observed_percentile(values, percent / 100)
-    return math.nan if found is None else found
+    value = observed_percentile(values, percent / 100)
+    return math.nan if value is None else value
 
 
-def milliseconds(values: list[float]) -> dict[str, float]:
+def latency_ms(values: list[float]) -> dict[str, float]:
     return {
         name: round(percentile(values, at) * 1000, 1) for name, at in (("p50", 50), ("p99", 99))
     }
 
 
-# --- Processes, from outside ----------------------------------------------------------------------
+# --- Process statistics ---------------------------------------------------------------------------
 
 
-def memory(pid: int, what: str = "VmRSS") -> float:
-    """Megabytes a process has now (VmRSS), or had at most since `forget_peak` (VmHWM)."""
+def memory_mb(pid: int, field: str = "VmRSS") -> float:
+    """Return the memory of a process: current (VmRSS), or peak since the last reset (VmHWM)."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(what):
+        if line.startswith(field):
             return int(line.split()[1]) / 1024
-    raise ValueError(f"process {pid} tells no {what}")
+    raise ValueError(f"process {pid} has no {field}")
 
 
-def forget_peak(pid: int) -> None:
+def reset_peak_memory(pid: int) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def descriptors(pid: int) -> int:
+def count_descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def waited(pid: int) -> float:
-    """Seconds that the threads of a process waited for a CPU: none on a machine that is quiet."""
+def cpu_wait(pid: int) -> float:
+    """Return the seconds that the threads of a process waited for a CPU; 0 on an idle machine."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # it ended
+        with suppress(OSError):  # the thread ended
             total += int((task / "schedstat").read_text().split()[1])
     return total / 1e9
 
 
-def born(pid: int) -> str | None:
-    """When a process began, which tells it from a later one of the same number; None: it ended."""
+def start_time(pid: int) -> str | None:
+    """Return the start time of a process, to detect reused pids; None if it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
@@ -133,22 +133,22 @@ def born(pid: int) -> str | None:
 
 
 def zombies(parents: set[int]) -> list[int]:
-    """Processes below these that ended and that nobody has waited for."""
-    found = []
+    """Return the children of these processes that ended and were not reaped."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError, IndexError):
                 state, parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[:2]
                 if state == b"Z" and int(parent) in parents:
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 # --- The installation and its servers -------------------------------------------------------------
 
 
 class Upstream:
-    """A server of tests/support/upstreams in a process of its own."""
+    """A running server of tests/support/upstreams."""
 
     def __init__(self, process: Process, url: str) -> None:
         self.process, self.url, self.pid = process, url, process.pid
@@ -158,8 +158,8 @@ class Upstream:
 
 
 @contextmanager
-def upstream(module: str, *args: str) -> Iterator[Upstream]:
-    """Run a server over HTTP."""
+def running_upstream(module: str, *args: str) -> Iterator[Upstream]:
+    """Run a server of tests/support/upstreams over HTTP."""
     if module in ENDPOINTS:
         args = ("--http", "0", *args)
     argv = stdio_argv(module, *args)
@@ -169,20 +169,20 @@ def upstream(module: str, *args: str) -> Iterator[Upstream]:
 
 
 def register(toolcrib: Api, slug: str, *, wait: bool = True, **fields: Any) -> None:
-    """Register a server, by its URL unless told otherwise, and wait for its first sync."""
+    """Register a server, by default over HTTP, and wait for its first sync."""
     body = {"name": slug, "slug": slug, "transport": "http", **fields}
-    status, told = toolcrib.api("POST", "/servers", body)
-    assert status == 201, told
+    status, response = toolcrib.api("POST", "/servers", body)
+    assert status == 201, response
     if wait:
-        wait_for(lambda: _synced(toolcrib, slug), 60, what=f"{slug} is synced")
+        wait_for(lambda: _last_synced_at(toolcrib, slug), 60, what=f"{slug} is synced")
 
 
-def _synced(toolcrib: Api, slug: str) -> Any:
+def _last_synced_at(toolcrib: Api, slug: str) -> Any:
     return toolcrib.api("GET", f"/servers/{slug}")[1]["last_synced_at"]
 
 
-def register_program(toolcrib: Api, slug: str, module: str, *args: str, **fields: Any) -> None:
-    """Register a program of tests/support/upstreams."""
+def register_stdio(toolcrib: Api, slug: str, module: str, *args: str, **fields: Any) -> None:
+    """Register a stdio server of tests/support/upstreams."""
     command, *rest = stdio_argv(module, *args)
     program: dict[str, Any] = {
         "transport": "stdio",
@@ -192,24 +192,24 @@ def register_program(toolcrib: Api, slug: str, module: str, *args: str, **fields
     }
     register(toolcrib, slug, confirm_argv=[command, *rest], **program)
     if fields:
-        status, told = toolcrib.api("PATCH", f"/servers/{slug}", fields)
-        assert status == 200, told
+        status, response = toolcrib.api("PATCH", f"/servers/{slug}", fields)
+        assert status == 200, response
 
 
 def remove(toolcrib: Api, slug: str) -> None:
     toolcrib.api("DELETE", f"/servers/{slug}")
 
 
-def free_agent(toolcrib: Api, name: str = "bench", **fields: Any) -> Agent:
-    """An agent whose limits are out of the way."""
+def make_unlimited_agent(toolcrib: Api, name: str = "bench", **fields: Any) -> Agent:
+    """Create an agent without effective limits."""
     return make_agent(toolcrib, name, **{**dict.fromkeys(LIMITS, UNLIMITED), **fields})
 
 
 class Bed:
-    """A running embedded installation and an agent without limits. Rows share it."""
+    """Test bed: an embedded installation and an agent without limits, shared by rows."""
 
     def __init__(self, folder: Path, env: Mapping[str, str] | None = None) -> None:
-        # Idle connections close soon, so that what a row leaves behind can be told from them.
+        # Idle connections close soon, so that they are not mistaken for leaks of a row.
         self.toolcrib = Installation(
             folder / "data", {"TOOLCRIB_IDLE_DISCONNECT": "5", **(env or {})}
         )
@@ -238,14 +238,14 @@ class Bed:
     @property
     def agent(self) -> Agent:
         if self._agent is None:
-            self._agent = free_agent(self.toolcrib)
+            self._agent = make_unlimited_agent(self.toolcrib)
         return self._agent
 
     def session(self, slug: str) -> Session:
         return self.agent.open(groups=[f"mcp:{slug}"], mode="deferred")
 
     def query(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """Look at the database from outside, as it is on disk."""
+        """Query the SQLite file directly, read-only."""
         path = self.toolcrib.data_dir / "toolcrib.sqlite3"
         connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
         try:
@@ -254,7 +254,7 @@ class Bed:
             connection.close()
 
     def calls(self, session: Session) -> list[dict[str, Any]]:
-        """A session's rows of the ledger, oldest first."""
+        """Return the calls of a session, oldest first."""
         columns = ("call_id", "state", "error_code", "arguments", "idempotency_key", "sent_at")
         return [
             dict(zip(columns, row, strict=True))
@@ -271,22 +271,22 @@ class Bed:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What became of a request: status 0 when the connection broke first."""
+class Response:
+    """Outcome of a request; status 0 if the connection broke before the response."""
 
     status: int
     body: bytes
     seconds: float
-    at: float  # when it was sent, by time.monotonic
+    at: float  # time of sending, by time.monotonic
 
     @property
     def json(self) -> dict[str, Any]:
-        found = json.loads(self.body) if self.body else {}
-        return found if isinstance(found, dict) else {}
+        value = json.loads(self.body) if self.body else {}
+        return value if isinstance(value, dict) else {}
 
     @property
     def state(self) -> str:
-        """The state of a call, the code of an error, or what else it was."""
+        """The state of the call, the error code, `ok` or `broken`."""
         if not self.status:
             return "broken"
         if self.status == 200:
@@ -295,7 +295,7 @@ class Told:
 
 
 class Callers:
-    """Kept connections to one address, as many as are in use at once. For one event loop."""
+    """Pool of keep-alive connections to one URL, for one event loop."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -313,52 +313,52 @@ class Callers:
 
     async def call(
         self, session: Session, tool: str, arguments: object = None, *, key: str = "",
-        timeout: float | None = None,  # noqa: ASYNC109 - the call's own
-    ) -> Told:  # fmt: skip
+        timeout: float | None = None,  # noqa: ASYNC109 - of the call
+    ) -> Response:  # fmt: skip
         body: dict[str, Any] = {"tool_name": tool, "arguments": arguments or {}}
         if timeout is not None:
             body["timeout"] = timeout
         headers = {"Idempotency-Key": key} if key else {}
-        return await self.ask("POST", f"{session.path}/call", body, headers)
+        return await self.request_api("POST", f"{session.path}/call", body, headers)
 
-    async def ask(
+    async def request_api(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Told:
-        return await self.fetch(method, f"/api/v1{path}", body, self.agent.headers(headers))
+    ) -> Response:
+        return await self.request(method, f"/api/v1{path}", body, self.agent.headers(headers))
 
-    async def fetch(
+    async def request(
         self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
-    ) -> Told:
-        """Send one request and read the answer. A connection that breaks is an answer too."""
+    ) -> Response:
+        """Send one request and read the response. A broken connection is a response too."""
         data = json.dumps(body).encode() if body is not None else b""
         fields = {"Host": f"localhost:{self.port}", "Content-Length": len(data), **(headers or {})}
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {v}" for name, v in fields.items())]
-        began = time.monotonic()
-        line = None
+        started = time.monotonic()
+        connection = None
         try:
-            line = self._idle.pop() if self._idle else await self._connect()
-            reader, writer = line
+            connection = self._idle.pop() if self._idle else await self._connect()
+            reader, writer = connection
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + data)
-            status, told, last = await _answer(reader)
+            status, content, closes = await _read_response(reader)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
-            if line is not None:
-                line[1].close()
-            return Told(0, b"", time.monotonic() - began, began)
+            if connection is not None:
+                connection[1].close()
+            return Response(0, b"", time.monotonic() - started, started)
         except asyncio.CancelledError:
-            if line is not None:
-                line[1].transport.abort()  # the caller leaves
+            if connection is not None:
+                connection[1].transport.abort()  # the caller disconnects
             raise
-        if last:
+        if closes:
             writer.close()
         else:
-            self._idle.append(line)
-        return Told(status, told, time.monotonic() - began, began)
+            self._idle.append(connection)
+        return Response(status, content, time.monotonic() - started, started)
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection(self.host, self.port, limit=2**20)
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
+async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
     fields = dict(line.split(": ", 1) for line in head[1:-2])
     body = b""
@@ -372,27 +372,27 @@ async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes, bool]:
     return int(head[0].split(" ")[1]), body, fields.get("connection") == "close"
 
 
-async def at_rate(
-    per_second: float, seconds: float, one: Callable[[int], Awaitable[Told]]
-) -> list[Told]:
-    """Send so many a second, whether or not the earlier ones were answered."""
-    began = time.monotonic()
+async def send_at_rate(
+    per_second: float, seconds: float, send: Callable[[int], Awaitable[Response]]
+) -> list[Response]:
+    """Send requests at a fixed rate, without waiting for earlier responses."""
+    started = time.monotonic()
     running = []
     for number in range(round(per_second * seconds)):
-        ahead = began + number / per_second - time.monotonic()
+        ahead = started + number / per_second - time.monotonic()
         if ahead > 0:
             await asyncio.sleep(ahead)
-        running.append(asyncio.ensure_future(one(number)))
+        running.append(asyncio.ensure_future(send(number)))
     return await asyncio.gather(*running)
 
 
-async def until(
-    stop: Callable[[], bool], workers: int, one: Callable[[int], Awaitable[None]]
+async def repeat_until(
+    stop: Callable[[], bool], workers: int, action: Callable[[int], Awaitable[None]]
 ) -> None:
-    """Have so many workers do it over and over until told to stop."""
+    """Repeat an action in concurrent workers until `stop` returns true."""
 
-    async def work(at: int) -> None:
+    async def work(number: int) -> None:
         while not stop():
-            await one(at)
+            await action(number)
 
-    await asyncio.gather(*(work(at) for at in range(workers)))
+    await asyncio.gather(*(work(number) for number in range(workers)))

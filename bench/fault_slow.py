@@ -1,4 +1,4 @@
-"""Servers that hang (R3) and callers who leave (R26): nobody else may notice."""
+"""Hung servers (R3) and disconnecting callers (R26) must not affect other calls."""
 
 import asyncio
 import json
@@ -13,83 +13,87 @@ from pathlib import Path
 from bench.fault_bed import (
     Bed,
     Callers,
+    Response,
     Row,
-    Told,
     Upstream,
-    at_rate,
-    milliseconds,
+    latency_ms,
     percentile,
     register,
     remove,
-    until,
-    upstream,
+    repeat_until,
+    running_upstream,
+    send_at_rate,
 )
 from tests.support.agents import Session
 from tests.support.servers import call_upstream
 from tests.support.waiting import wait_for
 
-LEFT = {"succeeded", "unknown", "cancelled"}  # how a call may end whose caller may leave
+DISCONNECTED_STATES = {"succeeded", "unknown", "cancelled"}  # of calls whose caller may disconnect
 A_RATE, B_RATE = 50, 100
-TURNS, QUEUED = 8, 16  # of one server, by default
+SLOTS, QUEUED = 8, 16  # defaults of a server
 
 
 def hung_server(bed: Bed, size: str) -> Row:
-    """R3: one server stops answering under load; another's callers must not notice."""
+    """R3: one server hangs under load; calls to another server must not be affected."""
     hang, deadline = {"tiny": (2.0, 1.0), "short": (10.0, 2.0), "full": (30.0, 2.0)}[size]
     rates = (10, 5) if size == "tiny" else (A_RATE, B_RATE)
-    row = Row("R3", f"a server hung for {hang:g} s at {rates[0]} calls/s")
+    row = Row("R3", f"server hung for {hang:g} s at {rates[0]} calls/s")
     with (
-        upstream("counting", "--journal", str(bed.folder / "hung")) as a,
-        upstream("counting", "--journal", str(bed.folder / "well")) as b,
+        running_upstream("counting", "--journal", str(bed.folder / "hung")) as a,
+        running_upstream("counting", "--journal", str(bed.folder / "well")) as b,
     ):
         register(bed.toolcrib, "hung", url=a.url)
         register(bed.toolcrib, "well", url=b.url)
         sessions = {slug: bed.session(slug) for slug in ("hung", "well")}
         phases = asyncio.run(_phases(bed, sessions, a, hang, deadline, rates))
-        back = True
+        recovered = True
         try:
-            wait_for(lambda: _works(sessions["hung"]), 60)
+            wait_for(lambda: _call_succeeds(sessions["hung"]), 60)
         except AssertionError:
-            back = False
+            recovered = False
         remove(bed.toolcrib, "hung")
         remove(bed.toolcrib, "well")
     before, during, after = phases
-    without = [told.seconds for phase in (before, after) for told in phase["well"]]
-    within = [told.seconds for told in during["well"]]
+    without = [response.seconds for phase in (before, after) for response in phase["well"]]
+    within = [response.seconds for response in during["well"]]
     hung = during["hung"]
-    ended = Counter(told.state for told in hung)
+    states = Counter(response.state for response in hung)
     ratio = percentile(within, 99) / percentile(without, 99)
-    row.done = (
+    row.procedure = (
         f"SIGSTOP to one server for {hang:g} s under {rates[0]} calls/s with a deadline of "
         f"{deadline:g} s; another at {rates[1]}/s, compared with the same load before and after"
     )
     row.figures = {
-        "well_without_ms": milliseconds(without),
-        "well_with_ms": milliseconds(within),
+        "well_without_ms": latency_ms(without),
+        "well_with_ms": latency_ms(within),
         "p99_with_÷_without": round(ratio, 2),
-        "hung_ended": dict(ended),
-        "hung_slowest_s": round(max(told.seconds for told in hung), 2),
+        "hung_states": dict(states),
+        "hung_slowest_s": round(max(response.seconds for response in hung), 2),
     }
     errors = {
-        when: dict(Counter(told.state for told in phase["well"] if told.state != "succeeded"))
+        when: dict(
+            Counter(response.state for response in phase["well"] if response.state != "succeeded")
+        )
         for when, phase in (("before", before), ("during", during), ("after", after))
     }
-    row.figures["errors_of_the_other"] = errors
-    row.exactly("errors of the other server", sum(sum(of.values()) for of in errors.values()))
-    row.some("calls of the hung server timed out", ended["timed_out"])
-    odd = set(ended) - {"timed_out", "busy", "timeout", "failed"}
-    row.exactly("other ends of the hung one's calls", len(odd))
-    row.exactly("hung one's callers left without an answer", ended["broken"])
-    row.exactly("works again afterwards", back, True)
-    late = max(told.seconds for told in hung) - deadline
-    row.at_most("slowest answer past its deadline", late, 0.5, " s")
-    row.at_most("p99 with ÷ without", ratio, 1.6)
+    row.figures["errors_of_other_server"] = errors
+    row.check_equal(
+        "errors of the other server", sum(sum(counts.values()) for counts in errors.values())
+    )
+    row.check_positive("calls of the hung server timed out", states["timed_out"])
+    unexpected = set(states) - {"timed_out", "busy", "timeout", "failed"}
+    row.check_equal("unexpected states of calls to the hung server", len(unexpected))
+    row.check_equal("calls to the hung server without a response", states["broken"])
+    row.check_equal("works again afterwards", recovered, True)
+    late = max(response.seconds for response in hung) - deadline
+    row.check_at_most("slowest response after its deadline", late, 0.5, " s")
+    row.check_at_most("p99 with ÷ without", ratio, 1.6)
     return row
 
 
-def _works(session: Session) -> bool:
-    answer = session.post_call("stamp", {"paper": "again"}, timeout=5)
-    return answer.status == 200 and answer.json["state"] == "succeeded"
+def _call_succeeds(session: Session) -> bool:
+    response = session.post_call("stamp", {"paper": "again"}, timeout=5)
+    return response.status == 200 and response.json["state"] == "succeeded"
 
 
 async def _phases(
@@ -99,13 +103,13 @@ async def _phases(
     hang: float,
     deadline: float,
     rates: tuple[int, int],
-) -> list[dict[str, list[Told]]]:
-    """The same load before, while and after the server hangs."""
+) -> list[dict[str, list[Response]]]:
+    """Generate the same load before, during and after the hang."""
     async with Callers(bed.agent) as callers:
 
-        def calls(slug: str, rate: float, seconds: float) -> Awaitable[list[Told]]:
+        def calls(slug: str, rate: float, seconds: float) -> Awaitable[list[Response]]:
             limit = deadline if slug == "hung" else None
-            return at_rate(
+            return send_at_rate(
                 rate,
                 seconds,
                 lambda number: callers.call(
@@ -113,7 +117,7 @@ async def _phases(
                 ),
             )
 
-        async def phase(seconds: float) -> dict[str, list[Told]]:
+        async def phase(seconds: float) -> dict[str, list[Response]]:
             hung, well = await asyncio.gather(
                 calls("hung", rates[0], seconds), calls("well", rates[1], seconds)
             )
@@ -130,61 +134,69 @@ async def _phases(
         return [before, during, await phase(hang / 2)]
 
 
-# --- Callers who leave ----------------------------------------------------------------------------
+# --- Disconnecting callers ------------------------------------------------------------------------
 
 
-def callers_who_leave(bed: Bed, size: str) -> Row:
-    """R26: cancel calls at random moments; every turn at the server must come back."""
+def disconnecting_callers(bed: Bed, size: str) -> Row:
+    """R26: disconnect at random moments; every concurrency slot must be released."""
     cancels = {"tiny": 60, "short": 200, "full": 1000}[size]
-    row = Row("R26", f"{cancels:,} callers who leave at random moments")
+    row = Row("R26", f"{cancels:,} callers disconnect at random moments")
     journal = bed.folder / "left"
-    with upstream("counting", "--journal", str(journal)) as server:
+    with running_upstream("counting", "--journal", str(journal)) as server:
         register(bed.toolcrib, "left", url=server.url)
         session = bed.session("left")
-        usual, answered = asyncio.run(_leave(bed, session, cancels))
-        # Each must come to an end of its own, long before the deadline of 60 s.
+        usual, answered = asyncio.run(_disconnect(bed, session, cancels))
+        # Each call must end by itself, long before its deadline of 60 s.
         with suppress(AssertionError):
-            wait_for(lambda: not _open(bed, session), 30)
-        left_open = _open(bed, session)
+            wait_for(lambda: not _count_open(bed, session), 30)
+        left_open = _count_open(bed, session)
         rows = bed.calls(session)
-        states = Counter(found["state"] for found in rows)
-        begun = _begun(journal)
-        # The gauge, read from outside: exactly as many as before get a turn, the rest of them wait.
-        free, refused = _turns(bed, session, journal, server.url)
+        states = Counter(call["state"] for call in rows)
+        received = _received_calls(journal)
+        # Measured from outside: exactly SLOTS calls reach the server, the others wait.
+        free, refused = _count_slots(bed, session, journal, server.url)
         remove(bed.toolcrib, "left")
-    row.done = (
-        f"12 callers at once who cut their connection at a random moment of the call (about "
-        f"{1.5 * usual:.2g} s), until {cancels:,} did; then {TURNS + QUEUED + 2} calls at once to "
-        "count turns"
+    row.procedure = (
+        f"12 concurrent callers that disconnect at a random moment of the call (about "
+        f"{1.5 * usual:.2g} s), until {cancels:,} did; then {SLOTS + QUEUED + 2} concurrent calls "
+        "to count slots"
     )
-    row.figures = {"answered_first": answered, "states": dict(states), "turns_after": free}
-    row.some("calls cut off after they were sent", states["unknown"])
-    of_state = {
-        state: {json.loads(one["arguments"]).get("name") for one in rows if one["state"] == state}
+    row.figures = {
+        "answered_before_disconnect": answered,
+        "states": dict(states),
+        "slots_after": free,
+    }
+    row.check_positive("calls disconnected after they were sent", states["unknown"])
+    by_state = {
+        state: {
+            json.loads(call["arguments"]).get("name") for call in rows if call["state"] == state
+        }
         for state in states
     }
-    row.exactly("cancelled, but the server began it", len(of_state.get("cancelled", set()) & begun))
-    row.exactly("other ends of calls", sorted(set(states) - LEFT), [])
-    row.exactly("rows left open", left_open)
-    row.exactly("turns free afterwards", free, TURNS)
-    row.exactly("calls refused beyond those that may wait", refused, 2)
+    row.check_equal(
+        "cancelled, but received by the server", len(by_state.get("cancelled", set()) & received)
+    )
+    row.check_equal("unexpected states", sorted(set(states) - DISCONNECTED_STATES), [])
+    row.check_equal("rows left open", left_open)
+    row.check_equal("slots free afterwards", free, SLOTS)
+    row.check_equal("calls rejected beyond the queue", refused, 2)
     return row
 
 
-def _open(bed: Bed, session: Session) -> int:
-    return sum(found["state"] in ("accepted", "sent") for found in bed.calls(session))
+def _count_open(bed: Bed, session: Session) -> int:
+    return sum(call["state"] in ("accepted", "sent") for call in bed.calls(session))
 
 
-async def _leave(bed: Bed, session: Session, cancels: int) -> tuple[float, int]:
-    """Call until so many callers left; return how long such a call takes, and how many stayed."""
+async def _disconnect(bed: Bed, session: Session, cancels: int) -> tuple[float, int]:
+    """Call until `cancels` callers disconnected; return the usual duration and the rest."""
     chance = random.Random(26)  # noqa: S311 - moments, not secrets
-    answered = left = number = 0
+    answered = disconnected = number = 0
     async with Callers(bed.agent) as callers:
-        papers = [callers.call(session, "stamp", {"paper": str(at)}) for at in range(12)]
-        usual = percentile([told.seconds for told in await asyncio.gather(*papers)], 50)
+        calls = [callers.call(session, "stamp", {"paper": str(at)}) for at in range(12)]
+        usual = percentile([response.seconds for response in await asyncio.gather(*calls)], 50)
 
         async def one(at: int) -> None:
-            nonlocal answered, left, number
+            nonlocal answered, disconnected, number
             number += 1
             seconds = chance.random() * usual
             arguments = {"name": f"left-{number}", "seconds": seconds}
@@ -193,37 +205,41 @@ async def _leave(bed: Bed, session: Session, cancels: int) -> tuple[float, int]:
                     await callers.call(session, "wait", arguments)
                 answered += 1
             except TimeoutError:
-                left += 1
+                disconnected += 1
 
-        # Those under way when the last one left may leave, too.
-        await until(lambda: left >= cancels, 12, one)
+        # Callers with a call in flight may disconnect after the last one.
+        await repeat_until(lambda: disconnected >= cancels, 12, one)
     return usual, answered
 
 
-def _begun(journal: Path) -> set[str]:
-    """The names of the calls that reached the server."""
+def _received_calls(journal: Path) -> set[str]:
+    """Return the names of the calls that reached the server."""
     lines = journal.read_text().splitlines()
     return {line.removeprefix("wait ") for line in lines if line.startswith("wait ")}
 
 
-def _turns(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, int]:
-    """Fill the server: how many calls reach it at once, and how many are refused."""
+def _count_slots(bed: Bed, session: Session, journal: Path, url: str) -> tuple[int, int]:
+    """Send more calls than there are slots; return how many reach the server and are rejected."""
 
     def arrived() -> int:
         return sum(line.startswith("queue turn-") for line in journal.read_text().splitlines())
 
-    with ThreadPoolExecutor(TURNS + QUEUED) as callers:
+    with ThreadPoolExecutor(SLOTS + QUEUED) as callers:
         rows = len(bed.calls(session))
-        asked = [
+        futures = [
             callers.submit(session.post_call, "queue", {"name": f"turn-{number}"}, timeout=120)
-            for number in range(TURNS + QUEUED)
+            for number in range(SLOTS + QUEUED)
         ]
-        wait_for(lambda: len(bed.calls(session)) - rows == TURNS + QUEUED, 60, what="all are there")
-        with suppress(AssertionError):  # fewer, where a turn was lost
-            wait_for(lambda: arrived() >= TURNS, 20)
+        wait_for(
+            lambda: len(bed.calls(session)) - rows == SLOTS + QUEUED,
+            60,
+            what="all calls are accepted",
+        )
+        with suppress(AssertionError):  # fewer if a slot was lost
+            wait_for(lambda: arrived() >= SLOTS, 20)
         more = [session.post_call("queue", {"name": f"turn-{number}"}) for number in (98, 99)]
         free = arrived()
         call_upstream(url, "open_gate")  # type: ignore[no-untyped-call]
-        for future in asked:
+        for future in futures:
             future.result(130)
-    return free, sum(answer.status == 503 for answer in more)
+    return free, sum(response.status == 503 for response in more)

@@ -1,9 +1,9 @@
-"""Restarts in a fraction of the time, for rows that need hundreds.
+"""Fast restarts by forking a process with all modules imported, for rows with many restarts.
 
-Most of a start is Python reading modules. `Starter` keeps a process that has read them and done
-nothing else; it forks, and the fork goes on as `manage.py serve` does, on the same data, port and
-settings. What a restart is about (tables, recovery, connections, caches) happens in the fork.
-Each row that uses this starts as usual now and then, too.
+Most of a start is importing modules. `Starter` runs a process that has only imported them; it
+forks, and the fork continues as `manage.py serve` with the same data, port and settings. All other
+work of a restart (tables, recovery, connections, caches) happens in the fork. Rows that use this
+also do a full start at intervals.
 """
 
 import os
@@ -24,7 +24,7 @@ from tests.support.waiting import wait_for  # noqa: E402
 
 
 class Forked:
-    """A process that is not our child, as far as an Installation and the rows need one."""
+    """The interface of Process for a process that is not our child."""
 
     def __init__(self, pid: int, out: Path, err: Path) -> None:
         self.pid, self._out, self._err = pid, out, err
@@ -37,25 +37,25 @@ class Forked:
     def log(self) -> str:
         return self._out.read_text() + self._err.read_text()
 
-    def wait_for_line(self, start: str, seconds: float = 60) -> str:
-        def found() -> str | None:
+    def wait_for_line(self, prefix: str, seconds: float = 60) -> str:
+        def find_line() -> str | None:
             lines = self._out.read_text().split("\n")[:-1]
-            return next((line for line in lines if line.startswith(start)), None)
+            return next((line for line in lines if line.startswith(prefix)), None)
 
-        wait_for(lambda: found() is not None or not self.running, seconds, every=0.02)
-        line = found()
-        assert line is not None, f"a forked start said no line {start!r}:\n{self.log}"
-        return line.removeprefix(start)
+        wait_for(lambda: find_line() is not None or not self.running, seconds, every=0.02)
+        line = find_line()
+        assert line is not None, f"the forked process printed no line {prefix!r}:\n{self.log}"
+        return line.removeprefix(prefix)
 
     def children(self) -> list[int]:
         return descendants(self.pid)
 
     def stop(self, number: int = signal.SIGTERM, seconds: float = 30) -> float:
-        began = time.monotonic()
+        started = time.monotonic()
         if self.running:
             os.kill(self.pid, number)
-        wait_for(lambda: not self.running, seconds, what="the installation ends")
-        return time.monotonic() - began
+        wait_for(lambda: not self.running, seconds, what="the installation exits")
+        return time.monotonic() - started
 
     def kill(self) -> None:
         if self.running:
@@ -64,7 +64,7 @@ class Forked:
 
 
 class Starter:
-    """Starts an installation again and again. `with Starter(toolcrib) as quick: quick.start()`."""
+    """Starts an installation repeatedly: `with Starter(toolcrib) as quick: quick.start()`."""
 
     def __init__(self, toolcrib: Installation) -> None:
         self.toolcrib = toolcrib
@@ -79,7 +79,7 @@ class Starter:
         return self
 
     def start(self) -> None:
-        """Start it and wait until it says that it can be reached."""
+        """Start the installation and wait for its ready line."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.starts += 1
@@ -95,21 +95,21 @@ class Starter:
         self.toolcrib.ready_line = forked.wait_for_line(READY)
 
     def __exit__(self, *exc: object) -> None:
-        """End it, and leave the installation as it found it: started as usual."""
-        usual = not isinstance(self.toolcrib.process, Forked)
-        if not usual:
+        """Stop the forking process, and restart the installation normally."""
+        normal = not isinstance(self.toolcrib.process, Forked)
+        if not normal:
             self.toolcrib.kill()
         self._process.kill()
         self._process.communicate()
-        if not usual:
+        if not normal:
             self.toolcrib.start()
 
 
-# --- In the process that forks --------------------------------------------------------------------
+# --- In the forking process -----------------------------------------------------------------------
 
 
-def read_modules() -> None:
-    """Read what `manage.py serve` reads, up to the first thing it does."""
+def import_modules() -> None:
+    """Import the modules of `manage.py serve` without running it."""
     import django
 
     os.environ["DJANGO_SETTINGS_MODULE"] = "toolcrib.settings"
@@ -124,7 +124,7 @@ def read_modules() -> None:
 
 
 def become_installation(out: str, err: str) -> NoReturn:
-    """Go on as `manage.py serve` does after its imports."""
+    """Continue as `manage.py serve` after its imports."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
@@ -137,7 +137,7 @@ def become_installation(out: str, err: str) -> NoReturn:
     from toolcrib.config.databases import make_tables_if_new
     from toolcrib.lib.process_identity import this_process
 
-    # The one thing a module knows of the process that read it.
+    # The only state of these modules that depends on the process.
     for module in (call_ledger, planner):
         vars(module)["THIS_PROCESS"] = this_process()
     sys.argv = ["manage.py", "serve"]
@@ -147,8 +147,8 @@ def become_installation(out: str, err: str) -> NoReturn:
 
 
 def main() -> None:
-    read_modules()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that were killed
+    import_modules()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # killed children are reaped automatically
     for line in sys.stdin:
         out, err = line.rstrip("\n").split("\t")
         pid = os.fork()

@@ -1,11 +1,10 @@
-"""A large catalog to measure on: many MCP servers in one process, always the same ones.
+"""Large catalog for benches: many MCP servers in one process, the same in every run.
 
     python bench/fleet.py [--groups 33] [--tools 600] [--folder FOLDER]
 
-Each server has a path of its own, `/<slug>/mcp`. Definitions are made up with the sizes of real
-ones; with a folder they are read from it: `*.jsonl` with one tool a line (`server`, `name`,
-`description`, `input_schema`), or `*.json` with the tools of one server each, as `tools/list`
-gives them.
+Each server has its own path, `/<slug>/mcp`. Definitions are generated with realistic sizes, or read
+from a folder: `tools*.jsonl` with one tool per line (`server`, `name`, `description`,
+`input_schema`), or one `*.json` per server with its `tools/list` result.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-# slug: what it is, and the things it is about.
+# slug: description, and the nouns of its tools.
 SERVICES = {
     "github": ("Issues, pull requests, code", "issue pull_request branch release workflow_run"),
     "gitlab": ("Merge requests and pipelines", "merge_request pipeline runner snippet milestone"),
@@ -123,7 +122,7 @@ Definition = dict[str, Any]
 
 
 def generate_servers(groups: int, tools: int) -> dict[str, list[Definition]]:
-    """Return definitions by server. Sizes differ as they do in life; the sum is exact."""
+    """Return generated definitions by server. Servers differ in size; the total is exact."""
     slugs = list(SERVICES)[:groups]
     slugs += [f"service-{number}" for number in range(len(slugs), groups)]
     weights = [1 + (7 * at) % 13 for at in range(groups)]
@@ -134,10 +133,10 @@ def generate_servers(groups: int, tools: int) -> dict[str, list[Definition]]:
         if sizes[at % groups] + step >= 1:
             sizes[at % groups] += step
         at += 1
-    return {slug: _tools_of(slug, size) for slug, size in zip(slugs, sizes, strict=True)}
+    return {slug: _generate_tools(slug, size) for slug, size in zip(slugs, sizes, strict=True)}
 
 
-def _tools_of(slug: str, size: int) -> list[Definition]:
+def _generate_tools(slug: str, size: int) -> list[Definition]:
     things = SERVICES.get(slug, ("", "item record entry note task"))[1].split()
     names = [(verb, thing) for verb in VERBS for thing in things]
     chance = random.Random(slug)  # noqa: S311 - the same in every run
@@ -149,7 +148,7 @@ def _tools_of(slug: str, size: int) -> list[Definition]:
 def _definition(slug: str, verb: str, thing: str, turn: int, chance: random.Random) -> Definition:
     one = thing.replace("_", " ")
     plural = thing + "s" if verb in ("list", "search", "export") else thing
-    said = LEADS[verb].format(one=one, many=f"{one}s", of=slug) + chance.choice(MORE)
+    description = LEADS[verb].format(one=one, many=f"{one}s", of=slug) + chance.choice(MORE)
     properties: dict[str, Any] = {}
     required: list[str] = []
     if verb in ("list", "search", "export"):
@@ -171,7 +170,7 @@ def _definition(slug: str, verb: str, thing: str, turn: int, chance: random.Rand
         properties[name] = PLACES[name]
     return {
         "name": f"{verb}_{plural}" + (f"_v{turn + 1}" if turn else ""),
-        "description": said,
+        "description": description,
         "inputSchema": {
             "type": "object",
             "properties": properties,
@@ -182,45 +181,46 @@ def _definition(slug: str, verb: str, thing: str, turn: int, chance: random.Rand
 
 
 def read_folder(folder: Path, most: int | None = None) -> dict[str, list[Definition]]:
-    """Return the definitions of a folder by server."""
-    found: dict[str, list[Definition]] = {}
+    """Return the definitions in a folder by server, at most `most`."""
+    servers: dict[str, list[Definition]] = {}
     for file in sorted(folder.glob("*.json")):
         body = json.loads(file.read_text())
         for tool in body.get("tools", []) if isinstance(body, dict) else body:
             if isinstance(tool, dict):
-                _keep(found, str(tool.get("server") or file.stem), tool)
+                _add_tool(servers, str(tool.get("server") or file.stem), tool)
     for file in sorted(folder.glob("tools*.jsonl")):
         for line in file.read_text().splitlines():
             tool = json.loads(line)
-            _keep(found, str(tool.get("server") or file.stem), tool)
-    if not found:
-        raise SystemExit(f"{folder} holds no tools: give *.json or tools*.jsonl files.")
-    kept: dict[str, list[Definition]] = {}
-    for slug, tools in found.items():
-        left = (most or 10**9) - sum(map(len, kept.values()))
-        if left > 0:
-            kept[slug] = tools[:left]
-    return kept
+            _add_tool(servers, str(tool.get("server") or file.stem), tool)
+    if not servers:
+        raise SystemExit(f"{folder} contains no tools in *.json or tools*.jsonl files.")
+    limited: dict[str, list[Definition]] = {}
+    for slug, tools in servers.items():
+        remaining = (most or 10**9) - sum(map(len, limited.values()))
+        if remaining > 0:
+            limited[slug] = tools[:remaining]
+    return limited
 
 
-def _keep(found: dict[str, list[Definition]], server: str, tool: dict[str, Any]) -> None:
+def _add_tool(servers: dict[str, list[Definition]], server: str, tool: dict[str, Any]) -> None:
     slug = re.sub(r"[^a-z0-9]+", "-", server.lower()).strip("-")[:32].strip("-") or "server"
     name = str(tool.get("name") or "")
     schema = tool.get("inputSchema") or tool.get("input_schema") or {"type": "object"}
-    tools = found.setdefault(slug, [])
+    tools = servers.setdefault(slug, [])
     if name and all(known["name"] != name for known in tools):
-        said = tool.get("description") or ""
-        tools.append({"name": name, "description": said, "inputSchema": schema})
+        description = tool.get("description") or ""
+        tools.append({"name": name, "description": description, "inputSchema": schema})
 
 
 def load_servers(options: argparse.Namespace) -> dict[str, list[Definition]]:
+    """Return definitions by server, from the folder or generated."""
     if options.folder:
         return read_folder(Path(options.folder), options.most)
     return generate_servers(options.groups, options.tools)
 
 
 def arguments_for(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the least arguments that fit an ordinary schema."""
+    """Return minimal valid arguments for a common schema."""
     properties = schema.get("properties", {})
     return {name: _value(properties.get(name, {})) for name in schema.get("required", [])}
 
@@ -246,14 +246,14 @@ def _server(slug: str, definitions: list[Definition]) -> Any:
     from mcp.server import Server
     from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
-    tools = [Tool.model_validate(one) for one in definitions]
+    tools = [Tool.model_validate(definition) for definition in definitions]
 
     async def list_tools(ctx: Any, params: Any) -> Any:
         return ListToolsResult(tools=tools)
 
     async def call_tool(ctx: Any, params: Any) -> Any:
-        told = {"tool": params.name, "arguments": params.arguments, "state": "done"}
-        return CallToolResult(content=[TextContent(type="text", text=json.dumps(told))])
+        result = {"tool": params.name, "arguments": params.arguments, "state": "done"}
+        return CallToolResult(content=[TextContent(type="text", text=json.dumps(result))])
 
     return Server(slug, version="1.0", on_list_tools=list_tools, on_call_tool=call_tool)
 
@@ -296,7 +296,7 @@ def serve(servers: dict[str, list[Definition]]) -> None:
 
 @contextmanager
 def running(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Run the fleet and give it as an mcp.json."""
+    """Run the servers and yield an mcp.json for them."""
     from tests.support.installation import Process, clean_environment
 
     servers = load_servers(options)
@@ -324,8 +324,8 @@ def _flags(options: argparse.Namespace) -> list[str]:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", type=int, default=33, help="servers, each with a group")
     parser.add_argument("--tools", type=int, default=600)
-    parser.add_argument("--folder", "--fleet", dest="folder", help="real definitions instead")
-    parser.add_argument("--most", type=int, help="take this many tools of the folder")
+    parser.add_argument("--folder", "--fleet", dest="folder", help="folder with real definitions")
+    parser.add_argument("--most", type=int, help="maximum number of tools from the folder")
 
 
 if __name__ == "__main__":

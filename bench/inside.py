@@ -1,10 +1,10 @@
-"""Toolcrib with a clock in it, for bench/dispatch.py --profile: `python bench/inside.py serve`.
+"""Toolcrib with timers, for bench/dispatch.py --profile: `python bench/inside.py serve`.
 
-Nothing of the product knows of this: named functions of the way of a call are wrapped from
-outside before the server starts. SIGUSR1 begins a measurement, SIGUSR2 writes it to the file that
-BENCH_INSIDE names: seconds spent in each stage, waiting included, and processor seconds of each
-thread. With BENCH_FUNCTIONS set, the event loop and the ledger's thread run under cProfile, which
-makes everything slower and says which functions the processor time goes to.
+The product has no code for this: functions on the path of a call are wrapped before the server
+starts. SIGUSR1 starts a measurement, SIGUSR2 writes it to the file named by BENCH_INSIDE: seconds
+in each stage, including waits, and CPU seconds of each thread. With BENCH_FUNCTIONS set, the event
+loop and the ledger thread run under cProfile, which slows everything down and attributes the CPU
+time to functions.
 """
 
 import asyncio
@@ -24,35 +24,35 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-# What a stage is called, how deep it lies in the one before, and the function that is it.
+# Title of a stage, its nesting depth, and the function that implements it.
 STAGES = (
-    ("whole", 0, "sessions_app.fast_path.rest_call:call"),
-    ("whole", 0, "sessions_app.fast_path.mcp_call:call"),
+    ("total", 0, "sessions_app.fast_path.rest_call:call"),
+    ("total", 0, "sessions_app.fast_path.mcp_call:call"),
     ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
     ("read the request", 1, "sessions_app.fast_path.mcp_call:_message"),
     ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_from_cache"),
     ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_call"),
-    ("ask the server", 1, "servers.connections.calls:call"),
+    ("call the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
-    ("until its answer begins", 3, "servers.transports.http1:HttpConnectionPool.post"),
-    ("judge the result", 1, "sessions_app.dispatch.dispatcher:_call_result"),
+    ("until the response starts", 3, "servers.transports.http1:HttpConnectionPool.post"),
+    ("process the result", 1, "sessions_app.dispatch.dispatcher:_call_result"),
     ("finish: until committed", 1, "sessions_app.ledger.calls:finish"),
-    ("write the answer", 2, "sessions_app.ledger.calls:fill_in_result"),
-    ("transactions, in the ledger's thread", 1, "sessions_app.ledger.batch_writer:write_batch"),
-    ("answer", 1, "sessions_app.fast_path.http:_answer"),
-    ("answer", 1, "sessions_app.fast_path.mcp_call:_answer"),
+    ("write the response", 2, "sessions_app.ledger.calls:fill_in_result"),
+    ("transactions, in the ledger thread", 1, "sessions_app.ledger.batch_writer:write_batch"),
+    ("respond", 1, "sessions_app.fast_path.http:_answer"),
+    ("respond", 1, "sessions_app.fast_path.mcp_call:_answer"),
 )
 LEDGER = "sessions_app.ledger.batch_writer:write_batch"
-SHOWN = 45  # functions
+MAX_FUNCTIONS = 45  # functions
 
-spent: dict[str, list[float]] = {}
-began: dict[str, float] = {}
+stage_seconds: dict[str, list[float]] = {}
+cpu_at_start: dict[str, float] = {}
 profiles: dict[str, cProfile.Profile] = {}
 measuring = False
 
 
-def found(where: str) -> tuple[Any, str, Any]:
-    """Return what holds a function, and the function's name there."""
+def resolve(where: str) -> tuple[Any, str, Any]:
+    """Return the object that has a function as attribute, the attribute and the function."""
     module, _, path = where.partition(":")
     holder = importlib.import_module(module)
     *outer, name = path.split(".")
@@ -61,7 +61,7 @@ def found(where: str) -> tuple[Any, str, Any]:
     return holder, name, getattr(holder, name)
 
 
-def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def with_timer(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if asyncio.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -70,7 +70,7 @@ def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return await function(*args, **options)
             finally:
-                note(name, time.perf_counter() - start)
+                record(name, time.perf_counter() - start)
 
         return around
 
@@ -80,18 +80,18 @@ def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args, **options)
         finally:
-            note(name, time.perf_counter() - start)
+            record(name, time.perf_counter() - start)
 
     return plain
 
 
-def note(name: str, seconds: float) -> None:
+def record(name: str, seconds: float) -> None:
     if measuring:
-        spent.setdefault(name, []).append(seconds)
+        stage_seconds.setdefault(name, []).append(seconds)
 
 
-def profiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have what runs in another thread profiled there."""
+def with_profiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that it is profiled in the thread that runs it."""
 
     @functools.wraps(function)
     def around(*args: Any) -> Any:
@@ -102,22 +102,22 @@ def profiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return around
 
 
-def threads() -> dict[str, float]:
-    """Processor seconds by thread; the pool of Django's and asyncio's threads as one."""
-    found: dict[str, float] = {}
+def thread_cpu_seconds() -> dict[str, float]:
+    """Return CPU seconds by thread; the thread pools of Django and asyncio are one entry."""
+    seconds: dict[str, float] = {}
     for thread in threading.enumerate():
         name = {"MainThread": "event loop", "ledger": "ledger"}.get(thread.name, "other threads")
-        with suppress(OSError):  # it may have ended
+        with suppress(OSError):  # the thread may have ended
             used = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]
-            found[name] = found.get(name, 0.0) + int(used) / 1e9
-    return found
+            seconds[name] = seconds.get(name, 0.0) + int(used) / 1e9
+    return seconds
 
 
-def begin(*_: object) -> None:
+def start_measurement(*_: object) -> None:
     global measuring
-    spent.clear()
-    began.clear()
-    began.update(threads())
+    stage_seconds.clear()
+    cpu_at_start.clear()
+    cpu_at_start.update(thread_cpu_seconds())
     measuring = True
     if os.environ.get("BENCH_FUNCTIONS"):
         profiles.clear()
@@ -125,26 +125,29 @@ def begin(*_: object) -> None:
         profiles["event loop"].enable()
 
 
-def write(*_: object) -> None:
+def write_measurement(*_: object) -> None:
     global measuring
     measuring = False
     if "event loop" in profiles:
         profiles["event loop"].disable()
-    used = {name: seconds - began.get(name, 0.0) for name, seconds in threads().items()}
-    told = {"stages": spent, "threads": used, "functions": functions()}
+    used = {
+        name: seconds - cpu_at_start.get(name, 0.0)
+        for name, seconds in thread_cpu_seconds().items()
+    }
+    measurement = {"stages": stage_seconds, "threads": used, "functions": profile_rows()}
     target = Path(os.environ["BENCH_INSIDE"])
     unfinished = target.with_suffix(".part")
-    unfinished.write_text(json.dumps(told))
+    unfinished.write_text(json.dumps(measurement))
     unfinished.rename(target)
 
 
-def functions() -> list[list[Any]]:
+def profile_rows() -> list[list[Any]]:
     rows = []
     for thread, profile in profiles.items():
         for (file, line, name), (_, calls, own, total, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
             where = file.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
             rows.append([thread, f"{where}:{line} {name}", calls, own, total])
-    return sorted(rows, key=lambda row: -row[3])[:SHOWN]
+    return sorted(rows, key=lambda row: -row[3])[:MAX_FUNCTIONS]
 
 
 def main() -> None:
@@ -154,13 +157,13 @@ def main() -> None:
 
     django.setup()
     for name, _, where in STAGES:
-        holder, attribute, function = found(where)
-        setattr(holder, attribute, timed(name, function))
+        holder, attribute, function = resolve(where)
+        setattr(holder, attribute, with_timer(name, function))
     if os.environ.get("BENCH_FUNCTIONS"):
-        holder, attribute, function = found(LEDGER)
-        setattr(holder, attribute, profiled(function))
-    signal.signal(signal.SIGUSR1, begin)
-    signal.signal(signal.SIGUSR2, write)
+        holder, attribute, function = resolve(LEDGER)
+        setattr(holder, attribute, with_profiler(function))
+    signal.signal(signal.SIGUSR1, start_measurement)
+    signal.signal(signal.SIGUSR2, write_measurement)
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)

@@ -1,9 +1,8 @@
-"""Callers for bench/dispatch.py: the SDK's client, and a lean one for REST.
+"""Load generators for bench/dispatch.py: the SDK's client, and a minimal one for REST.
 
-The REST caller is plain asyncio streams, written for this: it costs a tenth of a millisecond a
-call, so that what is measured is Toolcrib. The others are called with the SDK's own client, which
-is what an agent would use. A caller is `call(number, text)`: callers of different numbers call at
-the same time.
+The REST caller uses plain asyncio streams: it costs 0.1 ms per call, so that the figures are those
+of Toolcrib. All others use the SDK's own client, as an agent would. A caller is a function
+`call(number, text)`; callers with different numbers run concurrently.
 """
 
 import asyncio
@@ -17,13 +16,13 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-LINE = 2**23  # bytes of an answer that are read at once
-GOODBYE = 5.0  # seconds for a connection to be closed in good order
+READ_LIMIT = 2**23  # bytes
+CLOSE_TIMEOUT = 5.0  # seconds
 
 
 @asynccontextmanager
-async def sdk(target, tool, key=None):
-    """Give a caller over one connection of the SDK's client, to a URL or to a command's stdio."""
+async def sdk_caller(target, tool, key=None):
+    """Yield a caller over one SDK client, connected to a URL or to a command over stdio."""
     async with AsyncExitStack() as stack:
         if isinstance(target, list):
             transport = StdioServerParameters(command=target[0], args=target[1:])
@@ -38,74 +37,76 @@ async def sdk(target, tool, key=None):
 
         async def call(_, text):
             result = await client.call_tool(tool, {"text": text})
-            said = result.content[0].text
-            assert said == text, said[:300]
+            content = result.content[0].text
+            assert content == text, content[:300]
 
         yield call
 
 
 @asynccontextmanager
-async def rest(url, key, session, tool):
-    """Give a caller that has a connection for each number."""
-    at = urlsplit(url)
+async def rest_caller(url, key, session, tool):
+    """Yield a caller with one connection per number."""
+    address = urlsplit(url)
     head = (
-        f"POST /api/v1/sessions/{session}/call HTTP/1.1\r\nhost: {at.netloc}\r\n"
+        f"POST /api/v1/sessions/{session}/call HTTP/1.1\r\nhost: {address.netloc}\r\n"
         f"authorization: Bearer {key}\r\ncontent-type: application/json\r\n"
     ).encode()
-    lines = {}
+    connections = {}
 
     @lru_cache(maxsize=4)
-    def written(text):
+    def request_bytes(text):
         body = json.dumps({"tool_name": tool, "arguments": {"text": text}}).encode()
         expected = json.dumps({"text": text, "type": "text"}, separators=(",", ":")).encode()
         return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body), expected
 
     async def call(caller, text):
-        request, expected = written(text)
-        if caller not in lines or lines[caller][0].at_eof():
-            lines[caller] = await asyncio.open_connection(at.hostname, at.port, limit=LINE)
-        reader, writer = lines[caller]
+        request, expected = request_bytes(text)
+        if caller not in connections or connections[caller][0].at_eof():
+            connections[caller] = await asyncio.open_connection(
+                address.hostname, address.port, limit=READ_LIMIT
+            )
+        reader, writer = connections[caller]
         writer.write(request)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if b"content-length: " in answer:
-            length = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            told = await reader.readexactly(length)
+        response_head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if b"content-length: " in response_head:
+            length = int(response_head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+            body = await reader.readexactly(length)
         else:
-            told = await _chunks(reader)
-        assert int(answer[9:12]) == 200, told[:300]
-        assert expected in told, told[:300]
+            body = await _read_chunks(reader)
+        assert int(response_head[9:12]) == 200, body[:300]
+        assert expected in body, body[:300]
 
     try:
         yield call
     finally:
-        for _, writer in lines.values():
+        for _, writer in connections.values():
             writer.close()
 
 
-async def _chunks(reader):
-    told = b""
+async def _read_chunks(reader):
+    body = b""
     while size := int(await reader.readline(), 16):
-        told += await reader.readexactly(size)
+        body += await reader.readexactly(size)
         await reader.readline()
     await reader.readline()
-    return told
+    return body
 
 
-class Held:
-    """A connection that is kept from round to round, opened and closed by a task of its own."""
+class PersistentCaller:
+    """A caller whose connection is kept between rounds, opened and closed by its own task."""
 
     def __init__(self, make):
         self._make = make
         self._task = None
 
     async def call(self):
-        """Return the caller, connecting where there is no connection."""
+        """Return the caller; connect if there is no connection."""
         if self._task is None or self._task.done():
             self._end, ready = asyncio.Event(), asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._own(ready))
             await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                self._task.result()  # raises what went wrong
+                self._task.result()  # raises the connection error
             self._call = ready.result()
         return self._call
 
@@ -118,33 +119,33 @@ class Held:
         if self._task is None:
             return
         self._end.set()
-        done, _ = await asyncio.wait({self._task}, timeout=GOODBYE)
+        done, _ = await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
         if not done:
             self._task.cancel()
-            await asyncio.wait({self._task}, timeout=GOODBYE)
+            await asyncio.wait({self._task}, timeout=CLOSE_TIMEOUT)
         if self._task.done():
             with suppress(asyncio.CancelledError):
-                self._task.exception()  # seen
+                self._task.exception()  # retrieved, so that asyncio does not log it
         self._task = None
 
 
-async def measure(call, text, callers, seconds, least):
-    """Have so many callers call over and over; return each call's seconds, and the time in all.
+async def time_calls(call, text, callers, seconds, least):
+    """Run concurrent callers in a loop; return the seconds of each call, and the total time.
 
-    They go on for the time given, and each makes so many calls at least.
+    Callers stop after `seconds`; each makes at least `least` calls.
     """
-    took = []
+    durations = []
     ends = time.perf_counter() + seconds
 
     async def run(caller):
-        made = 0
-        while (began := time.perf_counter()) < ends or made < least:
+        calls = 0
+        while (started := time.perf_counter()) < ends or calls < least:
             await call(caller, text)
-            took.append(time.perf_counter() - began)
-            made += 1
+            durations.append(time.perf_counter() - started)
+            calls += 1
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     async with asyncio.TaskGroup() as group:
         for caller in range(callers):
             group.create_task(run(caller))
-    return took, time.perf_counter() - began
+    return durations, time.perf_counter() - started

@@ -1,14 +1,14 @@
-"""How long each page takes, how many queries and bytes, on a large installation on SQLite.
+"""Response time, queries and size of every page, on a large SQLite installation.
 
     python bench/pages.py [--tools 10000] [--groups 200] [--calls 100000] [--sessions 5000]
                           [--quick] [--rounds 5] [--only TEXT] [--keep FOLDER] [--json]
 
-Fills a database in a temporary folder with made-up rows (in bulk: the product's own writes are
-measured elsewhere) and asks every page of the URL conf for an admin in this process, through all
-the middleware: pages, their filtered faces, fragments and downloads. Rounds are interleaved: each
-asks every page once, after one that warms up. `ms` is the median of the clock, `cpu` that of this
-process's own time, which other work on the machine disturbs less; the aim is 300 ms.
-`--quick` fills a hundredth. `--keep` leaves the database in a folder and finds it there next time.
+Seeds a database in a temporary folder with generated rows (in bulk: the product's writes are
+measured elsewhere) and requests every page of the URL conf as an admin in this process, through all
+middleware: pages, filtered variants, fragments and downloads. Rounds are interleaved: each requests
+every page once, after a warm-up. `ms` is the median wall time, `cpu` the median CPU time of this
+process, which other work on the machine affects less; the target is 300 ms.
+`--quick` seeds one hundredth. `--keep` keeps the database in a folder and reuses it next time.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-AIM = 300  # milliseconds
-LARGE = 1024  # kilobytes that no page should send
+TARGET_MS = 300
+MAX_KB = 1024
 SIZES = {"tools": 10_000, "groups": 200, "calls": 100_000, "sessions": 5_000}
 
 
-def start(folder):
-    """Set Django up on the database in this folder."""
+def set_up_django(folder):
+    """Set up Django with the database in this folder."""
     os.environ.update(
         DJANGO_SETTINGS_MODULE="toolcrib.settings",
         TOOLCRIB_DATA=str(folder),
@@ -45,49 +45,49 @@ def start(folder):
     call_command("migrate", verbosity=0)
 
 
-def fill(folder, sizes):
-    """Fill the database, or find it filled; return the example ids of its pages."""
+def seed_database(folder, sizes):
+    """Seed the database unless it is already seeded; return the example ids of its pages."""
     from tests.support.seeding import seed
 
-    kept = Path(folder) / "examples.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
+    file = Path(folder) / "examples.json"
+    if file.exists():
+        return json.loads(file.read_text())
     examples = seed(**sizes)
-    kept.write_text(json.dumps(examples))
+    file.write_text(json.dumps(examples))
     return examples
 
 
-def look(ask, client):
-    """Ask once and return what does not vary: status, queries, kilobytes, the slowest query."""
+def inspect(page, client):
+    """Return the constant properties of a page: status, queries, kB, the slowest query."""
     from django.db import connection
     from django.test.utils import CaptureQueriesContext
 
-    ask.of(client)  # what a process keeps is kept after this
-    with CaptureQueriesContext(connection) as asked:
-        answer = ask.of(client)
-        body = b"".join(answer) if answer.streaming else answer.content
-    queries = list(asked.captured_queries)  # the next request empties the log
-    slowest = max(queries, key=lambda one: float(one["time"]), default=None)
+    page.send(client)  # fills the caches of the process
+    with CaptureQueriesContext(connection) as captured:
+        response = page.send(client)
+        body = b"".join(response) if response.streaming else response.content
+    queries = list(captured.captured_queries)  # the next request empties the log
+    slowest = max(queries, key=lambda query: float(query["time"]), default=None)
     return {
-        "page": ask.label,
-        "status": answer.status_code,
+        "page": page.label,
+        "status": response.status_code,
         "queries": len(queries),
         "kB": round(len(body) / 1024, 1),
         "slowest": slowest,
     }
 
 
-def time_all(asks, client, rounds):
-    """Return for each page its (clock, processor) milliseconds, a round at a time."""
-    times = {ask.label: [] for ask in asks}
+def time_pages(pages, client, rounds):
+    """Return the (wall, CPU) milliseconds of each page by round."""
+    times = {page.label: [] for page in pages}
     for _ in range(rounds):
-        for ask in asks:
-            clock, processor = time.perf_counter(), time.process_time()
-            ask.of(client)
-            times[ask.label].append(
+        for page in pages:
+            wall, cpu = time.perf_counter(), time.process_time()
+            page.send(client)
+            times[page.label].append(
                 (
-                    (time.perf_counter() - clock) * 1000,
-                    (time.process_time() - processor) * 1000,
+                    (time.perf_counter() - wall) * 1000,
+                    (time.process_time() - cpu) * 1000,
                 )
             )
     return times
@@ -99,51 +99,53 @@ def run(options, folder, sizes):
     from tests.support import every_page
     from tests.support.seeding import make_admin
 
-    began = time.perf_counter()
-    examples = fill(folder, sizes)
-    seeded = time.perf_counter() - began
+    started = time.perf_counter()
+    examples = seed_database(folder, sizes)
+    seconds = time.perf_counter() - started
     client = Client()
     client.force_login(make_admin(), backend="django.contrib.auth.backends.ModelBackend")
-    asks = [ask for ask in every_page.page_requests(examples) if options.only in ask.label]
-    seen = {ask.label: look(ask, client) for ask in asks}
-    asks = [ask for ask in asks if seen[ask.label]["status"] != 405]
+    pages = [page for page in every_page.page_requests(examples) if options.only in page.label]
+    inspected = {page.label: inspect(page, client) for page in pages}
+    pages = [page for page in pages if inspected[page.label]["status"] != 405]
     rows = []
-    for label, found in time_all(asks, client, options.rounds).items():
-        clock, processor = (statistics.median(column) for column in zip(*found, strict=True))
-        rows.append(seen[label] | {"ms": round(clock, 1), "cpu": round(processor, 1)})
+    for label, times in time_pages(pages, client, options.rounds).items():
+        wall, cpu = (statistics.median(column) for column in zip(*times, strict=True))
+        rows.append(inspected[label] | {"ms": round(wall, 1), "cpu": round(cpu, 1)})
     rows.sort(key=lambda row: -row["ms"])
-    say(rows, options, sizes, seeded)
+    print_report(rows, options, sizes, seconds)
 
 
-def say(rows, options, sizes, seeded):
+def print_report(rows, options, sizes, seconds):
     write = sys.stdout.write
     if options.json:
         write(json.dumps({"sizes": sizes, "rounds": options.rounds, "pages": rows}) + "\n")
         return
-    filled = ", ".join(f"{number:,} {name}" for name, number in sizes.items())
-    write(f"{filled} on SQLite (filled in {seeded:.0f} s); median of {options.rounds}\n")
+    counts = ", ".join(f"{number:,} {name}" for name, number in sizes.items())
+    write(f"{counts} on SQLite (seeded in {seconds:.0f} s); median of {options.rounds} rounds\n")
     write(f"{'page':56}{'status':>7}{'ms':>9}{'cpu':>9}{'queries':>9}{'kB':>9}\n")
     for row in rows:
-        late = "  over the aim" if row["ms"] > AIM else ""
-        large = "  large" if row["kB"] > LARGE else ""
+        slow = "  over target" if row["ms"] > TARGET_MS else ""
+        large = "  large" if row["kB"] > MAX_KB else ""
         figures = f"{row['status']:7}{row['ms']:9.1f}{row['cpu']:9.1f}{row['queries']:9}"
-        write(f"{row['page'][:55]:56}{figures}{row['kB']:9.1f}{late}{large}\n")
+        write(f"{row['page'][:55]:56}{figures}{row['kB']:9.1f}{slow}{large}\n")
         if options.slowest and row["slowest"]:
             write(f"    {row['slowest']['time']} s: {row['slowest']['sql'][:1500]}\n")
-    over = sum(row["ms"] > AIM for row in rows)
-    write(f"{len(rows)} pages, {over} of them over the aim of {AIM} ms\n")
+    over = sum(row["ms"] > TARGET_MS for row in rows)
+    write(f"{len(rows)} pages, {over} of them over the target of {TARGET_MS} ms\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, size in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, help=f"{size:,} where not given")
-    parser.add_argument("--quick", action="store_true", help="Fill a hundredth.")
+        parser.add_argument(f"--{name}", type=int, help=f"default: {size:,}")
+    parser.add_argument("--quick", action="store_true", help="Seed one hundredth.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="Pages whose name has this text.")
-    parser.add_argument("--keep", type=Path, help="Leave the database in this folder.")
+    parser.add_argument("--only", default="", help="Pages whose name contains this text.")
+    parser.add_argument("--keep", type=Path, help="Keep the database in this folder.")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--slowest", action="store_true", help="Show each page's slowest query.")
+    parser.add_argument(
+        "--slowest", action="store_true", help="Print the slowest query of each page."
+    )
     options = parser.parse_args()
     sizes = {
         name: getattr(options, name) or (size // 100 if options.quick else size)
@@ -151,11 +153,11 @@ def main():
     }
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
-        start(options.keep)
+        set_up_django(options.keep)
         run(options, options.keep, sizes)
         return
     with tempfile.TemporaryDirectory(prefix="toolcrib-pages-") as folder:
-        start(folder)
+        set_up_django(folder)
         run(options, folder, sizes)
 
 

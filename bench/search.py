@@ -1,13 +1,13 @@
-"""Search at 500 to 100,000 tools: rank-bm25 as it is, bm25s, and ours, in one interleaved run.
+"""Search latency at 500 to 100,000 tools: rank-bm25, bm25s and ours, in interleaved rounds.
 
     python bench/search.py [FOLDER] [--sizes 500 3000 10000 100000] [--queries 40] [--no-endpoint]
 
-FOLDER holds tools.jsonl with real definitions; larger sizes are made from them by perturbation,
-and without a folder the tools are made up. Vectors beyond the first thousand tools are
-perturbations too: what a product costs does not depend on what it means. Times are processor time
-of one thread, so that a busy machine tells the same as a quiet one; wall time is in brackets.
-Then: re-indexing after one change, and, on a real installation, POST /sessions/{id}/search by one
-and by 32 agents at once, with the longest the event loop stood still.
+FOLDER contains tools.jsonl with real definitions; larger sizes are generated from them by
+perturbation, and without a folder all tools are generated. Vectors beyond the first thousand tools
+are perturbations too: the cost of a dot product does not depend on its values. Times are CPU time
+of one thread, so that load on the machine does not change them; wall time is in parentheses. Then:
+reindexing after one change, and, on a real installation, POST /sessions/{id}/search by one and by
+32 concurrent agents, with the longest stall of the event loop.
 """
 
 import argparse
@@ -39,15 +39,15 @@ from catalog.search.tokenizer import tokenize_query  # noqa: E402
 from toolcrib.lib.percentile import percentile  # noqa: E402
 
 MODELS = ROOT / ".cache" / "models"
-ENCODED = 1_000  # tools whose vectors are really computed
-ROUNDS, WARM = 5, 3  # and queries of a round that are thrown away
-RAREST = 3  # words of a description that make a query
+ENCODED = 1_000  # tools with computed vectors
+ROUNDS, WARM_UP = 5, 3  # rounds, and discarded queries per round
+MIN_WORDS = 3  # of a tool's text, to generate a query from it
 
 
-def tools_of(servers, size, seed=6):
-    """As many tools as asked for: each as it is, and then again with a word changed."""
+def generate_tools(servers, size, seed=6):
+    """Return `size` tools: all of the servers, then repeated with one word changed."""
     base = [(slug, tool) for slug, tools in servers.items() for tool in tools]
-    chance, made = random.Random(seed), []  # noqa: S311 - made-up tools
+    chance, result = random.Random(seed), []  # noqa: S311 - generated tools
     vocabulary = sorted(
         {word for _, tool in base for word in (tool.get("description") or "").split()}
     )
@@ -57,7 +57,7 @@ def tools_of(servers, size, seed=6):
         if turn and text:
             text[chance.randrange(len(text))] = chance.choice(vocabulary)
         own = tool["name"] + (f"_{turn}" if turn else "")
-        made.append(
+        result.append(
             Searchable(
                 name=f"{slug}__{own}__{at}",
                 original_name=own,
@@ -68,24 +68,25 @@ def tools_of(servers, size, seed=6):
                 groups=(),
             )
         )
-    return made
+    return result
 
 
-def queries_of(tools, count, seed=7):
-    """Short capability phrases, as agents write them: some words of a tool's own text."""
-    chance, made = random.Random(seed), []  # noqa: S311 - made-up queries
-    while len(made) < count:
+def generate_queries(tools, count, seed=7):
+    """Return short queries as agents write them: some words of a tool's text."""
+    chance, queries = random.Random(seed), []  # noqa: S311 - generated queries
+    while len(queries) < count:
         tool = chance.choice(tools)
-        known = list(tokenize_query(f"{tool.original_name} {tool.description}").values())
-        if len(known) >= RAREST:
-            made.append(" ".join(chance.sample(known, min(len(known), chance.randint(3, 8)))))
-    return made
+        words = list(tokenize_query(f"{tool.original_name} {tool.description}").values())
+        if len(words) >= MIN_WORDS:
+            queries.append(" ".join(chance.sample(words, min(len(words), chance.randint(3, 8)))))
+    return queries
 
 
-def with_vectors(tools, encoder):
-    apart = DetachedMatrix(encoder, {tool.key: tool.passage for tool in tools[:ENCODED]})
-    known = apart.products(
-        apart.rows([tool.key for tool in tools[:ENCODED]]), np.eye(meaning.WIDTH, dtype=np.float32)
+def make_vectors(tools, encoder):
+    vectors = DetachedMatrix(encoder, {tool.key: tool.passage for tool in tools[:ENCODED]})
+    known = vectors.products(
+        vectors.rows([tool.key for tool in tools[:ENCODED]]),
+        np.eye(meaning.WIDTH, dtype=np.float32),
     )
     noise = np.random.default_rng(8)
     rest = tools[ENCODED:]
@@ -94,117 +95,121 @@ def with_vectors(tools, encoder):
         near = known[noise.integers(0, len(known), len(some))]
         near = near + noise.normal(0, 0.02, near.shape).astype(np.float32)
         near /= np.linalg.norm(near, axis=1, keepdims=True)
-        apart.matrix.add(dict(zip([tool.key for tool in some], near, strict=True)))
-    return apart
+        vectors.matrix.add(dict(zip([tool.key for tool in some], near, strict=True)))
+    return vectors
 
 
-def forget_prepared():
+def clear_index_caches():
     search_index.index_tool.cache_clear()
     search_index._key.cache_clear()
 
 
-def measured(build):
-    """What building takes: seconds of the processor, and megabytes that stay."""
+def measure_build(build):
+    """Build an index; return it with its CPU seconds and its megabytes."""
     gc.collect()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    kept = build()  # a traced run is slow: this one is for memory, another for time
+    index = build()  # traced, hence slow: the time is measured in a second build
     used = (tracemalloc.get_traced_memory()[0] - before) / 2**20
     tracemalloc.stop()
-    del kept
-    forget_prepared()
+    del index
+    clear_index_caches()
     started = time.process_time()
-    made = build()
-    return made, time.process_time() - started, used
+    index = build()
+    return index, time.process_time() - started, used
 
 
-def documents_of(tools):
-    """What our lists count of each tool, every word as often as there: the same text for all."""
-    known = VOCABULARY.terms
+def documents(tools):
+    """Yield the terms of each tool with their counts, so that all rankers index the same text."""
+    terms = VOCABULARY.terms
     for tool in tools:
-        made = search_index.index_tool(tool).document
-        counted = zip(made.terms.tolist(), made.counts.tolist(), strict=True)
-        yield [known[number] for number, times in counted for _ in range(times)]
+        document = search_index.index_tool(tool).document
+        counts = zip(document.terms.tolist(), document.counts.tolist(), strict=True)
+        yield [terms[number] for number, count in counts for _ in range(count)]
 
 
-def library(tools):
-    return BM25Okapi(list(documents_of(tools)))
+def build_rank_bm25(tools):
+    return BM25Okapi(list(documents(tools)))
 
 
-def compared(tools):
+def build_bm25s(tools):
     import bm25s
 
     retriever = bm25s.BM25()
-    retriever.index(list(documents_of(tools)), show_progress=False)
+    retriever.index(list(documents(tools)), show_progress=False)
     return retriever
 
 
-def ask_library(made, query):
-    scores = made.get_scores(list(tokenize_query(query)))
+def search_rank_bm25(index, query):
+    scores = index.get_scores(list(tokenize_query(query)))
     return np.argsort(scores)[::-1][:10]
 
 
-def ask_compared(made, query):
-    return made.retrieve([list(tokenize_query(query))], k=10, show_progress=False, n_threads=0)
+def search_bm25s(index, query):
+    return index.retrieve([list(tokenize_query(query))], k=10, show_progress=False, n_threads=0)
 
 
-def one_size(size, servers, encoder, count):
-    tools = tools_of(servers, size)
-    asked = queries_of(tools, count)
-    contenders = {}
-    for name, build, ask in (
-        ("rank-bm25", lambda: library(tools), ask_library),
-        ("bm25s", lambda: compared(tools), ask_compared),
+def measure_size(size, servers, encoder, count):
+    tools = generate_tools(servers, size)
+    queries = generate_queries(tools, count)
+    rankers = {}
+    for name, build, search in (
+        ("rank-bm25", lambda: build_rank_bm25(tools), search_rank_bm25),
+        ("bm25s", lambda: build_bm25s(tools), search_bm25s),
     ):
-        contenders[name] = (*measured(build), ask)
-    apart = with_vectors(tools, encoder)
-    index, took, used = measured(lambda: Index(tools, apart))
+        rankers[name] = (*measure_build(build), search)
+    vectors = make_vectors(tools, encoder)
+    index, seconds, used = measure_build(lambda: Index(tools, vectors))
     for strategy in ("bm25", "embedding", "hybrid"):
-        contenders[strategy] = (
-            index, took, used, lambda made, query, how=strategy: rank(
-                made, query, how, explain=False
+        rankers[strategy] = (
+            index, seconds, used, lambda index, query, how=strategy: rank(
+                index, query, how, explain=False
             ),
         )  # fmt: skip
-    spent = {name: ([], []) for name in contenders}
-    for _ in range(ROUNDS):  # one contender after another: each with its own data at hand
-        for name, (made, _, _, ask) in contenders.items():
-            for query in asked[:WARM] + asked:
+    durations = {name: ([], []) for name in rankers}
+    for _ in range(ROUNDS):  # one ranker after another: each with its data in the CPU caches
+        for name, (index, _, _, search) in rankers.items():
+            for query in queries[:WARM_UP] + queries:
                 wall, cpu = time.perf_counter(), time.process_time()
-                ask(made, query)
-                spent[name][0].append(time.process_time() - cpu)
-                spent[name][1].append(time.perf_counter() - wall)
+                search(index, query)
+                durations[name][0].append(time.process_time() - cpu)
+                durations[name][1].append(time.perf_counter() - wall)
     medians = {}
-    for name, (_, took, used, _) in contenders.items():
-        cpu, wall = (_after_warming(times, len(asked)) for times in spent[name])
+    for name, (_, seconds, used, _) in rankers.items():
+        cpu, wall = (_without_warm_up(times, len(queries)) for times in durations[name])
         medians[name] = median(cpu)
         print(
             f"{size:>7,}  {name:<10}{milliseconds(cpu, 0.5):9.3f}{milliseconds(cpu, 0.95):9.3f}"
             f"   ({milliseconds(wall, 0.5):.2f}, {milliseconds(wall, 0.95):.2f})"
-            f"{took:9.2f}{used:9.1f}{medians['rank-bm25'] / medians[name]:10.0f}×"
+            f"{seconds:9.2f}{used:9.1f}{medians['rank-bm25'] / medians[name]:10.0f}×"
         )
-    return reindexed(size, tools, apart)
+    return measure_reindex(size, tools, vectors)
 
 
 def milliseconds(seconds, share):
     return 1000 * (percentile(seconds, share) or 0.0)
 
 
-def _after_warming(times, asked):
-    """Leave out the first few of each round."""
-    return [spent for at, spent in enumerate(times) if at % (WARM + asked) >= WARM]
+def _without_warm_up(times, queries):
+    """Return the times without the warm-up queries of each round."""
+    return [
+        duration
+        for position, duration in enumerate(times)
+        if position % (WARM_UP + queries) >= WARM_UP
+    ]
 
 
-def reindexed(size, tools, apart):
-    """After one change: how long until the new index stands, and how many texts were encoded."""
-    one = tools[size // 2]
-    changed = Searchable(**{**vars(one), "description": f"{one.description} Changed."})
+def measure_reindex(size, tools, vectors):
+    """Return a line with the time of a new index after one change, and the texts to encode."""
+    tool = tools[size // 2]
+    changed = Searchable(**{**vars(tool), "description": f"{tool.description} Changed."})
     before = search_index.index_tool.cache_info().misses
     started = time.process_time()
-    after = Index([*tools[: size // 2], changed, *tools[size // 2 + 1 :]], apart)
-    missing = apart.matrix.missing(after.keys)
-    took = time.process_time() - started
+    after = Index([*tools[: size // 2], changed, *tools[size // 2 + 1 :]], vectors)
+    missing = vectors.matrix.missing(after.keys)
+    seconds = time.process_time() - started
     counted = search_index.index_tool.cache_info().misses - before
-    return f"{size:>7,}  {took:8.3f} s  {counted} tool counted, {len(missing)} text to encode"
+    return f"{size:>7,}  {seconds:8.3f} s  {counted} tool indexed, {len(missing)} text to encode"
 
 
 def main():
@@ -215,15 +220,19 @@ def main():
     options.add_argument("--no-endpoint", action="store_true")
     options.add_argument("--agents", type=int, default=32)
     options.add_argument("--endpoint-tools", type=int, default=10_000)
-    chosen = options.parse_args()
-    servers = fleet.read_folder(chosen.folder) if chosen.folder else fleet.generate_servers(33, 600)
+    arguments = options.parse_args()
+    servers = (
+        fleet.read_folder(arguments.folder) if arguments.folder else fleet.generate_servers(33, 600)
+    )
     encoder = meaning.load(MODELS)
     print("  tools  ranker     p50 ms   p95 ms   (wall p50, p95)  build s       MB  rank-bm25 ÷")
-    rows = [one_size(size, servers, encoder, chosen.queries) for size in chosen.sizes]
-    print("\nRe-indexed after one change, lists and all:")
+    rows = [measure_size(size, servers, encoder, arguments.queries) for size in arguments.sizes]
+    print("\nComplete reindex after one change:")
     print("\n".join(rows))
-    if not chosen.no_endpoint:
-        search_endpoint.run(tools_of(servers, chosen.endpoint_tools), chosen.agents, encoder)
+    if not arguments.no_endpoint:
+        search_endpoint.run(
+            generate_tools(servers, arguments.endpoint_tools), arguments.agents, encoder
+        )
 
 
 if __name__ == "__main__":

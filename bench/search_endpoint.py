@@ -1,8 +1,8 @@
-"""POST /sessions/{id}/search by one agent and by many at once, on the whole application.
+"""Latency of POST /sessions/{id}/search by one agent and by concurrent agents.
 
-The application runs in this process with everything it runs in production of one machine, and is
-asked without a socket between, so that a task beside it can tell how long the event loop stood
-still. Started by bench/search.py in an empty data folder:
+The complete ASGI application runs in this process and receives requests without a socket, so that
+a task on the same event loop can measure stalls. Started by bench/search.py in an empty data
+folder:
 
     python bench/search_endpoint.py TOOLS.jsonl AGENTS SEARCHES
 """
@@ -18,16 +18,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TICK = 0.002  # seconds between two looks at the clock
+TICK = 0.002  # seconds between two measurements of the loop lag
 SERVERS = 40
-QUIET = 5  # searches before any is counted
+WARM_UP = 5  # searches
 
 
 def run(tools, agents, encoder, searches=200):
-    """Write the tools down and run this file as a program."""
+    """Write the tools to a file and run this module as a program."""
     with tempfile.TemporaryDirectory(prefix="toolcrib-bench-") as folder:
-        listed = Path(folder) / "tools.jsonl"
-        with listed.open("w") as file:
+        file_path = Path(folder) / "tools.jsonl"
+        with file_path.open("w") as file:
             for tool in tools:
                 texts = tool.parameters.split("\n")
                 properties = {name[:60]: {} for name in texts if name and " " not in name}
@@ -45,15 +45,15 @@ def run(tools, agents, encoder, searches=200):
             "OPENBLAS_NUM_THREADS": "1",
         }
         subprocess.run(
-            [sys.executable, __file__, str(listed), str(agents), str(searches)],
+            [sys.executable, __file__, str(file_path), str(agents), str(searches)],
             cwd=ROOT,
             env=environment,
             check=True,
         )
 
 
-def fill(path, agents):
-    """Make the tables, the tools in their groups, vectors for all, and agents with sessions."""
+def create_rows(path, agents):
+    """Create the tables, tools with groups and vectors, and agents; return the agents' keys."""
     import numpy as np
     from django.core.management import call_command
 
@@ -75,12 +75,12 @@ def fill(path, agents):
     for at, tools in by_server.items():
         ingest_tools(make_server(slug=f"server-{at}", connection_policy="on_demand"), *tools)
     noise = np.random.default_rng(1)
-    made = []
+    rows = []
     for key in vector_store.searchable_tools():
         vector = noise.normal(size=encoder.WIDTH)
         data = (vector / np.linalg.norm(vector)).astype(np.float16).tobytes()
-        made.append(Vector(model=encoder.MODEL, text_sha256=key, data=data))
-    Vector.objects.bulk_create(made, batch_size=500)
+        rows.append(Vector(model=encoder.MODEL, text_sha256=key, data=data))
+    Vector.objects.bulk_create(rows, batch_size=500)
     actor = Actor("command", "bench")
     return [
         create_with_key(
@@ -90,8 +90,8 @@ def fill(path, agents):
     ]  # fmt: skip
 
 
-async def ask(application, key, method, path, body):
-    """One request, as a server would hand it over."""
+async def send_request(application, key, method, path, body):
+    """Send one request as an ASGI server does."""
     sent = []
     content = json.dumps(body).encode()
     headers = [
@@ -114,11 +114,11 @@ async def ask(application, key, method, path, body):
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8000),
     }
-    waiting = [{"type": "http.request", "body": content}]
+    pending = [{"type": "http.request", "body": content}]
 
     async def receive():
-        if waiting:
-            return waiting.pop()
+        if pending:
+            return pending.pop()
         await asyncio.Event().wait()
 
     async def send(message):
@@ -132,79 +132,84 @@ async def ask(application, key, method, path, body):
 
 @asynccontextmanager
 async def lifespan(application):
-    """Start and stop everything as a server does."""
-    to_it, from_it = asyncio.Queue(), asyncio.Queue()
+    """Run the ASGI lifespan protocol as a server does."""
+    to_app, from_app = asyncio.Queue(), asyncio.Queue()
     task = asyncio.create_task(
-        application({"type": "lifespan", "asgi": {"version": "3.0"}}, to_it.get, from_it.put)
+        application({"type": "lifespan", "asgi": {"version": "3.0"}}, to_app.get, from_app.put)
     )
-    await to_it.put({"type": "lifespan.startup"})
-    assert (await from_it.get())["type"] == "lifespan.startup.complete"
+    await to_app.put({"type": "lifespan.startup"})
+    assert (await from_app.get())["type"] == "lifespan.startup.complete"
     yield
-    await to_it.put({"type": "lifespan.shutdown"})
+    await to_app.put({"type": "lifespan.shutdown"})
     await task
 
 
-async def stalls(found):
-    """Note how much later than asked for the loop came back."""
+async def record_stalls(lags):
+    """Append the lag of the event loop to a list, in a loop."""
     while True:
         before = time.perf_counter()
         await asyncio.sleep(TICK)
-        found.append(time.perf_counter() - before - TICK)
+        lags.append(time.perf_counter() - before - TICK)
 
 
 async def measure(keys, queries, searches):
     from toolcrib.asgi import application
 
     async with lifespan(application):
-        opened = [await ask(application, key, "POST", "/api/v1/sessions", {}) for key in keys]
-        paths = [f"/api/v1/sessions/{one['id']}/search" for one in opened]
+        sessions = [
+            await send_request(application, key, "POST", "/api/v1/sessions", {}) for key in keys
+        ]
+        paths = [f"/api/v1/sessions/{session['id']}/search" for session in sessions]
 
         async def search(at, number):
             query = {"query": queries[number % len(queries)]}
             started = time.perf_counter()
-            answer = await ask(application, keys[at], "POST", paths[at], query)
-            return time.perf_counter() - started, answer["strategy"]
+            response = await send_request(application, keys[at], "POST", paths[at], query)
+            return time.perf_counter() - started, response["strategy"]
 
         strategy = ""
         while strategy != "hybrid":
             strategy = (await search(0, 0))[1]
-        for number in range(QUIET):
+        for number in range(WARM_UP):
             await search(0, number)
-        found = []
-        watch = asyncio.create_task(stalls(found))
+        lags = []
+        watch = asyncio.create_task(record_stalls(lags))
         alone = [(await search(0, number))[0] for number in range(searches)]
-        of_one = max(found)
-        found.clear()
+        stall_alone = max(lags)
+        lags.clear()
 
-        async def busy(at):
+        async def search_repeatedly(at):
             each = max(1, searches // len(keys))
             return [(await search(at, at * 7 + number))[0] for number in range(each)]
 
         together = [
-            one for some in await asyncio.gather(*map(busy, range(len(keys)))) for one in some
+            seconds
+            for durations in await asyncio.gather(*map(search_repeatedly, range(len(keys))))
+            for seconds in durations
         ]
         watch.cancel()
-        return alone, of_one, together, max(found)
+        return alone, stall_alone, together, max(lags)
 
 
 def main():
-    listed, agents, searches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    file_path, agents, searches = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     sys.path.insert(0, str(ROOT))
     os.environ["DJANGO_SETTINGS_MODULE"] = "toolcrib.settings"
     import django
 
     django.setup()
-    keys = fill(listed, agents)
-    lines = [json.loads(line) for line in listed.read_text().splitlines()]
+    keys = create_rows(file_path, agents)
+    lines = [json.loads(line) for line in file_path.read_text().splitlines()]
     queries = [" ".join(line["description"].split()[:8]) or line["name"] for line in lines[:97]]
-    alone, of_one, together, worst = asyncio.run(measure(keys, queries, searches))
-    one, p95 = sorted(alone)[len(alone) // 2], sorted(together)[int(0.95 * len(together))]
+    alone, stall_alone, together, stall_together = asyncio.run(measure(keys, queries, searches))
+    p50, p95 = sorted(alone)[len(alone) // 2], sorted(together)[int(0.95 * len(together))]
     print(f"\nPOST /sessions/…/search, hybrid, {len(lines):,} tools, wall time:")
-    print(f"  one agent     p50 {1000 * one:8.1f} ms   longest stall {1000 * of_one:6.1f} ms")
+    print(f"  one agent     p50 {1000 * p50:8.1f} ms   longest stall {1000 * stall_alone:6.1f} ms")
     print(
-        f"  {agents:>2} agents     p95 {1000 * p95:8.1f} ms   longest stall {1000 * worst:6.1f} ms"
+        f"  {agents:>2} agents     p95 {1000 * p95:8.1f} ms   longest stall "
+        f"{1000 * stall_together:6.1f} ms"
     )
-    print(f"  p95 of {agents} ÷ p50 of one: {p95 / one:.1f}")
+    print(f"  p95 of {agents} ÷ p50 of one: {p95 / p50:.1f}")
 
 
 if __name__ == "__main__":

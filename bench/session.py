@@ -1,12 +1,12 @@
-"""How many sessions, loads, catalogs and searches a second one web process serves.
+"""Sessions, loads, catalogs and searches per second of one web process.
 
     python bench/session.py [--rounds 3] [--seconds 2] [--at 1 8 32] [--json]
 
 Real HTTP to a real installation with 600 tools in 33 groups (bench/fleet.py), once embedded on
-SQLite and once as production with PostgreSQL and Redis, side by side in one run. Each round
-measures every act at every number of callers on both, one after the other; the figures are the
-median of the rounds with least and most. Only one installation is asked at a time. A caller that
-has loaded from every group opens another session, which is not counted as anything.
+SQLite and once in production mode with PostgreSQL and Redis, in the same run. Each round measures
+every operation at every number of callers on both, one after the other; the figures are the median
+of the rounds with minimum and maximum. Only one installation is under load at a time. A caller that
+has loaded from every group opens another session, which is not counted.
 """
 
 import argparse
@@ -41,7 +41,7 @@ QUERIES = (
     "refund a payment",
     "find a free slot",
 )
-ACTS = {
+OPERATIONS = {
     "open": "sessions opened/s",
     "load": "loads of 3 tools/s",
     "catalog": "catalogs fetched/s",
@@ -50,177 +50,182 @@ ACTS = {
 
 
 class Caller:
-    """One connection that is kept open, and one agent's key."""
+    """A persistent connection with the key of an agent."""
 
     def __init__(self, address, key):
         host, _, port = address.partition("//")[2].partition(":")
         self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
         self.headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
-    def ask(self, method, path, body=None):
+    def request(self, method, path, body=None):
         data = json.dumps(body) if body is not None else None
         self.connection.request(method, f"/api/v1{path}", data, self.headers)
-        answer = self.connection.getresponse()
-        told = answer.read()
-        assert answer.status in (200, 201), f"{method} {path}: {answer.status} {told[:500]!r}"
-        return told
+        response = self.connection.getresponse()
+        content = response.read()
+        assert response.status in (200, 201), (
+            f"{method} {path}: {response.status} {content[:500]!r}"
+        )
+        return content
 
 
 class Backend:
-    """A filled installation, and what its agent may ask."""
+    """An installation with the fleet imported, and an agent without limits."""
 
     def __init__(self, label, toolcrib, folder, mcp_json):
         self.label = label
         self.toolcrib = toolcrib
         file = folder / "mcp.json"
         file.write_text(json.dumps(mcp_json))
-        done = toolcrib.command("import_servers", str(file), "--wait", "--json")
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = toolcrib.command("import_servers", str(file), "--wait", "--json")
+        assert process.returncode == 0, process.stdout + process.stderr
         limits = dict.fromkeys(LIMITS, UNLIMITED)
-        status, told = toolcrib.api(
+        status, response = toolcrib.api(
             "POST", "/agents", {"name": "bench", "all_groups": True, **limits}
         )
-        assert status == 201, told
+        assert status == 201, response
         self.key = toolcrib.api("POST", "/agents/bench/keys", {})[1]["key"]
         self.tools = self._tools()
         self.numbers = itertools.count()
 
     def _tools(self):
-        """Three tools of each group, by its id."""
-        session = json.loads(self.caller().ask("POST", "/sessions", {}))
-        body = self.caller().ask("GET", f"/sessions/{session['id']}/catalog")
+        """Return three tool names of each group, with the group id."""
+        session = json.loads(self.caller().request("POST", "/sessions", {}))
+        body = self.caller().request("GET", f"/sessions/{session['id']}/catalog")
         groups = json.loads(body)["groups"]
         return [(group["group_id"], group["tool_names"][:3]) for group in groups]
 
     def caller(self):
         return Caller(self.toolcrib.url, self.key)
 
-    def work(self, act, caller, session):
-        """Return a function that does one act. A load is always the first of its group."""
-        if act == "open":
-            return lambda number: caller.ask("POST", "/sessions", {})
-        if act == "catalog":
-            return lambda number: caller.ask("GET", f"{session}/catalog")
-        if act == "search":
-            return lambda number: caller.ask(
+    def operation(self, name, caller, session):
+        """Return a function that does one operation. A load is always the first of its group."""
+        if name == "open":
+            return lambda number: caller.request("POST", "/sessions", {})
+        if name == "catalog":
+            return lambda number: caller.request("GET", f"{session}/catalog")
+        if name == "search":
+            return lambda number: caller.request(
                 "POST", f"{session}/search", {"query": QUERIES[number % len(QUERIES)]}
             )
 
         def load(number):
             nonlocal session
             if number and number % len(self.tools) == 0:
-                session = self.opened(caller)
+                session = self.open_session(caller)
             group, names = self.tools[number % len(self.tools)]
-            return caller.ask("POST", f"{session}/load", {"group_id": group, "tool_names": names})
+            return caller.request(
+                "POST", f"{session}/load", {"group_id": group, "tool_names": names}
+            )
 
         return load
 
-    def opened(self, caller):
-        return f"/sessions/{json.loads(caller.ask('POST', '/sessions', {}))['id']}"
+    def open_session(self, caller):
+        return f"/sessions/{json.loads(caller.request('POST', '/sessions', {}))['id']}"
 
-    def rate(self, act, callers, seconds):
-        """Have so many callers do it over and over, and return how many were done a second."""
-        done = [0] * callers
+    def measure_rate(self, name, callers, seconds):
+        """Run an operation in concurrent callers; return the rate and our own CPU share."""
+        counts = [0] * callers
         failures = []
         ready = threading.Barrier(callers + 1)
         stop = threading.Event()
 
-        def run(at):
+        def run(index):
             try:
                 caller = self.caller()
-                one = self.work(act, caller, self.opened(caller))
-                one(0)
+                run_once = self.operation(name, caller, self.open_session(caller))
+                run_once(0)
                 ready.wait(60)
                 for number in itertools.count(1):
                     if stop.is_set():
                         return
-                    one(number)
-                    done[at] += 1
-            except Exception as error:  # noqa: BLE001 - told by the main thread
+                    run_once(number)
+                    counts[index] += 1
+            except Exception as error:  # noqa: BLE001 - raised in the main thread
                 failures.append(error)
                 ready.abort()
 
-        threads = [threading.Thread(target=run, args=(at,)) for at in range(callers)]
+        threads = [threading.Thread(target=run, args=(index,)) for index in range(callers)]
         for thread in threads:
             thread.start()
         try:
             ready.wait(60)
         except threading.BrokenBarrierError:
             raise failures[0] from None
-        began, busy = time.perf_counter(), time.process_time()
+        started, cpu = time.perf_counter(), time.process_time()
         time.sleep(seconds)
-        count, took = sum(done), time.perf_counter() - began
-        busy = time.process_time() - busy
+        count, elapsed = sum(counts), time.perf_counter() - started
+        cpu = time.process_time() - cpu
         stop.set()
         for thread in threads:
             thread.join()
         if failures:
             raise failures[0]
-        return count / took, busy / took
+        return count / elapsed, cpu / elapsed
 
 
 def postgres_backend(stack, folder, mcp_json):
-    """Production by the commands of docker-compose.yml: one web process, PostgreSQL, Redis."""
+    """Start the commands of docker-compose.yml: one web process, PostgreSQL, Redis."""
     from tests.support.production import SERVICES, Production
 
     database = stack.enter_context(postgres_server()).create("bench")
     redis = stack.enter_context(redis_server())
     production = Production(database, redis.url, folder)
-    done = production.run(*SERVICES["migrate"]["command"])
-    assert done.returncode == 0, done.stderr
+    process = production.run(*SERVICES["migrate"]["command"])
+    assert process.returncode == 0, process.stderr
     stack.callback(production.stop)
     production.start("web")
     return Backend("PostgreSQL", production, folder, mcp_json)
 
 
-def backends(stack, folder, mcp_json):
+def start_backends(stack, folder, mcp_json):
     for name in ("sqlite", "postgres"):
         (folder / name).mkdir()
     embedded = stack.enter_context(Installation(folder / "sqlite" / "data"))
-    found = [Backend("SQLite", embedded, folder / "sqlite", mcp_json)]
+    backends = [Backend("SQLite", embedded, folder / "sqlite", mcp_json)]
     if parts.postgres_bin() and parts.redis_server():
-        found.append(postgres_backend(stack, folder / "postgres", mcp_json))
+        backends.append(postgres_backend(stack, folder / "postgres", mcp_json))
     else:
         sys.stderr.write(
-            "left out: PostgreSQL or redis-server is not installed; python -m tests.support.parts "
+            "skipped: PostgreSQL or redis-server is not installed; python -m tests.support.parts "
             "installs them\n"
         )
-    return found
+    return backends
 
 
-def measure(found, options):
-    kinds = [(act, callers) for act in ACTS for callers in options.at]
-    rates = {(b.label, *kind): [] for b in found for kind in kinds}
+def measure(backends, options):
+    kinds = [(operation, callers) for operation in OPERATIONS for callers in options.at]
+    rates = {(b.label, *kind): [] for b in backends for kind in kinds}
     busiest = 0.0
     for _ in range(options.rounds):
         for kind in kinds:
-            for backend in found:
-                rate, busy = backend.rate(*kind, options.seconds)
+            for backend in backends:
+                rate, cpu = backend.measure_rate(*kind, options.seconds)
                 rates[backend.label, *kind].append(rate)
-                busiest = max(busiest, busy)
+                busiest = max(busiest, cpu)
     return rates, busiest
 
 
-def tell(found, rates, busiest, options):
+def print_report(backends, rates, busiest, options):
     print(
         f"{options.tools:,} tools in {options.groups} groups; one web process each; "
-        f"{options.rounds} interleaved rounds of {options.seconds:g} s; a second, "
-        "median (least–most)"
+        f"{options.rounds} interleaved rounds of {options.seconds:g} s; per second, "
+        "median (min–max)"
     )
     print(
-        "The agent's limits are raised out of the way: " + ", ".join(LIMITS) + ". PostgreSQL runs "
-        "without fsync, as in the tests; SQLite with WAL and synchronous=NORMAL."
+        "The agent's limits are raised: " + ", ".join(LIMITS) + ". PostgreSQL runs "
+        "without fsync, as in tests; SQLite with WAL and synchronous=NORMAL."
     )
     head = "  ".join(f"{f'{callers} callers':>22}" for callers in options.at)
     print(f"{'':>20}  {'':>10}  {head}")
-    for act, words in ACTS.items():
-        for backend in found:
+    for operation, title in OPERATIONS.items():
+        for backend in backends:
             cells = []
             for callers in options.at:
-                of = rates[backend.label, act, callers]
-                cells.append(f"{statistics.median(of):,.0f} ({min(of):,.0f}–{max(of):,.0f})")
+                values = rates[backend.label, operation, callers]
+                middle = statistics.median(values)
+                cells.append(f"{middle:,.0f} ({min(values):,.0f}–{max(values):,.0f})")
             row = "  ".join(f"{cell:>22}" for cell in cells)
-            print(f"{words:>20}  {backend.label:>10}  {row}")
+            print(f"{title:>20}  {backend.label:>10}  {row}")
     print(f"The load generator used at most {busiest:.0%} of one core.")
 
 
@@ -235,16 +240,16 @@ def main():
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-bench-")))
         mcp_json = stack.enter_context(fleet.running(options))
-        found = backends(stack, folder, mcp_json)
-        rates, busiest = measure(found, options)
+        backends = start_backends(stack, folder, mcp_json)
+        rates, busiest = measure(backends, options)
         if options.json:
             rows = [
-                {"backend": label, "act": act, "callers": callers, "rates": of}
-                for (label, act, callers), of in rates.items()
+                {"backend": label, "act": operation, "callers": callers, "rates": values}
+                for (label, operation, callers), values in rates.items()
             ]
             print(json.dumps({"rows": rows, "load_generator": busiest}))
         else:
-            tell(found, rates, busiest, options)
+            print_report(backends, rates, busiest, options)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""How fast a sync is, and how it grows from 100 to 10,000 tools.
+"""Duration of a sync, and its growth from 100 to 10,000 tools.
 
     python bench/sync.py [--rounds 5] [--json]
 
-A real server process offers N tools of ordinary size (about 200 tokens) in pages over HTTP. Side
-by side, in interleaved rounds: the SDK's own client listing every page and keeping nothing (what a
-user would run instead), a first sync into an empty SQLite catalog, and a sync in which nothing
-changed. Medians with the spread.
+A real server process offers N tools of typical size (about 200 tokens) in pages over HTTP. Measured
+in interleaved rounds: the SDK's own client listing every page without storing anything (the
+alternative of a user), a first sync into an empty SQLite catalog, and a sync without changes.
+Medians with minimum and maximum.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from tests.support.upstreams.running import running_http  # noqa: E402
 SIZES = ((100, 1), (1_000, 10), (10_000, 100))
 
 
-async def list_with_the_sdk(url: str) -> int:
+async def list_with_sdk(url: str) -> int:
     count, cursor = 0, None
     async with Client(url, cache=None) as client:
         while True:
@@ -55,17 +55,17 @@ async def list_with_the_sdk(url: str) -> int:
                 return count
 
 
-def timed(work, *args) -> tuple[float, object]:
-    began = time.perf_counter()
+def run_timed(work, *args) -> tuple[float, object]:
+    started = time.perf_counter()
     result = work(*args)
-    return time.perf_counter() - began, result
+    return time.perf_counter() - started, result
 
 
 def measure(tools: int, pages: int, rounds: int) -> dict[str, object]:
     times: dict[str, list[float]] = {"sdk": [], "first": [], "again": []}
     with running_http("many", "--tools", str(tools), "--pages", str(pages), "--real") as url:
         for _ in range(rounds):
-            seconds, count = timed(lambda: asyncio.run(list_with_the_sdk(url)))
+            seconds, count = run_timed(lambda: asyncio.run(list_with_sdk(url)))
             assert count == tools, count
             times["sdk"].append(seconds)
             Server.objects.all().delete()
@@ -74,7 +74,7 @@ def measure(tools: int, pages: int, rounds: int) -> dict[str, object]:
             draft = ServerDraft(name="many", slug="many", transport="http", url=url)
             server = server_actions.add_server(draft, actor=SYSTEM)
             for kind in ("first", "again"):
-                seconds, run = timed(runner.sync_now, server.pk, Trigger.MANUAL)
+                seconds, run = run_timed(runner.sync_now, server.pk, Trigger.MANUAL)
                 assert isinstance(run, SyncRun)
                 assert run.outcome == "ok", run.error
                 times[kind].append(seconds)
@@ -102,10 +102,10 @@ def main() -> None:
     if options.json:
         print(json.dumps({"rows": rows, "growth_per_tool": growth}))
         return
-    print(f"{options.rounds} interleaved rounds; seconds as median (least–most)")
+    print(f"{options.rounds} interleaved rounds; seconds as median (min–max)")
     print(
-        f"{'tools':>7} {'pages':>6}  {'SDK list, kept nowhere':>24}  {'first sync':>22}  "
-        f"{'nothing changed':>22}  {'tools/s':>8}  {'first ÷ SDK':>18}"
+        f"{'tools':>7} {'pages':>6}  {'SDK list, not stored':>24}  {'first sync':>22}  "
+        f"{'no changes':>22}  {'tools/s':>8}  {'first ÷ SDK':>18}"
     )
     for row in rows:
         cells = [
@@ -120,7 +120,7 @@ def main() -> None:
             f"{cells[2]:>22}  {row['tools_per_second']:>8,.0f}  {ratio:>18}"
         )
     print(
-        f"growth: 100 times the tools take {large['first'] / small['first']:.0f} times the time "  # type: ignore[operator]
+        f"growth: 100 times the tools takes {large['first'] / small['first']:.0f} times the time "  # type: ignore[operator]
         f"({growth:.2f} per tool; 1 is linear)"
     )
 

@@ -83,11 +83,11 @@ def traced(folder: Path) -> Iterator[tuple[Any, Callable[[], list[str]]]]:
 
 
 def modules(functions: list[str], idle: set[str]) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for function in functions:
         if function not in idle:
-            found.setdefault(function.partition(":")[0].removeprefix(f"{ROOT}/"))
-    return list(found)
+            names.setdefault(function.partition(":")[0].removeprefix(f"{ROOT}/"))
+    return list(names)
 
 
 async def over_mcp(agent: Any, mode: str, take: Callable[[], list[str]]) -> list[str]:
@@ -139,8 +139,12 @@ def main() -> None:
     for title, functions in results.items():
         passed = modules(functions, idle)
         print(f"\n{title}: {len(passed)} modules")
+        packages: dict[str, list[str]] = {}
         for module in passed:
-            print(f"  {module}")
+            package, _, name = module.rpartition("/")
+            packages.setdefault(package, []).append(name.removesuffix(".py"))
+        for package, names in packages.items():
+            print(f"  {package}: {' '.join(names)}")
 
 
 if __name__ == "__main__":

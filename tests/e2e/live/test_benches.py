@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import dispatch_told, fleet, inside
+from bench import dispatch_report, fleet, inside
 from tests.support.installation import ROOT, clean_environment
 from tests.support.waiting import scaled
 
@@ -55,7 +55,7 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
 def test_tokens_are_told_for_everything_and_for_a_task_and_agree_with_the_ledger():
     told = run("tokens", "--only", "large", *SMALL)
     head, row = told.splitlines()[1:3]
-    for column in ("all loaded", "catalog", "meta-tools", "after task", "all ÷ after"):
+    for column in ("all schemas", "catalog", "meta-tools", "after task", "all ÷ after"):
         assert column in head
     assert row.split()[:3] == ["large", "3", "24"]
     verdicts = [line.split()[0] for line in told.splitlines() if line.startswith("  ")]
@@ -93,7 +93,7 @@ def test_search_is_told_for_every_ranker_and_for_the_endpoint():
     told = run("search", *small)
     for ranker in ("rank-bm25", "bm25s", "bm25", "embedding", "hybrid"):
         assert any(line.split()[:2] == ["60", ranker] for line in told.splitlines()), told
-    assert "1 tool counted, 1 text to encode" in told
+    assert "1 tool indexed, 1 text to encode" in told
     assert "p95 of 3 ÷ p50 of one" in told
 
 
@@ -104,10 +104,10 @@ def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_limits_told():
     assert "Limits raised: agent 1,000,000 calls in flight" in told
     assert "server concurrency 64" in told
     for callers in (1, 32):
-        table = told.partition(f"100 bytes, {callers} at once\n")[2].splitlines()
+        table = told.partition(f"100 bytes, {callers} concurrent\n")[2].splitlines()
         assert table[0].split() == [
             *("path", "p50", "÷", "direct", "p99", "÷", "direct", "calls/s", "÷", "direct"),
-            *("CPU", "÷", "direct", "of", "it", "caller"),
+            *("CPU", "÷", "direct", "CPU", "caller"),
         ]
         rows = {row.split()[0]: row.split()[1:] for row in table[1:4]}
         assert rows.keys() == {"direct", "REST", "MCP"}
@@ -131,16 +131,16 @@ def test_a_path_that_fails_or_is_missing_says_so_in_its_row():
     missing = {"http": {"mcp-proxy": "pip failed: no network"}}
 
     def told(path):
-        return dispatch_told.row(rows, missing, "http", 100, 1, path)
+        return dispatch_report.format_row(rows, missing, "http", 100, 1, path)
 
     assert told("direct").split()[:5] == ["direct", "1.00", "(1.00–1.00)", "1.00", "(1.00–1.00)"]
     assert told("MCP").split()[:3] == ["MCP", "1.50", "1.50"]
     assert told("MCP").endswith("failed in 1 of 2 rounds: TimeoutError")
     assert told("REST").endswith("failed in 1 of 1 rounds: AssertionError: too large")
-    assert told("mcp-proxy").endswith("left out: pip failed: no network")
+    assert told("mcp-proxy").endswith("skipped: pip failed: no network")
 
 
 def test_the_stages_that_the_profile_times_are_functions_of_the_product():
     for _, _, where in inside.STAGES:
-        assert callable(inside.found(where)[2]), where
-    assert callable(inside.found(inside.LEDGER)[2])
+        assert callable(inside.resolve(where)[2]), where
+    assert callable(inside.resolve(inside.LEDGER)[2])

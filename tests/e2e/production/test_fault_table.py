@@ -1,7 +1,7 @@
 """The fault table of bench/faults.py in its shortest form, on real processes.
 
-Counts and states only: what depends on the machine's speed is for the bench. R22, the model of
-sessions, is tests/sessions_app/test_session_model.py.
+Only checks that do not depend on the speed of the machine; the bench evaluates the others. R22, the
+session model, is tests/sessions_app/sessions/test_session_model.py.
 """
 
 import subprocess
@@ -23,8 +23,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture
 def bed(shared):
-    """An installation that all of them hurt, one after the other; a test that failed may leave
-    it stopped."""
+    """The shared installation; restarted if a failed test has stopped it."""
     if not shared.running:
         shared.toolcrib.start()
     return shared
@@ -32,7 +31,7 @@ def bed(shared):
 
 @pytest.fixture(scope="module")
 def parts():
-    with fault_services.services() as running:
+    with fault_services.running_services() as running:
         yield running
 
 
@@ -40,11 +39,11 @@ def parts():
 @pytest.mark.timeout(400)
 def test_an_installation_keeps_its_bounds_under(number, bed, capsys):
     row = faults.EMBEDDED[number](bed, "tiny")
-    faults.tell(row, 0.0)
-    assert row.failed() == [], f"{row.done}; {row.figures}\n{bed.toolcrib.log[-3000:]}"
-    told = capsys.readouterr().out
-    assert told.startswith(number)
-    assert told.count("\n") == 3 + len(row.checks)
+    faults.print_row(row, 0.0)
+    assert row.failed_checks() == [], f"{row.procedure}; {row.figures}\n{bed.toolcrib.log[-3000:]}"
+    output = capsys.readouterr().out
+    assert output.startswith(number)
+    assert output.count("\n") == 3 + len(row.checks)
 
 
 @pytest.mark.needs_postgres
@@ -53,10 +52,12 @@ def test_an_installation_keeps_its_bounds_under(number, bed, capsys):
 @pytest.mark.timeout(400)
 def test_production_keeps_its_bounds_under(number, parts):
     row = faults.PRODUCTION[number](parts, "tiny")
-    assert row.failed() == [], f"{row.done}; {row.figures}\n{parts.toolcrib.log[-3000:]}"
+    assert row.failed_checks() == [], (
+        f"{row.procedure}; {row.figures}\n{parts.toolcrib.log[-3000:]}"
+    )
 
 
-def test_a_row_that_is_not_there_is_named_with_those_that_are():
+def test_an_unknown_row_is_reported_with_the_known_rows():
     done = subprocess.run(
         [sys.executable, "bench/faults.py", "--only", "R3,R99"],
         cwd=ROOT,
@@ -67,5 +68,5 @@ def test_a_row_that_is_not_there_is_named_with_those_that_are():
         check=False,
     )
     assert done.returncode == 2
-    assert "no such row: R99" in done.stderr
+    assert "unknown row: R99" in done.stderr
     assert "R19p" in done.stderr
