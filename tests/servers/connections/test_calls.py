@@ -111,7 +111,9 @@ def test_arguments_that_the_schema_maps_to_headers_are_sent_as_headers(how):
     }
 
     async def scenario():
-        with_schema = await call_tool(server, "headered", region="north", options={"schema": schema})
+        with_schema = await call_tool(
+            server, "headered", region="north", options={"schema": schema}
+        )
         assert with_schema.state == "succeeded"
         assert with_schema.structured == {"given": {"region": "north"}}
         without = await call_tool(server, "headered", region="north")

@@ -31,11 +31,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 # before it sends the answer prepared at that time.
 GATED = """
 import json, os, sys
-from tests.support.upstreams.answers import answer, listing
+from tests.support.upstreams.answers import respond, tool_list_json
 came, go, tools = sys.argv[1:]
 for line in sys.stdin:
     message = json.loads(line)
-    reply = answer(message, listing(tools), "modern")
+    reply = respond(message, tool_list_json(tools), "modern")
     if message.get("method") == "tools/list" and os.path.exists(came):
         open(came, "w").write("x")
         open(go).read(1)

@@ -452,7 +452,9 @@ def test_requests_of_the_server_are_rejected_and_its_response_is_received(older)
         return False
 
     def replies() -> dict[str, Any]:
-        posted = [asked.body for asked in older.upstream.other_requests if "method" not in asked.body]
+        posted = [
+            asked.body for asked in older.upstream.other_requests if "method" not in asked.body
+        ]
         return {body["id"]: body for body in posted if "id" in body}
 
     (outcome,) = older.run(asks)

@@ -300,7 +300,7 @@ def test_sigkill_of_the_parent_leaves_no_descendant_of_a_program_that_ignores_si
         assert all(alive(pid) for pid in (*pids, supervisor))
     finally:
         owner.kill()
-        owner.backoff()
+        owner.wait()
         owner.stdout.close()
     wait_until_gone(*pids, supervisor)
 
