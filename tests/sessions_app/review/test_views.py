@@ -463,7 +463,7 @@ def test_a_tools_page_loads_its_usage_and_offers_a_trial_to_admins(
     client, recorded, forecast, admin, operator
 ):
     client.force_login(operator, backend=BACKEND)
-    assert "Try it" not in text_of(client.get("/tools/weather__get_forecast"))
+    assert "Try tool" not in text_of(client.get("/tools/weather__get_forecast"))
     client.force_login(admin, backend=BACKEND)
     page = client.get("/tools/weather__get_forecast").content.decode()
 
