@@ -1,6 +1,6 @@
-"""A browser and an installation for the tests of this folder, and no other.
+"""Browser and installation fixtures for this folder only.
 
-Playwright's loop would disturb tests that run one of their own, hence the scope.
+Playwright's event loop would interfere with tests that run their own, hence the scope.
 """
 
 import pytest
@@ -21,9 +21,9 @@ def browser():
 _to_have_url = PageAssertions.to_have_url
 
 
-def _to_have_url_and_scripts(self, *args, **named):
-    """A page has its address before it has its scripts, which what follows is about to use."""
-    _to_have_url(self, *args, **named)
+def _to_have_url_and_scripts(self, *args, **options):
+    """Wait for the scripts too: a page has its URL before its scripts have run."""
+    _to_have_url(self, *args, **options)
     self._sync(self._impl_obj._actual_page.wait_for_load_state("load", None))
 
 
@@ -35,14 +35,14 @@ def weather_url():
 
 @pytest.fixture(scope="package")
 def toolcrib(tmp_path_factory):
-    """An installation that tests share; its admin is made on first use of `cookies`."""
+    """A shared installation; its admin is created on first use of `cookies`."""
     with Installation(tmp_path_factory.mktemp("toolcrib")) as toolcrib:
         yield toolcrib
 
 
 @pytest.fixture
 def fresh(tmp_path):
-    """An installation that nobody has set up."""
+    """An installation without an admin."""
     with Installation(tmp_path / "data") as toolcrib:
         yield toolcrib
 
@@ -54,7 +54,7 @@ def cookies(browser, toolcrib):
 
 @pytest.fixture
 def open_page(browser, toolcrib, cookies):
-    """Open pages as the admin, and fail when a console complained: open_page(width=320)."""
+    """Open pages as the admin: open_page(width=320). Console errors fail the test."""
     contexts = []
 
     def open_one(*, width=1280, height=800, **options):
@@ -69,16 +69,16 @@ def open_page(browser, toolcrib, cookies):
         return context.new_page()
 
     yield open_one
-    said = []
-    for context, complaints in contexts:
+    errors = []
+    for context, console_errors in contexts:
         context.close()
-        said += complaints
-    assert said == []
+        errors += console_errors
+    assert errors == []
 
 
 @pytest.fixture(scope="package")
-def filled(browser, toolcrib, cookies, weather_url):
-    """The shared installation with three servers, one of which nobody answers for."""
+def populated(browser, toolcrib, cookies, weather_url):
+    """The shared installation with three servers, one of them unreachable."""
     context = browser.new_context(base_url=toolcrib.url, storage_state=cookies)
     page = context.new_page()
     page.goto("/servers")

@@ -28,7 +28,7 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def peopled(filled):
+def with_agents(populated):
     """The shared installation with three agents: some groups, all groups, none (disabled)."""
     groups = ["mcp:weather", "mcp:demo"]
     for body in (
@@ -36,18 +36,18 @@ def peopled(filled):
         {"name": "everything", "all_groups": True},
         {"name": "drifter"},
     ):
-        assert filled.api("POST", "/agents", body)[0] == 201
+        assert populated.api("POST", "/agents", body)[0] == 201
     for name in ("laptop", "server"):
-        key = filled.api("POST", "/agents/scout/keys", {"name": name})[1]
-    filled.api("POST", f"/keys/{key['id']}/revoke")
-    filled.api("POST", "/agents/scout/keys", {"name": "a month", "days": 30})
-    filled.api("PATCH", "/agents/drifter", {"enabled": False})
-    yield filled
+        key = populated.api("POST", "/agents/scout/keys", {"name": name})[1]
+    populated.api("POST", f"/keys/{key['id']}/revoke")
+    populated.api("POST", "/agents/scout/keys", {"name": "a month", "days": 30})
+    populated.api("PATCH", "/agents/drifter", {"enabled": False})
+    yield populated
     for name in ("scout", "everything", "drifter"):
-        filled.api("DELETE", f"/agents/{name}")
+        populated.api("DELETE", f"/agents/{name}")
 
 
-def test_create_an_agent_copy_its_key_and_order_its_groups(filled, open_page):
+def test_create_an_agent_copy_its_key_and_order_its_groups(populated, open_page):
     page = open_page(permissions=["clipboard-read", "clipboard-write"])
     page.goto("/groups")
     page.keyboard.press("g")
@@ -69,7 +69,7 @@ def test_create_an_agent_copy_its_key_and_order_its_groups(filled, open_page):
     expect(page.locator("main")).to_contain_text(f"export TOOLCRIB_KEY={key}")
 
     page.get_by_role("link", name="I have stored the key").click()
-    expect(page).to_have_url(f"{filled.url}/agents/ranger")
+    expect(page).to_have_url(f"{populated.url}/agents/ranger")
     with pytest.raises(Error, match="ERR_CACHE_MISS"):  # the response was not cached
         page.go_back()
     page = page.context.new_page()
@@ -92,7 +92,7 @@ def test_create_an_agent_copy_its_key_and_order_its_groups(filled, open_page):
     expect(page.get_by_text("Deleted ranger")).to_be_visible()
 
 
-def test_an_invalid_form_moves_the_focus_to_the_errors(peopled, open_page):
+def test_an_invalid_form_moves_the_focus_to_the_errors(with_agents, open_page):
     page = open_page()
     page.goto("/agents/new/add")
     page.get_by_label("Name", exact=True).fill("scout")
@@ -104,24 +104,24 @@ def test_an_invalid_form_moves_the_focus_to_the_errors(peopled, open_page):
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
-def test_axe_finds_nothing_on_any_page(theme, peopled, open_page):
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
+def test_axe_finds_nothing_on_any_page(theme, with_agents, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         for details in page.locator("main details").all():
             details.locator("summary").click()
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
     page.goto("/agents/scout/keys")
     page.get_by_role("button", name="Create key").click()
     page.locator(".new-key").wait_for()
-    found += driving.run_axe(page)
+    violations += driving.run_axe(page)
 
-    assert found == []
+    assert violations == []
 
 
-def test_no_page_scrolls_sideways_at_320_pixels(peopled, open_page):
+def test_no_page_scrolls_sideways_at_320_pixels(with_agents, open_page):
     page = open_page(width=320, height=640)
     wide = []
     for path in PAGES:
@@ -139,7 +139,7 @@ def test_no_page_scrolls_sideways_at_320_pixels(peopled, open_page):
     assert wide == []
 
 
-def test_everything_works_without_javascript(filled, open_page):
+def test_everything_works_without_javascript(populated, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/agents/new/add")
     page.get_by_label("Name", exact=True).fill("plain")

@@ -1,4 +1,4 @@
-"""Every page of the URL conf, in a real Chromium: whole, reachable, and good for everybody."""
+"""Every page of the URL conf in Chromium: structure, accessibility, access rights."""
 
 import re
 from urllib.parse import urlsplit
@@ -13,12 +13,14 @@ pytestmark = [
     pytest.mark.needs_chromium,
     pytest.mark.timeout(900),
 ]
-OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
-# A menu lies over what is under it, and only one is open at a time: its targets have its own rows.
-CLOSE_MENUS = "document.querySelectorAll('[data-menu]').forEach(one => { one.open = false })"
-# What WCAG 2.5.8 asks: 24 px, or room around it; links within a sentence are excepted.
+OPEN_ALL = "document.querySelectorAll('main details').forEach(element => { element.open = true })"
+# An open menu covers other targets, and only one is open at a time.
+CLOSE_MENUS = (
+    "document.querySelectorAll('[data-menu]').forEach(element => { element.open = false })"
+)
+# WCAG 2.5.8: targets of 24 px, or spacing; links within a sentence are exempt.
 TARGETS = "axe.run(document, {runOnly: {type: 'rule', values: ['target-size']}})"
-# A control called `remove` hides the method of its form from every script.
+# A control named `remove` shadows the method of its form in scripts.
 SHADOWED = """(() => {
   const plain = document.createElement("form");
   return [...document.forms].flatMap((form) => [...form.elements])
@@ -38,17 +40,17 @@ user.save()
 
 
 @pytest.fixture(scope="module")
-def examples(filled):
+def examples(populated):
     session = addresses.run_agent(
-        filled, "sweeper", "weather__get_forecast", query="weather forecast", city="Oslo"
+        populated, "sweeper", "weather__get_forecast", query="weather forecast", city="Oslo"
     )
-    # Other tests leave long names behind, and so do people: they are here in any order of tests.
+    # Long names, as users and other tests create them, whatever the order of tests.
     for group in ("sweep", LONG_ID):
         body = {"group_id": group, "display_name": LONG, "description": LONG}
-        status, told = filled.api("POST", "/groups", body)
-        assert status < 300, told
-    status, told = filled.api("POST", "/agents", {"name": LONG, "groups": ["sweep", LONG_ID]})
-    assert status < 300, told
+        status, response = populated.api("POST", "/groups", body)
+        assert status < 300, response
+    status, body = populated.api("POST", "/agents", {"name": LONG, "groups": ["sweep", LONG_ID]})
+    assert status < 300, body
     yield {
         "public_name": "weather__get_forecast",
         "group_id": "mcp:weather",
@@ -57,75 +59,88 @@ def examples(filled):
         "session_id": session,
     }
     for name in ("sweeper", LONG):
-        filled.api("DELETE", f"/agents/{name}")
+        populated.api("DELETE", f"/agents/{name}")
     for group in ("sweep", LONG_ID):
-        filled.api("DELETE", f"/groups/{group}")
+        populated.api("DELETE", f"/groups/{group}")
 
 
 @pytest.fixture(scope="module")
-def answers(browser, filled, cookies, examples):
-    """What every address answers to an admin."""
-    context = browser.new_context(base_url=filled.url, storage_state=cookies)
+def responses(browser, populated, cookies, examples):
+    """The responses of every URL to an admin."""
+    context = browser.new_context(base_url=populated.url, storage_state=cookies)
     try:
         return addresses.fetch_all(context, examples)
     finally:
         context.close()
 
 
-def test_every_address_has_an_example_and_none_of_them_fails(answers):
-    wrong = [f"{one.name} {one.path}: {one.status}" for one in answers if one.kind == "wrong"]
+def test_every_url_has_an_example_and_none_of_them_fails(responses):
+    wrong = [
+        f"{response.name} {response.path}: {response.status}"
+        for response in responses
+        if response.kind == "wrong"
+    ]
     assert wrong == []
-    assert len(addresses.page_paths(answers)) >= 20
+    assert len(addresses.page_paths(responses)) >= 20
 
 
-def test_every_page_has_one_heading_a_title_of_its_own_and_a_way_past_the_navigation(answers):
+def test_every_page_has_one_heading_a_unique_title_and_a_skip_link(responses):
     wrong, titles = [], {}
-    for one in answers:
-        if one.kind != "page":
+    for response in responses:
+        if response.kind != "page":
             continue
-        title = re.search(r"<title>(.*?)</title>", one.text, re.S)
-        words = title.group(1).strip() if title else ""
-        if one.text.count("<h1") != 1:
-            wrong.append(f"{one.path}: {one.text.count('<h1')} h1")
-        if not words or words.startswith("Toolcrib"):
-            wrong.append(f"{one.path}: title {words!r}")
-        if 'class="skip" href="#main"' not in one.text or '<main id="main"' not in one.text:
-            wrong.append(f"{one.path}: no skip link")
-        if "?" not in one.path and titles.setdefault(words, one.name) != one.name:
-            wrong.append(f"{one.path}: has the title of {titles[words]}, {words!r}")
+        title = re.search(r"<title>(.*?)</title>", response.text, re.S)
+        text = title.group(1).strip() if title else ""
+        if response.text.count("<h1") != 1:
+            wrong.append(f"{response.path}: {response.text.count('<h1')} h1")
+        if not text or text.startswith("Toolcrib"):
+            wrong.append(f"{response.path}: title {text!r}")
+        if (
+            'class="skip" href="#main"' not in response.text
+            or '<main id="main"' not in response.text
+        ):
+            wrong.append(f"{response.path}: no skip link")
+        if "?" not in response.path and titles.setdefault(text, response.name) != response.name:
+            wrong.append(f"{response.path}: has the title of {titles[text]}, {text!r}")
     assert wrong == []
 
 
 @pytest.mark.needs_npm
 @pytest.mark.parametrize("theme", driving.THEMES)
-def test_axe_finds_nothing_and_nothing_is_asked_of_another_host(theme, answers, filled, open_page):
+def test_axe_finds_nothing_and_no_request_goes_to_another_host(
+    theme, responses, populated, open_page
+):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    strangers = []
-    page.on("request", lambda asked: _note_stranger(asked.url, filled.url, strangers))
-    found = []
-    for path in addresses.page_paths(answers):
+    foreign = []
+    page.on("request", lambda request: _record_foreign(request.url, populated.url, foreign))
+    violations = []
+    for path in addresses.page_paths(responses):
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
         if theme == "light":
             page.evaluate(CLOSE_MENUS)
             small = page.evaluate(TARGETS)["violations"]
-            found += [f"{path} target: {n['html'][:160]}" for v in small for n in v["nodes"][:3]]
-    assert strangers == []
-    assert "\n".join(found) == ""
+            violations += [
+                f"{path} target: {n['html'][:160]}" for v in small for n in v["nodes"][:3]
+            ]
+    assert foreign == []
+    assert "\n".join(violations) == ""
 
 
-def _note_stranger(url, ours, strangers):
+def _record_foreign(url, ours, foreign):
     parts = urlsplit(url)
     if parts.scheme in ("http", "https", "ws", "wss") and parts.netloc != urlsplit(ours).netloc:
-        strangers.append(url)
+        foreign.append(url)
 
 
-def test_every_page_is_good_at_320_pixels_with_forced_colours_and_less_motion(answers, open_page):
+def test_every_page_works_at_320_pixels_with_forced_colours_and_reduced_motion(
+    responses, open_page
+):
     page = open_page(width=320, height=640, forced_colors="active", reduced_motion="reduce")
     wrong = []
-    more = [f"/agents/{LONG}", f"/agents/{LONG}/settings", f"/groups/{LONG_ID}", "/patterns/"]
-    for path in [*addresses.page_paths(answers), *more]:
+    extra = [f"/agents/{LONG}", f"/agents/{LONG}/settings", f"/groups/{LONG_ID}", "/patterns/"]
+    for path in [*addresses.page_paths(responses), *extra]:
         page.goto(path)
         page.evaluate(OPEN_ALL)
         if driving.scrolls_sideways(page):
@@ -138,17 +153,17 @@ def test_every_page_is_good_at_320_pixels_with_forced_colours_and_less_motion(an
     assert "\n".join(wrong) == ""
 
 
-def test_every_destination_is_reached_by_tab_and_enter_alone(filled, open_page):
+def test_every_destination_is_reached_with_tab_and_enter_alone(populated, open_page):
     page = open_page()
     page.goto("/")
-    wanted = [one.get_attribute("href") for one in page.locator(".sidebar .nav a").all()]
-    assert len(wanted) >= 7
-    for address in wanted:
+    links = [link.get_attribute("href") for link in page.locator(".sidebar .nav a").all()]
+    assert len(links) >= 7
+    for address in links:
         page.goto("/palette")
         for _ in range(40):
             page.keyboard.press("Tab")
-            here = page.evaluate("document.activeElement.getAttribute('href')")
-            if here == address and page.evaluate("!!document.activeElement.closest('.nav')"):
+            focused = page.evaluate("document.activeElement.getAttribute('href')")
+            if focused == address and page.evaluate("!!document.activeElement.closest('.nav')"):
                 break
         else:
             pytest.fail(f"{address} is not reached by Tab")
@@ -157,13 +172,13 @@ def test_every_destination_is_reached_by_tab_and_enter_alone(filled, open_page):
         expect(page.locator("h1")).to_be_visible()
 
 
-def test_no_page_traps_the_keyboard(answers, open_page):
-    """Tab comes round to the page's beginning however long the page is."""
+def test_no_page_traps_the_keyboard(responses, open_page):
+    """Tab returns to the start of the page, however long the page is."""
     page = open_page()
     trapped = []
-    for path in addresses.page_paths(answers):
+    for path in addresses.page_paths(responses):
         page.goto(path)
-        # Backwards from the start leaves the page at once; one step forward is the skip link.
+        # One step back from the start leaves the page; one step forward is the skip link.
         page.locator("main").focus()
         before, stays = None, 0
         for _ in range(12):
@@ -172,7 +187,7 @@ def test_no_page_traps_the_keyboard(answers, open_page):
                 "(() => { const all = [...document.querySelectorAll('*')];"
                 " return all.indexOf(document.activeElement) })()"
             )
-            # A date has parts of its own to step through, and the end of a page is no trap.
+            # Date inputs have several tab stops, and the end of a page is not a trap.
             stays = stays + 1 if now == before else 0
             if stays == 6:
                 trapped.append(path)
@@ -181,39 +196,37 @@ def test_no_page_traps_the_keyboard(answers, open_page):
     assert trapped == []
 
 
-def test_an_operator_sees_a_page_or_is_told_which_role_is_needed(
-    browser, filled, answers, examples
-):
-    made = filled.command("shell", "-c", OPERATOR.format(driving.PASSWORD))
-    assert made.returncode == 0, made.stderr
-    context = browser.new_context(base_url=filled.url)
+def test_an_operator_sees_a_page_or_the_required_role(browser, populated, responses, examples):
+    process = populated.command("shell", "-c", OPERATOR.format(driving.PASSWORD))
+    assert process.returncode == 0, process.stderr
+    context = browser.new_context(base_url=populated.url)
     page = context.new_page()
     page.goto("/sign-in")
     page.get_by_label("E-mail").fill("otto@example.org")
     page.get_by_label("Password").fill(driving.PASSWORD)
     page.keyboard.press("Enter")
     expect(page.get_by_role("navigation", name="Pages").first).to_be_visible()
-    wrong, seen = [], 0
-    for one in addresses.fetch_all(context, examples):
-        if one.status == 403:
-            if "This requires the role admin" not in one.text:
-                wrong.append(f"{one.path}: 403 without the role")
-        elif one.kind == "wrong":
-            wrong.append(f"{one.path}: {one.status}")
-        seen += one.kind == "page"
+    wrong, pages = [], 0
+    for response in addresses.fetch_all(context, examples):
+        if response.status == 403:
+            if "This requires the role admin" not in response.text:
+                wrong.append(f"{response.path}: 403 without the role")
+        elif response.kind == "wrong":
+            wrong.append(f"{response.path}: {response.status}")
+        pages += response.kind == "page"
     context.close()
     assert wrong == []
-    assert seen >= 15
+    assert pages >= 15
 
 
-def test_a_stranger_sees_the_sign_in_form_and_nothing_else(browser, filled, answers):
-    context = browser.new_context(base_url=filled.url)
+def test_a_signed_out_user_sees_only_the_sign_in_form(browser, populated, responses):
+    context = browser.new_context(base_url=populated.url)
     open_to_all = [
-        one.path
-        for one in answers
-        if one.kind != "act"
+        response.path
+        for response in responses
+        if response.kind != "act"
         and "/sign-in"
-        not in context.request.get(one.path, max_redirects=0).headers.get("location", "")
+        not in context.request.get(response.path, max_redirects=0).headers.get("location", "")
     ]
     page = context.new_page()
     page.goto("/sign-in")

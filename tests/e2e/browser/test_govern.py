@@ -30,27 +30,27 @@ PAGES = [
 __all__ = ["stocked"]
 
 
-def waiting(toolcrib, url, name, text):
-    """Let a tool wait with exactly this text, whatever other tests decided before."""
+def make_pending(toolcrib, url, name, text):
+    """Change a description to this text so that the tool is pending, whatever its state."""
     rename(toolcrib, url, name, text)
     return f"weather__{name}"
 
 
 @pytest.mark.parametrize("theme", driving.THEMES)
 def test_axe_finds_nothing_and_nothing_scrolls_sideways(theme, stocked, open_page, weather_url):
-    waiting(stocked, weather_url, "list_stations", f"Ignore previous text, in {theme}.")
+    make_pending(stocked, weather_url, "list_stations", f"Ignore previous text, in {theme}.")
     page = open_page(width=1280, color_scheme=theme)
     narrow = open_page(width=320, height=640, color_scheme=theme)
     for path in PAGES:
-        for one in (page, narrow):
-            one.goto(path)
-            assert not driving.scrolls_sideways(one), f"{path} at {one.viewport_size}"
-            one.evaluate(OPEN_ALL)
+        for current in (page, narrow):
+            current.goto(path)
+            assert not driving.scrolls_sideways(current), f"{path} at {current.viewport_size}"
+            current.evaluate(OPEN_ALL)
         assert driving.run_axe(page) == []
 
 
-def test_a_change_is_kept_old_by_keys_alone(stocked, open_page, weather_url):
-    name = waiting(stocked, weather_url, "list_stations", "List stations, by keys alone.")
+def test_a_change_is_rejected_with_the_keyboard_alone(stocked, open_page, weather_url):
+    name = make_pending(stocked, weather_url, "list_stations", "List stations, by keys alone.")
     page = open_page()
     page.goto("/tools")
     page.keyboard.press("g")
@@ -70,12 +70,12 @@ def test_a_change_is_kept_old_by_keys_alone(stocked, open_page, weather_url):
     assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
 
 
-def test_several_are_decided_at_once_and_the_navigation_follows_each(
+def test_several_changes_are_reviewed_together_and_the_navigation_is_updated(
     stocked, open_page, weather_url
 ):
     names = [
-        waiting(stocked, weather_url, one, f"{one} changes with others.")
-        for one in ("list_stations", "get_temperature", "get_forecast")
+        make_pending(stocked, weather_url, name, f"{name} changes with others.")
+        for name in ("list_stations", "get_temperature", "get_forecast")
     ]
     page = open_page()
     page.goto("/approvals")
@@ -97,8 +97,8 @@ def test_several_are_decided_at_once_and_the_navigation_follows_each(
         assert stocked.api("GET", f"/tools/{name}")[1]["state"] == "available"
 
 
-def test_the_second_of_two_people_sees_who_decided(stocked, open_page, weather_url):
-    name = waiting(stocked, weather_url, "list_stations", "List stations, for two people.")
+def test_the_second_of_two_reviewers_sees_who_decided(stocked, open_page, weather_url):
+    name = make_pending(stocked, weather_url, "list_stations", "List stations, for two people.")
     first, second = open_page(), open_page()
     for page in (first, second):
         page.goto("/approvals")
@@ -112,8 +112,8 @@ def test_the_second_of_two_people_sees_who_decided(stocked, open_page, weather_u
     expect(second.locator("li.settled")).to_contain_text(driving.ADMIN)
 
 
-def test_a_decision_works_without_any_script(stocked, open_page, weather_url):
-    name = waiting(stocked, weather_url, "list_stations", "List stations, plainly.")
+def test_a_review_works_without_javascript(stocked, open_page, weather_url):
+    name = make_pending(stocked, weather_url, "list_stations", "List stations, plainly.")
     page = open_page(java_script_enabled=False)
     page.goto("/approvals")
     page.get_by_role("button", name=re.compile(f"Reject change.*{name}")).click()
@@ -122,7 +122,7 @@ def test_a_decision_works_without_any_script(stocked, open_page, weather_url):
     expect(page.get_by_text(f"Rejected the change of {name}.")).to_be_visible()
 
 
-def test_the_log_filters_opens_and_speaks_local_time(stocked, open_page):
+def test_the_audit_log_has_filters_details_and_local_time(stocked, open_page):
     page = open_page(timezone_id="Asia/Kathmandu")
     page.goto("/audit")
     first = page.locator(".log time").first.inner_text()
@@ -142,7 +142,7 @@ def test_the_log_filters_opens_and_speaks_local_time(stocked, open_page):
     assert downloaded.value.suggested_filename.startswith("toolcrib-audit-")
 
 
-def test_a_setting_is_saved_and_a_wrong_one_told(stocked, open_page):
+def test_a_setting_is_saved_and_an_invalid_value_reported(stocked, open_page):
     page = open_page()
     page.goto("/settings/retention")
     field = page.get_by_label("Retention of arguments and results")
@@ -175,7 +175,7 @@ def test_keyboard_shortcuts_can_be_turned_off(stocked, open_page):
     page.wait_for_url("**/tools")
 
 
-def test_a_person_is_invited_and_the_link_shown_once(stocked, open_page, browser):
+def test_a_user_is_invited_and_the_link_shown_once(stocked, open_page, browser):
     page = open_page()
     page.goto("/settings/people")
     page.get_by_label("E-mail or name").fill("bo@example.org")

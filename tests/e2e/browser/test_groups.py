@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.needs_chromium,
     pytest.mark.timeout(240),
 ]
-OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
+OPEN_ALL = "document.querySelectorAll('main details').forEach(element => { element.open = true })"
 PAGES = [
     "/groups",
     "/groups/mcp:demo",
@@ -30,9 +30,9 @@ LONG = "A-group-with-a-very-long-name-that-nobody-would-break-" + "x" * 60
 
 
 @pytest.fixture(scope="package")
-def grouped(browser, filled, cookies):
+def grouped(browser, populated, cookies):
     """The shared installation with a mixed group and an empty group, created in the browser."""
-    context = browser.new_context(base_url=filled.url, storage_state=cookies)
+    context = browser.new_context(base_url=populated.url, storage_state=cookies)
     page = context.new_page()
     for group_id, name in (("research", "Research"), ("bare", LONG)):
         page.goto("/groups")
@@ -47,10 +47,10 @@ def grouped(browser, filled, cookies):
     page.get_by_role("button", name="Add to group").click()
     expect(page.get_by_text("Added 12 tools to research.")).to_be_visible()
     context.close()
-    return filled
+    return populated
 
 
-def given(page, kind):
+def rows_of_kind(page, kind):
     return page.locator(f"[data-given={kind}]").evaluate_all("all => all.map(r => r.dataset.row)")
 
 
@@ -65,7 +65,7 @@ def expect_announced(page, text):
 def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_with_a_key(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    name = given(page, "demand")[1]
+    name = rows_of_kind(page, "demand")[1]
     box = page.get_by_role("checkbox", name=f"Preload {name}")
 
     box.focus()
@@ -76,7 +76,7 @@ def test_a_toggle_moves_the_row_keeps_the_focus_and_is_undone_with_a_key(grouped
     expect(page.get_by_role("checkbox", name=f"Preload {name}")).to_be_focused()
     page.keyboard.press("u")
     expect(page.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
-    assert given(page, "preload") == []
+    assert rows_of_kind(page, "preload") == []
 
 
 def test_tools_are_selected_with_keys_and_added_with_m_and_a_group_id(grouped, open_page):
@@ -97,7 +97,7 @@ def test_tools_are_selected_with_keys_and_added_with_m_and_a_group_id(grouped, o
     assert page.url.endswith("/groups/research?q=a&in=no")
     other = open_page()
     other.goto("/groups/bare")
-    assert given(other, "demand") == sorted(picks)
+    assert rows_of_kind(other, "demand") == sorted(picks)
     page.keyboard.press("u")
     expect_announced(page, "Undone.")
 
@@ -105,8 +105,8 @@ def test_tools_are_selected_with_keys_and_added_with_m_and_a_group_id(grouped, o
 def test_a_selection_from_two_searches_is_added_together(grouped, open_page):
     page = open_page()
     page.goto("/groups/bare")
-    for words, name in (("base64", "demo__encode_base64"), ("uuid", "demo__make_uuid")):
-        page.get_by_label("Search tools").press_sequentially(words)
+    for query, name in (("base64", "demo__encode_base64"), ("uuid", "demo__make_uuid")):
+        page.get_by_label("Search tools").press_sequentially(query)
         expect(page.get_by_label(f"Select {name}", exact=True)).to_be_visible()
         page.get_by_label(f"Select {name}", exact=True).check()
         page.get_by_label("Search tools").fill("")
@@ -123,7 +123,7 @@ def test_a_selection_from_two_searches_is_added_together(grouped, open_page):
     page.get_by_role("button", name="Add to group").click()
 
     expect_announced(page, "Added 2 tools to bare")
-    assert given(page, "demand") == ["demo__encode_base64", "demo__make_uuid"]
+    assert rows_of_kind(page, "demand") == ["demo__encode_base64", "demo__make_uuid"]
     expect(page.locator("[data-select-bar]")).to_be_hidden()
     page.get_by_role("button", name="Undo").click()
     expect_announced(page, "Undone.")
@@ -132,7 +132,7 @@ def test_a_selection_from_two_searches_is_added_together(grouped, open_page):
 def test_x_on_a_member_selects_it_without_changing_its_preload(grouped, open_page):
     page = open_page()
     page.goto("/groups/research?in=yes")
-    before = given(page, "demand")
+    before = rows_of_kind(page, "demand")
     row(page, before[0]).locator("[data-open]").focus()
     page.keyboard.press("x")
     expect(page.get_by_label(f"Select {before[0]}", exact=True)).to_be_checked()
@@ -142,26 +142,26 @@ def test_x_on_a_member_selects_it_without_changing_its_preload(grouped, open_pag
     expect(page.locator("[data-select-count]")).to_have_text("2 selected")
     page.keyboard.press("x")
     expect(page.locator("[data-select-count]")).to_have_text("1 selected")
-    assert (given(page, "preload"), given(page, "demand")) == ([], before)
+    assert (rows_of_kind(page, "preload"), rows_of_kind(page, "demand")) == ([], before)
 
 
 def test_a_row_is_ordered_and_moved_with_its_menu(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    before = given(page, "demand")
+    before = rows_of_kind(page, "demand")
     second = before[1]
 
     row(page, second).locator("summary").click()
     page.get_by_role("button", name=f"Move up {second}").click()
     expect_announced(page, f"Moved {second} up")
-    assert given(page, "demand")[:2] == [second, before[0]]
+    assert rows_of_kind(page, "demand")[:2] == [second, before[0]]
     assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == second
 
     page.keyboard.press("m")
     page.keyboard.type("bare")
     page.keyboard.press("Enter")
     expect_announced(page, f"Moved {second} to bare, now about")
-    assert second not in given(page, "demand")
+    assert second not in rows_of_kind(page, "demand")
     assert page.evaluate("document.activeElement.closest('[data-row]').dataset.row") == before[0]
     page.keyboard.press("u")
     expect(row(page, second)).to_be_visible()
@@ -170,7 +170,7 @@ def test_a_row_is_ordered_and_moved_with_its_menu(grouped, open_page):
 def test_a_row_is_dragged_from_one_section_to_the_other(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    name = given(page, "demand")[0]
+    name = rows_of_kind(page, "demand")[0]
 
     row(page, name).drag_to(page.locator("[data-drop=preload]"))
 
@@ -182,7 +182,7 @@ def test_a_row_is_dragged_from_one_section_to_the_other(grouped, open_page):
 def test_the_preview_is_updated_and_its_tab_is_in_the_url(grouped, open_page):
     page = open_page()
     page.goto("/groups/research")
-    name = given(page, "demand")[0]
+    name = rows_of_kind(page, "demand")[0]
     page.get_by_role("link", name="JSON", exact=True).click()
     expect(page).to_have_url(re.compile("tab=json"))
     expect(page.locator("#board-preview")).to_contain_text('"etag"')
@@ -200,7 +200,7 @@ def test_two_admins_on_one_board_see_each_others_changes(grouped, open_page, bro
     mine, theirs = open_page(), open_page(storage_state=second_admin(browser, grouped))
     mine.goto("/groups/research")
     theirs.goto("/groups/research")
-    first, second = given(mine, "demand")[:2]
+    first, second = rows_of_kind(mine, "demand")[:2]
 
     theirs.get_by_role("checkbox", name=f"Preload {first}").check()
     expect_announced(theirs, "is preloaded")
@@ -212,7 +212,7 @@ def test_two_admins_on_one_board_see_each_others_changes(grouped, open_page, bro
     expect(row(mine, first)).to_contain_text(f"bea@example.org changed {first} in the meantime.")
     mine.get_by_role("checkbox", name=f"Preload {second}").check()
     expect(mine.locator(f'[data-given=preload][data-row="{second}"]')).to_be_visible()
-    assert sorted(given(mine, "preload")) == sorted([first, second])
+    assert sorted(rows_of_kind(mine, "preload")) == sorted([first, second])
     for name in (first, second):
         mine.get_by_role("checkbox", name=f"Preload {name}").uncheck()
         expect(mine.locator(f'[data-given=demand][data-row="{name}"]')).to_be_visible()
@@ -241,14 +241,14 @@ def test_everything_works_without_javascript(grouped, open_page):
     page.get_by_role("button", name="Search", exact=True).click()
     page.get_by_label("Select demo__encode_base64").check()
     page.get_by_role("button", name="Add to group").click()
-    assert given(page, "demand") == ["demo__encode_base64"]
+    assert rows_of_kind(page, "demand") == ["demo__encode_base64"]
 
     page.goto("/groups/bare")
     page.get_by_role("checkbox", name="Preload demo__encode_base64").check()
     page.get_by_role("button", name="Save").click()
-    assert given(page, "preload") == ["demo__encode_base64"]
+    assert rows_of_kind(page, "preload") == ["demo__encode_base64"]
     page.get_by_role("button", name="Undo").click()
-    assert given(page, "preload") == []
+    assert rows_of_kind(page, "preload") == []
 
     page.get_by_role("link", name="Settings").last.click()
     page.get_by_label("Preload tools by default").check()
@@ -270,22 +270,22 @@ def test_everything_works_without_javascript(grouped, open_page):
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
 def test_no_page_has_accessibility_violations(theme, grouped, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
     page.goto("/groups/research")
     page.locator("[data-pick] input").first.check()
     page.locator("[data-given=demand] input[name=on]").first.check()
     expect(page.locator(".toast")).to_be_visible()
-    found += driving.run_axe(page)
+    violations += driving.run_axe(page)
     page.get_by_role("button", name="Undo").click()
 
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
 def test_no_page_scrolls_horizontally_at_320_pixels(grouped, open_page):

@@ -11,7 +11,7 @@ pytestmark = [
 ]
 
 
-def test_g_and_a_letter_open_every_page_of_the_navigation(filled, open_page):
+def test_g_and_a_letter_open_every_page_of_the_navigation(populated, open_page):
     page = open_page()
     page.goto("/")
     links = page.locator(".sidebar [data-go]")
@@ -25,7 +25,7 @@ def test_g_and_a_letter_open_every_page_of_the_navigation(filled, open_page):
         expect(page.locator(".sidebar a[aria-current=page]")).to_have_attribute("data-go", key)
 
 
-def test_question_mark_lists_the_shortcuts_including_those_of_the_page(filled, open_page):
+def test_question_mark_lists_the_shortcuts_including_those_of_the_page(populated, open_page):
     page = open_page()
     page.goto("/servers")
     page.keyboard.press("?")
@@ -42,7 +42,7 @@ def test_question_mark_lists_the_shortcuts_including_those_of_the_page(filled, o
     expect(dialog).to_be_hidden()
 
 
-def test_slash_focuses_the_search_and_shortcuts_are_off_while_typing(filled, open_page):
+def test_slash_focuses_the_search_and_shortcuts_are_off_while_typing(populated, open_page):
     page = open_page()
     page.goto("/tools")
     page.keyboard.press("/")
@@ -56,7 +56,7 @@ def test_slash_focuses_the_search_and_shortcuts_are_off_while_typing(filled, ope
     expect(field).not_to_be_focused()
 
 
-def test_rows_are_traversed_opened_and_selected_in_ranges(filled, open_page):
+def test_rows_are_traversed_opened_and_selected_in_ranges(populated, open_page):
     page = open_page()
     page.goto("/tools")
     rows = page.locator("[data-rows] > *")
@@ -78,7 +78,7 @@ def test_rows_are_traversed_opened_and_selected_in_ranges(filled, open_page):
     expect(page).to_have_url(re.compile(re.escape(address) + "(/general)?$"))
 
 
-def test_a_full_stop_opens_the_actions_of_the_row_and_escape_closes_them(filled, open_page):
+def test_a_full_stop_opens_the_actions_of_the_row_and_escape_closes_them(populated, open_page):
     page = open_page()
     page.goto("/patterns/")
     row = page.locator("#tables [data-rows] > *").first
@@ -92,7 +92,7 @@ def test_a_full_stop_opens_the_actions_of_the_row_and_escape_closes_them(filled,
     expect(menu.locator("summary")).to_be_focused()
 
 
-def test_shortcuts_that_are_off_do_nothing_and_the_palette_still_opens(filled, open_page):
+def test_shortcuts_that_are_off_do_nothing_and_the_palette_still_opens(populated, open_page):
     page = open_page()
     page.goto("/servers")
     page.evaluate("document.documentElement.dataset.keys = 'off'")
@@ -108,8 +108,8 @@ def test_shortcuts_that_are_off_do_nothing_and_the_palette_still_opens(filled, o
 # --- Polls --------------------------------------------------------------------------------------
 
 
-def test_a_failing_poll_pauses_and_can_be_resumed(filled, browser, cookies):
-    context = browser.new_context(base_url=filled.url, storage_state=cookies)
+def test_a_failing_poll_pauses_and_can_be_resumed(populated, browser, cookies):
+    context = browser.new_context(base_url=populated.url, storage_state=cookies)
     page = context.new_page()
     page.clock.install()
     page.goto("/groups/mcp:weather")
@@ -146,7 +146,7 @@ document.getElementById("toasts").append(toast);
 
 
 @pytest.fixture
-def toasted(filled, open_page):
+def toasted(populated, open_page):
     """Return a page with a toast and a controllable clock."""
     page = open_page()
     page.clock.install()
@@ -183,7 +183,7 @@ def test_a_toast_is_dismissed_and_undone_by_key(toasted):
     expect(toast).to_have_count(0)
 
 
-def test_below_900_pixels_the_sidebar_is_a_disclosure_at_the_top(filled, open_page):
+def test_below_900_pixels_the_sidebar_is_a_disclosure_at_the_top(populated, open_page):
     page = open_page(width=899)
     page.goto("/servers")
     expect(page.locator(".sidebar")).to_be_hidden()

@@ -16,21 +16,21 @@ UNUSED = "weather__list_stations"
 
 
 @pytest.fixture(scope="module")
-def recorded(filled):
+def recorded(populated):
     """An agent with a successful and a failed session, and an unused preload."""
-    done = filled.command("create_agent", "clerk", "--all-groups", "--json")
+    done = populated.command("create_agent", "clerk", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
     key = json.loads(done.stdout)["key"]
     change = {"tools": [UNUSED], "preload": True}
-    assert filled.api("PATCH", "/groups/mcp:weather/members", change)[0] == 200
-    failed = Run(filled, key)
+    assert populated.api("PATCH", "/groups/mcp:weather/members", change)[0] == 200
+    failed = Run(populated, key)
     failed.send("/search", {"query": "weather forecast"})
     failed.call("weather__get_forecast", town="Oslo")
-    succeeded = Run(filled, key)
+    succeeded = Run(populated, key)
     succeeded.call("weather__get_forecast", city="Oslo")
     yield failed
-    filled.api("PATCH", "/groups/mcp:weather/members", change | {"preload": None})
-    filled.api("DELETE", "/agents/clerk")
+    populated.api("PATCH", "/groups/mcp:weather/members", change | {"preload": None})
+    populated.api("DELETE", "/agents/clerk")
 
 
 def preloaded(toolcrib):
@@ -38,7 +38,7 @@ def preloaded(toolcrib):
     return next(member["preload"] for member in members if member["name"] == UNUSED)
 
 
-def test_an_operators_afternoon(recorded, filled, open_page):
+def test_an_operators_afternoon(recorded, populated, open_page):
     page = open_page()
     page.goto("/")
 
@@ -68,7 +68,7 @@ def test_an_operators_afternoon(recorded, filled, open_page):
     expect(page).to_have_url(re.compile("agent=clerk"))
     unused = page.locator("#unused tr", has_text=UNUSED)
     expect(unused).to_be_visible()
-    assert preloaded(filled) is True
+    assert preloaded(populated) is True
 
     # Make it on demand, then undo.
     unused.get_by_role("button", name="Make on demand").click()
@@ -76,9 +76,9 @@ def test_an_operators_afternoon(recorded, filled, open_page):
     expect(toast).to_contain_text(f"{UNUSED} in mcp:weather is on demand in new sessions.")
     expect(page).to_have_url(re.compile(r"agent=clerk#unused$"))
     expect(unused).to_have_count(0)
-    assert preloaded(filled) is False
+    assert preloaded(populated) is False
 
     page.keyboard.press("u")
     expect(unused).to_be_visible()
     expect(toast).to_contain_text("Undone. Redo")
-    assert preloaded(filled) is True
+    assert preloaded(populated) is True

@@ -24,7 +24,7 @@ def selected(page):
     return page.locator('#palette [aria-selected="true"]')
 
 
-def test_a_tool_is_found_and_opened_with_the_keyboard_alone(filled, open_page):
+def test_a_tool_is_found_and_opened_with_the_keyboard_alone(populated, open_page):
     page = open_page()
     page.goto("/servers")
     field = open_palette(page)
@@ -37,7 +37,7 @@ def test_a_tool_is_found_and_opened_with_the_keyboard_alone(filled, open_page):
     expect(page).to_have_url(re.compile("/tools/weather__get_forecast$"))
 
 
-def test_arrow_keys_wrap_around_and_the_focus_stays_in_the_field(filled, open_page):
+def test_arrow_keys_wrap_around_and_the_focus_stays_in_the_field(populated, open_page):
     page = open_page()
     page.goto("/servers")
     field = open_palette(page)
@@ -52,7 +52,7 @@ def test_arrow_keys_wrap_around_and_the_focus_stays_in_the_field(filled, open_pa
     expect(field).to_be_focused()
 
 
-def test_escape_closes_the_palette_and_restores_the_focus(filled, open_page):
+def test_escape_closes_the_palette_and_restores_the_focus(populated, open_page):
     page = open_page()
     page.goto("/servers")
     page.get_by_label("Search servers").focus()
@@ -65,7 +65,7 @@ def test_escape_closes_the_palette_and_restores_the_focus(filled, open_page):
     expect(page.locator("#palette")).to_be_hidden()
 
 
-def test_enter_pressed_early_waits_for_the_results(filled, open_page):
+def test_enter_pressed_early_waits_for_the_results(populated, open_page):
     page = open_page()
     page.goto("/servers")
     open_palette(page)
@@ -75,7 +75,7 @@ def test_enter_pressed_early_waits_for_the_results(filled, open_page):
     expect(page).to_have_url(re.compile("/sessions$"))
 
 
-def test_a_sync_is_queued_from_the_palette(filled, open_page):
+def test_a_sync_is_queued_from_the_palette(populated, open_page):
     page = open_page()
     page.goto("/groups")
     open_palette(page)
@@ -86,7 +86,7 @@ def test_a_sync_is_queued_from_the_palette(filled, open_page):
     assert sync.value.status in (302, 303)
 
 
-def test_an_empty_result_is_shown_and_announced(filled, open_page):
+def test_an_empty_result_is_shown_and_announced(populated, open_page):
     page = open_page()
     page.goto("/servers")
     open_palette(page)
@@ -97,7 +97,7 @@ def test_an_empty_result_is_shown_and_announced(filled, open_page):
     expect(page).to_have_url(re.compile("/servers$"))
 
 
-def test_the_button_opens_the_palette_and_a_click_selects_a_result(filled, open_page):
+def test_the_button_opens_the_palette_and_a_click_selects_a_result(populated, open_page):
     page = open_page()
     page.goto("/servers")
     page.locator("[data-palette]").click()
@@ -105,7 +105,7 @@ def test_the_button_opens_the_palette_and_a_click_selects_a_result(filled, open_
     expect(page).to_have_url(re.compile("/audit$"))
 
 
-def test_the_palette_is_a_page_without_javascript(filled, open_page):
+def test_the_palette_is_a_page_without_javascript(populated, open_page):
     page = open_page(java_script_enabled=False)
     page.goto("/servers")
     page.locator("[data-palette]").click()
@@ -118,20 +118,20 @@ def test_the_palette_is_a_page_without_javascript(filled, open_page):
 
 @pytest.mark.needs_npm
 @pytest.mark.parametrize("theme", driving.THEMES)
-def test_axe_reports_nothing_in_the_open_palette(theme, filled, open_page):
+def test_axe_reports_nothing_in_the_open_palette(theme, populated, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
     page.goto("/servers")
     open_palette(page)
-    found = []
+    violations = []
     for typed in ("", "weather", "nothing-like-it"):
         page.keyboard.type(typed)
         expect(page.locator("[data-palette-said]")).to_be_attached()
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
         page.get_by_role("combobox", name="Search pages").fill("")
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
-def test_the_palette_fits_320_pixels(filled, open_page):
+def test_the_palette_fits_320_pixels(populated, open_page):
     page = open_page(width=320, height=640)
     page.goto("/servers")
     page.locator("[data-palette]").click()

@@ -25,25 +25,25 @@ PAGES = [
 
 
 @pytest.fixture(scope="module")
-def searched(filled):
+def searched(populated):
     """Two agents, one of which has searched, and a golden query that regressed."""
-    done = filled.command("create_agent", "seeker", "--all-groups", "--json")
+    done = populated.command("create_agent", "seeker", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
-    filled.api("POST", "/agents", {"name": "narrow", "groups": ["mcp:weather"]})
-    run = Run(filled, json.loads(done.stdout)["key"])
+    populated.api("POST", "/agents", {"name": "narrow", "groups": ["mcp:weather"]})
+    run = Run(populated, json.loads(done.stdout)["key"])
     run.send("/search", {"query": "zzzzqqqq"})
     run.send("/search", {"query": "forecast"})
     golden = {"query": "report the weather", "tools": ["weather__report_weather"]}
-    status, created = filled.api("POST", "/search/golden", golden)
+    status, created = populated.api("POST", "/search/golden", golden)
     assert status == 201, created
-    filled.api("POST", f"/tools/{TEMPERATURE}/hints", {"kind": "alias", "text": "thermometer"})
-    filled.api("POST", "/tools/weather__report_weather/hold", {"reason": "A test."})
-    filled.api("POST", "/search/golden/run")
-    yield filled
-    filled.api("POST", "/tools/weather__report_weather/release")
-    filled.api("DELETE", f"/search/golden/{created['id']}")
+    populated.api("POST", f"/tools/{TEMPERATURE}/hints", {"kind": "alias", "text": "thermometer"})
+    populated.api("POST", "/tools/weather__report_weather/hold", {"reason": "A test."})
+    populated.api("POST", "/search/golden/run")
+    yield populated
+    populated.api("POST", "/tools/weather__report_weather/release")
+    populated.api("DELETE", f"/search/golden/{created['id']}")
     for name in ("seeker", "narrow"):
-        filled.api("DELETE", f"/agents/{name}")
+        populated.api("DELETE", f"/agents/{name}")
 
 
 def test_results_update_while_typing_and_every_option_is_in_the_url(searched, open_page):
@@ -153,13 +153,13 @@ def test_search_works_without_javascript(searched, open_page):
 @pytest.mark.parametrize("theme", driving.THEMES)
 def test_axe_finds_nothing(theme, searched, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
 
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
 def test_nothing_scrolls_sideways_at_320_pixels(searched, open_page):

@@ -95,7 +95,7 @@ def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others
     assert complaints == []
 
 
-def test_a_json_syntax_error_is_shown_beside_the_text(filled, open_page):
+def test_a_json_syntax_error_is_shown_beside_the_text(populated, open_page):
     page = open_page()
     page.goto("/servers/add")
     box = page.get_by_label("Paste your mcp.json")
@@ -106,7 +106,7 @@ def test_a_json_syntax_error_is_shown_beside_the_text(filled, open_page):
     expect(box).to_have_value(re.compile("mcpServers"))
 
 
-def test_the_list_is_navigated_filtered_and_changed_by_keyboard(filled, open_page):
+def test_the_list_is_navigated_filtered_and_changed_by_keyboard(populated, open_page):
     page = open_page()
     page.goto("/servers")
     page.keyboard.press("j")
@@ -137,10 +137,10 @@ def test_the_list_is_navigated_filtered_and_changed_by_keyboard(filled, open_pag
     page.goto("/servers/weather")
     page.keyboard.press("g")
     page.keyboard.press("s")
-    expect(page).to_have_url(f"{filled.url}/servers")
+    expect(page).to_have_url(f"{populated.url}/servers")
 
 
-def test_a_sync_updates_the_page_and_a_connection_test_stays_on_it(filled, open_page):
+def test_a_sync_updates_the_page_and_a_connection_test_stays_on_it(populated, open_page):
     page = open_page()
     polls = []
     page.on("request", lambda request: polls.append(request) if "/status?" in request.url else None)
@@ -154,12 +154,12 @@ def test_a_sync_updates_the_page_and_a_connection_test_stays_on_it(filled, open_
 
     page.get_by_role("button", name="Test connection").click()
     expect(page.locator("#tested")).to_contain_text("Connected. 7 tools found.")
-    expect(page).to_have_url(f"{filled.url}/servers/weather/syncs")
+    expect(page).to_have_url(f"{populated.url}/servers/weather/syncs")
 
 
 @pytest.mark.needs_npm
 @pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
-def test_axe_finds_nothing_on_any_page(theme, filled, open_page):
+def test_axe_finds_nothing_on_any_page(theme, populated, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
     violations = []
     for path in PAGES:
@@ -196,7 +196,7 @@ def test_axe_finds_nothing_before_any_server_is_connected(theme, fresh, browser)
     assert violations == []
 
 
-def test_no_page_scrolls_sideways_at_320_pixels(filled, open_page):
+def test_no_page_scrolls_sideways_at_320_pixels(populated, open_page):
     page = open_page(width=320, height=640)
     wide = []
     for path in PAGES:
@@ -207,7 +207,7 @@ def test_no_page_scrolls_sideways_at_320_pixels(filled, open_page):
     assert wide == []
 
 
-def test_everything_works_without_javascript(filled, open_page, weather_url):
+def test_everything_works_without_javascript(populated, open_page, weather_url):
     page = open_page(java_script_enabled=False)
     page.goto("/servers/add?source=url")
     page.get_by_label("URL", exact=True).fill(weather_url + "?second=1")

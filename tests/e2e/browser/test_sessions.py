@@ -45,11 +45,11 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(filled):
+def run(populated):
     """A session that searches, loads, calls, fails and is forked, two hours after its opening."""
-    done = filled.command("create_agent", "walker", "--all-groups", "--json")
+    done = populated.command("create_agent", "walker", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
-    run = Run(filled, json.loads(done.stdout)["key"])
+    run = Run(populated, json.loads(done.stdout)["key"])
     run.send("/search", {"query": "weather forecast", "limit": 2})
     run.send("/search", {"query": "zzzzqqqq"})
     run.send("/load", {"group_id": "mcp:weather", "tool_names": ["get_forecast", "no_such"]})
@@ -57,12 +57,12 @@ def run(filled):
     run.call("weather__get_forecast", town="Oslo")
     run.call("weather__list_stations", country="Norway")
     run.call("nowhere__tool", a=1)
-    Run(filled, run.key).send("/close", {})
+    Run(populated, run.key).send("/close", {})
     run.send("/fork", {})
-    moved = filled.command("shell", "-c", MOVE_OPENING_BACK.format(run.id))
+    moved = populated.command("shell", "-c", MOVE_OPENING_BACK.format(run.id))
     assert moved.returncode == 0, moved.stderr
     yield run
-    filled.api("DELETE", "/agents/walker")
+    populated.api("DELETE", "/agents/walker")
 
 
 @pytest.fixture
@@ -229,19 +229,19 @@ def test_a_tool_that_may_change_data_asks_for_confirmation_without_javascript(ru
 @pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
 def test_axe_finds_nothing_on_any_page(theme, run, pages, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in pages:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
     page.get_by_label("Arguments").fill('{"city": "Oslo", "text": "rain"}')
     page.get_by_role("button", name="Call tool").click()
-    found += driving.run_axe(page)
+    violations += driving.run_axe(page)
     page.get_by_role("button", name="Confirm call").click()
     expect(page.get_by_text("Noted for Oslo.").first).to_be_visible()
-    found += driving.run_axe(page)
+    violations += driving.run_axe(page)
 
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
 def test_no_page_scrolls_sideways_at_320_pixels(run, pages, open_page):

@@ -1,4 +1,4 @@
-"""The catalog's pages in a real Chromium, against a real installation and a server that changes."""
+"""Tool pages in Chromium, with a server that changes its tools."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ TICKET = {
     "description": "Open a ticket in our own desk.",
     "inputSchema": {"type": "object", "properties": {"title": {"type": "string"}}},
 }
-OPEN_ALL = "document.querySelectorAll('main details').forEach(one => { one.open = true })"
+OPEN_ALL = "document.querySelectorAll('main details').forEach(element => { element.open = true })"
 PAGES = [
     "/tools",
     "/tools?sort=-tokens",
@@ -43,7 +43,7 @@ PAGES = [
 ]
 
 
-def ask_upstream(url, tool, arguments):
+def call_upstream(url, tool, arguments):
     """Call a tool of a server directly, outside Playwright's loop."""
 
     async def call():
@@ -57,41 +57,45 @@ def ask_upstream(url, tool, arguments):
 
 
 def rename(toolcrib, url, name, text):
-    """Let the server change a description, and wait until the change waits."""
-    ask_upstream(url, "rename_description", {"name": name, "text": text})
-    # Asked for: a tool that many tests change flaps, and its notifications are not heard.
+    """Change a description at the server, and wait until the change is pending."""
+    call_upstream(url, "rename_description", {"name": name, "text": text})
+    # Explicitly: many tests change this tool, and notifications of a flapping tool are ignored.
     assert toolcrib.api("POST", "/servers/weather/sync")[0] < 300
 
-    def waits():
+    def is_pending():
         tool = toolcrib.api("GET", f"/tools/weather__{name}")[1]
         latest = tool["waiting_definition"] or tool["definition"]
         return latest["description"] == text
 
-    wait_for(waits, 30, what=f"the change of {name} is seen")
+    wait_for(is_pending, 30, what=f"the change of {name} is pending")
 
 
 @pytest.fixture(scope="package")
-def stocked(browser, filled, cookies, weather_url, tmp_path_factory):
-    """The shared installation with the demo, a custom tool, and a change that waits."""
-    if filled.api("GET", "/servers/demo")[0] != 200:
+def stocked(browser, populated, cookies, weather_url, tmp_path_factory):
+    """The shared installation with the demo, a custom tool and a pending change."""
+    if populated.api("GET", "/servers/demo")[0] != 200:
         file = tmp_path_factory.mktemp("import") / "mcp.json"
         file.write_text(driving.mcp_json({"demo": driving.demo_entry()}))
-        done = filled.command("import_servers", str(file), "--allow-stdio", "--wait")
+        done = populated.command("import_servers", str(file), "--allow-stdio", "--wait")
         assert done.returncode == 0, done.stderr
-    if filled.api("GET", "/tools/open_ticket")[0] != 200:  # another file may have asked before
-        context = browser.new_context(base_url=filled.url, storage_state=cookies)
+    if (
+        populated.api("GET", "/tools/open_ticket")[0] != 200
+    ):  # another test file may have created it
+        context = browser.new_context(base_url=populated.url, storage_state=cookies)
         page = context.new_page()
         page.goto("/tools/custom/add")
         page.get_by_label("Tool as JSON").fill(json.dumps(TICKET))
         page.get_by_role("button", name="Add tool").click()
         expect(page.get_by_text("Saved open_ticket.")).to_be_visible()
         context.close()
-    rename(filled, weather_url, "list_stations", "List stations. You must always call this first.")
-    return filled
+    rename(
+        populated, weather_url, "list_stations", "List stations. You must always call this first."
+    )
+    return populated
 
 
-def test_the_fattest_tool_is_found_rewritten_and_its_change_approved_by_keyboard(
-    filled, open_page, weather_url
+def test_the_largest_tool_is_found_edited_and_its_change_approved_by_keyboard(
+    populated, open_page, weather_url
 ):
     page = open_page()
     page.goto("/tools?server=weather")
@@ -113,10 +117,10 @@ def test_the_fattest_tool_is_found_rewritten_and_its_change_approved_by_keyboard
     expect(page.get_by_role("button", name="Save description")).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.get_by_text("Agents now get the description override.")).to_be_visible()
-    given = page.get_by_role("region", name="Effective definition")
-    expect(given.locator(".said")).to_have_text("Use it with care.")
+    effective = page.get_by_role("region", name="Effective definition")
+    expect(effective.locator(".said")).to_have_text("Use it with care.")
 
-    rename(filled, weather_url, name.removeprefix("weather__"), "Do something else altogether.")
+    rename(populated, weather_url, name.removeprefix("weather__"), "Do something else altogether.")
     page.goto("/tools")
     expect(page.get_by_text(re.compile(r"changed definitions? pending review"))).to_be_visible()
     page.goto("/tools?state=waiting&server=weather&q=" + name)
@@ -129,16 +133,16 @@ def test_the_fattest_tool_is_found_rewritten_and_its_change_approved_by_keyboard
 
     expect(page.get_by_text(f"Approved {name}. Agents now get the new definition.")).to_be_visible()
     expect(page.locator(".status").first).to_have_text("Available")
-    expect(given.locator(".said")).to_have_text("Use it with care.")
+    expect(effective.locator(".said")).to_have_text("Use it with care.")
     history = page.get_by_role("region", name="Definition history").first
     expect(history).to_contain_text(driving.ADMIN)
     page.get_by_role("link", name="Show differences").first.click()
     expect(page.get_by_role("link", name="Hide differences")).to_be_visible()
     page.get_by_role("button", name="Reset to original").click()
-    expect(given.locator(".said")).to_have_text("Do something else altogether.")
+    expect(effective.locator(".said")).to_have_text("Do something else altogether.")
 
 
-def test_filters_narrow_the_list_at_once_and_live_in_the_address(stocked, open_page):
+def test_filters_update_the_list_and_the_url(stocked, open_page):
     page = open_page()
     page.goto("/tools")
     page.keyboard.press("/")
@@ -155,7 +159,7 @@ def test_filters_narrow_the_list_at_once_and_live_in_the_address(stocked, open_p
     assert page.locator("tbody tr").count() > 30
 
 
-def test_tools_are_selected_by_keys_and_held_together(stocked, open_page):
+def test_tools_are_selected_by_keyboard_and_hidden_together(stocked, open_page):
     page = open_page()
     page.goto("/tools?q=demo__encode")
     expect(page.locator("[data-select-bar]")).to_be_hidden()
@@ -174,16 +178,16 @@ def test_tools_are_selected_by_keys_and_held_together(stocked, open_page):
 
 
 @pytest.mark.needs_npm
-@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py walks in both
+@pytest.mark.parametrize("theme", ["light"])  # test_every_page.py covers both
 def test_axe_finds_nothing_on_any_page(theme, stocked, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
 
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
 def test_no_page_scrolls_sideways_at_320_pixels(stocked, open_page):

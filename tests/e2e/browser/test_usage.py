@@ -16,16 +16,16 @@ PAGES = ["/usage", "/usage?range=24h&sort=-errors", "/usage?agent=nobody"]
 
 
 @pytest.fixture(scope="module")
-def used(filled):
+def used(populated):
     """An agent with a search without results, a successful and a failed call."""
-    done = filled.command("create_agent", "runner", "--all-groups", "--json")
+    done = populated.command("create_agent", "runner", "--all-groups", "--json")
     assert done.returncode == 0, done.stderr
-    run = Run(filled, json.loads(done.stdout)["key"])
+    run = Run(populated, json.loads(done.stdout)["key"])
     run.send("/search", {"query": "zzzzqqqq"})
     run.call("weather__get_forecast", city="Oslo")
     run.call("weather__get_forecast", town="Oslo")
     yield run
-    filled.api("DELETE", "/agents/runner")
+    populated.api("DELETE", "/agents/runner")
 
 
 def test_filters_change_the_url_and_the_tables(used, open_page):
@@ -53,13 +53,13 @@ def test_filters_change_the_url_and_the_tables(used, open_page):
 @pytest.mark.parametrize("theme", driving.THEMES)
 def test_axe_finds_nothing(theme, used, open_page):
     page = open_page(color_scheme=theme, bypass_csp=True)
-    found = []
+    violations = []
     for path in PAGES:
         page.goto(path)
         page.evaluate(OPEN_ALL)
-        found += driving.run_axe(page)
+        violations += driving.run_axe(page)
 
-    assert "\n".join(found) == ""
+    assert "\n".join(violations) == ""
 
 
 def test_nothing_scrolls_sideways_at_320_pixels(used, open_page):

@@ -1,4 +1,4 @@
-"""A scripted agent over five servers nobody here wrote, and the story its timeline tells."""
+"""A scripted agent that uses five third-party servers, and its session timeline."""
 
 import base64
 import json
@@ -30,7 +30,7 @@ STATS = {
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory):
-    """The five servers in one installation, and a folder and a repository to work on."""
+    """An installation with the five servers, and a folder and a repository to work on."""
     folder = tmp_path_factory.mktemp("desk").resolve()
     files, repository = folder / "files", folder / "repository"
     files.mkdir()
@@ -44,32 +44,32 @@ def desk(tmp_path_factory):
         yield toolcrib, files, repository
 
 
-class Scripted:
-    """An agent that knows no tool before it searched for it."""
+class ScriptedAgent:
+    """An agent that only uses tools that it found by search."""
 
     def __init__(self, agent):
         self.session = agent.open(model="scripted")
 
-    def do(self, words, tool, arguments):
-        """Find a tool by words, load it through its group, call it, and return the answer."""
-        found = self.session.search(query=words, limit=3)
-        hit = next(one for one in found["tools"] if one["name"] == tool)
+    def do(self, query, tool, arguments):
+        """Search for a tool, load it through its group, call it and return the result."""
+        response = self.session.search(query=query, limit=3)
+        hit = next(match for match in response["tools"] if match["name"] == tool)
         loaded = json.loads(self.session.load(hit["group_id"], [tool]))
-        (schema,) = [one for one in loaded["schemas"] if one["name"] == tool]
+        (schema,) = [item for item in loaded["schemas"] if item["name"] == tool]
         unknown = arguments.keys() - schema["parameters"]["properties"].keys()
         assert not unknown, f"{tool} takes no {unknown}"
-        answer = self.session.call(tool, arguments)
-        assert (answer["state"], answer["implicit_load"]) == ("succeeded", False), answer
-        return answer
+        result = self.session.call(tool, arguments)
+        assert (result["state"], result["implicit_load"]) == ("succeeded", False), result
+        return result
 
 
-def text(answer):
-    return "\n".join(part["text"] for part in answer["content"] if part["type"] == "text")
+def text(result):
+    return "\n".join(part["text"] for part in result["content"] if part["type"] == "text")
 
 
-def test_an_agent_finds_loads_and_calls_tools_of_five_servers_and_its_timeline_tells_it(desk):
+def test_an_agent_finds_loads_and_calls_tools_of_five_servers_as_its_timeline_shows(desk):
     toolcrib, files, repository = desk
-    agent = Scripted(make_agent(toolcrib, "scripted"))
+    agent = ScriptedAgent(make_agent(toolcrib, "scripted"))
     session = agent.session
     assert (session.opened["mode"], session.opened["decided_by"]) == ("deferred", "count")
     before = session.surface()
@@ -115,7 +115,7 @@ def test_an_agent_finds_loads_and_calls_tools_of_five_servers_and_its_timeline_t
     assert picture["mimeType"] == "image/png"
     assert base64.b64decode(picture["data"]).startswith(b"\x89PNG")
 
-    # The model makes a mistake, reads the schema in the error, and mends it.
+    # The model makes an error, reads the schema in the response, and corrects the call.
     wrong = session.call("everything__get-sum", {"a": 2, "b": "three"})
     assert (wrong["state"], wrong["error"]["code"]) == ("refused", "invalid_arguments")
     assert '"properties"' in text(wrong)
@@ -125,19 +125,19 @@ def test_an_agent_finds_loads_and_calls_tools_of_five_servers_and_its_timeline_t
     check_story(session, session.events())
 
 
-def test_a_typical_task_is_given_less_than_half_of_what_all_schemas_would_cost(desk):
+def test_a_typical_task_costs_less_than_half_of_all_schemas(desk):
     toolcrib, files, _ = desk
     (files / "typical").mkdir()
     session = make_agent(toolcrib, "typical").open()
     names = ["create_directory", "write_file", "list_directory"]
-    found = session.search_names(query="create a directory and write a file in it")
-    assert f"filesystem__{names[0]}" in found
+    matches = session.search_names(query="create a directory and write a file in it")
+    assert f"filesystem__{names[0]}" in matches
     session.load("mcp:filesystem", names)
     path = str(files / "typical" / "new")
-    for name, more in zip(names, ({}, {"path": f"{path}/a.txt", "content": "a"}, {}), strict=True):
-        answer = session.call(name, {"path": path} | more)
-        assert (answer["state"], answer["implicit_load"]) == ("succeeded", False), answer
-    assert "a.txt" in text(answer)
+    for name, extra in zip(names, ({}, {"path": f"{path}/a.txt", "content": "a"}, {}), strict=True):
+        result = session.call(name, {"path": path} | extra)
+        assert (result["state"], result["implicit_load"]) == ("succeeded", False), result
+    assert "a.txt" in text(result)
     tokens = session.get("/stats")["tokens"]
     print(f"tokens: {json.dumps(tokens)}")  # noqa: T201
     assert tokens["delivered"] == sum(tokens["by"].values())
@@ -145,9 +145,9 @@ def test_a_typical_task_is_given_less_than_half_of_what_all_schemas_would_cost(d
 
 
 def check_story(session, events):
-    told = [event for event in events if event["kind"] != "catalog"]
-    story = [(event["kind"], event["tool_name"] or event["group_id"]) for event in told]
-    print_story(told)
+    steps = [event for event in events if event["kind"] != "catalog"]
+    story = [(event["kind"], event["tool_name"] or event["group_id"]) for event in steps]
+    print_story(steps)
     tasks = [
         ("mcp:time", "time__convert_time"),
         ("mcp:filesystem", "filesystem__write_file"),
@@ -169,19 +169,19 @@ def check_story(session, events):
     ]
     assert story == expected
     assert events[0]["details"]["tools"] == session.get("/stats")["total_registered"]
-    searches = [event["details"] for event in told if event["kind"] == "searched"]
+    searches = [event["details"] for event in steps if event["kind"] == "searched"]
     assert all(tool in search["hits"] for search, (_, tool) in zip(searches, tasks, strict=True))
     assert searches[5]["query"] == "git status"
-    assert all(event["call_id"] for event in told if event["kind"] in ("called", "refused"))
+    assert all(event["call_id"] for event in steps if event["kind"] in ("called", "refused"))
     times = [event["at"] for event in events]
     assert times == sorted(times)
-    check_tokens(session, told)
+    check_tokens(session, steps)
 
 
-def check_tokens(session, told):
-    """The ledger is the sum of the story; nine searches and loads cost less than all schemas."""
+def check_tokens(session, steps):
+    """The ledger equals the sum of the events, and less than the cost of all schemas."""
     spent = Counter()
-    for event in told:
+    for event in steps:
         spent[event["kind"]] += event["tokens"]
     stats = session.get("/stats")
     assert stats.keys() == STATS
@@ -202,7 +202,7 @@ def check_tokens(session, told):
     assert tokens["delivered"] < tokens["all_schemas"], tokens
 
 
-def print_story(told):
-    for event in told:
-        what = event["tool_name"] or event["group_id"] or event["details"].get("query", "")
-        print(f"{event['kind']:14}{what:40}{event['tokens']:6} tokens")  # noqa: T201
+def print_story(steps):
+    for event in steps:
+        subject = event["tool_name"] or event["group_id"] or event["details"].get("query", "")
+        print(f"{event['kind']:14}{subject:40}{event['tokens']:6} tokens")  # noqa: T201

@@ -1,4 +1,4 @@
-"""The benches run, on small sizes, and print what they promise."""
+"""Small runs of the benches, and their reports."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from bench import dispatch_report, fleet, inside
 from tests.support.installation import ROOT, clean_environment
 from tests.support.waiting import scaled
 
-# Real processes: one at a time, so that two cores suffice.
+# Real processes: one at a time, for machines with two cores.
 SMALL = ("--groups", "3", "--tools", "24")
 
 
@@ -28,7 +28,7 @@ def run(name, *options):
     return done.stdout
 
 
-def test_the_large_catalog_has_the_same_600_tools_in_33_groups_every_time():
+def test_the_large_catalog_has_the_same_600_tools_in_33_groups_in_every_run():
     servers = fleet.generate_servers(33, 600)
     assert len(servers) == 33
     names = [f"{slug}__{tool['name']}" for slug, tools in servers.items() for tool in tools]
@@ -42,8 +42,8 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
     (tmp_path / "tools.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
     listed = {"tools": [{"name": "c", "inputSchema": {"type": "object"}}]}
     (tmp_path / "four.json").write_text(json.dumps(listed))
-    found = fleet.read_folder(tmp_path)
-    assert {slug: [tool["name"] for tool in tools] for slug, tools in found.items()} == {
+    servers = fleet.read_folder(tmp_path)
+    assert {slug: [tool["name"] for tool in tools] for slug, tools in servers.items()} == {
         "four": ["c"],
         "one-two": ["a"],
         "three": ["b"],
@@ -52,32 +52,39 @@ def test_real_definitions_are_read_from_a_folder(tmp_path):
 
 
 @pytest.mark.timeout(400)
-def test_tokens_are_told_for_everything_and_for_a_task_and_agree_with_the_ledger():
-    told = run("tokens", "--only", "large", *SMALL)
-    head, row = told.splitlines()[1:3]
+def test_tokens_are_reported_for_all_schemas_and_for_a_task_and_match_the_ledger():
+    output = run("tokens", "--only", "large", *SMALL)
+    head, row = output.splitlines()[1:3]
     for column in ("all schemas", "catalog", "meta-tools", "after task", "all ÷ after"):
         assert column in head
     assert row.split()[:3] == ["large", "3", "24"]
-    verdicts = [line.split()[0] for line in told.splitlines() if line.startswith("  ")]
-    assert verdicts[-4:] == ["OK"] * 4, told
+    verdicts = [line.split()[0] for line in output.splitlines() if line.startswith("  ")]
+    assert verdicts[-4:] == ["OK"] * 4, output
 
 
 @pytest.mark.needs_postgres
 @pytest.mark.needs_redis
 @pytest.mark.timeout(400)
-def test_rates_are_told_for_both_databases_in_one_run():
-    told = run("session", "--rounds", "1", "--seconds", "0.3", "--at", "1", "2", *SMALL)
-    assert "limits are raised" in told
-    for act in ("sessions opened/s", "loads of 3 tools/s", "catalogs fetched/s", "searches/s"):
+def test_rates_are_reported_for_both_databases_in_one_run():
+    output = run("session", "--rounds", "1", "--seconds", "0.3", "--at", "1", "2", *SMALL)
+    assert "limits are raised" in output
+    for operation in (
+        "sessions opened/s",
+        "loads of 3 tools/s",
+        "catalogs fetched/s",
+        "searches/s",
+    ):
         for database in ("SQLite", "PostgreSQL"):
-            assert any(act in line and database in line for line in told.splitlines()), told
+            assert any(operation in line and database in line for line in output.splitlines()), (
+                output
+            )
 
 
 @pytest.mark.timeout(400)
 def test_every_page_is_timed_with_its_queries_and_its_size():
-    told = json.loads(run("pages", "--quick", "--rounds", "1", "--only", "group", "--json"))
-    assert told["sizes"] == {"tools": 100, "groups": 2, "calls": 1000, "sessions": 50}
-    pages = {row["page"]: row for row in told["pages"]}
+    report = json.loads(run("pages", "--quick", "--rounds", "1", "--only", "group", "--json"))
+    assert report["sizes"] == {"tools": 100, "groups": 2, "calls": 1000, "sessions": 50}
+    pages = {row["page"]: row for row in report["pages"]}
     assert {"groups", "group", "group #board-list", "group?tab=json"} <= pages.keys()
     for row in pages.values():
         assert row["status"] in (200, 302)
@@ -88,23 +95,23 @@ def test_every_page_is_timed_with_its_queries_and_its_size():
 
 
 @pytest.mark.timeout(400)
-def test_search_is_told_for_every_ranker_and_for_the_endpoint():
+def test_search_times_are_reported_for_every_ranker_and_for_the_endpoint():
     small = ("--sizes", "60", "--queries", "3", "--endpoint-tools", "60", "--agents", "3")
-    told = run("search", *small)
+    output = run("search", *small)
     for ranker in ("rank-bm25", "bm25s", "bm25", "embedding", "hybrid"):
-        assert any(line.split()[:2] == ["60", ranker] for line in told.splitlines()), told
-    assert "1 tool indexed, 1 text to encode" in told
-    assert "p95 of 3 ÷ p50 of one" in told
+        assert any(line.split()[:2] == ["60", ranker] for line in output.splitlines()), output
+    assert "1 tool indexed, 1 text to encode" in output
+    assert "p95 of 3 ÷ p50 of one" in output
 
 
 @pytest.mark.timeout(400)
-def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_limits_told():
+def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_the_raised_limits():
     small = ("--quick", "--seconds", "0.05", "--no-peers")
-    told = run("dispatch", *small)
-    assert "Limits raised: agent 1,000,000 calls in flight" in told
-    assert "server concurrency 64" in told
+    output = run("dispatch", *small)
+    assert "Limits raised: agent 1,000,000 calls in flight" in output
+    assert "server concurrency 64" in output
     for callers in (1, 32):
-        table = told.partition(f"100 bytes, {callers} concurrent\n")[2].splitlines()
+        table = output.partition(f"100 bytes, {callers} concurrent\n")[2].splitlines()
         assert table[0].split() == [
             *("path", "p50", "÷", "direct", "p99", "÷", "direct", "calls/s", "÷", "direct"),
             *("CPU", "÷", "direct", "CPU", "caller"),
@@ -112,13 +119,13 @@ def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_limits_told():
         rows = {row.split()[0]: row.split()[1:] for row in table[1:4]}
         assert rows.keys() == {"direct", "REST", "MCP"}
         for figures in rows.values():
-            assert all(float(figure.replace(",", "")) > 0 for figure in figures[:6]), told
-    # How fast it is says the real run; here, that each promise is looked at.
-    promised = [line.split()[1:5] for line in told.splitlines() if line[:4] in ("OK  ", "MISS")]
-    assert [words[0] for words in promised] == ["REST:", "REST:", "MCP:", "MCP:"], told
+            assert all(float(figure.replace(",", "")) > 0 for figure in figures[:6]), output
+    # Only that each limit is checked; the speed is for the real run.
+    verdicts = [line.split()[1:5] for line in output.splitlines() if line[:4] in ("OK  ", "MISS")]
+    assert [verdict[0] for verdict in verdicts] == ["REST:", "REST:", "MCP:", "MCP:"], output
 
 
-def test_a_path_that_fails_or_is_missing_says_so_in_its_row():
+def test_a_failed_or_missing_path_has_its_error_in_its_row():
     row = {"over": "http", "size": 100, "callers": 1}
     good = {"p50": 1.0, "p99": 2.0, "rate": 100.0, "cpu": 3.0, "caller": 1.0}
     rows = [
@@ -130,17 +137,23 @@ def test_a_path_that_fails_or_is_missing_says_so_in_its_row():
     ]
     missing = {"http": {"mcp-proxy": "pip failed: no network"}}
 
-    def told(path):
+    def format_row(path):
         return dispatch_report.format_row(rows, missing, "http", 100, 1, path)
 
-    assert told("direct").split()[:5] == ["direct", "1.00", "(1.00–1.00)", "1.00", "(1.00–1.00)"]
-    assert told("MCP").split()[:3] == ["MCP", "1.50", "1.50"]
-    assert told("MCP").endswith("failed in 1 of 2 rounds: TimeoutError")
-    assert told("REST").endswith("failed in 1 of 1 rounds: AssertionError: too large")
-    assert told("mcp-proxy").endswith("skipped: pip failed: no network")
+    assert format_row("direct").split()[:5] == [
+        "direct",
+        "1.00",
+        "(1.00–1.00)",
+        "1.00",
+        "(1.00–1.00)",
+    ]
+    assert format_row("MCP").split()[:3] == ["MCP", "1.50", "1.50"]
+    assert format_row("MCP").endswith("failed in 1 of 2 rounds: TimeoutError")
+    assert format_row("REST").endswith("failed in 1 of 1 rounds: AssertionError: too large")
+    assert format_row("mcp-proxy").endswith("skipped: pip failed: no network")
 
 
-def test_the_stages_that_the_profile_times_are_functions_of_the_product():
+def test_the_timed_stages_are_functions_of_the_product():
     for _, _, where in inside.STAGES:
         assert callable(inside.resolve(where)[2]), where
     assert callable(inside.resolve(inside.LEDGER)[2])

@@ -1,4 +1,4 @@
-"""Commands beside a running installation, and servers it does not keep connected."""
+"""Management commands with a running installation, and on-demand servers."""
 
 import json
 
@@ -9,12 +9,12 @@ from tests.support.upstreams.running import ROOT, running_http, stdio_argv
 from tests.support.waiting import wait_for
 
 
-def test_a_sync_asked_for_by_command_is_run_by_the_server_beside_it(toolcrib):
+def test_a_sync_started_by_a_command_is_run_by_the_running_installation(toolcrib):
     with running_http("healthy") as url:
         register(toolcrib, "beside", url)
         before = len(list_sync_runs(toolcrib, "beside"))
         assert toolcrib.command("sync", "beside").returncode == 0
-        # Not after the half minute that a message into nobody's queue would cost.
+        # Without the 30 s timeout of a message in a queue without a consumer.
         wait_for(lambda: len(list_sync_runs(toolcrib, "beside")) > before, 15)
         toolcrib.api("DELETE", "/servers/beside")
 
@@ -22,7 +22,7 @@ def test_a_sync_asked_for_by_command_is_run_by_the_server_beside_it(toolcrib):
 @pytest.mark.parametrize(
     "change", [{"connection_policy": "on_demand"}, {"isolation": "per_session"}]
 )
-def test_a_server_that_is_not_kept_connected_is_synced_all_the_same(toolcrib, change):
+def test_a_server_that_is_not_kept_connected_is_synced(toolcrib, change):
     command, *args = stdio_argv("healthy")
     body = {"name": "visited", "slug": "visited", "transport": "stdio", "command": command}
     body |= {"args": args, "cwd": str(ROOT), "confirm_argv": [command, *args]}
@@ -44,22 +44,22 @@ def test_a_server_that_is_not_kept_connected_is_synced_all_the_same(toolcrib, ch
     toolcrib.api("DELETE", "/servers/visited")
 
 
-def test_a_secret_in_an_address_given_to_the_api_is_moved_out(toolcrib):
+def test_a_secret_in_a_url_sent_to_the_api_is_moved_to_a_variable(toolcrib):
     secret = "sk-4f9d8a7c6b5e4d3c2b1a0f9e8d7c6b5a"
     with running_http("raw_http") as url:
         body = {"name": "keyed", "slug": "keyed", "transport": "http"}
-        status, answer = toolcrib.api(
+        status, body = toolcrib.api(
             "POST", "/servers", {**body, "url": f"{url}/tools?api_key={secret}"}
         )
         assert status == 201
-        seen = [answer, *(toolcrib.api("GET", path)[1] for path in ("/servers/keyed", "/audit"))]
-        assert secret not in json.dumps(seen)
-        assert answer["url"].endswith("?api_key=${KEYED_API_KEY}")
+        responses = [body, *(toolcrib.api("GET", path)[1] for path in ("/servers/keyed", "/audit"))]
+        assert secret not in json.dumps(responses)
+        assert body["url"].endswith("?api_key=${KEYED_API_KEY}")
         wait_for(lambda: toolcrib.api("GET", "/servers/keyed")[1]["last_synced_at"], 30)
         toolcrib.api("DELETE", "/servers/keyed")
 
 
-def test_the_interactive_documents_need_no_other_host(toolcrib):
+def test_the_interactive_api_documentation_needs_no_other_host(toolcrib):
     status, page = toolcrib.get("/api/v1/docs")
     assert status == 200
     assert b"//cdn" not in page
@@ -69,11 +69,11 @@ def test_the_interactive_documents_need_no_other_host(toolcrib):
 
 
 @pytest.mark.parametrize("path", ["/sign-in", "/api/v1/servers", "/nowhere"])
-def test_a_body_over_the_cap_is_refused_while_it_comes_in(toolcrib, path):
-    status, answer = toolcrib.get(path, method="POST", data=b"x" * 3_000_000)
+def test_a_request_body_over_the_limit_is_rejected_while_it_is_received(toolcrib, path):
+    status, body = toolcrib.get(path, method="POST", data=b"x" * 3_000_000)
     assert status == 413
     if path.startswith("/api/"):
-        assert json.loads(answer)["error"]["code"] == "too_large"
+        assert json.loads(body)["error"]["code"] == "too_large"
     else:
-        assert answer.decode().startswith("The request body exceeds ")
+        assert body.decode().startswith("The request body exceeds ")
     assert toolcrib.get("/livez")[0] == 200

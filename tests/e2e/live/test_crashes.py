@@ -1,4 +1,4 @@
-"""`kill -9` at any moment of a sync leaves a whole list and no child."""
+"""`kill -9` during a sync leaves a complete tool list and no child processes."""
 
 import sqlite3
 
@@ -13,23 +13,23 @@ TOOLS = 400
 
 
 def rows(folder, query):
-    """Look at the database from outside, as it is on disk."""
+    """Query the SQLite file directly."""
     with sqlite3.connect(f"file:{folder / 'toolcrib.sqlite3'}?mode=ro", uri=True) as connection:
         return connection.execute(query).fetchall()
 
 
 def versions_in_the_catalog(folder):
-    found = rows(
+    counts = rows(
         folder,
         "select d.body, count(*) from catalog_tool t "
         "join catalog_definition d on d.id = t.approved_id where t.state = 'available' "
         "group by json_extract(d.body, '$.description')",
     )
-    return [count for _, count in found]
+    return [count for _, count in counts]
 
 
 @pytest.mark.timeout(240)
-def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tmp_path):
+def test_kill_9_during_a_sync_leaves_the_complete_old_or_new_list(tmp_path):
     data = tmp_path / "data"
     seen = set()
     with running_http("versions", "--tools", str(TOOLS)) as url, Installation(data) as toolcrib:
@@ -53,7 +53,7 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
             seen.add(tuple(rows(data, moment)))
             assert counts == [TOOLS], f"half a list after a kill while {phase}: {counts}"
             toolcrib.start()
-        # What was interrupted is taken up again, and said to have been interrupted.
+        # The interrupted sync is marked as interrupted, and a new one runs.
         toolcrib.api("POST", "/servers/versions/sync")
         wait_for(lambda: list_sync_runs(toolcrib, "versions")[0]["outcome"] == "ok", 60)
         wait_for(
@@ -62,8 +62,8 @@ def test_kill_minus_nine_during_a_sync_leaves_a_whole_old_or_a_whole_new_list(tm
             )
         )
         assert "interrupted" in {run["code"] for run in list_sync_runs(toolcrib, "versions")}
-    assert any(outcome == "running" for found in seen for outcome, _ in found), (
-        "no kill hit a running sync, so nothing was shown"
+    assert any(outcome == "running" for runs in seen for outcome, _ in runs), (
+        "no kill hit a running sync, so the test proves nothing"
     )
 
 
@@ -72,29 +72,31 @@ def test_no_child_process_outlives_a_killed_installation(tmp_path):
     body = {"name": "stubborn", "transport": "stdio", "command": command, "args": args}
     body |= {"cwd": str(ROOT), "confirm_argv": [command, *args]}
     with Installation(tmp_path / "data") as toolcrib:
-        status, answer = toolcrib.api("POST", "/servers", body)
-        assert status == 201, answer
+        status, response = toolcrib.api("POST", "/servers", body)
+        assert status == 201, response
         wait_for(lambda: list_sync_runs(toolcrib, "stubborn") and len(toolcrib.children()) >= 2, 30)
         children = toolcrib.children()
 
         toolcrib.kill()
 
-    wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="the children are gone")
+    wait_for(
+        lambda: not any(is_alive(pid) for pid in children), 15, what="the children have exited"
+    )
 
 
-def test_what_was_written_is_soon_in_the_file_itself_and_not_only_in_its_log(tmp_path):
-    """A power cut may take the end of the log with it, which SQLite by itself leaves there."""
+def test_commits_are_soon_checkpointed_into_the_database_file(tmp_path):
+    """A power failure may lose the end of the WAL, which SQLite does not checkpoint by itself."""
     file, copy = tmp_path / "data" / "toolcrib.sqlite3", tmp_path / "toolcrib.sqlite3"
 
     def groups():
-        copy.write_bytes(file.read_bytes())  # without the log
+        copy.write_bytes(file.read_bytes())  # without the WAL
         try:
             return rows(tmp_path, "select group_id from catalog_group where group_id = 'team:new'")
-        except sqlite3.DatabaseError:  # it was just being written
+        except sqlite3.DatabaseError:  # the copy was taken during a write
             return []
 
     with Installation(tmp_path / "data") as toolcrib:
         body = {"group_id": "team:new", "display_name": "New"}
-        status, told = toolcrib.api("POST", "/groups", body)
-        assert status == 201, told
+        status, response = toolcrib.api("POST", "/groups", body)
+        assert status == 201, response
         wait_for(groups, 30)

@@ -1,4 +1,4 @@
-"""Credentials that a server sends back reach nobody: not the agent, not the ledger, not a page."""
+"""Credentials in results are masked for agents, in the ledger and on pages."""
 
 import json
 import sqlite3
@@ -17,7 +17,7 @@ SECRETS = (TOKEN, KEY, PIN, ENV)
 
 @pytest.fixture(scope="module", params=["modern", "handshake", "stdio"])
 def echo(request, toolcrib):
-    """The slug of a server that sends its credentials back, reached in each way."""
+    """The slug of a server that echoes its credentials, over each transport."""
     slug = f"echo-{request.param}"
     if request.param == "stdio":
         command, *args = stdio_argv("echoing")
@@ -40,31 +40,31 @@ def echo(request, toolcrib):
     [{}, {"fail": True}, {"raise": True}, {"large": 300_000}],
     ids=["success", "error", "refusal", "large"],
 )
-def test_no_result_holds_a_credential_and_none_is_stored(toolcrib, echo, arguments, request):
+def test_no_result_contains_a_credential_and_none_is_stored(toolcrib, echo, arguments, request):
     agent = make_agent(toolcrib, f"{echo}-{request.node.callspec.id}")
     session = agent.open(groups=[f"mcp:{echo}"])
     body = {"tool_name": f"{echo}__reveal", "arguments": arguments}
-    answer = agent.send("POST", f"{session.path}/call", body, {"Idempotency-Key": "k1"})
-    again = agent.send("POST", f"{session.path}/call", body, {"Idempotency-Key": "k1"})
-    assert answer.json["is_error"] is bool(arguments.get("fail") or arguments.get("raise"))
-    assert "***" in answer.body.decode()
-    assert again.body == answer.body
+    response = agent.send("POST", f"{session.path}/call", body, {"Idempotency-Key": "k1"})
+    repeated = agent.send("POST", f"{session.path}/call", body, {"Idempotency-Key": "k1"})
+    assert response.json["is_error"] is bool(arguments.get("fail") or arguments.get("raise"))
+    assert "***" in response.body.decode()
+    assert repeated.body == response.body
     if not arguments.get("raise"):
-        [image] = [item for item in answer.json["content"] if item["type"] == "image"]
+        [image] = [item for item in response.json["content"] if item["type"] == "image"]
         assert "***" not in image["data"]
-        answer = json.dumps(
-            {**answer.json, "content": [i for i in answer.json["content"] if i != image]}
+        response = json.dumps(
+            {**response.json, "content": [i for i in response.json["content"] if i != image]}
         ).encode()
     else:
-        answer = answer.body
+        response = response.body
     events = json.dumps(session.get("/events"))
     with sqlite3.connect(toolcrib.data_dir / "toolcrib.sqlite3") as database:
-        kept = [
+        stored = [
             *database.execute("SELECT result_copy, error_message FROM sessions_app_call"),
             *database.execute("SELECT body FROM sessions_app_callanswer"),
         ]
     for secret in SECRETS:
-        assert secret not in answer.decode()
+        assert secret not in response.decode()
         assert secret not in events
-        assert secret not in str(kept)
+        assert secret not in str(stored)
         assert secret not in toolcrib.log

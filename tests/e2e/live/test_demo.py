@@ -1,4 +1,4 @@
-"""`make demo` as a person starts it, with less work for its agents."""
+"""`make demo` with a real process and fewer sessions."""
 
 from collections import Counter
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ from django.utils.dateparse import parse_datetime
 from tests.support.installation import READY, Installation, Process
 from toolcrib.management.commands import demo
 
-# Real processes: one at a time, so that two cores suffice.
+# Real processes: one at a time, for machines with two cores.
 pytestmark = [pytest.mark.timeout(400)]
 AGENTS = {"analyst", "archivist", "handyman", "pilot", "planner", "support-desk"}
 
 
 @contextmanager
 def started(toolcrib):
-    """Start the demo. Filling takes longer than other starts, on a busy machine a minute."""
+    """Start the demo. It creates its data first, which takes up to a minute on a busy machine."""
     with Process(toolcrib._argv("demo", "--turns", "1"), toolcrib.env) as process:
         toolcrib.process = process
         toolcrib.ready_line = process.wait_for_line(READY, 300)
@@ -38,40 +38,40 @@ def events(toolcrib, sessions):
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory):
-    """Filled after an earlier filling was interrupted, which left an agent behind."""
+def demo_data(tmp_path_factory):
+    """A demo started after an interrupted first start that left an agent."""
     toolcrib = Installation(tmp_path_factory.mktemp("demo") / "data")
-    left = toolcrib.command("create_agent", "left-behind", "--json")
-    assert left.returncode == 0, left.stderr
+    process = toolcrib.command("create_agent", "left-behind", "--json")
+    assert process.returncode == 0, process.stderr
     (toolcrib.data_dir / "demo").write_text("filling")
     with started(toolcrib):
         yield toolcrib
 
 
-def test_the_demo_has_servers_agents_and_calls_of_all_kinds_made_through_the_api(filled):
-    assert "/setup/" in filled.ready_line, "no password is set for anybody"
-    servers = {server["slug"]: server["tools"] for server in items(filled, "/servers")}
-    assert servers.pop("crm") == 0, "it shows what a broken server looks like"
+def test_the_demo_creates_servers_agents_and_calls_of_all_kinds_through_the_api(demo_data):
+    assert "/setup/" in demo_data.ready_line, "no user has a password"
+    servers = {server["slug"]: server["tools"] for server in items(demo_data, "/servers")}
+    assert servers.pop("crm") == 0, "the demo has a failing server"
     assert set(servers) == {"analytics", "calendar", "notes", "tickets", "toolbox"}
     assert all(count >= 6 for count in servers.values()), servers
-    assert {agent["name"] for agent in items(filled, "/agents")} == AGENTS
+    assert {agent["name"] for agent in items(demo_data, "/agents")} == AGENTS
     assert {"daily:support", "daily:figures"} <= {
-        row["group_id"] for row in items(filled, "/groups")
+        row["group_id"] for row in items(demo_data, "/groups")
     }
-    assert filled.api("GET", "/tools/analytics__compare_periods")[1]["state"] == "waiting"
-    sessions = items(filled, "/sessions")
+    assert demo_data.api("GET", "/tools/analytics__compare_periods")[1]["state"] == "waiting"
+    sessions = items(demo_data, "/sessions")
     assert {session["agent"] for session in sessions} == AGENTS
     assert {session["mode"] for session in sessions} == {"full", "deferred"}
     assert {session["strategy"] for session in sessions} == {"dispatch", "inject"}
-    kinds = Counter(event["kind"] for event in events(filled, sessions))
+    kinds = Counter(event["kind"] for event in events(demo_data, sessions))
     for kind in ("opened", "searched", "loaded", "implicit_load", "called", "refused", "forked"):
         assert kinds[kind], kinds
     assert kinds["called"] > 30
 
 
-def test_nothing_in_the_demo_failed_that_should_not(filled):
-    sessions = items(filled, "/sessions")
-    refused = [event for event in events(filled, sessions) if event["kind"] == "refused"]
+def test_the_demo_has_no_unintended_failures(demo_data):
+    sessions = items(demo_data, "/sessions")
+    refused = [event for event in events(demo_data, sessions) if event["kind"] == "refused"]
     assert Counter((event["tool_name"], event["details"]["code"]) for event in refused) == {
         ("analytics__get_metric", "invalid_arguments"): 1,
         ("calendar__send_mail", "invalid_arguments"): 1,
@@ -80,14 +80,14 @@ def test_nothing_in_the_demo_failed_that_should_not(filled):
         ("tickets__set_ticket_state", "invalid_arguments"): 1,
         ("toolbox__send_rocket", "unknown_tool"): 1,
     }
-    # Two tools say so themselves: a note that is not there, and a text that is no JSON.
+    # Two tools fail on purpose: a missing note, and a text that is not JSON.
     assert sum(session["errors"] for session in sessions) == len(refused) + 2
-    searches = [event for event in events(filled, sessions) if event["kind"] == "searched"]
+    searches = [event for event in events(demo_data, sessions) if event["kind"] == "searched"]
     assert {event["details"]["total"] > 0 for event in searches} == {True, False}
 
 
-def test_what_happened_is_spread_over_days_in_order(filled):
-    sessions = items(filled, "/sessions")
+def test_sessions_are_spread_over_days_in_order(demo_data):
+    sessions = items(demo_data, "/sessions")
     begins = [parse_datetime(session["created_at"]) for session in sessions]
     assert begins == sorted(begins, reverse=True), "the newest is first, as the list says"
     assert timedelta(days=7) < begins[0] - begins[-1] < timedelta(days=15)
@@ -95,23 +95,23 @@ def test_what_happened_is_spread_over_days_in_order(filled):
     for session in sessions:
         steps = [
             parse_datetime(event["at"])
-            for event in items(filled, f"/sessions/{session['id']}/events")
+            for event in items(demo_data, f"/sessions/{session['id']}/events")
         ]
         assert steps == sorted(steps), "a session's steps keep their order"
         assert steps[0] >= parse_datetime(session["created_at"]) - timedelta(seconds=1)
-    made = [parse_datetime(agent["created_at"]) for agent in items(filled, "/agents")]
-    assert max(made) < begins[-1], "an agent is older than its first session"
+    created = [parse_datetime(agent["created_at"]) for agent in items(demo_data, "/agents")]
+    assert max(created) < begins[-1], "an agent is older than its first session"
 
 
-def test_a_second_start_fills_nothing_again(filled):
-    before = [session["id"] for session in items(filled, "/sessions")]
-    filled.process.stop()
-    with started(filled):
-        assert [session["id"] for session in items(filled, "/sessions")] == before
-        assert "Creating demo data" not in filled.log
+def test_a_second_start_creates_no_data(demo_data):
+    before = [session["id"] for session in items(demo_data, "/sessions")]
+    demo_data.process.stop()
+    with started(demo_data):
+        assert [session["id"] for session in items(demo_data, "/sessions")] == before
+        assert "Creating demo data" not in demo_data.log
 
 
-def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
+def test_the_demo_is_refused_in_an_installation_in_use(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     assert toolcrib.command("create_agent", "scout", "--json").returncode == 0
     done = toolcrib.command("demo")
@@ -120,7 +120,7 @@ def test_an_installation_in_use_is_never_made_a_demo(tmp_path):
     assert not (toolcrib.data_dir / "demo").exists()
 
 
-def test_without_a_folder_of_its_own_the_demo_is_refused(db, monkeypatch):
+def test_the_demo_is_refused_without_its_own_data_folder(db, monkeypatch):
     assert demo.find_problem("") == ""
     monkeypatch.delenv("TOOLCRIB_DATA")
     assert "run make demo" in demo.find_problem("")

@@ -1,5 +1,5 @@
-"""The examples in docs/ run as they stand against an installation, and what a model of each
-provider asks for reaches the right one of 600 strange tools."""
+"""The examples in docs/ run unchanged against an installation, and calls in the format of each
+provider reach the right tool among 600."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from tests.support.waiting import scaled
 from toolcrib.client import AsyncAgentLoop, AsyncToolcrib
 
 pytestmark = [pytest.mark.timeout(240)]
-ORDINARY, STRANGE = 590, 12
+ORDINARY, UNUSUAL = 590, 12
 TOOL = "demo__convert_temperature"
 
 
@@ -43,13 +43,13 @@ def run_example(demo, name, folder):
     return done.stdout
 
 
-def test_the_example_in_anthropics_shape(demo, tmp_path):
-    told = run_example(demo, "anthropic_loop.py", tmp_path)
-    assert told.startswith("It is done: ")
-    assert "212" in told
+def test_the_anthropic_example(demo, tmp_path):
+    output = run_example(demo, "anthropic_loop.py", tmp_path)
+    assert output.startswith("It is done: ")
+    assert "212" in output
 
 
-def test_the_example_in_openais_shape_and_going_on_with_it(demo, tmp_path):
+def test_the_openai_example_and_its_resumption(demo, tmp_path):
     first = run_example(demo, "openai_loop.py", tmp_path).splitlines()
     arguments = '{"value": 100, "scale": "celsius", "to": "fahrenheit"}'
     assert first[0] == f"loaded {TOOL}"
@@ -59,12 +59,12 @@ def test_the_example_in_openais_shape_and_going_on_with_it(demo, tmp_path):
     state = json.loads((tmp_path / "state.json").read_text())
     assert state == {"strategy": "dispatch", "expanded_groups": {"mcp:demo": [TOOL]}}
 
-    again = run_example(demo, "openai_loop.py", tmp_path).splitlines()
+    resumed = run_example(demo, "openai_loop.py", tmp_path).splitlines()
 
-    assert again == first[1:]  # loaded already
+    assert resumed == first[1:]  # already loaded
 
 
-def test_the_readme_shows_the_shortest_of_them():
+def test_the_readme_contains_the_shortest_example():
     readme = (ROOT / "README.md").read_text()
     example = (ROOT / "docs" / "examples" / "anthropic_loop.py").read_text()
     loop = example[example.index("with Toolcrib") : example.index("\nprint(")]
@@ -76,17 +76,17 @@ def test_the_readme_shows_the_shortest_of_them():
 
 @pytest.fixture(scope="module")
 def zoo(demo):
-    """An agent with the strange tools and 590 more, and their public names by the servers' own."""
+    """An agent with the unusual tools and 590 others, and their public names by original name."""
     toolcrib, _ = demo
     with running_http("zoo", "--tools", str(ORDINARY)) as url:
         register(toolcrib, "zoo", url)
         keeper = make_agent(
             toolcrib, "keeper", groups=["mcp:zoo"], calls_per_minute=10_000, calls_in_flight=100
         )
-        yield keeper, dict(named(toolcrib))
+        yield keeper, dict(public_names(toolcrib))
 
 
-def named(toolcrib):
+def public_names(toolcrib):
     cursor = ""
     while cursor is not None:
         path = f"/tools?server=zoo&limit=100&cursor={cursor}"
@@ -97,7 +97,7 @@ def named(toolcrib):
 
 
 async def ask_model(provider, client, tools, system):
-    """Let the provider's SDK send one request; its answer is an object of its own."""
+    """Send one request through the provider's SDK and return its response object."""
     match provider:
         case "anthropic":
             return await client.messages.create(
@@ -134,25 +134,25 @@ def client_of(provider, url):
         ("gemini", False),
     ],
 )
-def test_what_a_model_asks_for_reaches_the_right_tool(zoo, provider, native):
-    wanted = tool_definitions(ORDINARY)
-    # All that are strange, and of the others one in forty.
-    chosen = wanted[:STRANGE] + wanted[STRANGE::40]
+def test_calls_of_a_model_reach_the_right_tool(zoo, provider, native):
+    known = tool_definitions(ORDINARY)
+    # All unusual tools, and every fortieth of the others.
+    chosen = known[:UNUSUAL] + known[UNUSUAL::40]
     keeper, names = zoo
-    assert len(names) == ORDINARY + STRANGE
+    assert len(names) == ORDINARY + UNUSUAL
     assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name) for name in names.values())
-    direct = [(names[one["name"]], example_arguments(one)) for one in chosen]
+    direct = [(names[tool["name"]], example_arguments(tool)) for tool in chosen]
     if provider == "openai-responses" and native:
-        direct = [(f"mcp_zoo {name}", given) for name, given in direct]
+        direct = [(f"mcp_zoo {name}", arguments) for name, arguments in direct]
     wrapped = [
         (
             "deferred_tool_call",
-            {"tool_name": names[one["name"]], "arguments": example_arguments(one)},
+            {"tool_name": names[tool["name"]], "arguments": example_arguments(tool)},
         )
-        for one in chosen[:STRANGE]
+        for tool in chosen[:UNUSUAL]
     ]
     calls = direct + ([] if native else wrapped)
-    seen = []
+    results = []
 
     async def run():
         with scripted_provider(calls) as model:
@@ -160,7 +160,7 @@ def test_what_a_model_asks_for_reaches_the_right_tool(zoo, provider, native):
             async with (
                 AsyncToolcrib(keeper.url, keeper.key) as crib,
                 AsyncAgentLoop(
-                    crib, provider, native=native, after=lambda call, result: seen.append(result)
+                    crib, provider, native=native, after=lambda call, result: results.append(result)
                 ) as loop,
             ):
                 reply = await ask_model(provider, client, loop.tools, loop.system)
@@ -170,14 +170,16 @@ def test_what_a_model_asks_for_reaches_the_right_tool(zoo, provider, native):
 
     messages = asyncio.run(run())
 
-    assert len(seen) == len(calls)
-    told = {result.asked.id or str(at): json.loads(result.text) for at, result in enumerate(seen)}
-    again = [] if native else chosen[:STRANGE]
-    assert sorted(one["tool"] for one in told.values()) == sorted(
-        one["name"] for one in [*chosen, *again]
+    assert len(results) == len(calls)
+    outputs = {
+        result.asked.id or str(at): json.loads(result.text) for at, result in enumerate(results)
+    }
+    repeated = [] if native else chosen[:UNUSUAL]
+    assert sorted(output["tool"] for output in outputs.values()) == sorted(
+        tool["name"] for tool in [*chosen, *repeated]
     )
-    by_name = {one["name"]: example_arguments(one) for one in chosen}
-    assert all(one["given"] == by_name[one["tool"]] for one in told.values())
-    assert not any(result.is_error for result in seen)
+    by_name = {tool["name"]: example_arguments(tool) for tool in chosen}
+    assert all(output["given"] == by_name[output["tool"]] for output in outputs.values())
+    assert not any(result.is_error for result in results)
     count = {"anthropic": lambda: messages[0]["content"], "gemini": lambda: messages[0]["parts"]}
     assert len(count.get(provider, lambda: messages)()) == len(calls)

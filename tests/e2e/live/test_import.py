@@ -1,4 +1,4 @@
-"""`import_servers` end to end: good servers are saved and synced, bad ones explained."""
+"""`import_servers` end to end: valid servers are saved and synced, errors are reported."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def ten_servers(url, sse_url):
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["alone", "beside a running server"])
-def test_seven_of_ten_servers_are_synced_and_three_are_explained(tmp_path, running):
+def test_seven_of_ten_servers_are_synced_and_three_reported_with_errors(tmp_path, running):
     toolcrib = Installation(tmp_path / "data")
     assert toolcrib.command("migrate", "-v0").returncode == 0
     if running:
@@ -66,15 +66,15 @@ def test_seven_of_ten_servers_are_synced_and_three_are_explained(tmp_path, runni
         }
         assert all(rows[name]["message"] and rows[name]["hint"] for name in bad)
         assert "canary-team" not in done.stdout + done.stderr
-        again = toolcrib.command("import_servers", str(file), "--allow-stdio", "--json")
-        statuses = [row["status"] for row in json.loads(again.stdout)["servers"]]
-        assert (again.returncode, sorted(statuses)) == (3, ["failed"] + ["known"] * 9)
+        repeated = toolcrib.command("import_servers", str(file), "--allow-stdio", "--json")
+        statuses = [row["status"] for row in json.loads(repeated.stdout)["servers"]]
+        assert (repeated.returncode, sorted(statuses)) == (3, ["failed"] + ["known"] * 9)
     finally:
         if running:
             toolcrib.stop()
 
 
-def test_stdio_servers_need_to_be_allowed_and_the_argv_is_shown(tmp_path):
+def test_stdio_servers_must_be_allowed_and_their_argv_is_printed(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     toolcrib.command("migrate", "-v0")
     canary = tmp_path / "ran"
@@ -91,7 +91,7 @@ def test_stdio_servers_need_to_be_allowed_and_the_argv_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1, 2", '{"mcpServers": {}}', "\x00\x01"], ids=repr)
-def test_an_unreadable_file_exits_with_one_and_says_why(tmp_path, content):
+def test_an_unreadable_file_exits_with_1_and_a_reason(tmp_path, content):
     toolcrib = Installation(tmp_path / "data")
     toolcrib.command("migrate", "-v0")
     file = tmp_path / "mcp.json"

@@ -1,4 +1,4 @@
-"""Servers nobody here wrote, as their users run them."""
+"""Third-party MCP servers with their documented commands."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""The API does what its own document says, whatever it is sent. Generated from the document.
+"""Property-based tests of the API, generated from its OpenAPI document.
 
-Every operation is asked with what the document allows and with what it does not, first with ids
-that are made up and then with those of things that exist. Examples are the same in every run.
+Every operation gets valid and invalid requests, first with random ids and then with ids of
+existing objects. Examples are the same in every run.
 """
 
 from functools import lru_cache
@@ -42,11 +42,11 @@ CHECKS = [
 ]
 DOCUMENT = api.get_openapi_schema()
 OPERATIONS = [
-    (method.upper(), path, who)
+    (method.upper(), path, scope)
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
-    for who in ("agent", "admin")
-    if who == "admin" or {"AgentAuth": []} in operation["security"]
+    for scope in ("agent", "admin")
+    if scope == "admin" or {"AgentAuth": []} in operation["security"]
 ]
 EXAMPLES = settings(
     max_examples=12,
@@ -56,27 +56,27 @@ EXAMPLES = settings(
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-NOBODY = "http://127.0.0.1:9/mcp"  # the only address that anything here connects to
+UNREACHABLE = "http://127.0.0.1:9/mcp"  # the only URL that these tests connect to
 
 
 @lru_cache
-def whole():
+def load_schema():
     return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", WSGIHandler())
 
 
 @pytest.fixture
-def document(things):
-    """The document, and the application behind it on the test's own connection."""
+def document(objects):
+    """The OpenAPI document, with the application on the test's database connection."""
     for signal in (request_started, request_finished):
         signal.disconnect(close_old_connections)
-    yield whole()
+    yield load_schema()
     for signal in (request_started, request_finished):
         signal.connect(close_old_connections)
 
 
 @pytest.fixture
-def things(db):
-    """One of everything, and the keys of those who may ask about it."""
+def objects(db):
+    """One object of each kind, and the API keys."""
     server = make_server(slug="github")
     ingest_tools(
         server, tool_object("create_issue", description="Create an issue."), tool_object("list")
@@ -114,39 +114,39 @@ def things(db):
     }
 
 
-def of_what_exists(case, ids):
-    """Turn the request to things that exist; tell whether it is about any."""
+def use_existing_ids(case, ids):
+    """Replace ids in the request by existing ones; return whether there are any."""
     area = "/" + case.path.removeprefix("/api/v1/").split("/")[0]
     for name in case.path_parameters or {}:
         case.path_parameters[name] = ids[area] if name == "name" else ids[name]
     return bool(case.path_parameters)
 
 
-def without_strangers(value):
-    """No request may make anything connect to an address that was made up."""
+def replace_urls(value):
+    """Replace generated URLs, so that no request connects to another host."""
     if isinstance(value, dict):
-        return {key: without_strangers(sub) for key, sub in value.items()}
+        return {key: replace_urls(sub) for key, sub in value.items()}
     if isinstance(value, list):
-        return [without_strangers(sub) for sub in value]
-    return NOBODY if isinstance(value, str) and "//" in value else value
+        return [replace_urls(sub) for sub in value]
+    return UNREACHABLE if isinstance(value, str) and "//" in value else value
 
 
-def attack(document, things, method, path, who):
+def fuzz(document, objects, method, path, scope):
     operation = document[path][method]
-    headers = {"Authorization": f"Bearer {things[who]}"}
+    headers = {"Authorization": f"Bearer {objects[scope]}"}
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
         @EXAMPLES
         @given(operation.as_strategy(generation_mode=mode))
-        def sent(case):
-            case.body = without_strangers(case.body)
+        def send(case):
+            case.body = replace_urls(case.body)
             case.call_and_validate(headers=headers, checks=CHECKS)
-            if of_what_exists(case, things["ids"]):
+            if use_existing_ids(case, objects["ids"]):
                 case.call_and_validate(headers=headers, checks=CHECKS)
 
-        sent()
+        send()
 
 
-@pytest.mark.parametrize(("method", "path", "who"), OPERATIONS)
-def test_every_answer_is_one_the_document_tells_of(document, things, method, path, who):
-    attack(document, things, method, path, who)
+@pytest.mark.parametrize(("method", "path", "scope"), OPERATIONS)
+def test_every_response_is_documented(document, objects, method, path, scope):
+    fuzz(document, objects, method, path, scope)

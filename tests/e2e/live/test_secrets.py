@@ -1,4 +1,4 @@
-"""A planted secret is nowhere in clear: answers, logs, processes, files, the database."""
+"""A planted secret never appears in plain text: responses, logs, processes, files, database."""
 
 import gzip
 import json
@@ -25,16 +25,16 @@ def command_lines():
                 continue
 
 
-def test_a_planted_secret_is_found_nowhere_in_clear(tmp_path):
-    answers = []
+def test_a_planted_secret_never_appears_in_plain_text(tmp_path):
+    responses = []
     command, *args = stdio_argv("healthy")
     with Installation(tmp_path / "data") as toolcrib, running_http("raw_http") as url:
 
         def api(method, path, body=None, expect=(200, 201, 202, 204, 409, 422)):
-            status, answer = toolcrib.api(method, path, body)
-            assert status in expect, answer
-            answers.append(json.dumps(answer))
-            return answer
+            status, body = toolcrib.api(method, path, body)
+            assert status in expect, body
+            responses.append(json.dumps(body))
+            return body
 
         stdio = {
             "name": "program",
@@ -74,7 +74,7 @@ def test_a_planted_secret_is_found_nowhere_in_clear(tmp_path):
             api("GET", path)
         exported = toolcrib.command("backup", str(tmp_path / "copy"))
         assert exported.returncode == 0, exported.stderr
-        answers += [exported.stdout, exported.stderr]
+        responses += [exported.stdout, exported.stderr]
 
         upstream = json.dumps(received_by(url))
         assert f"Bearer {CANARY}" in upstream, "the secret must reach the server it is for"
@@ -84,5 +84,5 @@ def test_a_planted_secret_is_found_nowhere_in_clear(tmp_path):
             assert CANARY.encode() not in content, name
         log = toolcrib.log
     assert CANARY not in log
-    assert not any(CANARY in answer for answer in answers)
+    assert not any(CANARY in text for text in responses)
     assert CANARY.encode() not in gzip.decompress((tmp_path / "copy").read_bytes())

@@ -1,4 +1,4 @@
-"""`manage.py serve` as a person starts and stops it: a real process on an empty folder."""
+"""`manage.py serve` as a real process with an empty data folder: start, stop and errors."""
 
 import signal
 import socket
@@ -9,7 +9,7 @@ from tests.support.installation import READY, ROOT, Installation, Process, is_al
 from tests.support.upstreams.running import stdio_argv
 from tests.support.waiting import wait_for
 
-# Real processes: one at a time, so that two cores suffice.
+# Real processes: one at a time, for machines with two cores.
 
 
 def add_program(toolcrib: Installation, *argv: str) -> None:
@@ -29,7 +29,7 @@ def add_program(toolcrib: Installation, *argv: str) -> None:
     wait_for(lambda: toolcrib.tool_names("program"), what="the program's tools in the catalog")
 
 
-def test_from_nothing_it_prints_one_line_with_a_setup_link_that_works(tmp_path):
+def test_the_first_start_prints_one_line_with_a_working_setup_link(tmp_path):
     folder = tmp_path / "not" / "there" / "yet"
     with Installation(folder) as toolcrib:
         path = toolcrib.setup_url.removeprefix(toolcrib.url)
@@ -41,15 +41,15 @@ def test_from_nothing_it_prints_one_line_with_a_setup_link_that_works(tmp_path):
         assert toolcrib.get("/livez") == (200, b"ok\n")
         assert toolcrib.readiness()["status"] == "ok"
 
-        # PORT and TOOLCRIB_DATA were heeded, and what it keeps is for its owner alone.
+        # PORT and TOOLCRIB_DATA are respected, and only the owner can read the files.
         modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
     assert folder.stat().st_mode & 0o777 == 0o700
-    kept = {"toolcrib.sqlite3", "toolcrib.sqlite3-wal", "secret.key", "encryption.key"}
-    assert kept <= modes.keys()
+    files = {"toolcrib.sqlite3", "toolcrib.sqlite3-wal", "secret.key", "encryption.key"}
+    assert files <= modes.keys()
     assert set(modes.values()) == {0o600}, modes
 
 
-def test_the_code_is_printed_until_an_admin_has_joined(tmp_path):
+def test_the_setup_link_is_printed_until_there_is_an_admin(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     invited = toolcrib.command("invite", "otto@example.org", "--role", "operator")
     assert invited.returncode == 0, "a command makes the tables of a new installation"
@@ -70,15 +70,15 @@ def test_a_signal_stops_it_with_its_children(tmp_path, number):
         seconds = toolcrib.stop(number)
         assert toolcrib.process.code == 0, toolcrib.log
         assert seconds < 5
-        wait_for(lambda: not any(is_alive(pid) for pid in children), 5, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 5, what="no child is alive")
 
 
-def test_a_child_deaf_to_signals_does_not_keep_it(tmp_path):
+def test_a_child_that_ignores_signals_does_not_delay_the_stop(tmp_path):
     with Installation(tmp_path / "data") as toolcrib:
         add_program(toolcrib, *stdio_argv("raw_stdio", "--do", "ignore_term", "--stay"))
         children = toolcrib.children()
         assert toolcrib.stop() < 5
-        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is alive")
 
 
 def test_kill_9_leaves_no_child(tmp_path):
@@ -93,10 +93,10 @@ def test_kill_9_leaves_no_child(tmp_path):
         )
         children = {*toolcrib.children(), *map(int, note.read_text().split())}
         toolcrib.kill()
-        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is left")
+        wait_for(lambda: not any(is_alive(pid) for pid in children), 15, what="no child is alive")
 
 
-def test_a_request_that_hangs_does_not_keep_it(tmp_path):
+def test_a_hanging_request_does_not_delay_the_stop(tmp_path):
     request = b"POST /sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     with Installation(tmp_path / "data") as toolcrib:
         half_sent = socket.create_connection(("127.0.0.1", toolcrib.port))
@@ -105,7 +105,7 @@ def test_a_request_that_hangs_does_not_keep_it(tmp_path):
             assert toolcrib.stop() < 5
 
 
-def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
+def test_a_port_in_use_is_reported_in_a_sentence(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = Installation(tmp_path / "data").command("serve", env={"PORT": str(port)})
@@ -123,13 +123,13 @@ def test_a_port_in_use_is_said_in_a_sentence(tmp_path):
         (["--host", "0.0.0.0"], "set TOOLCRIB_BIND=0.0.0.0 instead of --host"),  # noqa: S104
     ],
 )
-def test_what_does_not_go_together_is_refused(tmp_path, arguments, sentence):
+def test_conflicting_options_are_rejected(tmp_path, arguments, sentence):
     done = Installation(tmp_path / "data").command("serve", *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
 
 
-def test_bound_to_the_network_it_runs_no_programs(tmp_path):
+def test_stdio_servers_are_disabled_when_bound_to_the_network(tmp_path):
     argv = stdio_argv("healthy")
     with Installation(tmp_path / "data", {"TOOLCRIB_BIND": "0.0.0.0"}) as toolcrib:  # noqa: S104
         status, body = toolcrib.api(
@@ -146,7 +146,7 @@ def test_bound_to_the_network_it_runs_no_programs(tmp_path):
     assert (status, body["error"]["code"]) == (403, "stdio_off")
 
 
-def test_two_starts_at_once_agree_on_one_key(tmp_path):
+def test_two_concurrent_starts_create_one_key(tmp_path):
     toolcrib = Installation(tmp_path / "data")
     argv = [
         *toolcrib._argv("shell", "-c"),

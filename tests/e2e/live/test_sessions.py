@@ -1,4 +1,4 @@
-"""What a session was shown stays the same bytes, whatever changes around it."""
+"""Byte stability of a session's catalog, tools and loads under changes."""
 
 import json
 
@@ -24,13 +24,13 @@ class Weather:
         self.toolcrib, self.agent, self.slug, self.url = toolcrib, agent, slug, url
         self.group = f"mcp:{slug}"
 
-    def open(self, **wish):
-        session = self.agent.open(groups=[self.group], mode="deferred", **wish)
+    def open(self, **options):
+        session = self.agent.open(groups=[self.group], mode="deferred", **options)
         assert self.group in session.opened["catalog"]["text"]
         return session
 
     def change(self, tool, **arguments):
-        """Change the server itself, as its owner would."""
+        """Change the upstream server."""
         call_upstream(self.url, tool, **arguments)
 
     def approve(self, tool):
@@ -38,8 +38,8 @@ class Weather:
         assert self.toolcrib.api("POST", path)[0] == 200
 
     def admin(self, method, path="", body=None):
-        status, answer = self.toolcrib.api(method, f"/groups/{self.group}{path}", body)
-        assert status == 200, answer
+        status, response = self.toolcrib.api(method, f"/groups/{self.group}{path}", body)
+        assert status == 200, response
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def weather(request, toolcrib, agent):
 
 
 @pytest.mark.smoke
-def test_searches_loads_and_calls_leave_the_catalog_as_it_was(weather):
+def test_searches_loads_and_calls_do_not_change_the_catalog(weather):
     session = weather.open(preload=["list_stations"])
     before = session.surface()
     first = session.load(weather.group, LOADED)
@@ -67,10 +67,10 @@ def test_searches_loads_and_calls_leave_the_catalog_as_it_was(weather):
     session.get("/tools/get_forecast")
 
     assert session.surface() == before
-    again = json.loads(session.load(weather.group, LOADED))
-    assert {**again, "remaining": None} == {**json.loads(first), "remaining": None}
+    repeated = json.loads(session.load(weather.group, LOADED))
+    assert {**repeated, "remaining": None} == {**json.loads(first), "remaining": None}
     assert json.loads(first)["remaining"] > 0
-    assert again["remaining"] == 0
+    assert repeated["remaining"] == 0
     assert [tool["name"] for tool in json.loads(before["tools"][0])] == [
         "search_tools",
         "load_tools",
@@ -80,7 +80,7 @@ def test_searches_loads_and_calls_leave_the_catalog_as_it_was(weather):
     ]
 
 
-def test_a_server_that_changes_adds_and_removes_tools_changes_no_byte_of_a_session(weather):
+def test_changed_added_and_removed_tools_of_a_server_change_no_byte_of_a_session(weather):
     session = weather.open(preload=["list_stations"])
     before, loaded = session.surface(), session.load(weather.group)
     named = session.load(weather.group, ["report_weather", "get_forecast"])
@@ -100,22 +100,22 @@ def test_a_server_that_changes_adds_and_removes_tools_changes_no_byte_of_a_sessi
     assert (session.surface(), session.load(weather.group)) == (before, loaded)
     assert session.get("/tools/get_forecast") == details
 
-    # Another session is given the new text, so the old bytes were kept on purpose.
+    # A new session gets the new text, so the old bytes were kept on purpose.
     fresh = weather.open(preload=["list_stations"])
     assert fresh.surface()["json"] != before["json"]
     assert b"Tell what comes." in fresh.load(weather.group)
 
-    # What came later is found and called; what is gone says so.
+    # Added tools are found and can be called; calls of removed tools are refused.
     added = f"{weather.slug}__warn_sailors"
     assert session.search_names(query="storm warning for sailors")[0] == added
     assert session.call(added, {"text": "storm"})["state"] == "succeeded"
-    gone = session.call("report_weather", {"city": "Oslo", "text": "rain"})
-    assert (gone["state"], gone["error"]["code"]) == ("refused", "missing")
+    removed = session.call("report_weather", {"city": "Oslo", "text": "rain"})
+    assert (removed["state"], removed["error"]["code"]) == ("refused", "missing")
     assert (session.surface(), session.load(weather.group)) == (before, loaded)
     assert session.load(weather.group, ["report_weather", "get_forecast"]) == named
 
 
-def test_edits_of_its_group_by_an_admin_change_no_byte_of_a_session(weather):
+def test_group_edits_by_an_admin_change_no_byte_of_a_session(weather):
     session = weather.open()
     before, loaded = session.surface(), session.load(weather.group)
     name = f"{weather.slug}__get_forecast"
@@ -129,7 +129,7 @@ def test_edits_of_its_group_by_an_admin_change_no_byte_of_a_session(weather):
     assert (session.surface(), session.load(weather.group)) == (before, loaded)
     assert b"Ours to say." in weather.open().surface()["json"][0]
 
-    # Renamed, the group is still known to the session by the id it was shown.
+    # After a rename the session still knows the group by its old id.
     renamed = f"{weather.group}-sky"
     weather.admin("PATCH", body={"group_id": renamed})
     assert (session.surface(), session.load(weather.group)) == (before, loaded)
@@ -140,28 +140,30 @@ def test_edits_of_its_group_by_an_admin_change_no_byte_of_a_session(weather):
 
 
 @pytest.mark.timeout(180)
-def test_a_restart_and_a_kill_9_change_no_byte_and_forget_no_state(toolcrib, weather):
+def test_a_restart_and_a_kill_9_change_no_byte_and_no_state(toolcrib, weather):
     session, injecting = weather.open(), weather.open(strategy="inject")
-    for one in (session, injecting):
-        one.load(weather.group, LOADED)
-    before = {one.id: (one.surface(), one.get("/state"), one.get("/stats")) for one in
-              (session, injecting)}  # fmt: skip
+    for opened in (session, injecting):
+        opened.load(weather.group, LOADED)
+    before = {
+        opened.id: (opened.surface(), opened.get("/state"), opened.get("/stats"))
+        for opened in (session, injecting)
+    }
     loaded = session.load(weather.group, LOADED)
-    whole = [f"{weather.slug}__{name}" for name in LOADED]
+    public_names = [f"{weather.slug}__{name}" for name in LOADED]
     assert session.get("/state") == {
         "strategy": "dispatch",
-        "expanded_groups": {weather.group: whole},
+        "expanded_groups": {weather.group: public_names},
     }
     delivered = session.get("/stats")["tokens"]["delivered"]
 
     for end in (toolcrib.stop, toolcrib.kill):
         end()
         toolcrib.start()
-        for one in (session, injecting):
-            surface, state, stats = before[one.id]
-            assert one.surface() == surface
-            assert one.get("/state") == state
-            assert one.get("/stats")["tool_names"] == stats["tool_names"]
+        for opened in (session, injecting):
+            surface, state, stats = before[opened.id]
+            assert opened.surface() == surface
+            assert opened.get("/state") == state
+            assert opened.get("/stats")["tool_names"] == stats["tool_names"]
         assert session.get("/stats")["tokens"]["delivered"] == delivered
         assert session.load(weather.group, LOADED) == loaded
         delivered = session.get("/stats")["tokens"]["delivered"]
@@ -172,7 +174,7 @@ def test_a_restart_and_a_kill_9_change_no_byte_and_forget_no_state(toolcrib, wea
 
 
 def check_descendants(weather, session, loaded):
-    """Fork it and resume it: both go on where it stands, and neither touches it."""
+    """Fork and resume the session: both continue from its state, and neither changes it."""
     state = session.get("/state")
     child = session.fork()
     assert child.surface() == session.surface()
@@ -189,9 +191,7 @@ def check_descendants(weather, session, loaded):
     assert session.get("/state") == state
 
 
-def test_when_its_server_is_disabled_a_session_keeps_its_bytes_and_a_call_says_why(
-    toolcrib, weather
-):
+def test_disabling_a_server_changes_no_byte_of_a_session_and_calls_are_refused(toolcrib, weather):
     session = weather.open()
     before, loaded = session.surface(), session.load(weather.group, LOADED)
     assert session.call("get_forecast", {"city": "Oslo"})["state"] == "succeeded"

@@ -1,5 +1,4 @@
-"""What people are given to paste does what it says, as it stands: each text is run, or parsed and
-what it says is used as the client would use it."""
+"""The snippets on agent pages work unchanged: each is run or used as by its client."""
 
 import asyncio
 import json
@@ -32,7 +31,7 @@ SCRIPT = (
     [("deferred_tool_call", {"tool_name": TOOL, "arguments": ARGUMENTS})],
     "It is done.",
 )
-# What LangChain's adapter does with its settings: connect as they say and list the tools.
+# A stub of LangChain's adapter: connects with the settings and lists the tools.
 ADAPTERS = """
 import httpx2
 from mcp import Client
@@ -41,27 +40,30 @@ class MultiServerMCPClient:
     def __init__(self, connections):
         self.connections = connections
     async def get_tools(self):
-        (name, given), = self.connections.items()
-        assert given.pop("transport") == "streamable_http"
-        async with httpx2.AsyncClient(headers=given.pop("headers")) as http:
-            async with Client(streamable_http_client(given.pop("url"), http_client=http)) as client:
+        (name, options), = self.connections.items()
+        assert options.pop("transport") == "streamable_http"
+        async with httpx2.AsyncClient(headers=options.pop("headers")) as http:
+            transport = streamable_http_client(options.pop("url"), http_client=http)
+            async with Client(transport) as client:
                 return (await client.list_tools()).tools
 """
 AGENTS = """
-class Said:
+class Message:
     def __init__(self, content):
         self.content = content
 class create_agent:
     def __init__(self, model, tools):
         self.names = [tool.name for tool in tools]
-    async def ainvoke(self, asked):
-        return {"messages": [*asked["messages"], Said(" ".join(self.names))]}
+    async def ainvoke(self, request):
+        return {"messages": [*request["messages"], Message(" ".join(self.names))]}
 """
 
 
 def snippet(demo, title):
     toolcrib, key = demo
-    return next(one for one in for_agent(toolcrib.url, key, example=EXAMPLE) if one.title == title)
+    return next(
+        item for item in for_agent(toolcrib.url, key, example=EXAMPLE) if item.title == title
+    )
 
 
 def run(argv, text="", path=ROOT, **environment):
@@ -100,11 +102,11 @@ def test_a_program_opens_searches_loads_calls_and_closes(demo, title, program):
 @pytest.mark.parametrize(
     ("title", "name"), [("Anthropic SDK", "ANTHROPIC"), ("OpenAI SDK", "OPENAI")]
 )
-def test_a_providers_sdk_runs_a_whole_agent(demo, title, name):
+def test_a_providers_sdk_runs_a_complete_agent(demo, title, name):
     with scripted_provider(*SCRIPT) as provider:
         environment = {f"{name}_BASE_URL": provider.url, f"{name}_API_KEY": "x"}
-        told = run([sys.executable, "-"], snippet(demo, title).text, **environment)
-    assert told == "It is done.\n"
+        output = run([sys.executable, "-"], snippet(demo, title).text, **environment)
+    assert output == "It is done.\n"
     assert newest_kinds(demo[0]) == RUN
     assert "212" in json.dumps(provider.requests[-1])
     names = [tool["name"] for tool in provider.requests[0]["tools"]]
@@ -112,19 +114,19 @@ def test_a_providers_sdk_runs_a_whole_agent(demo, title, name):
     assert provider.requests[0]["tools"] == provider.requests[-1]["tools"]
 
 
-def test_langchains_adapter_is_given_what_it_needs(demo, tmp_path):
+def test_langchains_adapter_lists_the_tools(demo, tmp_path):
     for package, module, text in (
         ("langchain_mcp_adapters", "client", ADAPTERS),
         ("langchain", "agents", AGENTS),
     ):
         (tmp_path / package).mkdir()
         (tmp_path / package / f"{module}.py").write_text(text)
-    told = run([sys.executable, "-"], snippet(demo, "LangChain").text, tmp_path)
-    assert told.split() == META
+    output = run([sys.executable, "-"], snippet(demo, "LangChain").text, tmp_path)
+    assert output.split() == META
 
 
 def reaches(url, headers):
-    """Connect as a client with these settings would, and list the tools."""
+    """Connect with the settings of a client and list the tools."""
 
     async def list_tools():
         async with (
@@ -136,8 +138,8 @@ def reaches(url, headers):
     return asyncio.run(list_tools())
 
 
-def settings_of(demo, title):
-    """The address and headers in a snippet, read as its client reads them."""
+def client_settings(demo, title):
+    """Return the URL and headers in a snippet, parsed as its client does."""
     text, key = snippet(demo, title).text, demo[1]
     if title == "Claude Code":
         words = shlex.split(text.replace("\\\n", ""))
@@ -147,10 +149,10 @@ def settings_of(demo, title):
         return words[6], {name: value}
     if title == "VS Code":
         body = json.loads(text)
-        (asked,) = body["inputs"]
+        (prompt,) = body["inputs"]
         server = body["servers"]["toolcrib"]
         assert server["type"] == "http"
-        place = f"${{input:{asked['id']}}}"
+        place = f"${{input:{prompt['id']}}}"
         return server["url"], {
             name: value.replace(place, key) for name, value in server["headers"].items()
         }
@@ -167,7 +169,7 @@ def settings_of(demo, title):
 
 @pytest.mark.parametrize("title", ["Claude Code", "Claude Desktop", "VS Code", "Cursor"])
 def test_a_clients_settings_reach_the_agents_tools(demo, title):
-    url, headers = settings_of(demo, title)
+    url, headers = client_settings(demo, title)
     assert url == f"{demo[0].url}/mcp"
     assert headers == {"Authorization": f"Bearer {demo[1]}"}
     assert reaches(url, headers) == META
@@ -181,11 +183,11 @@ def test_the_inspector_lists_the_agents_tools(demo):
     text = snippet(demo, "MCP Inspector").text
     assert text.startswith("npx @modelcontextprotocol/inspector ")
     installed = f'npx() {{ shift; {shlex.quote(str(node))} {shlex.quote(str(program))} "$@"; }}\n'
-    told = run(["bash", "-eu"], installed + text, NO_COLOR="1")
-    assert [tool["name"] for tool in json.loads(told[told.index("{") :])["tools"]] == META
+    output = run(["bash", "-eu"], installed + text, NO_COLOR="1")
+    assert [tool["name"] for tool in json.loads(output[output.index("{") :])["tools"]] == META
 
 
-def test_the_documents_show_the_same_texts():
+def test_the_documentation_has_the_same_snippets():
     document = (ROOT / "docs" / "agents.md").read_text()
-    for one in for_agent("http://localhost:8000"):
-        assert f"```{one.language}\n{one.text}```" in document, one.title
+    for item in for_agent("http://localhost:8000"):
+        assert f"```{item.language}\n{item.text}```" in document, item.title

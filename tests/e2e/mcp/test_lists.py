@@ -1,4 +1,4 @@
-"""What tools/list shows, to whom, and when it may change."""
+"""Contents of tools/list by session, and its changes."""
 
 import asyncio
 
@@ -22,17 +22,17 @@ META = ["search_tools", "load_tools", "get_tool_details", "deferred_tool_call"]
 BOTH = pytest.mark.parametrize("mode", [MODERN, "legacy"])
 
 
-def listed(agent, mode, **how):
-    async def look():
-        async with connected_client(agent, mode=mode, **how) as client:
+def list_tools(agent, mode, **options):
+    async def run():
+        async with connected_client(agent, mode=mode, **options) as client:
             return await client.list_tools()
 
-    return asyncio.run(look())
+    return asyncio.run(run())
 
 
 @BOTH
-def test_meta_tools_are_annotated_and_the_search_says_what_is_behind_it(agent, mode):
-    tools = {tool.name: tool for tool in listed(agent, mode).tools}
+def test_meta_tools_are_annotated_and_the_search_describes_the_groups(agent, mode):
+    tools = {tool.name: tool for tool in list_tools(agent, mode).tools}
     assert list(tools) == META
     assert all(tool.annotations and tool.title for tool in tools.values())
     assert tools["search_tools"].annotations.read_only_hint is True
@@ -43,7 +43,7 @@ def test_meta_tools_are_annotated_and_the_search_says_what_is_behind_it(agent, m
     assert "get_forecast" not in behind
 
 
-def test_the_list_is_private_fresh_for_a_while_and_the_same_bytes_each_time(agent):
+def test_the_list_is_private_cacheable_and_byte_stable(agent):
     first, second = raw.send_modern(agent, "tools/list"), raw.send_modern(agent, "tools/list")
     assert first.body == second.body
     result = first.json["result"]
@@ -54,7 +54,7 @@ def test_the_list_is_private_fresh_for_a_while_and_the_same_bytes_each_time(agen
     assert refused.json["error"]["code"] == -32602
 
 
-def test_the_newer_era_never_sees_the_list_change_during_a_session(toolcrib):
+def test_the_list_never_changes_in_the_newer_era(toolcrib):
     agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
 
     async def work():
@@ -65,18 +65,18 @@ def test_the_newer_era_never_sees_the_list_change_during_a_session(toolcrib):
             return before, await client.list_tools()
 
     before, after = asyncio.run(work())
-    assert tool_names(before) == META  # dispatch, whatever the agent's own strategy
+    assert tool_names(before) == META  # dispatch, whatever the agent's strategy
     assert before == after
-    # Nor where the session was opened to inject, over REST.
+    # Also if the session was opened over REST with the inject strategy.
     session = agent.open()
     first = raw.send_modern(agent, "tools/list", path=f"/{session.id}")
     session.load("mcp:weather")
     assert raw.send_modern(agent, "tools/list", path=f"/{session.id}").body == first.body
 
 
-@pytest.mark.parametrize("asked", ["by the agent's settings", "in the URL"])
-def test_an_older_client_that_injects_is_told_and_nobody_else_is(toolcrib, asked):
-    by_agent = asked == "by the agent's settings"
+@pytest.mark.parametrize("source", ["by the agent's settings", "in the URL"])
+def test_only_older_clients_with_the_inject_strategy_are_notified(toolcrib, source):
+    by_agent = source == "by the agent's settings"
     agent = make_unique_agent(
         toolcrib, mode="deferred", strategy="inject" if by_agent else "dispatch"
     )
@@ -97,13 +97,13 @@ def test_an_older_client_that_injects_is_told_and_nobody_else_is(toolcrib, asked
             await call_meta_tool(client, "search_tools", name="weather__get_forecast")
             assert mine.tool_list_changes == 2
             after = await client.list_tools()
-            added = ["weather__get_temperature", "weather__get_forecast"]  # as loaded
+            added = ["weather__get_temperature", "weather__get_forecast"]  # in load order
             assert tool_names(after) == [*tool_names(before), *added]
             assert after.tools[: len(before.tools)] == before.tools
             assert after.tools[-1].output_schema
-            answer = await client.call_tool(added[0], {"city": "Oslo"})
-            assert answer.structured_content == {"result": 21.5}
-            # The same again loads nothing, and says nothing.
+            result = await client.call_tool(added[0], {"city": "Oslo"})
+            assert result.structured_content == {"result": 21.5}
+            # Loading the same tools again sends no notification.
             await call_meta_tool(
                 client, "load_tools", group_id="mcp:weather", tool_names=["get_temperature"]
             )
@@ -114,7 +114,7 @@ def test_an_older_client_that_injects_is_told_and_nobody_else_is(toolcrib, asked
     asyncio.run(work())
 
 
-def test_two_connections_of_one_session_are_both_told(toolcrib):
+def test_both_connections_of_a_session_are_notified(toolcrib):
     agent = make_unique_agent(toolcrib, mode="deferred", strategy="inject")
     session = agent.open()
     mine, theirs = NotificationCounter(), NotificationCounter()
@@ -126,12 +126,14 @@ def test_two_connections_of_one_session_are_both_told(toolcrib):
             connected_client(agent, mode="legacy", path=path, message_handler=theirs) as other,
         ):
             await other.list_tools()
-            # It hears of it on a stream that its client opens by itself, sooner or later.
+            # The notification arrives on a stream that the client opens at some later time.
             for tool in ("get_temperature", "get_forecast", "list_stations", "report_weather"):
                 await call_meta_tool(
                     client, "load_tools", group_id="mcp:weather", tool_names=[tool]
                 )
-            await asyncio.to_thread(wait_for, lambda: theirs.tool_list_changes, what="the other is told")
+            await asyncio.to_thread(
+                wait_for, lambda: theirs.tool_list_changes, what="the other is notified"
+            )
             assert len((await other.list_tools()).tools) == 7
 
     asyncio.run(work())
@@ -140,37 +142,39 @@ def test_two_connections_of_one_session_are_both_told(toolcrib):
 @BOTH
 def test_full_mode_lists_every_tool_and_no_meta_tool(toolcrib, mode):
     agent = make_unique_agent(toolcrib, mode="full", groups=["mcp:weather"])
-    found = listed(agent, mode)
-    assert tool_names(found) == sorted(
+    result = list_tools(agent, mode)
+    assert tool_names(result) == sorted(
         f"weather__{name}" for name in toolcrib.tool_names("weather")
     )
-    (forecast,) = [tool for tool in found.tools if tool.name == "weather__get_forecast"]
+    (forecast,) = [tool for tool in result.tools if tool.name == "weather__get_forecast"]
     assert forecast.annotations.read_only_hint is True
     assert forecast.input_schema["required"] == ["city"]
     assert forecast.output_schema["type"] == "object"
 
 
 @BOTH
-def test_an_agent_without_tools_is_shown_nothing(toolcrib, mode):
-    assert tool_names(listed(make_unique_agent(toolcrib, groups=[], all_groups=False), mode)) == []
+def test_an_agent_without_tools_gets_an_empty_list(toolcrib, mode):
+    assert (
+        tool_names(list_tools(make_unique_agent(toolcrib, groups=[], all_groups=False), mode)) == []
+    )
 
 
-def test_preloaded_tools_stand_behind_the_meta_tools(agent):
+def test_preloaded_tools_follow_the_meta_tools(agent):
     session = agent.open(preload=["weather__get_temperature"])
     for mode in (MODERN, "legacy"):
-        found = tool_names(listed(agent, mode, path=f"/{session.id}"))
-        assert found == [*META, "weather__get_temperature"]
+        names = tool_names(list_tools(agent, mode, path=f"/{session.id}"))
+        assert names == [*META, "weather__get_temperature"]
 
 
-def test_a_session_is_the_urls_or_the_connections_own_or_the_keys(agent):
+def test_a_session_belongs_to_the_url_the_connection_or_the_key(agent):
     def sessions():
         return [row["id"] for row in agent.send("GET", "/sessions").json["items"]]
 
-    listed(agent, MODERN)
+    list_tools(agent, MODERN)
     (rolling,) = sessions()
-    listed(agent, MODERN)
+    list_tools(agent, MODERN)
     assert sessions() == [rolling]
-    listed(agent, "legacy")
+    list_tools(agent, "legacy")
     own, _ = sessions()
 
     def closed():
@@ -178,12 +182,12 @@ def test_a_session_is_the_urls_or_the_connections_own_or_the_keys(agent):
 
     wait_for(closed, 10, what="the session ends with its connection")
     session = agent.open()
-    listed(agent, MODERN, path=f"/{session.id}")
-    listed(agent, "legacy", path=f"/{session.id}")
+    list_tools(agent, MODERN, path=f"/{session.id}")
+    list_tools(agent, "legacy", path=f"/{session.id}")
     assert sessions() == [session.id, own, rolling]
-    told_ = session.get()
-    assert told_["state"] == "open"
-    assert told_["metadata"]["client"]["protocol"] == MODERN  # who came first
+    details = session.get()
+    assert details["state"] == "open"
+    assert details["metadata"]["client"]["protocol"] == MODERN  # of the first client
     kinds = [event["kind"] for event in Session(agent, rolling, {}).events()]
     assert kinds == ["opened", "catalog", "catalog"]
     assert LEGACY in agent.send("GET", f"/sessions/{own}").body.decode()

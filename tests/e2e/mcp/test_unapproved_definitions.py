@@ -1,4 +1,4 @@
-"""Nothing of a definition that is pending review reaches an agent: over REST and over MCP."""
+"""No text of a definition that is pending review reaches an agent, over REST or MCP."""
 
 import pytest
 
@@ -21,25 +21,25 @@ def changed(toolcrib):
     toolcrib.api("DELETE", "/servers/rug")
 
 
-def rest_answers(session):
-    """Every kind of answer a call can get, and what else the session is given."""
+def rest_responses(session):
+    """Return every kind of call result, and the other resources of the session."""
     calls = [session.call("rug__send", {"to": to}) for to in ("x", "seven")]
     calls.append(session.call("rug__send", {}))
     others = [session.load("mcp:rug"), session.search(query="send a message", detail="full")]
-    others += [session.get(what) for what in ("/tools/rug__send", "/catalog", "/tools", "/events")]
+    others += [session.get(path) for path in ("/tools/rug__send", "/catalog", "/tools", "/events")]
     return calls, others
 
 
-async def mcp_answers(client):
-    given = {"x": {"to": "x"}, "seven": {"to": "seven"}, "none": {}}
-    calls = {name: await client.call_tool("rug__send", given[name]) for name in given}
-    for name in given:
-        body = {"tool_name": "rug__send", "arguments": given[name]}
+async def mcp_responses(client):
+    arguments = {"x": {"to": "x"}, "seven": {"to": "seven"}, "none": {}}
+    calls = {name: await client.call_tool("rug__send", arguments[name]) for name in arguments}
+    for name in arguments:
+        body = {"tool_name": "rug__send", "arguments": arguments[name]}
         calls[f"dispatched {name}"] = await client.call_tool("deferred_tool_call", body)
     calls["details"] = await client.call_tool("get_tool_details", {"name": "rug__send"})
     listed = await client.list_tools()
     return {
-        **{name: answer.model_dump_json() for name, answer in calls.items()},
+        **{name: result.model_dump_json() for name, result in calls.items()},
         "list": listed.model_dump_json(),
     }
 
@@ -56,10 +56,10 @@ def old_session(toolcrib, changed):
     return session
 
 
-def test_no_rest_answer_quotes_a_pending_definition(toolcrib, agent, old_session):
+def test_no_rest_response_quotes_a_pending_definition(toolcrib, agent, old_session):
     for session in (old_session, agent.open()):
-        calls, others = rest_answers(session)
-        quoted = [str(answer) for answer in (*calls, *others) if CANARY in str(answer)]
+        calls, others = rest_responses(session)
+        quoted = [str(body) for body in (*calls, *others) if CANARY in str(body)]
         assert quoted == []
         sent, wrong_result, wrong_arguments = calls
         assert sent["state"] == "succeeded"
@@ -67,17 +67,17 @@ def test_no_rest_answer_quotes_a_pending_definition(toolcrib, agent, old_session
         assert "status" in wrong_result["error"]["message"]
         assert wrong_arguments["error"]["code"] == "invalid_arguments"
         assert '"required":["to"]' in wrong_arguments["content"][0]["text"]
-        kept = [str(dict(row)) for row in read_ledger(toolcrib.data_dir, session)]
-        assert not [row for row in kept if CANARY in row]
+        rows = [str(dict(row)) for row in read_ledger(toolcrib.data_dir, session)]
+        assert not [row for row in rows if CANARY in row]
 
 
 @pytest.mark.parametrize("mode", [MODERN, "legacy"])
-def test_no_mcp_answer_quotes_a_pending_definition(toolcrib, agent, old_session, mode):
+def test_no_mcp_response_quotes_a_pending_definition(toolcrib, agent, old_session, mode):
     path = f"/{old_session.id}"
-    for who, how in ((agent, {}), (old_session.agent, {"path": path})):
-        answers = with_client(who, mode, mcp_answers, **how)
-        assert [name for name, text in answers.items() if CANARY in text] == []
-        assert '"is_error":false' in answers["x"]
+    for caller, options in ((agent, {}), (old_session.agent, {"path": path})):
+        responses = with_client(caller, mode, mcp_responses, **options)
+        assert [name for name, text in responses.items() if CANARY in text] == []
+        assert '"is_error":false' in responses["x"]
 
 
 def test_one_correction_suffices_over_mcp_after_the_approval(toolcrib, old_session):
@@ -87,12 +87,12 @@ def test_one_correction_suffices_over_mcp_after_the_approval(toolcrib, old_sessi
     async def work(client):
         first = await client.call_tool("rug__send", {"to": "x"})
         note = {"to": "x", f"note_{CANARY}": "n"}
-        again = await client.call_tool("rug__send", note)
-        return first.model_dump_json(), again.model_dump_json()
+        second = await client.call_tool("rug__send", note)
+        return first.model_dump_json(), second.model_dump_json()
 
-    first, again = with_client(old_session.agent, MODERN, work, path=f"/{old_session.id}")
+    first, second = with_client(old_session.agent, MODERN, work, path=f"/{old_session.id}")
     assert "has changed since this session received it" in first
     assert CANARY in first
-    # The arguments fit now; what the server answers does not fit its own new output schema.
-    assert "invalid_arguments" not in again
-    assert "output schema" in again
+    # The arguments are valid now; the result of the server violates its new output schema.
+    assert "invalid_arguments" not in second
+    assert "output schema" in second

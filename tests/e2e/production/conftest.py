@@ -1,4 +1,4 @@
-"""Production by hand: the commands of docker-compose.yml against a real PostgreSQL and Redis."""
+"""Production deployments: the commands of docker-compose.yml with a real PostgreSQL and Redis."""
 
 import itertools
 import sys
@@ -26,7 +26,7 @@ def shared_redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(scope="session")
 def migrated(postgres, shared_redis, tmp_path_factory) -> str:
-    """A migrated, empty database that others are copied from."""
+    """The name of a migrated, empty template database."""
     url = postgres.create("migrated")
     first = Production(url, shared_redis.url, tmp_path_factory.mktemp("migrated"))
     done = first.run(*SERVICES["migrate"]["command"])
@@ -36,25 +36,25 @@ def migrated(postgres, shared_redis, tmp_path_factory) -> str:
 
 @pytest.fixture
 def database_url(postgres, migrated) -> str:
-    """A migrated database of the test's own."""
-    found: str = postgres.create(f"test_{next(_databases)}", template=migrated)
-    return found
+    """A migrated database for one test."""
+    url: str = postgres.create(f"test_{next(_databases)}", template=migrated)
+    return url
 
 
 @pytest.fixture
 def production(database_url, shared_redis, tmp_path) -> Iterator[Production]:
-    """Production with nothing started yet: an empty database, and a Redis database of its own."""
+    """A deployment without running processes: an empty database and its own Redis database."""
     running = Production(database_url, shared_redis.url.removesuffix("/0") + "/1", tmp_path)
     try:
         yield running
     finally:
         running.stop()
-        sys.stdout.write(running.log)  # pytest shows it when the test failed
+        sys.stdout.write(running.log)  # pytest prints it if the test fails
 
 
 @pytest.fixture(scope="session")
 def everything(postgres, migrated, shared_redis, tmp_path_factory) -> Iterator[Production]:
-    """All parts running, two web processes among them. Its tests use slugs of their own."""
+    """A deployment with all services and two web processes. Tests use their own slugs."""
     url = postgres.create("everything", template=migrated)
     running = Production(url, shared_redis.url, tmp_path_factory.mktemp("everything"))
     try:
@@ -66,6 +66,6 @@ def everything(postgres, migrated, shared_redis, tmp_path_factory) -> Iterator[P
 
 @pytest.fixture
 def own_redis() -> Iterator[RedisServer]:
-    """A Redis that a test may stop and start."""
+    """A Redis that a test may stop and restart."""
     with redis_server() as server:
         yield server

@@ -1,8 +1,8 @@
-"""Fill an installation of this version and keep it for later versions to upgrade.
+"""Write a database fixture of this version for upgrade tests of later versions.
 
-python -m tests.e2e.production.make_upgrade_fixture NAME writes upgrades/NAME.json.gz: every row of
-the database, its encryption key, and what the API answered about its open sessions. Run it at a
-release; test_upgrade.py loads every such file and upgrades it.
+`python -m tests.e2e.production.make_upgrade_fixture NAME` writes upgrades/NAME.json.gz: every row
+of the database, its encryption key, and the API responses for its open sessions. Run it at a
+release; test_upgrade.py upgrades every such file.
 """
 
 import gzip
@@ -21,12 +21,12 @@ from tests.support.waiting import wait_for
 
 FOLDER = Path(__file__).resolve().parent / "upgrades"
 CREDENTIAL = "credential-of-the-fixture"
-# The program is found on the path and runs in Toolcrib's own folder, on any machine.
+# Found on PATH and run in Toolcrib's folder, so that it works on any machine.
 PROGRAM = ["python3", "-m", "servers.demo"]
 LEFT_OUT = ("django_", "axes_", "sqlite_", "auth_permission", "auth_group")
 
 
-def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
+def create_data(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     command, *args = PROGRAM
     body = {
         "name": "Demo",
@@ -37,8 +37,8 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
         "env": {"DEMO_TOKEN": CREDENTIAL},
         "confirm_argv": PROGRAM,
     }
-    status, answer = toolcrib.api("POST", "/servers", body)
-    assert status == 201, answer
+    status, response = toolcrib.api("POST", "/servers", body)
+    assert status == 201, response
     wait_for(lambda: last_synced_at(toolcrib, "demo"), 60, what="demo is synced")
     headers = {"Authorization": f"Bearer {CREDENTIAL}"}
     register(toolcrib, "rich", upstream, headers=headers)
@@ -52,8 +52,8 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     group = {"group_id": "mixed", "display_name": "Mixed", "description": "A bit of everything."}
     assert toolcrib.api("POST", "/groups", group)[0] == 201
     names = ["demo__count_words", "demo__roll_dice", "rich__measure", "ask_person"]
-    status, answer = toolcrib.api("POST", "/groups/mixed/members", {"tools": names})
-    assert status in (200, 201), answer
+    status, response = toolcrib.api("POST", "/groups/mixed/members", {"tools": names})
+    assert status in (200, 201), response
     toolcrib.api("PATCH", "/groups/mixed/members", {"tools": names[:1], "preload": True})
 
     agent = make_agent(toolcrib, "scout", mode="deferred")
@@ -64,9 +64,9 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     injected.load("mcp:rich", ["show_all", "measure"])
     full = agent.open(mode="full", groups=["mcp:rich"])
     dispatch.search(query="count the words of a text")
-    asked = dispatch.post_call("demo__count_words", {"text": "one two three"}, key="fixture-1")
-    assert asked.json["state"] == "succeeded", asked.body
-    # From here on the sessions above are pinned to a definition that is no longer the newest.
+    keyed = dispatch.post_call("demo__count_words", {"text": "one two three"}, key="fixture-1")
+    assert keyed.json["state"] == "succeeded", keyed.body
+    # From here on the sessions above are pinned to an older definition.
     call_upstream(upstream, "change")
     assert toolcrib.api("POST", "/servers/rich/sync")[0] == 202
     wait_for(
@@ -75,16 +75,16 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
         what="the change is approved",
     )
     child = dispatch.fork()
-    ended = agent.open()
-    ended.close()
+    closed = agent.open()
+    closed.close()
     sessions = {"dispatch": dispatch, "inject": injected, "full": full, "fork": child}
     return {
         "key": agent.key,
-        "sessions": {name: described(session) for name, session in sessions.items()},
-        "ended": ended.id,
+        "sessions": {name: describe(session) for name, session in sessions.items()},
+        "ended": closed.id,
         "idempotent": {
             "session": dispatch.id,
-            "body": asked.body.decode(),
+            "body": keyed.body.decode(),
             "tool_name": "demo__count_words",
             "arguments": {"text": "one two three"},
             "key": "fixture-1",
@@ -94,8 +94,8 @@ def fill(toolcrib: Installation, upstream: str) -> dict[str, Any]:
     }
 
 
-def described(session: Session) -> dict[str, Any]:
-    """The session's bytes: what its model was shown, and what a repeated load gives."""
+def describe(session: Session) -> dict[str, Any]:
+    """Return the bytes of a session: catalogs, tools and repeated loads."""
     surface = {name: body.decode() for name, (body, _) in session.surface().items()}
     etags = {name: etag for name, (_, etag) in session.surface().items()}
     state = session.get("/state")
@@ -107,26 +107,29 @@ def described(session: Session) -> dict[str, Any]:
 
 
 def rows(database: Path) -> dict[str, Any]:
-    """Every table as column names and rows, and the migrations that made them."""
-    found: dict[str, Any] = {}
+    """Return every table as column names and rows, and the applied migrations."""
+    document: dict[str, Any] = {}
     with sqlite3.connect(database) as connection:
         migrations = connection.execute("SELECT app, name FROM django_migrations ORDER BY id")
-        found["migrations"] = [list(row) for row in migrations]
+        document["migrations"] = [list(row) for row in migrations]
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        found["tables"] = {}
+        document["tables"] = {}
         for (name,) in sorted(tables):
             if not name.startswith(LEFT_OUT):
                 cursor = connection.execute(f'SELECT * FROM "{name}"')  # noqa: S608
                 columns = [column[0] for column in cursor.description]
-                found["tables"][name] = {"columns": columns, "rows": [list(row) for row in cursor]}
-    return found
+                document["tables"][name] = {
+                    "columns": columns,
+                    "rows": [list(row) for row in cursor],
+                }
+    return document
 
 
 def main(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder, running_http("rich") as upstream:
         data_dir = Path(folder) / "data"
         with Installation(data_dir) as toolcrib:
-            answers = fill(toolcrib, upstream)
+            answers = create_data(toolcrib, upstream)
         document = {
             "answers": answers,
             "encryption_key": (data_dir / "encryption.key").read_text().strip(),

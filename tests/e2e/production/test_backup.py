@@ -1,4 +1,4 @@
-"""backup and restore: SQLite and PostgreSQL, good files and bad ones, with and without the key."""
+"""Backup and restore on SQLite and PostgreSQL, with valid and damaged files and keys."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ Event.objects.create(session=session, at=now, kind="called", call=call)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """An installation with a person, a token, a server, an agent and its work; stopped."""
+    """A stopped installation with a user, a token, a server, an agent and a session."""
     from tests.support.upstreams.running import running_http
 
     toolcrib = Installation(tmp_path_factory.mktemp("source") / "data")
@@ -45,8 +45,8 @@ def source(tmp_path_factory):
         )
         assert toolcrib.command("shell", "-c", join).returncode == 0
         body = {"name": "weather", "transport": "http", "url": url}
-        status, answer = toolcrib.api("POST", "/servers", body | {"headers": {"X-Key": CANARY}})
-        assert status == 201, answer
+        status, response = toolcrib.api("POST", "/servers", body | {"headers": {"X-Key": CANARY}})
+        assert status == 201, response
         wait_for(lambda: toolcrib.tool_names("weather"), 30)
         wait_for(lambda: toolcrib.api("GET", "/servers/weather")[1]["state"] == "connected", 30)
         body = {"name": "scout", "groups": ["mcp:weather"], "calls_per_minute": 7}
@@ -65,11 +65,11 @@ def backup(source, tmp_path_factory):
     return file
 
 
-def key_of(backup):
+def key_path(backup):
     return backup.with_name(backup.name + ".key")
 
 
-def header_of(path):
+def read_header(path):
     with gzip.open(path, "rt") as file:
         return json.loads(file.readline())
 
@@ -113,24 +113,24 @@ def story(toolcrib):
     return json.loads(shell(toolcrib, STORY))
 
 
-def test_the_two_files_are_private_and_hold_no_secret_in_clear(source, backup):
+def test_the_two_files_are_private_and_contain_no_secret_in_plain_text(source, backup):
     assert backup.stat().st_mode & 0o777 == 0o600
-    assert key_of(backup).stat().st_mode & 0o777 == 0o600
+    assert key_path(backup).stat().st_mode & 0o777 == 0o600
     clear = gzip.decompress(backup.read_bytes()).decode()
     assert "get_forecast" in clear
     assert CANARY not in clear
-    keys = json.loads(key_of(backup).read_text())["files"]
+    keys = json.loads(key_path(backup).read_text())["files"]
     assert keys["encryption.key"] == (source.data_dir / "encryption.key").read_text().strip()
     for secret in (*keys.values(), source.token("admin")):
         assert secret not in clear
-    assert CANARY not in key_of(backup).read_text()
-    header = header_of(backup)
+    assert CANARY not in key_path(backup).read_text()
+    header = read_header(backup)
     assert header["rows"]["servers.Credential"] == 1
     assert "catalog.0001_initial" in header["migrations"]
     assert not list(backup.parent.glob(".*.new"))
 
 
-def test_it_overwrites_nothing_unless_told(source, backup):
+def test_existing_files_are_not_overwritten_without_an_option(source, backup):
     before = backup.read_bytes()
     done = source.command("backup", str(backup))
     assert done.returncode == 1
@@ -138,22 +138,22 @@ def test_it_overwrites_nothing_unless_told(source, backup):
     assert backup.read_bytes() == before
 
 
-def test_everything_comes_back_on_an_empty_folder(source, backup, tmp_path):
+def test_everything_is_restored_into_an_empty_folder(source, backup, tmp_path):
     empty = Installation(tmp_path / "new")
-    done = empty.command("restore", str(backup), "--key", str(key_of(backup)))
+    done = empty.command("restore", str(backup), "--key", str(key_path(backup)))
     assert done.returncode == 0, done.stderr
     assert story(empty) == story(source)
-    assert [len(story(empty)[what]) for what in ("agents", "its groups", "calls")] == [1, 1, 1]
+    assert [len(story(empty)[key]) for key in ("agents", "its groups", "calls")] == [1, 1, 1]
     state = "from sessions_app.models import Call; print(Call.objects.get().state)"
     assert (shell(source, state), shell(empty, state)) == ("sent", "unknown")
     assert shell(empty, READ_CREDENTIAL) == CANARY
     for name in ("secret.key", "encryption.key"):
-        kept = empty.data_dir / name
-        assert kept.read_text() == (source.data_dir / name).read_text()
-        assert kept.stat().st_mode & 0o777 == 0o600
-        assert kept.with_name(name + ".old").exists()
-    # It serves: the old token opens it, ids go on after the restored ones, nobody is asked
-    # to set up, and no lease of the old life holds back a sync.
+        file = empty.data_dir / name
+        assert file.read_text() == (source.data_dir / name).read_text()
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.with_name(name + ".old").exists()
+    # It serves: the old token works, new ids follow the restored ones, no setup is required,
+    # and no restored lease blocks a sync.
     with empty:
         token = source.token("admin")
         assert empty.setup_url == ""
@@ -167,36 +167,36 @@ def test_everything_comes_back_on_an_empty_folder(source, backup, tmp_path):
                 == "refused"
             ),
             30,
-            what="a new sync of a server that is gone by now",
+            what="a new sync of a server that is not running",
         )
 
 
-def test_without_the_key_only_the_credentials_are_lost_and_it_says_so(backup, tmp_path):
+def test_without_the_key_only_the_credentials_are_lost_with_a_message(backup, tmp_path):
     empty = Installation(tmp_path / "new")
     done = empty.command("restore", str(backup))
     assert done.returncode == 3
-    assert header_of(backup)["key"] in done.stderr
+    assert read_header(backup)["key"] in done.stderr
     assert "1 credential of weather cannot be read" in done.stderr
     assert "enter the credentials again" in done.stderr
     assert len(story(empty)["tools"]) == 7
 
-    again = empty.command("restore", str(backup), "--replace", "--key", str(key_of(backup)))
-    assert again.returncode == 0, again.stderr
+    second = empty.command("restore", str(backup), "--replace", "--key", str(key_path(backup)))
+    assert second.returncode == 0, second.stderr
     assert shell(empty, READ_CREDENTIAL) == CANARY
 
 
-def test_a_key_of_another_backup_is_refused(backup, tmp_path):
+def test_a_key_of_another_backup_is_rejected(backup, tmp_path):
     other = Installation(tmp_path / "other")
     assert other.command("migrate", "--skip-checks", "-v", "0").returncode == 0
     other_file = tmp_path / "other.backup"
     assert other.command("backup", str(other_file)).returncode == 0
-    done = other.command("restore", str(backup), "--key", str(key_of(other_file)))
+    done = other.command("restore", str(backup), "--key", str(key_path(other_file)))
     assert done.returncode == 1
     assert "another key" in done.stderr
     assert story(other)["tools"] == []
 
 
-def test_data_that_is_here_is_not_replaced_unless_told(source, backup):
+def test_existing_data_is_not_replaced_without_an_option(source, backup):
     before = story(source)
     done = source.command("restore", str(backup))
     assert done.returncode == 1
@@ -207,16 +207,16 @@ def test_data_that_is_here_is_not_replaced_unless_told(source, backup):
 DAMAGED = ("cut", "flipped", "flipped in its rows", "text")
 
 
-def damaged(backup, how, target):
-    whole = backup.read_bytes()
-    lines = gzip.decompress(whole).splitlines(keepends=True)
+def damaged(backup, damage, target):
+    content = backup.read_bytes()
+    lines = gzip.decompress(content).splitlines(keepends=True)
     misnamed = gzip.compress(b"".join(lines).replace(b'"call_policy"', b'"cbers4olicy"'))
     target.write_bytes(
         {
-            "cut": whole[: len(whole) // 2],
+            "cut": content[: len(content) // 2],
             "cut at a line": gzip.compress(b"".join(lines[: len(lines) // 2])),
-            "flipped": whole[:2000] + bytes([whole[2000] ^ 255]) + whole[2001:],
-            "flipped in its rows": misnamed[:-8] + whole[-8:],
+            "flipped": content[:2000] + bytes([content[2000] ^ 255]) + content[2001:],
+            "flipped in its rows": misnamed[:-8] + content[-8:],
             "empty": b"",
             "text": b"this is not a backup\n",
             "other json": gzip.compress(b"[1, 2]\n"),
@@ -234,13 +234,13 @@ def damaged(backup, how, target):
             "newer": gzip.compress(
                 lines[0].replace(b'"catalog.0001_initial"', b'"catalog.0099_later"')
             ),
-        }[how]
+        }[damage]
     )
     return target
 
 
 @pytest.mark.parametrize(
-    "how",
+    "damage",
     [
         "cut",
         "cut at a line",
@@ -257,7 +257,7 @@ def damaged(backup, how, target):
         "newer",
     ],
 )
-def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
+def test_a_damaged_file_changes_nothing(backup, tmp_path, tmp_path_factory, damage):
     folder = tmp_path_factory.getbasetemp() / "bad-target"
     target = Installation(folder / "data")
     if not folder.exists():
@@ -270,14 +270,14 @@ def test_a_bad_file_changes_nothing(backup, tmp_path, tmp_path_factory, how):
             return "\n".join(connection.iterdump())
 
     before = rows()
-    done = target.command("restore", str(damaged(backup, how, tmp_path / "bad")), "--replace")
+    done = target.command("restore", str(damaged(backup, damage, tmp_path / "bad")), "--replace")
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert ("corrupt" in done.stderr) == (how in DAMAGED), done.stderr
+    assert ("corrupt" in done.stderr) == (damage in DAMAGED), done.stderr
     assert rows() == before
 
 
-def test_it_goes_through_pipes(source, tmp_path):
+def test_backup_and_restore_work_through_pipes(source, tmp_path):
     empty = Installation(tmp_path / "new")
     written = subprocess.run(
         source._argv("backup", "-"),
@@ -298,7 +298,7 @@ def test_it_goes_through_pipes(source, tmp_path):
     assert len(story(empty)["tools"]) == 7
 
 
-def test_a_missing_file_is_said_in_a_sentence(tmp_path):
+def test_a_missing_file_is_reported_in_a_sentence(tmp_path):
     done = Installation(tmp_path / "new").command("restore", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert "cannot be read" in done.stderr
@@ -308,15 +308,15 @@ def test_a_missing_file_is_said_in_a_sentence(tmp_path):
 @pytest.mark.needs_postgres
 @pytest.mark.needs_redis
 def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_redis, tmp_path):
-    keys = json.loads(key_of(backup).read_text())["files"]
-    url = postgres.create("moved")  # not even migrated
+    keys = json.loads(key_path(backup).read_text())["files"]
+    url = postgres.create("moved")  # not migrated
     target = Production(
         url,
         shared_redis.url,
         tmp_path,
         {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]},
     )
-    refused = target.command("restore", str(backup), "--key", str(key_of(backup)))
+    refused = target.command("restore", str(backup), "--key", str(key_path(backup)))
     assert refused.returncode == 1
     assert "TOOLCRIB_ENCRYPTION_KEYS" in refused.stderr
 
@@ -328,8 +328,8 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
         # New rows get ids after the restored ones.
         target.start("web")
         body = {"name": "second", "transport": "http", "url": f"http://127.0.0.1:{free_port()}/mcp"}
-        status, answer = target.api("POST", "/servers", body, token=source.token("admin"))
-        assert status == 201, answer
+        status, response = target.api("POST", "/servers", body, token=source.token("admin"))
+        assert status == 201, response
     finally:
         target.stop()
 
@@ -337,7 +337,7 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
     written = target.command("backup", str(file))
     assert written.returncode == 0, written.stderr
     assert "TOOLCRIB_ENCRYPTION_KEYS" in written.stdout
-    assert not key_of(file).exists()
+    assert not key_path(file).exists()
     back = Installation(tmp_path / "back", {"TOOLCRIB_ENCRYPTION_KEYS": keys["encryption.key"]})
     returned = back.command("restore", str(file))
     assert returned.returncode == 0, returned.stderr
@@ -345,10 +345,10 @@ def test_sqlite_moves_to_postgresql_and_back(source, backup, postgres, shared_re
     assert shell(back, READ_CREDENTIAL) == CANARY
 
 
-def test_a_new_key_takes_over_from_the_old(source, backup, tmp_path):
+def test_a_rotated_key_replaces_the_old_one(source, backup, tmp_path):
     home = Installation(tmp_path / "new")
-    keys = json.loads(key_of(backup).read_text())["files"]
-    done = home.command("restore", str(backup), "--key", str(key_of(backup)))
+    keys = json.loads(key_path(backup).read_text())["files"]
+    done = home.command("restore", str(backup), "--key", str(key_path(backup)))
     assert done.returncode == 0, done.stderr
     new = "n" * 48
     both = {"TOOLCRIB_ENCRYPTION_KEYS": f"{new},{keys['encryption.key']}"}

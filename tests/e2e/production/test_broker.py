@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def message(body: bytes, content_type: str, task: str = "servers.tasks.sync_server") -> str:
-    """A task as Celery puts it into a Redis list."""
+    """Return a task message as Celery stores it in a Redis list."""
     mark = str(uuid.uuid4())
     return json.dumps(
         {
@@ -49,7 +49,7 @@ class Bomb:
         return (open, (str(self.path), "w"))
 
 
-def test_hostile_and_stale_messages_do_nothing_and_the_worker_lives(
+def test_hostile_and_stale_messages_have_no_effect_and_the_worker_continues(
     everything, shared_redis, tmp_path
 ):
     (worker,) = (
@@ -72,7 +72,7 @@ def test_hostile_and_stale_messages_do_nothing_and_the_worker_lives(
     assert not fired.exists()
 
 
-def test_without_redis_pages_and_api_work_and_the_sync_comes_when_it_is_back(
+def test_without_redis_pages_and_api_work_and_the_sync_runs_after_recovery(
     database_url, own_redis, tmp_path
 ):
     production = Production(database_url, own_redis.url, tmp_path)
@@ -95,20 +95,22 @@ def test_without_redis_pages_and_api_work_and_the_sync_comes_when_it_is_back(
             own_redis.start()
             wait_for(lambda: production.readiness()["status"] == "ok", 30)
             wait_for(
-                lambda: production.tool_names("during"), 90, what="the sync asked for meanwhile"
+                lambda: production.tool_names("during"),
+                90,
+                what="the sync queued during the outage",
             )
     finally:
         production.stop()
-        print(production.log)  # noqa: T201 (pytest shows it when the test failed)
+        print(production.log)  # noqa: T201 (pytest prints it if the test fails)
 
 
-def test_a_sync_cut_off_by_kill_9_is_taken_up_and_every_part_stops_when_asked(production):
+def test_a_sync_interrupted_by_kill_9_is_restarted_and_every_service_stops_on_sigterm(production):
     web, worker = production.start_all("web", "worker")
     with running_http("raw_http") as url:
         add(production, f"{url}/list/hang", "slow")
         wait_for(lambda: runs(production), 60, what="the sync runs")
         worker.kill()
-        # The lease would run out by itself; nobody waits half a minute for it here.
+        # The lease would expire by itself after 30 s; the test does not wait for that.
         with psycopg.connect(production.env["DATABASE_URL"]) as connection:
             connection.execute(
                 "UPDATE servers_server SET sync_lease_until = now() - '1s'::interval"

@@ -1,4 +1,4 @@
-"""The fault table of bench/faults.py in its shortest form, on real processes.
+"""The rows of bench/faults.py in their shortest form, on real processes.
 
 Only checks that do not depend on the speed of the machine; the bench evaluates the others. R22, the
 session model, is tests/sessions_app/sessions/test_session_model.py.
@@ -37,7 +37,7 @@ def parts():
 
 @pytest.mark.parametrize("number", [name for name in faults.EMBEDDED if name != "R22"])
 @pytest.mark.timeout(400)
-def test_an_installation_keeps_its_bounds_under(number, bed, capsys):
+def test_an_installation_stays_within_its_limits_under(number, bed, capsys):
     row = faults.EMBEDDED[number](bed, "tiny")
     faults.print_row(row, 0.0)
     assert row.failed_checks() == [], f"{row.procedure}; {row.figures}\n{bed.toolcrib.log[-3000:]}"
@@ -50,7 +50,7 @@ def test_an_installation_keeps_its_bounds_under(number, bed, capsys):
 @pytest.mark.needs_redis
 @pytest.mark.parametrize("number", [*faults.PRODUCTION])
 @pytest.mark.timeout(400)
-def test_production_keeps_its_bounds_under(number, parts):
+def test_production_stays_within_its_limits_under(number, parts):
     row = faults.PRODUCTION[number](parts, "tiny")
     assert row.failed_checks() == [], (
         f"{row.procedure}; {row.figures}\n{parts.toolcrib.log[-3000:]}"

@@ -1,4 +1,4 @@
-"""The apps' own tests, once more on PostgreSQL."""
+"""Selected tests of the apps, run on PostgreSQL."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.support.installation import ROOT
 pytestmark = [pytest.mark.needs_postgres]
 
 
-CHOSEN = {
+SELECTED = {
     "catalog": ["catalog/definitions/test_ingest.py", "catalog/tools/test_actions.py"],
     "groups": ["catalog/groups/test_actions.py"],
     "sessions": [
@@ -30,10 +30,10 @@ CHOSEN = {
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("subject", CHOSEN)
-def test_the_tests_of_the_apps_pass_on_postgresql_too(subject, postgres):
+@pytest.mark.parametrize("subject", SELECTED)
+def test_the_tests_of_the_apps_pass_on_postgresql(subject, postgres):
     url = postgres.create(f"{subject.replace(' ', '_')}_tests")
-    chosen = [f"tests/{name}" for name in CHOSEN[subject]]
+    chosen = [f"tests/{name}" for name in SELECTED[subject]]
     quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *quiet, "--no-header", *chosen],

@@ -1,4 +1,4 @@
-"""Search in production: a worker makes the vectors, beat has the golden queries run again."""
+"""Search in production: the worker computes vectors, beat schedules golden query runs."""
 
 import pytest
 
@@ -16,7 +16,7 @@ pytestmark = [
 
 @pytest.fixture
 def embedding(database_url, shared_redis, tmp_path):
-    """Web, worker and beat, with the model."""
+    """A deployment with web, worker, beat and the embedding model."""
     redis_url = shared_redis.url.removesuffix("/0") + "/2"
     running = Production(database_url, redis_url, tmp_path, {"TOOLCRIB_EMBEDDINGS": "1"})
     try:
@@ -24,29 +24,29 @@ def embedding(database_url, shared_redis, tmp_path):
         yield running
     finally:
         running.stop()
-        print(running.log)  # noqa: T201 (pytest shows it when the test failed)
+        print(running.log)  # noqa: T201 (pytest prints it if the test fails)
 
 
 def strategy(production, query):
-    status, answer = production.api("GET", f"/search?query={query.replace(' ', '+')}")
-    assert status == 200, answer
-    return answer["answer"]["strategy"]
+    status, body = production.api("GET", f"/search?query={query.replace(' ', '+')}")
+    assert status == 200, body
+    return body["answer"]["strategy"]
 
 
 def runs(production):
-    status, answer = production.api("GET", "/search/golden/standing")
-    assert status == 200, answer
-    return {run["revision"]: run["scores"] for run in answer["runs"]}
+    status, body = production.api("GET", "/search/golden/standing")
+    assert status == 200, body
+    return {run["revision"]: run["scores"] for run in body["runs"]}
 
 
-def test_a_worker_makes_the_vectors_and_beat_has_golden_queries_run_at_each_revision(embedding):
+def test_a_worker_computes_vectors_and_beat_runs_golden_queries_at_each_revision(embedding):
     with running_http("healthy") as url:
         add(embedding, url)
         wait_for(lambda: "get_forecast" in embedding.tool_names("weather"), 60)
         wait_for(lambda: strategy(embedding, "rain tomorrow") == "hybrid", 90, what="vectors")
         marked = {"query": "will it rain", "tools": ["weather__get_forecast"]}
-        status, answer = embedding.api("POST", "/search/golden", marked)
-        assert status == 201, answer
+        status, body = embedding.api("POST", "/search/golden", marked)
+        assert status == 201, body
         before = set(runs(embedding))
 
         add(embedding, url, "other")

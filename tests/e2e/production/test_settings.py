@@ -1,4 +1,4 @@
-"""Production refuses to start with anything an attacker could guess or reach, and says what."""
+"""Production refuses to start with insecure settings, and names the variable."""
 
 import secrets
 import subprocess
@@ -19,7 +19,7 @@ GOOD = {
 
 
 def start(tmp_path, **changes):
-    """Load the settings as every command does first; None takes a variable away."""
+    """Load the settings in a process; None removes a variable."""
     env = {**GOOD, "TOOLCRIB_DATA": str(tmp_path / "data"), **changes}
     return subprocess.run(
         ["python", "manage.py", "diffsettings", "--default", "toolcrib.health"],
@@ -32,7 +32,7 @@ def start(tmp_path, **changes):
     )
 
 
-def test_it_starts_with_all_of_them_and_keeps_nothing_on_disk(tmp_path):
+def test_production_starts_with_all_variables_and_writes_no_files(tmp_path):
     done = start(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "EMBEDDED = False" in done.stdout
@@ -40,7 +40,7 @@ def test_it_starts_with_all_of_them_and_keeps_nothing_on_disk(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "variable", "words"),
+    ("changes", "variable", "message"),
     [
         ({"TOOLCRIB_SECRET_KEY": None}, "TOOLCRIB_SECRET_KEY", "is not set"),
         ({"TOOLCRIB_SECRET_KEY": ""}, "TOOLCRIB_SECRET_KEY", "is not set"),
@@ -54,7 +54,11 @@ def test_it_starts_with_all_of_them_and_keeps_nothing_on_disk(tmp_path):
         ({"DEBUG": "maybe"}, "DEBUG", "must be 1 or 0"),
         ({"TOOLCRIB_HOSTS": None}, "TOOLCRIB_HOSTS", "must list"),
         ({"TOOLCRIB_HOSTS": "*"}, "TOOLCRIB_HOSTS", "Wildcards are not allowed"),
-        ({"TOOLCRIB_HOSTS": "a.example,.example.org"}, "TOOLCRIB_HOSTS", "Wildcards are not allowed"),
+        (
+            {"TOOLCRIB_HOSTS": "a.example,.example.org"},
+            "TOOLCRIB_HOSTS",
+            "Wildcards are not allowed",
+        ),
         ({"REDIS_URL": None}, "REDIS_URL", "is not set"),
         ({"DATABASE_URL": None}, "DATABASE_URL", "is not set"),
         ({"DATABASE_URL": "sqlite:///x"}, "DATABASE_URL", "postgresql://"),
@@ -62,17 +66,17 @@ def test_it_starts_with_all_of_them_and_keeps_nothing_on_disk(tmp_path):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_it_refuses_to_start_and_names_the_variable(tmp_path, changes, variable, words):
+def test_it_refuses_to_start_and_names_the_variable(tmp_path, changes, variable, message):
     done = start(tmp_path, **changes)
     assert done.returncode != 0
     last = done.stderr.strip().splitlines()[-1]
     assert variable in last
-    assert words in last
-    # What was given is not repeated: it may be almost a key.
+    assert message in last
+    # The value is not repeated: it may be close to a real key.
     assert KEY not in done.stderr
 
 
-def test_a_secret_may_come_from_a_file(tmp_path):
+def test_a_secret_can_be_read_from_a_file(tmp_path):
     file = tmp_path / "key"
     file.write_text(KEY + "\n")
     done = start(tmp_path, TOOLCRIB_SECRET_KEY=None, TOOLCRIB_SECRET_KEY_FILE=str(file))

@@ -1,6 +1,6 @@
-"""A database of an earlier version is upgraded, and its open sessions keep their bytes.
+"""Upgrades of databases of earlier versions; open sessions keep their bytes.
 
-Each file in upgrades/ was made by make_upgrade_fixture.py with the version it is named after.
+Each file in upgrades/ was written by make_upgrade_fixture.py of the version it is named after.
 """
 
 import gzip
@@ -24,12 +24,12 @@ DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
 def fixture(path: Path) -> dict[str, Any]:
-    """Read a fixture, its dates moved so that it was made a minute ago."""
+    """Read a fixture and shift its dates so that it is one minute old."""
     document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     sessions = document["tables"]["sessions_app_agentsession"]
     used = sessions["columns"].index("last_used_at")
-    made = max(datetime.fromisoformat(row[used]) for row in sessions["rows"])
-    later = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=1) - made
+    newest = max(datetime.fromisoformat(row[used]) for row in sessions["rows"])
+    later = datetime.now(UTC).replace(tzinfo=None) - timedelta(minutes=1) - newest
     for table in document["tables"].values():
         dates = [
             at
@@ -86,30 +86,30 @@ def load_postgres(url: str, document: dict[str, Any]) -> None:
                 )
 
 
-def check_sessions(url: str, answers: dict[str, Any]) -> None:
-    """What the earlier version answered about its sessions is answered again, byte for byte."""
-    agent = Agent(url, answers["key"])
-    for name, before in answers["sessions"].items():
+def check_sessions(url: str, recorded: dict[str, Any]) -> None:
+    """Compare the responses for open sessions with those of the earlier version, byte for byte."""
+    agent = Agent(url, recorded["key"])
+    for name, before in recorded["sessions"].items():
         session = Session(agent, before["id"], {})
         for shape, (body, etag) in session.surface().items():
             assert body.decode() == before["surface"][shape], (name, shape)
             assert etag == before["etags"][shape], (name, shape)
         assert session.get("/state") == before["state"], name
         for load in before["loads"]:
-            again = session.load(load["group_id"], load["tool_names"])
-            assert again.decode() == load["body"], (name, load["group_id"])
-    replay = answers["idempotent"]
-    replayed = Session(agent, replay["session"], {}).ask(
+            body = session.load(load["group_id"], load["tool_names"])
+            assert body.decode() == load["body"], (name, load["group_id"])
+    replay = recorded["idempotent"]
+    replayed = Session(agent, replay["session"], {}).post_call(
         replay["tool_name"], replay["arguments"], key=replay["key"]
     )
     assert replayed.body.decode() == replay["body"]
-    closed = Session(agent, answers["ended"], {}).ask("demo__roll_dice")
+    closed = Session(agent, recorded["ended"], {}).post_call("demo__roll_dice")
     assert (closed.status, closed.code) == (409, "session_closed")
 
 
-def check_program(url: str, answers: dict[str, Any]) -> None:
-    """The stored program still counts as confirmed, and its credential can be decrypted."""
-    session = Session(Agent(url, answers["key"]), answers["sessions"]["dispatch"]["id"], {})
+def check_program(url: str, recorded: dict[str, Any]) -> None:
+    """Check that the stored command is still confirmed and its credential decryptable."""
+    session = Session(Agent(url, recorded["key"]), recorded["sessions"]["dispatch"]["id"], {})
     called = session.call("demo__count_words", {"text": "one two"}, timeout=60)
     assert called["state"] == "succeeded", called
 

@@ -1,4 +1,4 @@
-"""WEB_WORKERS: several web processes on one port, and a session at home in all of them."""
+"""WEB_WORKERS: several web processes on one port that serve the same sessions."""
 
 import os
 import signal
@@ -21,18 +21,18 @@ pytestmark = [
 ]
 
 
-def webs(parent):
-    """The web processes below their parent, whichever helpers they have themselves."""
-    found = []
+def web_pids(parent):
+    """Return the pids of the web processes of a parent, without their helper processes."""
+    pids = []
     for pid in descendants(parent.pid):
-        with open(f"/proc/{pid}/cmdline", "rb") as words:  # noqa: PTH123 - of another process
-            if b"--fd" in words.read().split(b"\0"):
-                found.append(pid)
-    return found
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123 - of another process
+            if b"--fd" in file.read().split(b"\0"):
+                pids.append(pid)
+    return pids
 
 
 def start_two(production):
-    """Two web processes on one port, and their parent."""
+    """Start two web processes on one port; return their parent."""
     port = free_port()
     production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
     env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
@@ -41,30 +41,32 @@ def start_two(production):
     return parent
 
 
-def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_the_dead_are_replaced(production):
+def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_killed_ones_are_replaced(
+    production,
+):
     parent = start_two(production)
-    assert len(webs(parent)) == 2
+    assert len(web_pids(parent)) == 2
     production.start_all("worker")
     with running_http("healthy") as weather:
         register(production, "weather", weather)
         agent = make_agent(production, "roaming")
         session = agent.open(mode="deferred")
-        # Each call over a connection of its own: the kernel hands them to either process.
+        # One connection per call: the kernel assigns them to either process.
         for number in range(20):
-            told = session.call("get_forecast", {"city": f"city-{number}"})
-            assert told["structured_content"]["city"] == f"city-{number}"
+            result = session.call("get_forecast", {"city": f"city-{number}"})
+            assert result["structured_content"]["city"] == f"city-{number}"
         holders = production.command("shell", "-c", HOLDERS)
         assert holders.stdout.split()[-1] == "2", (holders.stdout, holders.stderr)
 
-        victim = webs(parent)[0]
+        victim = web_pids(parent)[0]
         os.kill(victim, signal.SIGKILL)
-        wait_for(lambda: len(set(webs(parent)) - {victim}) == 2, 30, what="another took its place")
-        wait_for(lambda: _answers(session), 30, what="calls go on")
+        wait_for(lambda: len(set(web_pids(parent)) - {victim}) == 2, 30, what="it is replaced")
+        wait_for(lambda: _call_succeeds(session), 30, what="calls succeed")
 
         key = production.api("GET", "/agents/roaming/keys")[1]["items"][0]["id"]
         assert production.api("POST", f"/keys/{key}/revoke")[0] == 200
-        assert {session.ask("list_stations").status for _ in range(20)} == {401}
-    children = webs(parent)
+        assert {session.post_call("list_stations").status for _ in range(20)} == {401}
+    children = web_pids(parent)
     parent.stop()
     assert parent.code == 0, parent.log
     assert not any(is_alive(pid) for pid in children)
@@ -76,15 +78,15 @@ print(Call.objects.values("holder").distinct().count())
 """
 
 
-def _answers(session):
+def _call_succeeds(session):
     try:
-        return session.ask("list_stations").status == 200
+        return session.post_call("list_stations").status == 200
     except OSError:
         return False
 
 
-def test_a_call_of_a_web_process_that_was_killed_is_given_up_by_the_others(production, tmp_path):
-    """Only on its machine can it be known to be dead; the worker, elsewhere, waits longer."""
+def test_a_call_of_a_killed_web_process_is_marked_unknown_by_the_others(production, tmp_path):
+    """Only processes of the same machine can detect that it is dead; the worker waits longer."""
 
     def call():
         with psycopg.connect(production.env["DATABASE_URL"]) as connection:
@@ -100,9 +102,9 @@ def test_a_call_of_a_web_process_that_was_killed_is_given_up_by_the_others(produ
         register(production, "counting", url)
         session = make_agent(production, "waiting").open(mode="deferred")
         arguments = {"name": "long", "seconds": 100}
-        asked = callers.submit(session.ask, "wait", arguments, timeout=300)
-        wait_for(lambda: call()[0] == "sent", 30, what="the call is under way")
+        future = callers.submit(session.post_call, "wait", arguments, timeout=300)
+        wait_for(lambda: call()[0] == "sent", 30, what="the call is in flight")
         os.kill(int(call()[1].split(" ")[-2]), signal.SIGKILL)
-        wait_for(lambda: call()[0] == "unknown", 30, what="it is given up")
-        assert isinstance(asked.exception(60), OSError)  # the connection broke
+        wait_for(lambda: call()[0] == "unknown", 30, what="it is marked unknown")
+        assert isinstance(future.exception(60), OSError)  # the connection broke
     parent.stop()
