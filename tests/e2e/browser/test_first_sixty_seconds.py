@@ -37,10 +37,10 @@ def run(command):
 @pytest.fixture
 def page(fresh, browser):
     context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
-    complaints = driving.collect_console_errors(context)
+    console_errors = driving.collect_console_errors(context)
     yield context.new_page()
     context.close()
-    assert complaints == []
+    assert console_errors == []
 
 
 def connect_demo(page):

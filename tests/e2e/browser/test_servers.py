@@ -38,7 +38,7 @@ PAGES = [
 
 def test_from_the_setup_link_to_the_demo_tools(fresh, browser):
     context = browser.new_context(base_url=fresh.url, viewport={"width": 1280, "height": 800})
-    complaints = driving.collect_console_errors(context)
+    console_errors = driving.collect_console_errors(context)
     page = context.new_page()
     driving.set_up(page, fresh)
     expect(page.get_by_label("Paste your mcp.json")).to_be_focused()
@@ -60,14 +60,14 @@ def test_from_the_setup_link_to_the_demo_tools(fresh, browser):
     page.get_by_role("link", name="Show tools").click()
     expect(page.locator("main")).to_contain_text("count_words")
     context.close()
-    assert complaints == []
+    assert console_errors == []
 
 
 def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others(
     fresh, browser, weather_url
 ):
     context = browser.new_context(base_url=fresh.url)
-    complaints = driving.collect_console_errors(context)
+    console_errors = driving.collect_console_errors(context)
     page = context.new_page()
     driving.set_up(page, fresh)
     # Simulate the paste: the clipboard is shared by all running browsers.
@@ -92,7 +92,7 @@ def test_pasting_opens_the_check_and_a_failing_server_does_not_affect_the_others
         "Failed", timeout=driving.SYNC_TIMEOUT_MS
     )
     context.close()
-    assert complaints == []
+    assert console_errors == []
 
 
 def test_a_json_syntax_error_is_shown_beside_the_text(populated, open_page):
