@@ -101,3 +101,16 @@ def test_every_address_the_documents_name_resolves():
     for text in DOCUMENTS:
         for path in re.findall(r"(/api/v1/[\w./]+|/livez|/readyz)", text):
             assert resolve(path.rstrip("."))
+
+
+def test_every_name_a_recipe_mentions_exists():
+    """Constants, classes and functions in CONTRIBUTING.md, such as `SETTINGS` or `check_draft`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    recipes = text[text.index("## Recipes") : text.index("## Style")]
+    names = re.findall(r"`@?(?:[A-Z]\w+\.)?(_?[A-Za-z]\w{3,})(?:\([^`]*\))?`", recipes)
+    code = "".join(
+        path.read_text() for folder in (*OURS, "tests") for path in (ROOT / folder).rglob("*.py")
+    )
+    missing = {name for name in names if not re.search(rf"\b{name}\b", code)}
+    assert missing - {"EXAMPLES", "UPDATE_GOLDEN"} == set()
+    assert len(names) > 20

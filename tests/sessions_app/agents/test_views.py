@@ -19,6 +19,7 @@ from catalog.audit import SYSTEM
 from catalog.models import AuditEntry, CatalogSnapshot
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, snippets
+from sessions_app.agents.forms import SettingsForm
 from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, AgentSession, ApiKey
 from sessions_app.urls import agent_pages
@@ -610,3 +611,9 @@ def test_names_and_texts_are_escaped_on_every_page(ada):
         assert "<b>x" not in page
         assert "<i>key" not in page
     assert "<script>alert" not in ada.get("/agents").content.decode()
+
+
+def test_every_field_of_the_settings_form_is_on_the_page():
+    """A field outside the sections would not be rendered, and saving would erase its value."""
+    shown = [name for names in SettingsForm.SECTIONS.values() for name in names]
+    assert sorted(shown) == sorted(SettingsForm.base_fields)
