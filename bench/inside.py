@@ -29,7 +29,7 @@ STAGES = (
     ("total", 0, "sessions_app.fast_path.rest_call:call"),
     ("total", 0, "sessions_app.fast_path.mcp_call:call"),
     ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
-    ("read the request", 1, "sessions_app.fast_path.mcp_call:_message"),
+    ("read the request", 1, "sessions_app.fast_path.mcp_call:_parse_message"),
     ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_from_cache"),
     ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_call"),
     ("call the server", 1, "servers.connections.calls:call"),
@@ -40,7 +40,7 @@ STAGES = (
     ("write the response", 2, "sessions_app.ledger.calls:fill_in_result"),
     ("transactions, in the ledger thread", 1, "sessions_app.ledger.batch_writer:write_batch"),
     ("respond", 1, "sessions_app.fast_path.http:_answer"),
-    ("respond", 1, "sessions_app.fast_path.mcp_call:_answer"),
+    ("respond", 1, "sessions_app.fast_path.mcp_call:_send_result"),
 )
 LEDGER = "sessions_app.ledger.batch_writer:write_batch"
 MAX_FUNCTIONS = 45  # functions

@@ -67,7 +67,7 @@ async def run_off_loop_if_large(read: Callable[[bytes, *More], T], body: bytes, 
     return await asyncio.to_thread(read, body, *more)
 
 
-def replay_body(body: bytes, whole: bool, receive: Receive) -> Receive:
+def replay_body(body: bytes, complete: bool, receive: Receive) -> Receive:
     """Return a `receive` that replays a body that has been read."""
     given = False
 
@@ -76,7 +76,7 @@ def replay_body(body: bytes, whole: bool, receive: Receive) -> Receive:
         if given:
             return await receive()
         given = True
-        if not whole:
+        if not complete:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -50,7 +50,7 @@ UNUSUAL = {
     *(b"origin", b"transfer-encoding", b"content-encoding", b"mcp-session-id", b"idempotency-key")
 }
 SERVER_INFO = {"name": "toolcrib", "title": "Toolcrib", "version": settings.VERSION}
-MOST = 10_000
+MAX_ROLLING_SESSIONS = 10_000
 _rolling: dict[str, str] = {}  # the session of a key, by the key's digest
 
 
@@ -60,33 +60,33 @@ def is_call(scope_: Scope) -> bool:
 
 async def call(scope_: Scope, receive: Receive, send: Send, ordinary: Application) -> None:
     """Answer a call on the fast path, or pass it to the endpoint."""
-    digest = _recognised(scope_)
+    digest = _match_key_digest(scope_)
     if digest is None:
         await ordinary(scope_, receive, send)
         return
-    body, whole = await read_body(receive)
-    message = await run_off_loop_if_large(_message, body, scope_) if whole else None
+    body, complete = await read_body(receive)
+    message = await run_off_loop_if_large(_parse_message, body, scope_) if complete else None
     if message is not None:
         try:
-            told = await _answered(digest, message, len(body), receive)
+            response = await _try_call(digest, message, len(body), receive)
         except ClientDisconnected:
             return
         except KeyRevoked as revoked:  # in the endpoint's format
             await send_error(send, revoked)
             return
-        if isinstance(told, CallResponse):
-            await _answer(send, message["id"], told)
+        if isinstance(response, CallResponse):
+            await _send_result(send, message["id"], response)
             return
-        scope_[RATE_LIMIT_CHECKED] = told
-    await ordinary(scope_, replay_body(body, whole, receive), send)
+        scope_[RATE_LIMIT_CHECKED] = response
+    await ordinary(scope_, replay_body(body, complete, receive), send)
     if message is not None and batch_writer.is_running():
         try:
-            await run_in_db_thread(_learn, digest, message["params"]["name"])
+            await run_in_db_thread(_load_authorization, digest, message["params"]["name"])
         except DatabaseError as error:
             logger.warning("Loading the authorization cache failed: %s", error)
 
 
-def _recognised(scope_: Scope) -> str | None:
+def _match_key_digest(scope_: Scope) -> str | None:
     """Return the digest of the key if the headers are those of a plain call."""
     found = single_headers(scope_)
     if found is None:
@@ -112,7 +112,7 @@ def _recognised(scope_: Scope) -> str | None:
     return hashlib.sha256(token.strip()).hexdigest() if plain else None
 
 
-def _message(body: bytes, scope_: Scope) -> dict[str, Any] | None:
+def _parse_message(body: bytes, scope_: Scope) -> dict[str, Any] | None:
     """Parse a plain tools/call; None if the endpoint has to handle it."""
     try:
         message = parse_strict(body)
@@ -151,7 +151,7 @@ def _is_client(claimed: object) -> bool:
     )
 
 
-async def _answered(
+async def _try_call(
     digest: str, message: dict[str, Any], size: int, receive: Receive
 ) -> CallResponse | int:
     """Execute a call, or return the rate limit it was counted against, for the endpoint."""
@@ -185,28 +185,28 @@ def _said(text: str) -> CallResponse:
     return CallResponse("", canonical(content), "null", is_error=True)
 
 
-def _learn(digest: str, name: str) -> None:
+def _load_authorization(digest: str, name: str) -> None:
     """Cache a key's rolling session and its authorization for the called tool."""
     key = ApiKey.objects.select_related("rolling_session__agent").filter(sha256=digest).first()
     session = key.rolling_session if key else None
     if session is None or session.state != SessionState.OPEN:
         return
-    if len(_rolling) >= MOST:
+    if len(_rolling) >= MAX_ROLLING_SESSIONS:
         _rolling.clear()
     _rolling[digest] = session.session_id
     authorization_cache.load(digest, session.session_id, name)
 
 
-async def _answer(send: Send, asked: int | str, told: CallResponse) -> None:
+async def _send_result(send: Send, request_id: int | str, response: CallResponse) -> None:
     result = {
-        "content": told.content,
-        "isError": canonical(told.is_error),
+        "content": response.content,
+        "isError": canonical(response.is_error),
         "resultType": canonical("complete"),
         "_meta": canonical({f"{META}serverInfo": SERVER_INFO}),
     }
-    if told.structured != "null":
-        result["structuredContent"] = told.structured
+    if response.structured != "null":
+        result["structuredContent"] = response.structured
     body = join_members(
-        {"jsonrpc": canonical("2.0"), "id": canonical(asked), "result": join_members(result)}
+        {"jsonrpc": canonical("2.0"), "id": canonical(request_id), "result": join_members(result)}
     )
     await send_response(send, 200, "application/json", body.encode())

@@ -47,9 +47,9 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         await ordinary(scope, receive, send)
         return
     token, headers = found
-    body, whole = await read_body(receive)
+    body, complete = await read_body(receive)
     key = headers.get(b"idempotency-key")
-    request = await run_off_loop_if_large(_request, body, key) if whole else None
+    request = await run_off_loop_if_large(_request, body, key) if complete else None
     answer: CallResponse | int = 0
     if request is not None:
         try:
@@ -73,7 +73,7 @@ async def call(scope: Scope, receive: Receive, send: Send, ordinary: Application
         await send_json(send, answer.body)
         return
     scope[RATE_LIMIT_CHECKED] = answer
-    await ordinary(scope, replay_body(body, whole, receive), send)
+    await ordinary(scope, replay_body(body, complete, receive), send)
 
 
 def _request(body: bytes, key: bytes | None) -> CallRequest | None:

@@ -43,9 +43,9 @@ async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: A
     if found is None or not session_id or "/" in session_id:
         await ordinary(scope, receive, send)
         return
-    body, whole = await read_body(receive)
+    body, complete = await read_body(receive)
     answer = None
-    if whole:
+    if complete:
         try:
             working = concurrency.run_shielded_with_limit(_run, found[0], session_id, what, body)
             answer = await cancel_on_disconnect(working, receive)
@@ -61,7 +61,7 @@ async def load_or_search(scope: Scope, receive: Receive, send: Send, ordinary: A
         except DatabaseError as error:  # the ordinary route reports the invalid value
             logger.warning("Database rejected a value: %s", error)
     if answer is None:
-        await ordinary(scope, replay_body(body, whole, receive), send)
+        await ordinary(scope, replay_body(body, complete, receive), send)
     else:
         await send_json(send, answer)
 
@@ -70,12 +70,12 @@ def _run(digest: str, session_id: str, what: str, body: bytes) -> str | None:
     """Run the operation and return its JSON; None if the ordinary route has to report an error."""
     try:
         given = parse_strict(body)
-        asked = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
+        request = LoadIn.model_validate(given) if what == "load" else SearchIn.model_validate(given)
     except (ValueError, RecursionError, ToolcribError, ValidationError):
         return None
     key = api_keys.find_key_by_digest(digest)
     if key is None or key.agent is None:
         return None
-    if isinstance(asked, LoadIn):
-        return canonical(operations.load(key.agent, session_id, asked))
-    return canonical(operations.search(key.agent, session_id, asked, PLAIN))
+    if isinstance(request, LoadIn):
+        return canonical(operations.load(key.agent, session_id, request))
+    return canonical(operations.search(key.agent, session_id, request, PLAIN))
