@@ -8,6 +8,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --requir
 PORT ?= 8000
 DEMO ?= var-demo
 export PORT
+# glibc: memory freed by one thread is reused by the others.
+export MALLOC_ARENA_MAX = 2
 
 .PHONY: run demo test test-all test-clients lint types screenshots bench soak lock clean
 

@@ -34,14 +34,11 @@ from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from toolcrib.lib.asgi import Receive, Scope, Send, send_response  # noqa: E402
 from toolcrib.lib.errors import InternalError, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
-from toolcrib.runtime.memory_tuning import gc_schedule, limit_malloc_arenas  # noqa: E402
 
 # WhiteNoise returns files as synchronous iterators; they are small enough to read at once.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous")
 
 logger = logging.getLogger(__name__)
-
-limit_malloc_arenas()
 
 FORM_OVERHEAD = 64 * 1024  # bytes around form fields; Django enforces the exact limit
 DOCS = "/api/v1/docs"  # an HTML page, which needs the headers of pages
@@ -170,7 +167,6 @@ class Router:
             await self.pages(scope, receive, send)  # type: ignore[arg-type]
             return
         response = ResponseGuard(scope["path"], send)
-        gc_schedule.record_request()
         try:
             await self.route(scope, _limit_body_time(receive), response.send)
         except RequestBodyRejected as rejected:
@@ -186,8 +182,6 @@ class Router:
             request_id = secrets.token_hex(6)
             logger.exception("Request %s failed", request_id)
             await response.send_error(InternalError(request_id))
-        finally:
-            gc_schedule.record_request()
 
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request to its handler, fast paths first."""
@@ -219,7 +213,7 @@ class Router:
     async def lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         self._start_lock = asyncio.Lock()
-        async with runtime.running(), self.mcp.run(), gc_schedule.running():
+        async with runtime.running(), self.mcp.run():
             self.started = True
             await send({"type": "lifespan.startup.complete"})
             await receive()

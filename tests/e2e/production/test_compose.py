@@ -65,6 +65,7 @@ def test_no_secret_is_in_the_file_or_in_the_image():
     assert "PASSWORD" not in image
     assert "\nUSER toolcrib\n" in image
     assert "--require-hashes" in image
+    assert "MALLOC_ARENA_MAX=2" in image
     assert image.index("USER toolcrib") < image.index("\nCMD ")
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
 

@@ -1,6 +1,7 @@
-"""Background tasks continue after a failure."""
+"""Background tasks continue after a failure; full garbage collections are rare."""
 
 import asyncio
+import gc
 
 from tests.support.waiting import wait_for
 from toolcrib.runtime import lifespan
@@ -27,3 +28,24 @@ def test_a_failing_step_of_the_schedule_does_not_block_the_others(monkeypatch, c
     asyncio.run(asyncio.wait_for(scenario(), 30))
     assert done == ["failed", "send_embedding", "queue_golden", "tidy"]
     assert "unexpected failure" in caplog.text
+
+
+def test_many_new_objects_cause_no_full_collection_and_the_defaults_return():
+    thresholds = gc.get_threshold()
+    full = []
+
+    def record(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            full.append(info)
+
+    with lifespan.rare_collections():
+        gc.callbacks.append(record)
+        try:
+            assert gc.get_freeze_count() > 10_000
+            objects = [[number] for number in range(400_000)]  # by default these cause some
+            assert full == []
+            del objects
+        finally:
+            gc.callbacks.remove(record)
+    assert gc.get_threshold() == thresholds
+    assert gc.get_freeze_count() == 0
