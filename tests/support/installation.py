@@ -58,7 +58,14 @@ def clean_environment(extra: Mapping[str, str]) -> dict[str, str]:
     folder = str(Path(sys.executable).parent)
     path = f"{folder}{os.pathsep}{inherited.get('PATH', os.defpath)}"
     model = {"TOOLCRIB_EMBEDDINGS": "0", "TOOLCRIB_MODELS": str(ROOT / ".cache" / "models")}
-    return {**inherited, "PATH": path, "PYTHONUNBUFFERED": "1", "MALLOC_ARENA_MAX": "2", **model, **extra}
+    return {
+        **inherited,
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_ARENA_MAX": "2",
+        **model,
+        **extra,
+    }
 
 
 def descendants(pid: int) -> list[int]:
