@@ -14,7 +14,7 @@ from catalog import preferences
 from catalog.groups import actions as group_writes
 from catalog.groups import undo as group_undo
 from catalog.groups.actions import GroupWrite
-from catalog.models import AuditEntry, Group
+from catalog.models import Group
 from sessions_app.models import Agent, AgentSession
 from sessions_app.usage import funnels, preload_advice, searches, tool_usage
 from sessions_app.usage.filters import RANGES, UsageFilter
@@ -270,10 +270,7 @@ def set_preload(request: HttpRequest) -> HttpResponse:
 @admin_required
 def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
     def write() -> GroupWrite:
-        entry = AuditEntry.objects.filter(pk=entry_id).first()
-        if entry is None:
-            raise NotFound("Change not found.", hint="See the audit log for recorded changes.")
-        return group_undo.undo(entry, actor=actor_of(request))
+        return group_undo.undo(group_undo.find_entry(entry_id), actor=actor_of(request))
 
     # Undoing an undo is a redo.
     if request.POST.get("redo") == "1":
