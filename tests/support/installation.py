@@ -193,7 +193,7 @@ class Process:
 
     def _close_files(self) -> None:
         # A child that outlives the process may keep the pipe open; tests check for such children.
-        self._reader.join(5)
+        self._reader.join(scaled(5))
         _ = self.log
         self._stderr.close()
         if self._popen.stdout is not None and not self._reader.is_alive():

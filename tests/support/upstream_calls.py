@@ -9,7 +9,7 @@ from servers.connections import connection
 from servers.connections.calls import CallTarget
 from tests.support.factories import make_program, make_server
 from tests.support.upstreams.running import running_http
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 SHORT_TIMEOUT = 20  # seconds, for operations that should be immediate
 
@@ -18,7 +18,7 @@ def run_scenario(scenario):
     """Run a scenario with calls enabled, and close everything afterwards."""
 
     async def in_time():
-        async with asyncio.timeout(50), upstream_calls.call_pool():
+        async with asyncio.timeout(scaled(50)), upstream_calls.call_pool():
             return await scenario()
 
     return asyncio.run(in_time())
@@ -37,14 +37,14 @@ async def call_tool(server, tool, within=SHORT_TIMEOUT, session="", options=None
 
 async def wait_until_reported(server, key, names):
     """Wait until `workshop` reports these calls of `wait` under a key: begun or given_up."""
-    async with asyncio.timeout(SHORT_TIMEOUT):
+    async with asyncio.timeout(scaled(SHORT_TIMEOUT)):
         while not set(names) <= set((await call_tool(server, "cancelled")).structured[key]):
             pass
 
 
 async def wait_until_received(server, tool):
     """Wait until `raw_calls` reports that it received a call of this tool."""
-    async with asyncio.timeout(SHORT_TIMEOUT):
+    async with asyncio.timeout(scaled(SHORT_TIMEOUT)):
         while f'"name": "{tool}"' not in (await call_tool(server, "seen")).content[0]["text"]:
             pass
 

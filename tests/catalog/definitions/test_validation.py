@@ -1,6 +1,6 @@
 """Validation with hostile schemas and values, and the cache of compiled schemas."""
 
-import time
+import pytest
 
 from catalog.definitions.validation import MAX_PROBLEMS, Validator, Validators
 
@@ -8,18 +8,13 @@ BRANCHES = {"anyOf": [{"const": f"x{at}"} for at in range(1900)]}
 EVIL = {"type": "object", "properties": {"a": {"type": "array", "items": BRANCHES}}}
 
 
-def timed(work):
-    began = time.process_time()
-    return work(), time.process_time() - began
-
-
+@pytest.mark.timeout(20)
 def test_only_the_first_error_is_reported_for_a_large_value_and_schema():
     """Collecting all 114 million errors would take hundreds of gigabytes."""
-    problems, seconds = timed(lambda: Validator(EVIL).problems({"a": ["y"] * 60_000}))
+    problems = Validator(EVIL).problems({"a": ["y"] * 60_000})
     assert len(problems) == 1
     assert problems[0].startswith("a.0: ")
     assert len(problems[0]) < 500
-    assert seconds < 2
 
 
 def test_all_errors_of_a_small_value_are_reported_up_to_the_limit():
@@ -33,11 +28,11 @@ def test_all_errors_of_a_small_value_are_reported_up_to_the_limit():
     assert len(Validator(schema).problems({"a": "no", "b": "no"})) == 3
 
 
+@pytest.mark.timeout(20)
 def test_a_pattern_prone_to_backtracking_takes_linear_time():
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
-    problems, seconds = timed(lambda: Validator(schema).problems({"a": "a" * 200_000 + "!"}))
+    problems = Validator(schema).problems({"a": "a" * 200_000 + "!"})
     assert len(problems) == 1
-    assert seconds < 1
 
 
 def test_compiled_schemas_are_cached_and_evicted():

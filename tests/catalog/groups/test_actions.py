@@ -15,6 +15,7 @@ from catalog.models import AuditEntry, Group, Membership, Revision, Tool
 from catalog.tools import actions as tool_actions
 from sessions_app.models import Agent
 from tests.support.factories import ingest_tools, make_server, make_tool, tool_object
+from tests.support.waiting import scaled
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 
 pytestmark = pytest.mark.django_db
@@ -468,7 +469,7 @@ def test_concurrent_undos_of_one_entry_succeed_once():
     start, outcomes = threading.Barrier(4), []
 
     def undo_once():
-        start.wait(10)
+        start.wait(scaled(10))
         try:
             group_undo.undo(entry, actor=SYSTEM)
             outcomes.append("done")
@@ -481,7 +482,7 @@ def test_concurrent_undos_of_one_entry_succeed_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
 
     assert sorted(outcomes) == ["This was already undone."] * 3 + ["done"]
     assert AuditEntry.objects.filter(verb="group.undo").count() == 1

@@ -10,7 +10,7 @@ from mcp import Client
 from playwright.sync_api import expect
 
 from tests.support import browser as driving
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 pytestmark = [
     pytest.mark.needs_chromium,
@@ -52,7 +52,7 @@ def call_upstream(url, tool, arguments):
 
     thread = threading.Thread(target=lambda: asyncio.run(call()))
     thread.start()
-    thread.join(20)
+    thread.join(scaled(20))
     assert not thread.is_alive()
 
 

@@ -16,7 +16,7 @@ from tests.support.installation import is_alive
 from tests.support.servers import call_upstream, register
 from tests.support.upstreams import rich
 from tests.support.upstreams.running import running_http
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_a_call_continues_when_its_session_is_closed_and_is_recorded(counting):
         wait_for(lambda: counting.lines() == ["queue closing"], 20)
         session.close()
         call_upstream(counting.url, "open_gate")
-        assert future.result(30)["state"] == "succeeded"
+        assert future.result(scaled(30))["state"] == "succeeded"
     assert counting.wait_until_ended(1)["state"] == "succeeded"
     assert [event["kind"] for event in session.events()] == ["opened", "closed", "called"]
 
@@ -189,7 +189,9 @@ def test_a_full_server_answers_503_with_retry_after_and_disconnecting_callers_fr
         wait_for(lambda: len(counting.rows()) == 3 + 23, 30)
         impatient = send_call(session, "queue", {"name": "impatient"})
         wait_for(lambda: len(counting.rows()) == 3 + 24, 30)
-        responses = [callers.submit(queue, f"refused-{number}").result(30) for number in range(3)]
+        responses = [
+            callers.submit(queue, f"refused-{number}").result(scaled(30)) for number in range(3)
+        ]
         assert [response.status for response in responses] == [503] * 3, responses
         assert {response.code for response in responses} == {"busy"}
         assert all(int(response.headers["retry-after"]) >= 1 for response in responses)
@@ -201,7 +203,7 @@ def test_a_full_server_answers_503_with_retry_after_and_disconnecting_callers_fr
         wait_for(lambda: len(counting.rows()) == 3 + 24 + 3 + 1, 30)
         assert not any(future.done() for future in waiting)
         call_upstream(counting.url, "open_gate")
-        done = [future.result(60) for future in waiting]
+        done = [future.result(scaled(60)) for future in waiting]
     assert [response.json["state"] for response in done] == ["succeeded"] * 24
     ran = [line for line in counting.lines() if line.startswith("queue caller")]
     assert len(ran) == len(set(ran)) == 24
@@ -221,7 +223,7 @@ def test_a_call_is_unknown_if_its_program_is_killed_and_the_next_call_works(
         future = caller.submit(session.call, "wait", {"name": "doomed", "seconds": 60})
         wait_for(lambda: "wait doomed" in journal.read_text(), 20)
         os.kill(pid, signal.SIGKILL)
-        response = future.result(30)
+        response = future.result(scaled(30))
     assert (response["state"], response["is_error"]) == ("unknown", True)
     assert "not known" in response["content"][0]["text"]
 
@@ -265,7 +267,7 @@ def test_a_call_interrupted_by_kill_9_becomes_unknown_after_the_restart_and_is_n
         wait_for(lambda: counting.lines() == ["wait cut-off"], 20)
         toolcrib.kill()
         with pytest.raises(OSError, match=r".*"):
-            future.result(20)
+            future.result(scaled(20))
     # Killed at any moment: `sent` may not be committed yet; the outcome is unknown either way.
     assert [row["state"] for row in counting.rows()] in (["accepted"], ["sent"])
 
@@ -287,7 +289,7 @@ def test_a_call_in_flight_when_toolcrib_stops_is_unknown_and_is_not_resent(toolc
         wait_for(lambda: counting.lines() == ["wait stopped"], 20)
         toolcrib.stop()
         try:
-            response = future.result(20)
+            response = future.result(scaled(20))
         except OSError:
             response = None
     assert response is None or response.status >= 500 or response.json["state"] == "unknown", (

@@ -47,9 +47,9 @@ def test_calls_finish_within_the_drain_time_or_are_answered_as_unknown(tmp_path)
         )
         toolcrib.stop(signal.SIGTERM)
         assert toolcrib.process.code == 0, toolcrib.log
-        status, body = tested.result(30)
+        status, body = tested.result(scaled(30))
         assert (status, body["error"]["code"]) == (503, "stopping")
-        responses = [caller.result(30) for caller in (brief, long, keyed)]
+        responses = [caller.result(scaled(30)) for caller in (brief, long, keyed)]
     assert [response.status for response in responses] == [200, 200, 200], responses
     assert [response.json["state"] for response in responses] == ["succeeded", "unknown", "unknown"]
     assert {response.code for response in responses[1:]} == {"stopping"}

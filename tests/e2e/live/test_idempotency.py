@@ -14,7 +14,7 @@ from tests.support.agents import Agent, make_agent, read_ledger
 from tests.support.installation import Installation
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 CALLS = 1_000
 KEYS = range(CALLS)
@@ -82,7 +82,7 @@ def test_a_thousand_calls_each_sent_three_times_concurrently_run_a_thousand_time
         """Send the calls of a team, each at the same time as the other two members."""
         with CallerConnection(session) as line:
             return {
-                number: (starts[team].wait(60), line.send(number))[1]
+                number: (starts[team].wait(scaled(60)), line.send(number))[1]
                 for number in range(team, CALLS, TEAMS)
             }
 
@@ -149,7 +149,7 @@ def test_a_retry_during_the_call_gets_409_with_retry_after(office):
         meanwhile = session.post_call("wait", arguments, key="long")
         assert (meanwhile.status, meanwhile.code) == (409, "idempotency_in_progress")
         assert int(meanwhile.headers["retry-after"]) >= 1
-        done = future.result(30)
+        done = future.result(scaled(30))
     assert session.post_call("wait", arguments, key="long").body == done.body
     assert journal.read_text().count("wait long") == 1
 

@@ -67,9 +67,8 @@ def test_a_signal_stops_it_with_its_children(tmp_path, number):
         add_program(toolcrib, *stdio_argv("healthy"))
         children = toolcrib.children()
         assert children
-        seconds = toolcrib.stop(number)
+        toolcrib.stop(number)
         assert toolcrib.process.code == 0, toolcrib.log
-        assert seconds < 5
         wait_for(lambda: not any(is_alive(pid) for pid in children), 5, what="no child is alive")
 
 

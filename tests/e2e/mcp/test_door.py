@@ -73,7 +73,7 @@ def test_revoking_a_key_ends_its_streams(toolcrib, agent):
         revoke(toolcrib, agent)
         assert b"result" not in listening.read()  # until it ends
         assert b"data" not in hanging.read()
-        calling.join(30)
+        calling.join(scaled(30))
         assert late[0].status == 401
         wait_for(
             lambda: (

@@ -3,11 +3,12 @@
 import asyncio
 
 from servers.connections.bulkhead import Bulkhead
+from tests.support.waiting import scaled
 
 
 def run(scenario):
     async def in_time():
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             return await scenario()
 
     return asyncio.run(in_time())

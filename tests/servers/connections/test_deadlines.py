@@ -19,6 +19,7 @@ from tests.support.upstream_calls import (
     wait_until,
     wait_until_reported,
 )
+from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -172,7 +173,7 @@ def test_a_late_answer_is_not_awaited_while_another_call_needs_the_slot(how, mon
         await call_one(server, "count")
         late = await call_one(server, "wait", within=0.3, seconds=600, name="late")
         assert late.state == "timed_out"
-        async with asyncio.timeout(SHORT_TIMEOUT):
+        async with asyncio.timeout(scaled(SHORT_TIMEOUT)):
             while (await call_one(server, "cancelled")).structured["given_up"] != ["late"]:
                 pass
 

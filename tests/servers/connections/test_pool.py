@@ -24,7 +24,7 @@ from servers.sync.listener import Listener
 from sessions_app.sessions import lifecycle
 from tests.support.factories import make_program, make_session
 from tests.support.upstreams.running import http_spec, stdio_spec
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 SOON = 20  # seconds, for operations that should take none
 with_database = pytest.mark.django_db(transaction=True)
@@ -32,7 +32,7 @@ with_database = pytest.mark.django_db(transaction=True)
 
 def run(scenario):
     async def in_time():
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(scaled(50)):
             return await scenario()
 
     return asyncio.run(in_time())
@@ -509,7 +509,7 @@ def test_a_pool_closes_while_a_server_hangs_in_the_handshake():
             owner = await own.owner_for_call(1, "", 1)
             waiting = asyncio.create_task(owner.connection_for_call())
             await until(lambda: own.watcher.attempts == 1, "the attempt started")
-            async with asyncio.timeout(SOON):
+            async with asyncio.timeout(scaled(SOON)):
                 await own.close()
             assert owner.task.cancelled()
             with pytest.raises(UpstreamError) as caught:

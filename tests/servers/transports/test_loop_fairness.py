@@ -23,6 +23,7 @@ from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer
 from servers.transports.request_trace import RequestTrace
 from tests.support.upstreams.answers import large_notification
 from tests.support.upstreams.running import http_spec, running_http, stdio_spec
+from tests.support.waiting import scaled
 
 NOTICE = json.dumps(large_notification()).encode()
 MIB = 1024 * 1024
@@ -108,7 +109,7 @@ def lines_read(monkeypatch):
 
 def run(scenario):
     async def in_time():
-        async with asyncio.timeout(50):
+        async with asyncio.timeout(scaled(50)):
             return await scenario()
 
     return asyncio.run(in_time())

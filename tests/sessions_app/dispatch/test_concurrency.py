@@ -6,7 +6,7 @@ import threading
 from asgiref.sync import ThreadSensitiveContext
 
 from sessions_app.dispatch import concurrency
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 
 class Crowd:
@@ -20,7 +20,7 @@ class Crowd:
         with self.lock:
             self.running += 1
             self.max_running = max(self.max_running, self.running)
-        assert self.release[number].wait(30)
+        assert self.release[number].wait(scaled(30))
         with self.lock:
             self.running -= 1
         return number
@@ -37,7 +37,7 @@ def test_at_most_one_search_per_cpu_runs_and_all_are_answered_in_order():
         tasks = [asyncio.create_task(crowd.request(number)) for number in range(count)]
         for number, task in enumerate(tasks):  # hangs unless searches run in order of arrival
             crowd.release[number].set()
-            assert await asyncio.wait_for(task, 30) == number
+            assert await asyncio.wait_for(task, scaled(30)) == number
 
     crowd = Crowd(count)
     asyncio.run(scenario())
@@ -65,7 +65,7 @@ def test_a_cancelled_waiter_never_runs_and_a_cancelled_search_keeps_its_slot_unt
         assert not after.done()
         for event in crowd.release:
             event.set()
-        assert await asyncio.wait_for(after, 30) == "5"
+        assert await asyncio.wait_for(after, scaled(30)) == "5"
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
@@ -90,7 +90,7 @@ def test_a_failed_or_cancelled_search_releases_its_slot():
             task.cancel()
         crowd.release[0].set()
         await asyncio.wait(held, timeout=30)
-        return await asyncio.wait_for(concurrency.run_with_limit(str, 5), 30)
+        return await asyncio.wait_for(concurrency.run_with_limit(str, 5), scaled(30))
 
     assert asyncio.run(scenario()) == "5"
 

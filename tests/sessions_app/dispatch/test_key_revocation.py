@@ -18,7 +18,7 @@ from sessions_app.mcp import server as mcp_server
 from sessions_app.models import Agent, AgentSession, ApiKey, Call
 from tests.sessions_app.fast_path.test_mcp_call import Door, request
 from tests.sessions_app.fast_path.test_rest_call import Web, agent, in_database
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.lib.errors import ToolcribError
 
 __all__ = ["agent"]
@@ -39,7 +39,7 @@ def run_with_lifespan(scenario: Any, door: Door) -> Any:
 
     async def run() -> Any:
         async with (
-            asyncio.timeout(20),
+            asyncio.timeout(scaled(20)),
             batch_writer.run_writer(),
             key_revocation.watch_revocations(),
             upstream_calls.call_pool(),

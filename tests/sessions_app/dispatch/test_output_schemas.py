@@ -19,6 +19,7 @@ from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_server, tool_object
 from tests.support.upstream_calls import without_direct_caller
 from tests.support.upstreams.scripted import ReceivedRequest, ScriptedServer, full_response
+from tests.support.waiting import scaled
 
 # Catastrophic backtracking: Python's `re`, which the SDK's client uses on the event loop, would
 # need about 2^60 steps.
@@ -55,7 +56,7 @@ def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, e
 
     async def scenario() -> list[Any]:
         async with (
-            asyncio.timeout(30),
+            asyncio.timeout(scaled(30)),
             upstream.serving(),
             batch_writer.run_writer(),
             upstream_calls.call_pool(),

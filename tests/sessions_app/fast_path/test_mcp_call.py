@@ -23,6 +23,7 @@ from sessions_app.models import AgentSession, ApiKey, Call
 from sessions_app.sessions import lifecycle
 from sessions_app.sessions.loading import MIN_IDLE_SECONDS
 from tests.sessions_app.fast_path.test_rest_call import CONTENT, agent, in_database
+from tests.support.waiting import scaled
 from toolcrib.lib import json_codec
 
 __all__ = ["agent"]
@@ -138,7 +139,7 @@ def run(agent, request):
         async def inside() -> Any:
             door = Door(agent.key, short=request.param == "short")
             async with (
-                asyncio.timeout(60),
+                asyncio.timeout(scaled(60)),
                 batch_writer.run_writer(),
                 upstream_calls.call_pool(),
                 door.endpoint.run(),

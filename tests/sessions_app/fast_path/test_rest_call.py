@@ -30,7 +30,7 @@ from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
 from sessions_app.sessions import lifecycle
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_program, tool_object
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.asgi import ApiHandler
 from toolcrib.lib import json_codec
 
@@ -143,7 +143,11 @@ def run(agent, request, monkeypatch):
 
         async def inside() -> Any:
             web = Web(agent.key, session, way=request.param)
-            async with asyncio.timeout(60), batch_writer.run_writer(), upstream_calls.call_pool():
+            async with (
+                asyncio.timeout(scaled(60)),
+                batch_writer.run_writer(),
+                upstream_calls.call_pool(),
+            ):
                 return await scenario(web)
 
         return asyncio.run(inside())
@@ -433,7 +437,7 @@ def test_a_disconnect_during_the_commit_leaves_no_call_open(run):
 
         def hold(cursor: Any) -> None:
             held.set()
-            release.wait(30)
+            release.wait(scaled(30))
 
         holding = asyncio.create_task(batch_writer.commit(batch_writer.WriteJob(hold)))
         await asyncio.to_thread(held.wait, 30)

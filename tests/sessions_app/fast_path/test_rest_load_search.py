@@ -19,6 +19,7 @@ from sessions_app.sessions import lifecycle, loading
 from tests.sessions_app.fast_path.test_rest_call import Answer, Web
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_program, tool_object
+from tests.support.waiting import scaled
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -197,7 +198,7 @@ def test_a_client_that_disconnects_while_queued_searches_nothing(agent):
                 web.post(rest_load_search.load_or_search, "search", FIND, None, {})
             )
             web.left.set()
-            return await asyncio.wait_for(asking, 30)
+            return await asyncio.wait_for(asking, scaled(30))
 
     assert asyncio.run(scenario()).status == 0  # the client has disconnected
     kinds = Event.objects.values_list("kind", flat=True)

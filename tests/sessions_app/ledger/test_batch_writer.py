@@ -9,14 +9,14 @@ from django.db import OperationalError
 
 from sessions_app.ledger import batch_writer
 from sessions_app.ledger.batch_writer import WriteJob, commit
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def run(scenario: Any) -> Any:
     async def inside() -> Any:
-        async with asyncio.timeout(30), batch_writer.run_writer():
+        async with asyncio.timeout(scaled(30)), batch_writer.run_writer():
             return await scenario()
 
     return asyncio.run(inside())
@@ -28,7 +28,7 @@ async def commit_in_one_batch(*jobs: WriteJob[Any]) -> list[Any]:
 
     def block(cursor: Any) -> None:
         blocked.set()
-        release.wait(20)
+        release.wait(scaled(20))
 
     first = asyncio.create_task(commit(WriteJob(block)))
     await asyncio.to_thread(blocked.wait, 20)
@@ -135,4 +135,4 @@ def test_jobs_after_the_stop_are_rejected():
         with pytest.raises(batch_writer.QueueFull):
             await late
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), scaled(30)))

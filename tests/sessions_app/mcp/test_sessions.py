@@ -16,6 +16,7 @@ from sessions_app.mcp.sessions import Client
 from sessions_app.models import AgentSession, ApiKey
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_server, tool_object
+from tests.support.waiting import scaled
 from toolcrib.lib.errors import Forbidden, Invalid, NotFound
 
 INSPECTOR = Client("inspector", "2.12", "2026-07-28")
@@ -71,7 +72,7 @@ def test_concurrent_requests_open_one_rolling_session():
     def request():
         try:
             caller = authenticate(scout)
-            barrier.wait(10)
+            barrier.wait(scaled(10))
             results.append(mcp_sessions.rolling_session(caller, None))
         finally:
             connection.close()
@@ -80,7 +81,7 @@ def test_concurrent_requests_open_one_rolling_session():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(scaled(30))
     assert len(results) == 4
     assert len({session.pk for session, _ in results}) == 1
     assert sum(is_new for _, is_new in results) == 1

@@ -6,7 +6,6 @@ The numbers in the section titles refer to the review list of hostile inputs.
 import asyncio
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -25,7 +24,7 @@ from sessions_app.models import AgentSession, Call, Event, Expansion
 from sessions_app.sessions import lifecycle
 from tests.support.agent_client import add_tools, make_agent_client, make_group
 from tests.support.factories import ingest_tools, make_program, tool_object
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.lib.json_codec import canonical
 
 
@@ -58,7 +57,7 @@ def in_threads(*functions):
 
     def run(function):
         try:
-            start.wait(30)
+            start.wait(scaled(30))
             return function()
         finally:
             connection.close()
@@ -215,21 +214,19 @@ def test_10_001_names_are_rejected_with_the_limit(session):
     assert session.state == {}
 
 
+@pytest.mark.timeout(30)  # a separate lookup of each name took two minutes
 def test_ten_thousand_unknown_names_are_cheap(db):
     """A load holds a write lock, so a slow one would block other writers."""
     add_tools("many", *(f"tool_{number}" for number in range(500)))
     client = make_agent_client("guesser", mode="deferred")
     session = client.open()
     names = [f"tool_x{number}" for number in range(10_000)]
-    started = time.process_time()
     assert len(session.load("mcp:many", *names)["unknown"]) == 10_000
     assert len(session.post("/preload", {"tool_names": names})["unknown"]) == 10_000
     assert len(client.open(preload=names[:1000]).opened["unknown"]) == 1000
     groups = {f"mcp:many{number}": None for number in range(1_000)}
     resumed = client.open(resume={"strategy": "dispatch", "expanded_groups": groups})
     assert len(resumed.opened["unknown"]) == 1_000
-    # CPU time, not wall time: a separate lookup of each name took two minutes.
-    assert time.process_time() - started < 20
 
 
 def test_a_session_resumes_at_most_a_thousand_groups(scout):
@@ -290,7 +287,7 @@ def slow(transactional_db):
 
 def with_calls(scenario):
     async def run():
-        async with asyncio.timeout(100), upstream_calls.call_pool():
+        async with asyncio.timeout(scaled(100)), upstream_calls.call_pool():
             return await scenario()
 
     return asyncio.run(run())

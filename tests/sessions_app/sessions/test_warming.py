@@ -10,7 +10,7 @@ from catalog.search import index_cache as index
 from servers.models import Server
 from sessions_app.sessions import scope
 from tests.support.factories import ingest_tools, tool_object
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,7 +20,7 @@ def warm_and_wait():
     scope.warm_indexes_in_background(cache.current().revision)
     for thread in threading.enumerate():
         if thread.name == "warming":
-            thread.join(30)
+            thread.join(scaled(30))
 
 
 def test_the_first_search_after_a_change_uses_a_warm_index(session, monkeypatch):
@@ -42,11 +42,11 @@ def test_a_running_thread_serves_requests_that_arrive_meanwhile(monkeypatch):
     def rebuild_slowly():
         rounds.append(threading.current_thread())
         started.set()
-        assert resume.wait(30)
+        assert resume.wait(scaled(30))
 
     monkeypatch.setattr(scope, "rebuild_recent_indexes", rebuild_slowly)
     scope.warm_indexes_in_background(1)
-    assert started.wait(30)
+    assert started.wait(scaled(30))
     for revision in range(2, 9):
         scope.warm_indexes_in_background(revision)
     wait_for(lambda: sum(thread.name == "warming" for thread in threading.enumerate()) == 1)

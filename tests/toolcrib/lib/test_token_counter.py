@@ -1,4 +1,4 @@
-import time
+import pytest
 
 from tests.support.factories import tool_object
 from toolcrib.lib.token_counter import count, count_definition, estimator
@@ -25,9 +25,8 @@ def test_the_cost_of_a_definition_does_not_depend_on_key_order():
     assert count_definition(dict(reversed(tool.items()))) == count_definition(tool)
 
 
+@pytest.mark.timeout(20)
 def test_counting_the_longest_text_allowed_takes_no_noticeable_time():
     """Hostile input 8: long repeated text."""
     for piece in ("a", " ", "\n", "a b", "\u202e", "中"):
-        began = time.perf_counter()
         count(piece * (32 * 1024 // len(piece.encode())))
-        assert time.perf_counter() - began < 5

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.runtime import lifespan
 
 
@@ -25,7 +25,7 @@ def test_a_failing_step_of_the_schedule_does_not_block_the_others(monkeypatch, c
         schedule.cancel()
         await asyncio.gather(schedule, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), scaled(30)))
     assert done == ["failed", "send_embedding", "queue_golden", "tidy"]
     assert "unexpected failure" in caplog.text
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.runtime.lifespan import runtime
 from toolcrib.runtime.loop_monitor import LoopMonitor
 
@@ -34,7 +34,7 @@ def test_a_blocked_loop_is_measured():
             await asyncio.to_thread(wait_for, lambda: monitor.lag().longest_ms > 200)
 
     monitor = LoopMonitor()
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), scaled(30)))
     assert monitor.lag().is_long
 
 

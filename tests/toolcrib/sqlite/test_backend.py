@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from catalog.models import Group
-from tests.support.waiting import wait_for
+from tests.support.waiting import scaled, wait_for
 from toolcrib.sqlite import base, checkpoints
 from toolcrib.sqlite.write_queue import WriteQueue
 
@@ -37,7 +37,7 @@ class TestWriteQueue:
             wait_for(lambda: len(queue._waiting) == number + 1)  # noqa: B023 - called at once
         queue.release()
         for thread in threads:
-            thread.join(30)
+            thread.join(scaled(30))
         assert order == list(range(20))
         queue.acquire(0)
 
@@ -84,7 +84,7 @@ class TestWriting:
             thread = start(write)
             wait_for(lambda: waiting() == 1)
             assert not Group.objects.filter(group_id="g0").exists()
-        thread.join(30)
+        thread.join(scaled(30))
         assert Group.objects.filter(group_id="g0").exists()
         assert not connection.holds_write_lock
 
@@ -121,7 +121,7 @@ class TestWriting:
         with transaction.atomic():
             Group.objects.create(group_id="g", display_name="G")
             thread = start(read)
-            thread.join(30)
+            thread.join(scaled(30))
         assert counts == [0]
 
 
@@ -186,7 +186,7 @@ class TestConnections:
             finally:
                 connection.close()
 
-        start(run).join(30)
+        start(run).join(scaled(30))
         return results[0]
 
     def raw(self):
@@ -279,10 +279,10 @@ class TestConnections:
 
         def together():
             self.raw()
-            gate.wait(30)
+            gate.wait(scaled(30))
             connections.close_all()
 
         threads = [start(together) for _ in range(12)]
         for thread in threads:
-            thread.join(30)
+            thread.join(scaled(30))
         assert len(connection._idle_connections) <= base.MAX_IDLE_CONNECTIONS
