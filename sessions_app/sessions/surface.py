@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import connection
+
 from catalog import cache, rendering
 from catalog.cache import CachedTool
 from catalog.models import CatalogSnapshot
@@ -19,7 +21,6 @@ from sessions_app.models import (
     AgentSession,
     Expansion,
     Mode,
-    ShownDefinition,
     Strategy,
 )
 from sessions_app.sessions.scope import SessionScope
@@ -121,6 +122,14 @@ def pins_of(session: AgentSession) -> dict[str, Pin]:
     return first_pins(json.loads(row.pins) for row in expansions.all(session.pk))
 
 
+# Not through the ORM: every search and load asks this, and building the query takes 10% of them.
+LAST_SHOWN_SQL = """
+    SELECT tool.public_name, shown.definition_id, shown."override"
+    FROM sessions_app_showndefinition shown JOIN catalog_tool tool ON tool.id = shown.tool_id
+    WHERE shown.session_id = %s
+"""
+
+
 def shown_pins(session: AgentSession) -> dict[str, Pin]:
     """Return the pins of all loaded tools, by name, with the definitions last shown."""
     return replace_with_last_shown(session, pins_of(session))
@@ -128,9 +137,9 @@ def shown_pins(session: AgentSession) -> dict[str, Pin]:
 
 def replace_with_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
     """Replace definitions for which a `definition_changed` error returned a newer one."""
-    rows = ShownDefinition.objects.filter(session=session).values_list(
-        "tool__public_name", "definition_id", "override"
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(LAST_SHOWN_SQL, [session.pk])
+        rows = cursor.fetchall()
     newer = {name: {"definition": pk, "override": override} for name, pk, override in rows}
     return {name: {**pin, **newer.get(name, {})} for name, pin in pins.items()} if newer else pins
 
