@@ -68,7 +68,7 @@ class CachedDefinition:
     def true_annotations(self) -> frozenset[str]:
         """Return the annotations the server sets to true.
 
-        Parses the body anew instead of through `tool`: reading the annotations of the whole
+        Parses the body directly instead of through `tool`: reading the annotations of the whole
         catalog must not keep every parsed definition in memory.
         """
         if '"annotations":{' not in self.body:

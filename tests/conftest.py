@@ -74,7 +74,7 @@ def django_db_modify_db_settings(django_db_modify_db_settings_parallel_suffix):
 
 @pytest.fixture(autouse=True)
 def fresh_memory():
-    """Forget what a process keeps: revisions and ids begin anew with every test's database."""
+    """Clear the caches of this process: revisions and ids restart with every test's database."""
     cache.clear()
     rate_limits.clear()
     yield

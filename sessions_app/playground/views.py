@@ -1,6 +1,7 @@
 """Search pages: test a query, golden queries, unmet searches."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -185,7 +186,7 @@ def golden_queries(request: HttpRequest) -> HttpResponse:
         "rows": [_ranks(row) for row in rows if row not in regressions],
         "strategies": golden.STRATEGIES,
         "run": runs[0] if runs else None,
-        "scores": _scores(runs),
+        "scores": _scores(runs, rows),
         "run_due": bool(rows) and golden_runs.is_due(),
     }
     return render(request, "sessions_app/playground/golden.html", context)
@@ -196,14 +197,21 @@ def _ranks(row: GoldenQuery) -> dict[str, Any]:
     return {"golden": row, "ranks": [ranks.get(strategy) for strategy in golden.STRATEGIES]}
 
 
-def _scores(runs: list[GoldenRun]) -> list[dict[str, Any]]:
-    """Return the newest scores of each strategy, with the trend of its MRR."""
+def _scores(runs: list[GoldenRun], rows: list[GoldenQuery]) -> list[dict[str, Any]]:
+    """Return the newest scores of each strategy, with the trend of its MRR.
+
+    Regressions are the current ones: some may have been accepted since the run.
+    """
     if not runs:
         return []
+    regressions = Counter(
+        result.strategy for row in rows for result in row.results.all() if result.broke
+    )
     return [
         {
             "strategy": strategy,
             **score,
+            "broke": regressions[strategy],
             "mrr_trend": [
                 run.scores[strategy]["mrr"] for run in reversed(runs) if strategy in run.scores
             ],

@@ -203,13 +203,13 @@ def weekly_report(client: ApiClient, turn: int) -> None:
 # --- The handyman: many groups, one task at a time ------------------------------------------------
 
 
-def errands(client: ApiClient, turn: int) -> None:
-    with Run(client, model="claude-opus-4-1", metadata={"task": "errands"}) as run:
+def small_tasks(client: ApiClient, turn: int) -> None:
+    with Run(client, model="claude-opus-4-1", metadata={"task": "small tasks"}) as run:
         run.search("", pattern="convert_.*")
         run.call("toolbox__convert_length", value=3 + turn, unit="mi", to="km")
         run.call("convert_temperature", value=70, scale="fahrenheit", to="celsius")
         run.call("toolbox__days_between", first="2026-03-02", second="2026-12-24")
-        run.call("toolbox__hash_text", text=f"errand {turn}")
+        run.call("toolbox__hash_text", text=f"task {turn}")
         if turn % 2 == 0:
             run.call("toolbox__format_json", text="{broken")  # fails in the tool
         run.call("toolbox__make_slug", text="Release notes of March")
@@ -246,7 +246,7 @@ SCRIPTS: Mapping[str, tuple[Callable[[ApiClient, int], None], ...]] = {
     "support-desk": (triage, escalation),
     "planner": (minutes, invitations),
     "analyst": (weekly_report,),
-    "handyman": (errands,),
+    "handyman": (small_tasks,),
     "archivist": (tidying,),
     "pilot": (trial,),
 }

@@ -190,7 +190,7 @@ def test_protocol_violations_are_rejected_as_specified(toolcrib, agent):
     unknown = raw.send(agent, future, {**routing, "MCP-Protocol-Version": "2031-01-01"})
     assert (unknown.status, unknown.json["error"]["code"]) == (400, -32022)
     assert unknown.json["error"]["data"]["supported"] == [MODERN]
-    nonsense = raw.send_modern(agent, "tools/mend")
+    nonsense = raw.send_modern(agent, "tools/unknown")
     assert (nonsense.status, nonsense.json["error"]["code"]) == (404, -32601)
 
     for junk in (b"", b"{", b"null", b"7", b'"x"', b"\xff\xfe", b"[" * 50_000, b'{"a":' * 9_000):

@@ -62,7 +62,7 @@ def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, ca
     protocol, _, how = way.partition(" ")
     if how != "short":
         monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
-    web = Web(agent.key, agent.open().id, way="remembered" if how == "short" else "ordinary")
+    web = Web(agent.key, agent.open().id, way="cached" if how == "short" else "ordinary")
     door = Door(agent.key, short=how == "short")
     message = request("raw__later", LATER["arguments"])
 

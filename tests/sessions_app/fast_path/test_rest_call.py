@@ -67,7 +67,7 @@ class Answer:
 class Web:
     """The API's application, called as uvicorn would call it."""
 
-    def __init__(self, key: str, session: str, *, way: str = "remembered") -> None:
+    def __init__(self, key: str, session: str, *, way: str = "cached") -> None:
         self.key, self.session, self.way = key, session, way
         self.short = way != "ordinary"
         self.api = ApiHandler()
@@ -75,7 +75,7 @@ class Web:
 
     async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
         """Send a call; `Answer.short` is whether it took the fast path."""
-        if self.way != "remembered":
+        if self.way != "cached":
             authorization_cache.clear()
         return await self.post(rest_call.call, "call", BODY if body is None else body, key, headers)
 
@@ -132,7 +132,7 @@ class Web:
         return Answer(messages_sent[0]["status"], names, body, not long)
 
 
-@pytest.fixture(params=["remembered", "anew", "ordinary"])
+@pytest.fixture(params=["cached", "uncached", "ordinary"])
 def run(agent, request, monkeypatch):
     """Run a scenario with the batch writer and the call pool, in one of the three modes."""
     if request.param == "ordinary":
