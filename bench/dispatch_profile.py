@@ -1,7 +1,7 @@
-"""Profile of a call: latency by stage and by function, for bench/dispatch.py --profile.
+"""Profile of a call: latency by stage, CPU by layer and function: bench/dispatch.py --profile.
 
 One caller. First direct, REST and MCP in rotation, with timers around the stages of a call inside
-Toolcrib (bench/inside.py); then REST and MCP again under cProfile, for the functions.
+Toolcrib (bench/inside.py); then REST and MCP again under cProfile, for layers and functions.
 """
 
 import asyncio
@@ -18,10 +18,9 @@ import dispatch
 import inside
 import load
 
-from tests.support.installation import free_port
 from tests.support.waiting import wait_for
 
-PATHS = ("direct", "REST", "MCP")
+PATHS = ("direct 2026", "REST, socket", "dispatcher 2026", "dispatcher 2025")
 CALLS = 300
 ROUNDS = 5
 MAX_FUNCTIONS = 30  # printed per path
@@ -35,15 +34,12 @@ def run(options):
     for functions in (False, True):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-")))
-            port = free_port()
-            process = dispatch.start_program(stack, [*dispatch.ECHO, "--http", str(port)], port)
-            echo = (f"http://127.0.0.1:{port}/mcp", process.pid)
             output = folder / "inside.json"
             env = {"BENCH_INSIDE": str(output), **({"BENCH_FUNCTIONS": "1"} if functions else {})}
-            toolcrib = stack.enter_context(TimedToolcrib(folder / "data", env))
-            toolcrib.create_rows(echo[0])
+            toolcrib, echo = dispatch.start_all(stack, options, TimedToolcrib, env)
             for over in options.over:
-                bed = dispatch.Bed(stack, over, PATHS, toolcrib, echo)
+                rows = [dispatch.BY_NAME[name] for name in PATHS]
+                bed = dispatch.Bed(stack, over, rows, toolcrib, echo)
                 for size in options.sizes[:1]:
                     work = measure(bed, size, output, functions)
                     print_report(over, size, asyncio.run(work), functions)
@@ -57,18 +53,18 @@ async def measure(bed, size, output, functions):
     rounds = 1 if functions else ROUNDS
     try:
         for number in range(rounds):
-            for path in PATHS[number % 3 :] + PATHS[: number % 3]:
+            for path in PATHS[number % len(PATHS) :] + PATHS[: number % len(PATHS)]:
                 before = set(dispatch.descendants(os.getpid()))
                 call = await bed.callers[path].call()
-                pids = bed.pids(path, before)
+                pids = set().union(*bed.pids(path, before))
                 await load.time_calls(call, text, 1, 0, least=20)
-                if path != "direct":
+                if path != PATHS[0]:
                     await asyncio.to_thread(send_signal, bed.toolcrib.pid, signal.SIGUSR1, None)
                 cpu_used = dispatch.cpu_seconds(pids)
                 durations, _ = await load.time_calls(call, text, 1, 0, least=calls)
                 cpu_used = dispatch.cpu_seconds(pids) - cpu_used
                 stages = None
-                if path != "direct":
+                if path != PATHS[0]:
                     stages = await asyncio.to_thread(
                         send_signal, bed.toolcrib.pid, signal.SIGUSR2, output
                     )
@@ -99,11 +95,15 @@ def print_report(over, size, results, functions):
         cpu = per_call(rounds, lambda durations, cpu_used, _: cpu_used / len(durations))
         print(
             f"\n{path}: p50 {medians[path]:.3f} ms, "
-            f"{medians[path] / medians['direct']:.2f} × direct; "
+            f"{medians[path] / medians[PATHS[0]]:.2f} × direct; "
             f"CPU {cpu:.2f} ms per call without the caller"
         )
-        if path != "direct":
-            (print_functions if functions else print_stages)(rounds)
+        if path != PATHS[0]:
+            if functions:
+                print_layers(rounds)
+                print_functions(rounds)
+            else:
+                print_stages(rounds)
 
 
 def per_call(rounds, figure):
@@ -130,6 +130,18 @@ def _stage(name, durations, cpu_used, measurement):
 
 def _thread(name, durations, cpu_used, measurement):
     return measurement["threads"].get(name, 0.0) / len(durations)
+
+
+def print_layers(rounds):
+    """Print the CPU time of a call by layer, in the proportions that cProfile shows."""
+    durations, _, measurement = rounds[0]
+    layers = measurement["layers"]
+    total = sum(map(sum, (seconds.values() for seconds in layers.values())))
+    names = {name: sum(seconds.get(name, 0.0) for seconds in layers.values())
+             for seconds in layers.values() for name in seconds}  # fmt: skip
+    print("  share of the CPU of Toolcrib's event loop and ledger threads, by layer:")
+    for name, seconds in sorted(names.items(), key=lambda pair: -pair[1]):
+        print(f"    {name:<36}{seconds / total:7.0%}{seconds / len(durations) * 1e6:10.0f} µs")
 
 
 def print_functions(rounds):

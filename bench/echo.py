@@ -21,6 +21,12 @@ def echo(text: str) -> str:
     return text
 
 
+@server.tool(structured_output=False)
+def listed_echo(text: str) -> str:
+    """Say what you are told; Toolcrib lists this tool to its clients."""
+    return text
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--http", type=int, metavar="PORT", help="streamable HTTP; 0: any port")

@@ -30,7 +30,13 @@ from toolcrib.lib.percentile import percentile as observed_percentile  # noqa: E
 
 SIZES = ("tiny", "short", "full")  # for the tests, for --short, for `make soak`
 UNLIMITED = 1_000_000_000
-LIMITS = ("calls_in_flight", "calls_per_minute", "searches_per_minute", "max_sessions")
+LIMITS = (
+    "calls_in_flight",
+    "calls_per_minute",
+    "searches_per_minute",
+    "cost_per_minute",
+    "max_sessions",
+)
 
 
 @dataclass(frozen=True)

@@ -26,23 +26,35 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 # Title of a stage, its nesting depth, and the function that implements it.
 STAGES = (
-    ("total", 0, "sessions_app.fast_path.rest_call:call"),
-    ("total", 0, "sessions_app.fast_path.mcp_call:call"),
-    ("read the request", 1, "sessions_app.fast_path.rest_call:_request"),
-    ("read the request", 1, "sessions_app.fast_path.mcp_call:_parse_message"),
-    ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_from_cache"),
-    ("accept: until committed", 1, "sessions_app.dispatch.authorization_cache:accept_call"),
+    ("total", 0, "sessions_app.sessions.endpoint:serve"),
+    ("total", 0, "sessions_app.mcp.endpoint:Endpoint._post"),
+    ("read the request", 1, "sessions_app.sessions.endpoint:_parse_body"),
+    ("read the request", 1, "sessions_app.mcp.tool_calls:parse_call"),
+    ("plan: scope, policy, validation", 1, "sessions_app.dispatch.planner:plan_call"),
+    ("accept: until committed", 1, "sessions_app.dispatch.dispatcher:_accept"),
     ("call the server", 1, "servers.connections.calls:call"),
     ("exchange over the connection", 2, "servers.connections.connection:Connection.call_tool"),
     ("until the response starts", 3, "servers.transports.http1:HttpConnectionPool.post"),
     ("process the result", 1, "sessions_app.dispatch.dispatcher:_call_result"),
     ("finish: until committed", 1, "sessions_app.ledger.calls:finish"),
-    ("write the response", 2, "sessions_app.ledger.calls:fill_in_result"),
-    ("transactions, in the ledger thread", 1, "sessions_app.ledger.batch_writer:write_batch"),
-    ("respond", 1, "sessions_app.fast_path.http:_answer"),
-    ("respond", 1, "sessions_app.fast_path.mcp_call:_send_result"),
+    ("write the row", 2, "sessions_app.ledger.calls:fill_in_result"),
+    ("transactions, in the ledger thread", 1, "sessions_app.ledger.writer:write_batch"),
+    ("respond", 1, "sessions_app.sessions.endpoint:send_response"),
+    ("respond", 1, "sessions_app.mcp.tool_calls:send_response"),
 )
-LEDGER = "sessions_app.ledger.batch_writer:write_batch"
+# Where the CPU time of a function counts, by the start of its file's path; the first that matches.
+LAYERS = (
+    ("web server", ("uvicorn/", "httptools/", "toolcrib/runtime/")),
+    ("endpoint", ("toolcrib/asgi.py", "toolcrib/lib/asgi.py", "sessions_app/mcp/",
+                  "sessions_app/sessions/endpoint.py")),
+    ("message checks of the SDK", ("mcp/", "mcp_types/", "pydantic/")),
+    ("ledger", ("sessions_app/ledger/", "toolcrib/sqlite/", "django/db/")),
+    ("authorization, planning, result", ("sessions_app/", "catalog/", "jsonschema", "rs_bpe/")),
+    ("upstream call", ("servers/",)),
+    ("JSON", ("json/", "toolcrib/lib/json_codec.py", "toolcrib/lib/payloads.py")),
+    ("tasks, timers, threads", ("asyncio/", "threading.py", "asgiref/", "contextvars")),
+)  # fmt: skip
+LEDGER = "sessions_app.ledger.writer:write_batch"
 MAX_FUNCTIONS = 45  # functions
 
 stage_seconds: dict[str, list[float]] = {}
@@ -134,7 +146,8 @@ def write_measurement(*_: object) -> None:
         name: seconds - cpu_at_start.get(name, 0.0)
         for name, seconds in thread_cpu_seconds().items()
     }
-    measurement = {"stages": stage_seconds, "threads": used, "functions": profile_rows()}
+    measurement = {"stages": stage_seconds, "threads": used, "functions": profile_rows(),
+                   "layers": layer_seconds()}  # fmt: skip
     target = Path(os.environ["BENCH_INSIDE"])
     unfinished = target.with_suffix(".part")
     unfinished.write_text(json.dumps(measurement))
@@ -148,6 +161,27 @@ def profile_rows() -> list[list[Any]]:
             where = file.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
             rows.append([thread, f"{where}:{line} {name}", calls, own, total])
     return sorted(rows, key=lambda row: -row[3])[:MAX_FUNCTIONS]
+
+
+def layer_seconds() -> dict[str, dict[str, float]]:
+    """Return the CPU seconds of each thread by layer; built-in functions count where called."""
+    layers: dict[str, dict[str, float]] = {}
+    for thread, profile in profiles.items():
+        seconds = layers.setdefault(thread, {})
+        stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+        for (file, *_), (_, _, own, _, callers) in stats.items():
+            if file != "~" or not callers:
+                seconds[layer_of(file)] = seconds.get(layer_of(file), 0.0) + own
+                continue
+            for (caller, *_), (_, _, part, _) in callers.items():
+                seconds[layer_of(caller)] = seconds.get(layer_of(caller), 0.0) + part
+    return layers
+
+
+def layer_of(file: str) -> str:
+    path = file.rpartition("site-packages/")[2].removeprefix(f"{ROOT}/")
+    path = path.rpartition("python3.")[2].partition("/")[2] if "/lib/python3." in path else path
+    return next((name for name, starts in LAYERS if path.startswith(starts)), "other")
 
 
 def main() -> None:

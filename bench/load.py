@@ -1,11 +1,12 @@
-"""Load generators for bench/dispatch.py: the SDK's client, and a minimal one for REST.
+"""Load generators for bench/dispatch.py: the SDK's client, httpx, and a minimal HTTP client.
 
-The REST caller uses plain asyncio streams: it costs 0.1 ms per call, so that the figures are those
-of Toolcrib. All others use the SDK's own client, as an agent would. A caller is a function
-`call(number, text)`; callers with different numbers run concurrently.
+The minimal REST caller uses plain asyncio streams: it costs 0.1 ms per call, so that the figures
+are those of Toolcrib. MCP callers use the SDK's own client, as an agent would. A caller is a
+function `call(number, text)`; callers with different numbers run concurrently.
 """
 
 import asyncio
+import itertools
 import json
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,27 +19,60 @@ from mcp.client.streamable_http import streamable_http_client
 
 READ_LIMIT = 2**23  # bytes
 CLOSE_TIMEOUT = 5.0  # seconds
+MODERN, LEGACY = "2026-07-28", "legacy"
+
+
+def echo_arguments(text, _):
+    return {"text": text}
+
+
+def dispatch_arguments(name):
+    return lambda text, _: {"name": name, "arguments": {"text": text}}
+
+
+def check_echo(content, text):
+    assert content == text, content[:300]
 
 
 @asynccontextmanager
-async def sdk_caller(target, tool, key=None):
-    """Yield a caller over one SDK client, connected to a URL or to a command over stdio."""
+async def sdk_caller(
+    target, tool, key=None, mode=MODERN, arguments=echo_arguments, check=check_echo
+):
+    """Yield a caller over one SDK client, connected to a URL or to a command over stdio.
+
+    `arguments(text, number)` makes the arguments of a call, `check(content, text)` its result.
+    """
     async with AsyncExitStack() as stack:
         if isinstance(target, list):
             transport = StdioServerParameters(command=target[0], args=target[1:])
-        elif key:
-            http = await stack.enter_async_context(
-                httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=60)
-            )
-            transport = streamable_http_client(target, http_client=http)
         else:
-            transport = target
-        client = await stack.enter_async_context(Client(transport))
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=60))
+            transport = streamable_http_client(target, http_client=http)
+        client = await stack.enter_async_context(Client(transport, mode=mode))
+        await client.list_tools()  # otherwise the client lists them before its first call
+        numbers = itertools.count()
 
         async def call(_, text):
-            result = await client.call_tool(tool, {"text": text})
-            content = result.content[0].text
-            assert content == text, content[:300]
+            result = await client.call_tool(tool, arguments(text, next(numbers)))
+            assert not result.is_error, result.content[0].text[:300]
+            check(result.content[0].text, text)
+
+        yield call
+
+
+@asynccontextmanager
+async def httpx_caller(url, key, session, tool):
+    """Yield a caller over one httpx client, as most programs would use the REST API."""
+    path = f"{url}/api/v1/sessions/{session}/call"
+    headers = {"Authorization": f"Bearer {key}"}
+    limits = httpx2.Limits(max_connections=256, max_keepalive_connections=256)
+    async with httpx2.AsyncClient(headers=headers, timeout=60, limits=limits) as http:
+
+        async def call(_, text):
+            response = await http.post(path, json={"tool_name": tool, "arguments": {"text": text}})
+            assert response.status_code == 200, response.text[:300]
+            check_echo(response.json()["content"][0]["text"], text)
 
         yield call
 

@@ -84,7 +84,11 @@ def create_rows(path, agents):
     actor = Actor("command", "bench")
     return [
         create_with_key(
-            f"agent-{at}", all_groups=True, actor=actor, searches_per_minute=10**6
+            f"agent-{at}",
+            all_groups=True,
+            actor=actor,
+            searches_per_minute=10**6,
+            cost_per_minute=10**9,
         )[-1]
         for at in range(agents)
     ]  # fmt: skip

@@ -30,7 +30,13 @@ from tests.support import parts  # noqa: E402
 from tests.support.installation import Installation, postgres_server, redis_server  # noqa: E402
 
 UNLIMITED = 1_000_000_000
-LIMITS = ("calls_in_flight", "calls_per_minute", "searches_per_minute", "max_sessions")
+LIMITS = (
+    "calls_in_flight",
+    "calls_per_minute",
+    "searches_per_minute",
+    "cost_per_minute",
+    "max_sessions",
+)
 QUERIES = (
     "create an issue",
     "list pull requests by label",

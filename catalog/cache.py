@@ -7,8 +7,8 @@ Definitions never change, so they are carried over from one revision to the next
 import json
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import cached_property, wraps
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, wraps
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,23 +27,31 @@ from catalog.models import (
 )
 
 DEFINITIONS_PER_QUERY = 500
+MAX_PARSED_DEFINITIONS = 2_048
 K = TypeVar("K", "CachedGroup", "CatalogCache")
 T = TypeVar("T")
 
 
 class CachedDefinition:
-    """One definition, parsed on first access."""
+    """One definition. Keeps its text: parsed, it takes ten times the memory."""
+
+    __slots__ = (
+        "_annotations", "_search_fields", "body", "has_header_mapping", "pk", "sha256", "tokens",
+    )  # fmt: skip
 
     def __init__(self, pk: int, sha256: str, body: str, tokens: int) -> None:
         self.pk = pk
         self.sha256 = sha256
         self.body = body
         self.tokens = tokens
+        self.has_header_mapping = '"x-mcp-header"' in body  # of arguments to HTTP headers
+        self._search_fields: tuple[str, str, str] | None = None
+        self._annotations: frozenset[str] | None = None
 
-    @cached_property
+    @property
     def tool(self) -> dict[str, Any]:
-        parsed: dict[str, Any] = json.loads(self.body)
-        return parsed
+        """Return the parsed body. Shared: do not change it."""
+        return _parse(self.body)
 
     @property
     def input_schema(self) -> JsonSchema:
@@ -56,29 +64,35 @@ class CachedDefinition:
 
     @property
     def description(self) -> str:
-        return str(self.tool.get("description") or "")
+        return self.search_fields[1]
 
-    @cached_property
-    def search_fields(self) -> tuple[str, str]:
-        """Return the title, and the parameters' names and descriptions, for the search index."""
-        texts = parameter_texts(self.tool.get("inputSchema"), depth=3)
-        return str(self.tool.get("title") or ""), "\n".join(texts)
+    @property
+    def search_fields(self) -> tuple[str, str, str]:
+        """Return title, description, and the parameters' names and descriptions."""
+        if self._search_fields is None:
+            tool = self.tool
+            texts = parameter_texts(tool.get("inputSchema"), depth=3)
+            title, description = (str(tool.get(key) or "") for key in ("title", "description"))
+            self._search_fields = title, description, "\n".join(texts)
+        return self._search_fields
 
-    @cached_property
+    @property
     def true_annotations(self) -> frozenset[str]:
-        """Return the annotations the server sets to true.
-
-        Parses the body directly instead of through `tool`: reading the annotations of the whole
-        catalog must not keep every parsed definition in memory.
-        """
-        if '"annotations":{' not in self.body:
-            return frozenset()
-        annotations = json.loads(self.body).get("annotations")
-        pairs = annotations.items() if isinstance(annotations, dict) else ()
-        return frozenset(name for name, value in pairs if value is True)
+        """Return the annotations the server sets to true."""
+        if self._annotations is None:
+            found = self.tool.get("annotations") if '"annotations":{' in self.body else None
+            pairs = found.items() if isinstance(found, dict) else ()
+            self._annotations = frozenset(name for name, value in pairs if value is True)
+        return self._annotations
 
 
-@dataclass(frozen=True, eq=False)
+@lru_cache(maxsize=MAX_PARSED_DEFINITIONS)
+def _parse(body: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class CachedTool:
     """One tool with its definitions and policy."""
 
@@ -96,26 +110,28 @@ class CachedTool:
     latest: CachedDefinition | None
     description_override: str
     hints: tuple[str, ...] = ()  # search aliases; not shown to agents
+    # Whether agents get this tool: approved, and present on an enabled server.
+    offered: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        is_present = self.server_enabled and self.state in (ToolState.AVAILABLE, ToolState.WAITING)
+        object.__setattr__(self, "offered", self.approved is not None and is_present)
 
     @property
     def source(self) -> str:
         return "mcp" if self.server_id else "custom"
 
-    @cached_property
-    def offered(self) -> bool:
-        """Return whether agents get this tool: approved, and present on an enabled server."""
-        return (
-            self.approved is not None
-            and self.server_enabled
-            and self.state in (ToolState.AVAILABLE, ToolState.WAITING)
-        )
-
     @property
     def description(self) -> str:
         return self.description_override or (self.approved.description if self.approved else "")
 
+    @property
+    def bare_names(self) -> set[str]:
+        """Return the server's name for the tool, and its safe form as printed in the catalog."""
+        return {self.original_name, self.name.partition("__")[2]} - {self.name, ""}
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, slots=True)
 class CachedMember:
     """A tool as a member of one group."""
 
@@ -138,6 +154,25 @@ class CachedGroup:
     @cached_property
     def offered(self) -> tuple[CachedMember, ...]:
         return tuple(member for member in self.members if member.tool.offered)
+
+    @cached_property
+    def offered_by_name(self) -> dict[str, CachedMember]:
+        return {member.tool.name: member for member in self.offered}
+
+    @cached_property
+    def offered_by_bare_name(self) -> dict[str, list[str]]:
+        """Return public names by the server's name for the tool and by its safe form."""
+        names: dict[str, list[str]] = {}
+        for member in self.offered:
+            for bare_name in member.tool.bare_names:
+                names.setdefault(bare_name, []).append(member.tool.name)
+        return names
+
+    @cached_property
+    def unavailable_by_name(self) -> dict[str, CachedTool]:
+        """Return the tools that are not offered now, by public and original name."""
+        tools = [member.tool for member in self.members if not member.tool.offered]
+        return {name: tool for tool in reversed(tools) for name in (tool.original_name, tool.name)}
 
 
 class CatalogCache:

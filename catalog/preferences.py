@@ -124,6 +124,13 @@ PREFERENCES = {
         _agent("calls_per_minute", "Calls per minute", "Excess calls get status 429.", 600),
         _agent("searches_per_minute", "Searches per minute", "Excess gets status 429.", 120),
         _agent(
+            "cost_per_minute",
+            "Request cost per minute",
+            "A call or search costs 1; a load 1, a catalog 2, and 1 more per 64 KB of the "
+            "response. Excess gets status 429.",
+            3_000,
+        ),
+        _agent(
             "max_sessions",
             "Open sessions",
             "At the limit, the longest-idle session ends if it was idle for 30 minutes.",

@@ -7,6 +7,7 @@ The same groups render to the same bytes in every process.
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from toolcrib.lib.text import is_hidden
@@ -37,6 +38,20 @@ class GroupLine:
     names: tuple[str, ...]
     remaining: bool = False  # some tools are already loaded; `names` has only the others
 
+    @cached_property
+    def name_set(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+    @cached_property
+    def prefix(self) -> str:
+        """The server prefix (`github__`) if all names share it, so that it is printed once."""
+        slug, separator, _ = self.names[0].partition("__")
+        prefix = slug + separator
+        shared = separator and all(
+            name.startswith(prefix) and len(name) > len(prefix) for name in self.names
+        )
+        return prefix if shared else ""
+
 
 @dataclass(frozen=True)
 class Catalog:
@@ -57,7 +72,7 @@ class _Draft:
     included: bool = True
 
     def render(self) -> str:
-        prefix = shared_prefix(self.line.names)
+        prefix = self.line.prefix
         total = len(self.line.names)
         noun = f"{'remaining ' if self.line.remaining else ''}tool{'' if total == 1 else 's'}"
         label = one_line(self.line.display_name)
@@ -106,9 +121,11 @@ def _fit(drafts: list[_Draft], budget: int) -> None:
     """Shorten drafts in place, in a fixed order, until they fit the budget.
 
     Tokens are counted per line: they rarely span a line break, and counting the full text of a
-    large catalog again at every step would take seconds.
+    large catalog again at every step would take seconds. While the least possible cost exceeds
+    the budget, nothing is counted: the names of 100,000 tools take half a second.
     """
-    costs = [count(draft.render()) for draft in drafts]
+    measure = _least_cost
+    costs = [measure(draft) for draft in drafts]
     total = sum(costs)
     largest_first = sorted(range(len(drafts)), key=lambda i: -len(drafts[i].line.names))
     steps: list[tuple[int, dict[str, Any]]] = [
@@ -122,12 +139,25 @@ def _fit(drafts: list[_Draft], budget: int) -> None:
         *((i, {"included": False}) for i in reversed(range(len(drafts)))),
     ]
     for i, change in steps:
+        if total <= budget and measure is _least_cost:
+            measure = _cost
+            costs = [measure(draft) for draft in drafts]
+            total = sum(costs)
         if total <= budget:
             return
         drafts[i] = replace(drafts[i], **change)
-        cost = count(drafts[i].render()) if drafts[i].included else 0
+        cost = measure(drafts[i])
         total += cost - costs[i]
         costs[i] = cost
+
+
+def _cost(draft: _Draft) -> int:
+    return count(draft.render()) if draft.included else 0
+
+
+def _least_cost(draft: _Draft) -> int:
+    """Return a lower bound: a name and its comma are at least half a token."""
+    return draft.name_count // 2
 
 
 def _left_out(drafts: Sequence[_Draft]) -> dict[str, Any] | None:
@@ -146,16 +176,6 @@ def _left_out(drafts: Sequence[_Draft]) -> dict[str, Any] | None:
         ),
         "lines": sum(not draft.included for draft in drafts),
     }
-
-
-def shared_prefix(names: Sequence[str]) -> str:
-    """Return the server prefix (`github__`) if all names share it, so it is printed once."""
-    slug, separator, _ = names[0].partition("__")
-    prefix = slug + separator
-    shared = separator and all(
-        name.startswith(prefix) and len(name) > len(prefix) for name in names
-    )
-    return prefix if shared else ""
 
 
 def one_line(text: str) -> str:
@@ -237,8 +257,8 @@ def meta_tools(strategy: str, groups: str = "") -> list[dict[str, Any]]:
         ),
         (
             "deferred_tool_call",
-            "Run a tool that is not in your tools. Give tool_name first.",
-            _object({"tool_name": text, "arguments": {"type": "object"}}, ["tool_name"]),
+            "Run a tool that is not in your tools. Give its name first.",
+            _object({"name": text, "arguments": {"type": "object"}}, ["name"]),
         ),
     ]
     included = tools if strategy == "dispatch" else tools[:3]

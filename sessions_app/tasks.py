@@ -9,6 +9,7 @@ import time
 from celery import shared_task
 
 from sessions_app.ledger import calls as call_ledger
+from sessions_app.mcp import sessions as mcp_sessions
 from sessions_app.playground import golden_runs
 from sessions_app.sessions import lifecycle
 
@@ -21,6 +22,7 @@ _next_prune = 0.0
 def tidy() -> None:
     """Expire idle sessions, recover calls of dead processes, apply data retention."""
     expired, recovered = lifecycle.expire_idle(), call_ledger.recover_lost_calls()
+    mcp_sessions.prune_connections()
     if expired or recovered:
         logger.info("Expired %d sessions; marked %d calls as unknown", expired, recovered)
     global _next_prune

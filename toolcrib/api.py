@@ -23,12 +23,16 @@ from sessions_app.playground.api import router as search_router
 from sessions_app.review.api import router as operators_router
 from sessions_app.sessions.api import router as sessions_router
 from sessions_app.usage.api import router as usage_router
+from toolcrib.lib.asgi import BodyTooLarge, error_headers
 from toolcrib.lib.errors import (
     DatabaseUnavailable,
     Forbidden,
     InternalError,
     Invalid,
+    InvalidRequest,
+    MalformedBody,
     ToolcribError,
+    UnstorableValue,
 )
 from toolcrib.lib.json_codec import parse_strict
 from toolcrib.runtime.health_api import router as health_router
@@ -100,10 +104,9 @@ api.add_router("", sessions_router, auth=AgentAuth())
 
 def error_response(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     response = api.create_response(request, error.as_json(), status=error.status)
-    if "retry_after" in error.details:
-        response["Retry-After"] = str(error.details["retry_after"])
-    if error.status == 401:
-        response["WWW-Authenticate"] = "Bearer"
+    for name, value in error_headers(error).items():
+        if name != "connection":  # Django does not send it
+            response.headers[name.title()] = value
     return response
 
 
@@ -114,61 +117,24 @@ def handle_toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpRes
 
 @api.exception_handler(AuthenticationError)
 def handle_unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(
-        request,
-        ToolcribError(
-            "A valid API key is required.",
-            hint="Send `Authorization: Bearer tcb_…`; `manage.py create_token` creates a key.",
-            code="unauthorized",
-            status=401,
-        ),
-    )
+    return error_response(request, api_keys.Unauthorized())
 
 
 @api.exception_handler(ValidationError)
 def handle_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    problems = [
-        {"at": ".".join(str(part) for part in problem["loc"]), "problem": problem["msg"]}
-        for problem in error.errors
-    ]
-    return error_response(
-        request,
-        ToolcribError(
-            "The request does not match the schema of this endpoint.",
-            hint="See details and /api/v1/docs.",
-            code="invalid",
-            status=422,
-            details={"problems": problems[:50]},
-        ),
-    )
+    return error_response(request, InvalidRequest(error.errors))
 
 
 @api.exception_handler(HttpError)
 def handle_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(error.__cause__, Invalid):  # raised by StrictParser and wrapped by ninja
         return error_response(request, error.__cause__)
-    return error_response(
-        request,
-        ToolcribError(
-            "The request body could not be parsed.",
-            hint="Send valid JSON in UTF-8.",
-            code="bad_request",
-            status=error.status_code,
-        ),
-    )
+    return error_response(request, MalformedBody())
 
 
 @api.exception_handler(RequestDataTooBig)
 def handle_too_large(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(
-        request,
-        ToolcribError(
-            f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB.",
-            hint="Send a smaller request.",
-            code="too_large",
-            status=413,
-        ),
-    )
+    return error_response(request, BodyTooLarge(settings.MAX_BODY_BYTES))
 
 
 @api.exception_handler(Http404)
@@ -181,15 +147,7 @@ def handle_not_found(request: HttpRequest, error: Exception) -> HttpResponse:
 
 @api.exception_handler(DataError)
 def handle_data_error(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(
-        request,
-        ToolcribError(
-            "The request contains a value that cannot be stored or queried.",
-            hint="Remove NUL characters and out-of-range numbers.",
-            code="invalid",
-            status=422,
-        ),
-    )
+    return error_response(request, UnstorableValue())
 
 
 @api.exception_handler(DatabaseError)

@@ -1,8 +1,8 @@
 """ASGI application: request routing, body limits, and error responses outside Django.
 
 `/api/` is handled by Django without cookies, sessions and CSRF, which takes a third of the time
-and rules out attacks through cookies; `/mcp` by the MCP endpoint; frequent calls by the fast path;
-everything else by Django with all middleware.
+and rules out attacks through cookies; `/mcp` by the MCP endpoint; calls, searches, loads and
+details by the session endpoint; everything else by Django with all middleware.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import os
 import secrets
 import warnings
 from collections.abc import MutableMapping
+from functools import lru_cache
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
@@ -23,15 +24,19 @@ django.setup()
 from django.conf import settings  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
+from django.http.request import split_domain_port, validate_host  # noqa: E402
 
-from sessions_app.fast_path import (  # noqa: E402
-    mcp_call,
-    rest_call,
-    rest_load_search,
-)
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
-from toolcrib.lib.asgi import Receive, Scope, Send, send_response  # noqa: E402
+from sessions_app.sessions import endpoint as session_endpoint  # noqa: E402
+from toolcrib.lib.asgi import (  # noqa: E402
+    BodyTooLarge,
+    Receive,
+    Scope,
+    Send,
+    error_headers,
+    send_response,
+)
 from toolcrib.lib.errors import InternalError, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
 
@@ -73,12 +78,7 @@ def _limit_body_size(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > settings.MAX_BODY_BYTES + FORM_OVERHEAD:
-            message_text = f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB."
-            raise RequestBodyRejected(
-                ToolcribError(
-                    message_text, hint="Send a smaller request.", code="too_large", status=413
-                )
-            )
+            raise RequestBodyRejected(BodyTooLarge(settings.MAX_BODY_BYTES))
         return message
 
     return receive_limited
@@ -107,6 +107,31 @@ def _limit_body_time(receive: Receive) -> Receive:
     return receive_timed
 
 
+class WrongHost(ToolcribError):
+    """A host name that is not ours, to prevent DNS rebinding."""
+
+    code = "wrong_host"
+    status = 421
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Unknown host.",
+            hint="Use Toolcrib's own address; TOOLCRIB_HOSTS sets additional hosts.",
+        )
+
+
+@lru_cache(maxsize=64)
+def check_host(host: bytes) -> None:
+    """Raise WrongHost for a host that is not allowed."""
+    domain, _ = split_domain_port(host.decode("latin-1"))
+    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
+        raise WrongHost
+
+
+def is_mcp_path(path: str) -> bool:
+    return path == "/mcp" or path.startswith("/mcp/")
+
+
 class ResponseGuard:
     """Response of one request. An error response can be sent while none has started."""
 
@@ -122,12 +147,10 @@ class ResponseGuard:
     async def send_error(self, error: ToolcribError) -> None:
         """Send an error in the format of this path (MCP, JSON or text) and close the connection."""
         self._finished = True
-        headers = {"connection": "close"}
-        if mcp_endpoint.is_mcp_path(self._path):
+        headers = {**error_headers(error), "connection": "close"}
+        if is_mcp_path(self._path):
             await mcp_errors.send_error(self._send, error, headers)
             return
-        if "retry_after" in error.details:
-            headers["retry-after"] = str(error.details["retry_after"])
         is_api = self._path.startswith("/api/")
         text = json.dumps(error.as_json()) if is_api else f"{error.sentence}\n"
         content_type = "application/json" if is_api else "text/plain"
@@ -151,6 +174,7 @@ class Router:
         self.pages = ASGIHandler()
         self.api = ApiHandler()
         self.mcp = mcp_endpoint.Endpoint()
+        self.session_endpoint = session_endpoint.serve
         self.started = False
         self._start_lock = asyncio.Lock()
 
@@ -171,6 +195,8 @@ class Router:
             await self.route(scope, _limit_body_time(receive), response.send)
         except RequestBodyRejected as rejected:
             await response.send_error(rejected.error)
+        except WrongHost as error:
+            await response.send_error(error)
         except asyncio.CancelledError:
             # Only the end of the drain cancels requests. A started response can only be aborted.
             if response.started:
@@ -184,20 +210,17 @@ class Router:
             await response.send_error(InternalError(request_id))
 
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Route a request to its handler, fast paths first."""
+        """Route a request to its handler."""
         path = scope["path"]
-        if mcp_endpoint.is_mcp_path(path):
-            if mcp_call.is_call(scope):
-                await mcp_call.call(scope, receive, send, self.mcp)
-            else:
-                await self._stagger()
-                await self.mcp(scope, receive, send)
-        elif rest_call.is_call(scope):
-            await rest_call.call(scope, _limit_body_size(receive), send, self.api)  # type: ignore[arg-type]
-        elif rest_load_search.is_load_or_search(scope):
-            await rest_load_search.load_or_search(scope, _limit_body_size(receive), send, self.api)  # type: ignore[arg-type]
+        is_api = path.startswith("/api/") and path != DOCS
+        is_mcp = is_mcp_path(path)
+        if is_api or is_mcp:
+            check_host(dict(scope["headers"]).get(b"host", b""))
+        if is_mcp:
+            await self.mcp(scope, receive, send)
+        elif (found := session_endpoint.find_operation(scope)) is not None:
+            await self.session_endpoint(*found, scope, receive, send)
         else:
-            is_api = path.startswith("/api/") and path != DOCS
             handler = self.api if is_api else self.pages
             await self._stagger()
             await handler(scope, _limit_body_size(receive), send)  # type: ignore[arg-type]

@@ -106,8 +106,6 @@ IDLE_DISCONNECT = env.number("TOOLCRIB_IDLE_DISCONNECT", 300, low=1)
 SESSION_DISCONNECT = env.number("TOOLCRIB_SESSION_DISCONNECT", 1800, low=1)
 SESSION_CONNECTIONS = env.number("TOOLCRIB_SESSION_CONNECTIONS", 100, low=1)
 BODY_TIMEOUT = env.number("TOOLCRIB_BODY_TIMEOUT", 30, low=1)
-# Needed if requests of one MCP client reach several processes: older MCP versions get no session.
-MCP_STATELESS = env.flag("TOOLCRIB_MCP_STATELESS", WEB_WORKERS > 1)
 MAX_STREAMS = env.number("TOOLCRIB_MAX_STREAMS", 100, low=1)
 MAX_CONNECTIONS = env.number("TOOLCRIB_MAX_CONNECTIONS", 100, low=1)
 SYNC_TIMEOUT = env.number("TOOLCRIB_SYNC_TIMEOUT", 60, low=1)

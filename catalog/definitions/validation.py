@@ -5,7 +5,7 @@ about them).
 """
 
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import jsonschema_rs
 
@@ -17,7 +17,7 @@ from catalog.definitions.json_schema import (
 )
 from catalog.definitions.schema_cost import max_comparisons_per_value
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.redaction import SECRET_NAME, redact
+from toolcrib.lib.payloads import SECRET_NAME, redact
 
 MAX_PATTERN_BYTES = 1 << 20
 MAX_PROBLEMS = 10
@@ -114,20 +114,38 @@ def _line(error: Any) -> str:
     return f"{where}: {message} (sent: {sent})"
 
 
+class Compilable(Protocol):
+    """A definition whose schemas can be compiled."""
+
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def input_schema(self) -> dict[str, Any]: ...
+    @property
+    def output_schema(self) -> dict[str, Any] | None: ...
+
+
 class Validators:
     """LRU cache of compiled schemas, by the definition's digest and `input` or `output`."""
 
     def __init__(self, max_size: int = 4096) -> None:
         self._max_size = max_size
-        self._compiled: dict[tuple[str, str], Validator] = {}
+        self._compiled: dict[tuple[str, str], Validator | None] = {}
 
-    def has(self, sha256: str, which: str) -> bool:
+    def has(self, definition: Compilable, which: str) -> bool:
         """Return whether the schema is compiled; compiling a hostile schema takes 0.3 s."""
-        return (sha256, which) in self._compiled
+        return (definition.sha256, which) in self._compiled
 
-    def get_or_compile(self, sha256: str, which: str, schema: dict[str, Any]) -> Validator:
-        validator = self._compiled.pop((sha256, which), None) or Validator(schema)
-        self._compiled[sha256, which] = validator
+    def get(self, definition: Compilable, which: str) -> Validator | None:
+        """Return the validator of a definition; None if it has no output schema."""
+        key = (definition.sha256, which)
+        try:
+            validator = self._compiled.pop(key)
+        except KeyError:
+            is_input = which == "input"
+            schema = definition.input_schema if is_input else definition.output_schema
+            validator = None if schema is None else Validator(schema)
+        self._compiled[key] = validator
         while len(self._compiled) > self._max_size:
             self._compiled.pop(next(iter(self._compiled)), None)
         return validator

@@ -240,7 +240,7 @@ def get_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 @router.patch("/{group_id}", response={200: GroupDetail, **ERRORS})
 def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str, Any]:
     """Change the fields that are sent; `follows: null` stops mirroring a server."""
-    values = body.dict(exclude_unset=True)
+    values = body.model_dump(exclude_unset=True)
     nulls = [name for name, value in values.items() if value is None and name != "follows"]
     if nulls:
         raise Invalid(

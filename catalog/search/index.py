@@ -155,7 +155,7 @@ def _utf8(text: str) -> bytes:
 
 def make_searchable(tool: "CachedTool", groups: Sequence[str]) -> Searchable:
     """Return the searchable fields of a tool, with the texts of its groups."""
-    title, parameters = tool.approved.search_fields if tool.approved else ("", "")
+    title, _, parameters = tool.approved.search_fields if tool.approved else ("", "", "")
     return Searchable(
         name=tool.name,
         original_name=tool.original_name,

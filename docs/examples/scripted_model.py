@@ -14,7 +14,7 @@ SCRIPT: list[tuple[str, dict[str, Any]]] = [
     ("load_tools", {"group_id": "mcp:demo", "tool_names": [TOOL]}),
     (
         "deferred_tool_call",
-        {"tool_name": TOOL, "arguments": {"value": 100, "scale": "celsius", "to": "fahrenheit"}},
+        {"name": TOOL, "arguments": {"value": 100, "scale": "celsius", "to": "fahrenheit"}},
     ),
 ]
 

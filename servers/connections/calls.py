@@ -1,6 +1,7 @@
 """Tool calls to upstream servers: concurrency slot, connection, one send, outcome.
 
-Upstream failures are returned as outcomes, never raised. A call that was sent is never sent again:
+Upstream failures are returned as outcomes, never raised. A result is passed on unchanged or not at
+all; only the server's own credentials are replaced. A call that was sent is never sent again:
 if its answer is lost, its outcome is `unknown`. A slow call neither marks its connection as failed
 nor affects other calls.
 """
@@ -16,17 +17,17 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.connections import coordination, pool, results
-from servers.connections.bulkhead import Slot
+from servers.connections import coordination, pool
 from servers.connections.connection import Connection, RawResult, ServerErrorResponse
 from servers.connections.coordination import POLL_SECONDS, current_spec, server_generations
-from servers.connections.pool import ConnectionOwner, Pool
+from servers.connections.pool import ConnectionOwner, Pool, Slot
 from servers.credential_filter import CredentialFilter
 from servers.errors import UpstreamError, format_bytes
 from servers.spec import OnProgress, ServerSpec
 from servers.transports.request_trace import RequestTrace, TooLarge
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.text import escape_hidden
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ MAX_TRIES = 3  # connections to try while the call was not sent
 LATE_GRACE = 10.0  # seconds to wait for an answer after the deadline
 MAX_BYTES_ON_LOOP = 64 * 1024  # larger results are parsed and redacted in a thread
 MAX_QUOTED = 500  # characters of a server's error message
+SERVER_INFO = "io.modelcontextprotocol/serverInfo"  # in `_meta`: about the connection
 REJECTION_CODES = frozenset({"auth", "http_status", "redirect", "not_mcp"})
 
 _call_pool: Pool | None = None
@@ -65,7 +67,8 @@ class CallOutcome:
     structured: Any = None  # likewise; see has_structured
     has_structured: bool = False
     is_error: bool = False  # the server's own isError
-    serialized: tuple[str, str] | None = None  # content and structured, as canonical JSON
+    meta: dict[str, Any] | None = None  # the result's `_meta`
+    serialized: tuple[str, str, str] | None = None  # content, structured, meta: canonical JSON
     code: str = ""
     message: str = ""
     hint: str = ""
@@ -200,17 +203,20 @@ async def _call_in_slot(active: Pool, request: UpstreamRequest) -> CallOutcome:
     """Wait for a concurrency slot and make the call."""
     try:
         if not request.checked:
-            results.serialize(request.arguments)
-    except results.InvalidResult as problem:
+            serialize(request.arguments)
+    except InvalidResult as problem:
         return _not_sent(
             "invalid_arguments",
             f"The call {problem} in its arguments.",
             "Correct the arguments.",
         )
     bulkhead = active.bulkhead(request.target.server_id)
+    size = request.target.concurrency or settings.CALLS_IN_FLIGHT
     try:
-        async with asyncio.timeout_at(request.deadline):
-            slot = await bulkhead.acquire(request.target.concurrency or settings.CALLS_IN_FLIGHT)
+        slot = bulkhead.try_acquire(size)
+        if slot is None:
+            async with asyncio.timeout_at(request.deadline):
+                slot = await bulkhead.acquire(size)
     except TimeoutError:
         return _not_sent(
             "timeout",
@@ -235,11 +241,18 @@ async def _call_connected(
     session = target.session if target.isolation == "per_session" else ""
     while True:
         try:
-            async with asyncio.timeout_at(request.deadline):
-                owner = await active.owner_for_call(target.server_id, session, target.generation)
-                owner.call_started(request.deadline)
-                resources.callback(owner.call_ended)
-                connection = await owner.connection_for_call()
+            owner = active.live_owner(target.server_id, session, target.generation)
+            if owner is None:
+                async with asyncio.timeout_at(request.deadline):
+                    owner = await active.owner_for_call(
+                        target.server_id, session, target.generation
+                    )
+            owner.call_started(request.deadline)
+            resources.callback(owner.call_ended)
+            connection = owner.live_connection
+            if connection is None:
+                async with asyncio.timeout_at(request.deadline):
+                    connection = await owner.connection_for_call()
         except TimeoutError:
             return _not_sent(
                 "timeout",
@@ -355,22 +368,22 @@ async def _build_outcome(
     except UpstreamError as error:
         return _lost_outcome(error, trace)
     parse = partial(
-        results.parse_result,
+        parse_result,
         raw.result,
         max_items=settings.MAX_CONTENT_ITEMS,
         credentials=credentials,
     )
     try:
         if trace.malformed:
-            raise results.InvalidResult(trace.malformed)
+            raise InvalidResult(trace.malformed)
         result = await asyncio.to_thread(parse) if raw.size > MAX_BYTES_ON_LOOP else parse()
-    except results.InputRequired:
+    except InputRequired:
         return _failed(
             "input_required",
             "The tool asks for input before it answers, which Toolcrib does not support yet.",
             "Pass everything it needs in the arguments, or use another tool.",
         )
-    except results.InvalidResult as problem:
+    except InvalidResult as problem:
         return _invalid(str(problem))
     if result.size > settings.MAX_RESULT_BYTES:
         return _too_large(format_bytes(result.size))
@@ -380,6 +393,7 @@ async def _build_outcome(
         structured=result.structured,
         has_structured=result.has_structured,
         is_error=result.is_error,
+        meta=result.meta,
         serialized=result.serialized,
         size=result.size,
     )
@@ -453,3 +467,89 @@ def _quote(text: str) -> str:
     """Return a server's text on one line, invisible characters escaped, truncated."""
     line = escape_hidden(" ".join(text.split()))
     return line if len(line) <= MAX_QUOTED else line[:MAX_QUOTED] + "…"
+
+
+# --- Results --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """A valid result."""
+
+    content: list[Any]
+    structured: Any
+    has_structured: bool
+    is_error: bool
+    meta: dict[str, Any] | None  # the result's `_meta`
+    serialized: tuple[str, str, str]  # content, structured and meta, as canonical JSON
+    size: int  # bytes of all three
+
+
+class InvalidResult(ValueError):
+    """Why a result cannot be passed on, as a verb phrase."""
+
+
+class InputRequired(InvalidResult):
+    """The server asks for input instead of returning a result."""
+
+
+def parse_result(
+    response: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter
+) -> ToolResult:
+    """Return the result in a response to tools/call, or raise InvalidResult."""
+    kind = response.get("resultType", "complete")
+    if kind == "input_required":
+        raise InputRequired("asks for input, which Toolcrib does not support yet")
+    if kind != "complete":
+        raise InvalidResult("has an unknown resultType")
+    content = response.get("content")
+    if not isinstance(content, list):
+        raise InvalidResult("has no content list")
+    if len(content) > max_items:
+        raise InvalidResult(f"has {len(content):,} content items; the maximum is {max_items:,}")
+    if not all(isinstance(item, dict) for item in content):
+        raise InvalidResult("has a content item that is not an object")
+    is_error = response.get("isError", False)
+    if not isinstance(is_error, bool):
+        raise InvalidResult("has an isError that is not a boolean")
+    meta = response.get("_meta")
+    if meta is not None and not isinstance(meta, dict):
+        raise InvalidResult("has a _meta that is not an object")
+    if meta is not None and SERVER_INFO in meta:
+        meta = {name: value for name, value in meta.items() if name != SERVER_INFO} or None
+    content, content_text, content_size = _redact(content, credentials)
+    structured, text, size = _redact(response.get("structuredContent"), credentials)
+    meta, meta_text, meta_size = _redact(meta, credentials)
+    return ToolResult(
+        content=content,
+        structured=structured,
+        has_structured="structuredContent" in response,
+        is_error=is_error,
+        meta=meta,
+        serialized=(content_text, text, meta_text),
+        size=content_size + size + meta_size,
+    )
+
+
+def _redact(value: Any, credentials: CredentialFilter) -> tuple[Any, str, int]:
+    """Return a value without credentials, as canonical JSON, and the size of that."""
+    if value is None:
+        return None, "null", len("null")
+    text, size = serialize(value)
+    if credentials.occurs_in(text):
+        value = credentials.redact(value)
+        text, size = serialize(value)
+    return value, text, size
+
+
+def serialize(value: object) -> tuple[str, int]:
+    """Return a value as canonical JSON and its size in bytes, or raise InvalidResult."""
+    try:
+        text = canonical(value)
+        return text, len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidResult("contains a lone surrogate (half a character)") from None
+    except RecursionError:
+        raise InvalidResult("is nested too deeply") from None
+    except (ValueError, TypeError):
+        raise InvalidResult("contains a number that JSON cannot represent") from None

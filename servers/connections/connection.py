@@ -21,7 +21,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from servers.connections.connection_state import ConnectionState
-from servers.connections.sdk_compat import param_headers, raw_request, stamp_request
+from servers.connections.sdk_compat import param_headers, raw_request, stamp_of
 from servers.connections.sdk_errors import explain_error, flatten_errors, handshake_timeout
 from servers.connections.streams import Streams, connect_streams, watch_streams
 from servers.connections.subscriptions import Subscription
@@ -81,6 +81,7 @@ class Connection:
         self, client: Client, state: ConnectionState, on_list_changed: Callable[[], None]
     ) -> None:
         self._session: ClientSession = client.session
+        self._stamp = stamp_of(client.session)
         self._client = client
         self._state = state
         self._subscription = Subscription(client, state, on_list_changed)
@@ -187,9 +188,12 @@ class Connection:
         trace: RequestTrace,
     ) -> RawResult:
         """Call a tool without the SDK; fall back to the SDK where needed."""
-        stamped, options = stamp_request(self._session, "tools/call", params, headers)
+        message: dict[str, Any] = {"method": "tools/call", "params": params}
+        options: dict[str, Any] = {}
+        self._stamp(message, options)
+        options["headers"].update(headers)
         try:
-            return RawResult(*await caller.call(stamped, options["headers"], trace))
+            return RawResult(*await caller.call(message["params"], options["headers"], trace))
         except ProtocolErrorResponse as response:
             raise ServerErrorResponse(str(response)) from None
         except FallBackToSdk as fallback:

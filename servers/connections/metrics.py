@@ -82,7 +82,7 @@ def _connection(owners: list[ConnectionOwner]) -> tuple[str, int | None]:
     """Return the state of a server's connections: the best one, if sessions have their own."""
     now = time.monotonic()
     waits = [at - now for owner in owners if (at := owner.retry_at) is not None]
-    if any(owner.is_ready for owner in owners):
+    if any(owner.live_connection for owner in owners):
         return "ready", None
     if waits and len(waits) == len(owners) and all(owner.is_circuit_open for owner in owners):
         return "pausing", max(1, math.ceil(min(waits)))

@@ -1,4 +1,4 @@
-"""Pool of live upstream connections, with one owner task each.
+"""Pool of live upstream connections, with one owner task each, and the call slots of each server.
 
 The owner opens and closes its connection; all other tasks share it. The pool is bound to one event
 loop; other threads reach it through `run_on_loop`. It decides when to reconnect and when to close
@@ -11,12 +11,12 @@ import logging
 import math
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from django.conf import settings
 
-from servers.connections.bulkhead import Bulkhead, Busy
 from servers.connections.connection import Connection, UpstreamError, connect
 from servers.spec import ServerSpec
 from toolcrib.lib.errors import ToolcribError
@@ -37,6 +37,111 @@ _process_pool: "Pool | None" = None
 def process_pool() -> "Pool | None":
     """Return the listener's pool, if one runs in this process."""
     return _process_pool
+
+
+class Busy(UpstreamError):
+    """All slots of a server are in use and its queue is full."""
+
+    code = "busy"
+    status = 503
+
+
+class Slot:
+    """The right to make one call.
+
+    A call that timed out keeps its slot, since the server still works on it, until `needed`.
+    """
+
+    def __init__(self, bulkhead: "Bulkhead") -> None:
+        self.is_late = False
+        self._bulkhead = bulkhead
+
+    def hold_after_timeout(self) -> None:
+        """Keep the slot after the caller's deadline, until another call needs it."""
+        self.is_late, self.needed = True, asyncio.Event()
+        self._bulkhead.hold_after_timeout(self)
+
+    def release(self) -> None:
+        self._bulkhead.release(self)
+
+
+class Bulkhead:
+    """The slots of one server, granted in FIFO order. Bound to one event loop."""
+
+    def __init__(self) -> None:
+        self.running = 0  # calls within their deadline
+        self.refused = 0
+        self._late: list[Slot] = []
+        self._queue: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Queued calls, without those that get the slot of a late call as soon as it ends."""
+        return max(0, len(self._queue) - len(self._late))
+
+    def try_acquire(self, size: int) -> Slot | None:
+        """Return one of `size` slots if there is a free one for the next call."""
+        if not self._has_room(size) or self._queue:
+            return None
+        self.running += 1
+        return Slot(self)
+
+    async def acquire(self, size: int) -> Slot:
+        """Wait for one of `size` slots, or raise Busy at once if the queue is full."""
+        if (slot := self.try_acquire(size)) is not None:
+            return slot
+        if len(self._queue) >= settings.CALLS_QUEUED + len(self._late):
+            self.refused += 1
+            raise Busy(
+                f"The server is busy: {self.running} calls running, {self.waiting} queued.",
+                hint="Try again in a few seconds.",
+            )
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (granted, size)
+        self._queue.append(entry)
+        self._release_late_slots()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if entry in self._queue:
+                self._queue.remove(entry)
+            elif not granted.cancelled():
+                self.running -= 1  # the slot was granted at the moment of the cancellation
+            self._grant_slots()
+            raise
+        return Slot(self)
+
+    def hold_after_timeout(self, slot: Slot) -> None:
+        self.running -= 1
+        self._late.append(slot)
+        self._release_late_slots()
+
+    def release(self, slot: Slot) -> None:
+        """Return the slot and grant it to the first call in the queue."""
+        if slot.is_late:
+            self._late.remove(slot)
+        else:
+            self.running -= 1
+        self._grant_slots()
+
+    def _has_room(self, size: int) -> bool:
+        return self.running + len(self._late) < size
+
+    def _grant_slots(self) -> None:
+        while self._queue and self._has_room(self._queue[0][1]):
+            granted, _ = self._queue.popleft()
+            if not granted.done():
+                self.running += 1
+                granted.set_result(None)
+        self._release_late_slots()
+
+    def _release_late_slots(self) -> None:
+        """Ask one late call per queued call to end, oldest first."""
+        for slot, _ in zip(self._late, self._queue, strict=False):
+            slot.needed.set()
+
+
+# --- Connections ----------------------------------------------------------------------------------
 
 
 class PoolWatcher:
@@ -86,11 +191,6 @@ class ConnectionOwner:
     def generation(self) -> int:
         """The server's generation at the last connection attempt; 0 before the first."""
         return self.spec.generation if self.spec else 0
-
-    @property
-    def is_ready(self) -> bool:
-        ready = self.ready
-        return ready.done() and not ready.exception() and not ready.result().closed.is_set()
 
     @property
     def is_circuit_open(self) -> bool:
@@ -183,16 +283,22 @@ class ConnectionOwner:
         self.reconnect_now.set()
         return await asyncio.shield(self.ready)
 
+    @property
+    def live_connection(self) -> Connection | None:
+        """The connection, if it is open."""
+        is_open = self.ready.done() and not self.ready.exception()
+        connection = self.ready.result() if is_open else None
+        return connection if connection is not None and not connection.closed.is_set() else None
+
     async def connection_for_call(self) -> Connection:
         """Wait for the connection, without reconnecting more often than the backoff allows.
 
         The first failures may be transient, so a call after them reconnects at once. Once the
         circuit is open, calls fail fast with the last error.
         """
-        if self.ready.done() and self.ready.exception() is None:
-            connection = self.ready.result()
-            if not connection.closed.is_set():
-                return connection
+        if (connection := self.live_connection) is not None:
+            return connection
+        if self.ready.done() and not self.ready.exception():
             await self.lost.wait()
         self._check_circuit()
         return await self.connection()
@@ -248,7 +354,7 @@ def _disabled_error() -> UpstreamError:
 
 def _idle_timeout(session: str, owner: ConnectionOwner) -> float:
     """Return how long a connection may be idle. Closing one of a session loses its state."""
-    has_state = session and owner.is_ready
+    has_state = session and owner.live_connection is not None
     return settings.SESSION_DISCONNECT if has_state else settings.IDLE_DISCONNECT
 
 
@@ -312,6 +418,13 @@ class Pool:
         if owner and owner.generation and owner.generation != generation:
             await self._retire(key, owner)
         return await self._get_owner(key, persistent=True).connection()
+
+    def live_owner(self, server_id: int, session: str, generation: int) -> ConnectionOwner | None:
+        """Return the owner of an open connection at this generation, if there is one."""
+        owner = self.owners.get((server_id, session))
+        if owner is None or owner.generation != generation or owner.live_connection is None:
+            return None
+        return owner
 
     async def owner_for_call(
         self, server_id: int, session: str, generation: int

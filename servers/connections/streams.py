@@ -18,15 +18,15 @@ from pydantic import ValidationError
 
 from servers.connections.connection_state import ConnectionState, Id, normalize_id
 from servers.errors import UpstreamError
-from servers.transports.jsonrpc import (
+from servers.transports.request_trace import RequestTrace, current_trace
+from servers.transports.response_body import BodyError
+from toolcrib.lib.jsonrpc import (
     BOM,
     LARGE_BYTES,
     id_at_head,
     parse_leading_values,
     parse_message,
 )
-from servers.transports.request_trace import RequestTrace, current_trace
-from servers.transports.response_body import BodyError
 
 MAX_UNANSWERED = 100  # requests of a server to the client
 MAX_NON_MCP_LINES = 50  # such as a banner

@@ -18,8 +18,7 @@ from servers.errors import UpstreamError, auth_error, not_mcp_error, status_erro
 from servers.transports import http as upstream_http
 from servers.transports.http import UpstreamTransport, check_redirect, session_lost_error
 from servers.transports.http1 import HttpConnectionPool, Response
-from servers.transports.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
-from servers.transports.request_trace import RequestTrace, TooLarge, is_accepted
+from servers.transports.request_trace import ACCEPTED_STATUSES, RequestTrace, TooLarge
 from servers.transports.response_body import (
     Decoder,
     EventParser,
@@ -27,6 +26,7 @@ from servers.transports.response_body import (
     decode_in_slices,
     decoder,
 )
+from toolcrib.lib.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
 
 FIRST_ID = 1_000_000_000  # the SDK counts up from 0 in the same session
 MAX_SERVER_REQUESTS = 100  # unanswered requests of a server to the client
@@ -93,23 +93,35 @@ class DirectHttpCaller:
         response = await self._connections.post(body, headers, trace)
         try:
             self._check_response(response, trace)
-            async for raw in self._read_messages(response):
-                large = len(raw) > LARGE_BYTES
-                message = (
-                    await asyncio.to_thread(parse_message, raw) if large else parse_message(raw)
+            if response.is_plain_json:
+                raw = await self._read_body(response)
+                parsed = await self._parse(raw, headers)
+            else:
+                async for raw in self._read_messages(response):
+                    parsed = await self._parse(raw, headers)
+                    if parsed is not None:
+                        break
+                else:
+                    parsed = None
+            if parsed is None:
+                raise trace.error or UpstreamError(
+                    "The connection to the server was lost while the tool ran.", code="closed"
                 )
-                if not message.is_response:
-                    self._handle_server_message(message.value, headers)
-                    continue
-                result = self._get_result(message, request_id, len(raw), trace)
-                self._connections.release(response)
-                return result, len(raw)
-            raise trace.error or UpstreamError(
-                "The connection to the server was lost while the tool ran.", code="closed"
-            )
+            result = self._get_result(parsed, request_id, len(raw), trace)
+            self._connections.release(response)
+            return result, len(raw)
         except BaseException:
             self._connections.drop(response)
             raise
+
+    async def _parse(self, raw: bytes, headers: Mapping[str, str]) -> ParsedMessage | None:
+        """Parse a message; answer one that is not a response, and return None."""
+        large = len(raw) > LARGE_BYTES
+        message = await asyncio.to_thread(parse_message, raw) if large else parse_message(raw)
+        if message.is_response:
+            return message
+        self._handle_server_message(message.value, headers)
+        return None
 
     # --- Responses ----------------------------------------------------------------------------
 
@@ -118,7 +130,7 @@ class DirectHttpCaller:
         status, location = response.status, response.headers.get("location")
         if status in (307, 308) and location is not None:  # the only ones to repeat a POST for
             raise FallBackToSdk
-        trace.status, trace.accepted = status, is_accepted(status)
+        trace.status, trace.accepted = status, status in ACCEPTED_STATUSES
         if 300 <= status < 400 and location is not None:
             raise check_redirect(self._connections.url, location)
         if status in (401, 403):
@@ -134,6 +146,15 @@ class DirectHttpCaller:
         elif response.content_type not in ("application/json", "text/event-stream"):
             is_html = "html" in response.content_type
             raise not_mcp_error("HTML" if is_html else "something that is not MCP")
+
+    async def _read_body(self, response: Response) -> bytes:
+        chunks, size = list[bytes](), 0
+        while chunk := await self._connections.read_chunk(response):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > settings.MAX_MESSAGE_BYTES:
+                raise TooLarge("server sent a response", settings.MAX_MESSAGE_BYTES)
+        return b"".join(chunks).removeprefix(BOM)
 
     async def _read_messages(self, response: Response) -> AsyncIterator[bytes]:
         """Yield each message of the body: one, or those of an event stream."""

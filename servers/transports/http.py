@@ -31,8 +31,12 @@ import httpx2
 from django.conf import settings
 
 from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
-from servers.transports.jsonrpc import LARGE_BYTES
-from servers.transports.request_trace import RequestTrace, current_trace, is_accepted, record_error
+from servers.transports.request_trace import (
+    ACCEPTED_STATUSES,
+    RequestTrace,
+    current_trace,
+    record_error,
+)
 from servers.transports.response_body import BodyError, CappedBody, connection_error, decoder
 from servers.transports.ssrf import (
     NON_HTTP_PORTS,
@@ -41,6 +45,7 @@ from servers.transports.ssrf import (
     allowed_networks,
     check_address,
 )
+from toolcrib.lib.jsonrpc import LARGE_BYTES
 
 __all__ = [
     "BodyError",
@@ -238,7 +243,8 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         if trace is not None:
             trace.status = status
             # The status of a resumed stream does not change that the call was accepted.
-            trace.accepted = trace.accepted or (is_accepted(status) and request.method == "POST")
+            is_accepted = status in ACCEPTED_STATUSES and request.method == "POST"
+            trace.accepted = trace.accepted or is_accepted
         if response.has_redirect_location:
             record_error(check_redirect(request.url, response.headers["location"]))
         elif status in (401, 403):

@@ -32,6 +32,7 @@ MAX_HEAD_BYTES = 100 * 1024  # status line and headers
 # Many servers close idle connections after 5 s. A request sent at that moment loses its response.
 MAX_IDLE = 3.0  # seconds
 DRAIN_TIMEOUT = 1.0  # seconds for a stream to end after the response
+SHORT_BODY = 64 * 1024  # bytes
 MAX_BUFFERED = 1024 * 1024  # unread bytes above which the socket is not read
 FIXED_HEADERS = {
     b"accept": b"application/json, text/event-stream",
@@ -51,6 +52,11 @@ class Response:
     @property
     def content_type(self) -> str:
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def is_plain_json(self) -> bool:
+        """Tell whether the body is one JSON text as it is sent."""
+        return self.content_type == "application/json" and "content-encoding" not in self.headers
 
     async def read_chunk(self) -> bytes:
         """Return the next chunk of the body, empty at its end."""
@@ -135,7 +141,10 @@ class HttpConnection(asyncio.Protocol):
             self._headers_complete = True
         else:
             self._headers = {}
-        self._wake()
+        # A short body that follows the headers is worth waiting for: one wakeup instead of two.
+        length = self._headers.get("content-length", "")
+        if not length.isdigit() or not 0 < int(length) <= SHORT_BODY:
+            self._wake()
 
     def on_body(self, body: bytes) -> None:
         if self.complete:

@@ -10,8 +10,10 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 
 from servers.errors import UpstreamError, format_bytes
-from servers.transports import jsonrpc
+from toolcrib.lib import jsonrpc
 
+# HTTP statuses of a request that was processed; 303 names the result.
+ACCEPTED_STATUSES = frozenset({*range(100, 300), 303})
 HEAD_BYTES = 200  # of a message, searched for its id
 
 
@@ -55,11 +57,6 @@ class RequestTrace:
             self.error_response = message.is_error
             if self.status < 400:  # the body of an HTTP error is not a response
                 self.size, self.malformed = len(raw), message.malformed
-
-
-def is_accepted(status: int) -> bool:
-    """Tell whether an HTTP status means that the request was processed. 303 names the result."""
-    return status < 300 or status == 303
 
 
 current_trace: ContextVar[RequestTrace | None] = ContextVar("request_trace", default=None)

@@ -12,8 +12,8 @@ from django.conf import settings
 
 from servers.errors import UpstreamError, not_mcp_error, tls_error
 from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer
-from servers.transports.jsonrpc import BOM
 from servers.transports.request_trace import RequestTrace, TooLarge, record_error
+from toolcrib.lib.jsonrpc import BOM
 
 SLICE_BYTES = 16 * 1024  # processed at once
 

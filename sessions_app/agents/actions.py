@@ -34,6 +34,7 @@ SETTINGS: dict[str, Any] = {
     "calls_in_flight": POSITIVE_INTEGER,
     "calls_per_minute": POSITIVE_INTEGER,
     "searches_per_minute": POSITIVE_INTEGER,
+    "cost_per_minute": POSITIVE_INTEGER,
     "max_sessions": POSITIVE_INTEGER,
 }
 MAX_TEXT_LENGTHS = {"description": 2_000, "catalog_header": 4_000}

@@ -41,6 +41,7 @@ class AgentOut(Schema):
     calls_in_flight: int
     calls_per_minute: int
     searches_per_minute: int
+    cost_per_minute: int
     max_sessions: int
     created_at: datetime
     last_seen_at: datetime | None
@@ -68,6 +69,7 @@ class AgentSettings(Strict):
     calls_in_flight: int | None = None
     calls_per_minute: int | None = None
     searches_per_minute: int | None = None
+    cost_per_minute: int | None = None
     max_sessions: int | None = None
 
     def settings(self) -> dict[str, Any]:

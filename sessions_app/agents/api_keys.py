@@ -6,6 +6,7 @@ agent, is rejected by every process from the next request on.
 
 import hashlib
 import secrets
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.contrib.auth.models import User
@@ -15,17 +16,13 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from sessions_app.models import Agent, ApiKey, KeyScope
-from toolcrib.lib.errors import Conflict, Invalid, NotFound
-from toolcrib.lib.prepared_query import PreparedQuery
+from toolcrib.lib.asgi import MAX_KEY_LENGTH
+from toolcrib.lib.errors import Conflict, Forbidden, Invalid, NotFound, ToolcribError
 from toolcrib.lib.roles import Role, role_of
 
 PREFIX = "tcb_"
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 ROTATION_OVERLAP = timedelta(hours=24)  # the old key stays valid this long after a rotation
-
-_by_digest = PreparedQuery(
-    1, lambda sha256: ApiKey.objects.select_related("user", "agent").filter(sha256=sha256)
-)
 
 
 @transaction.atomic
@@ -72,26 +69,58 @@ def _validate(name: str, scope: str, agent: Agent | None, expires_at: datetime |
         raise Invalid("The expiry time is in the past.", hint="Choose a later time.")
 
 
+class Unauthorized(ToolcribError):
+    code = "unauthorized"
+    status = 401
+
+    def __init__(self) -> None:
+        super().__init__(
+            "A valid API key is required.",
+            hint="Send `Authorization: Bearer tcb_…`; `manage.py create_agent` creates an agent "
+            "with a key, `manage.py create_token` a key for operators and admins.",
+        )
+
+
+def require_agent_key(sha256: str) -> ApiKey:
+    """Return the valid key of an agent. Raises Unauthorized or Forbidden."""
+    key = find_key_by_digest(sha256)
+    if key is None:
+        raise Unauthorized
+    if key.agent is None:
+        raise Forbidden("Only agents can use this endpoint.", hint="Use an agent's key.")
+    return key
+
+
 def find_key(text: str) -> ApiKey | None:
     """Return the key with this text if it is valid, otherwise None."""
-    if not text.startswith(PREFIX) or len(text) > 100:
+    if not text.startswith(PREFIX) or len(text) > MAX_KEY_LENGTH:
         return None
     return find_key_by_digest(_digest(text))
 
 
 def find_key_by_digest(sha256: str) -> ApiKey | None:
     """Return the key with this digest if it is valid, otherwise None. Records its use."""
-    key = _by_digest.first(sha256)
+    key = ApiKey.objects.select_related("user", "agent").filter(sha256=sha256).first()
     now = timezone.now()
-    if key is None or not is_valid(key, now):
-        return None
-    if key.user and role_of(key.user) < required_role(key.scope):
-        return None
-    if key.agent and not key.agent.enabled:
+    if key is None or not _is_usable(key, now):
         return None
     if key.last_used_at is None or now - key.last_used_at > LAST_USED_RESOLUTION:
         ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
     return key
+
+
+def valid_keys(keys: Collection[int]) -> set[int]:
+    """Return the ids of those keys that are valid."""
+    now = timezone.now()
+    rows = ApiKey.objects.select_related("user", "agent").filter(pk__in=keys)
+    return {key.pk for key in rows if _is_usable(key, now)}
+
+
+def _is_usable(key: ApiKey, now: datetime) -> bool:
+    """Return whether a key is valid, and its owner may use it."""
+    if not is_valid(key, now) or (key.agent and not key.agent.enabled):
+        return False
+    return not key.user or role_of(key.user) >= required_role(key.scope)
 
 
 def is_valid(key: ApiKey, now: datetime) -> bool:

@@ -118,6 +118,7 @@ class SettingsForm(forms.Form):
             "calls_in_flight",
             "calls_per_minute",
             "searches_per_minute",
+            "cost_per_minute",
             "max_sessions",
         ),
     }
@@ -168,6 +169,12 @@ class SettingsForm(forms.Form):
     )
     calls_per_minute = _number("Calls per minute", "calls_per_minute", "Excess gets 429.")
     searches_per_minute = _number("Searches per minute", "searches_per_minute", "Excess gets 429.")
+    cost_per_minute = _number(
+        "Request cost per minute",
+        "cost_per_minute",
+        "A call or search costs 1; a load 1, a catalog 2, and 1 more per 64 KB of the response. "
+        "Excess gets 429.",
+    )
     max_sessions = _number(
         "Open sessions",
         "max_sessions",

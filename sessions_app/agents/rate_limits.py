@@ -1,15 +1,22 @@
 """Rate limits per agent (sliding window of a minute), and the concurrency limit error.
 
-One algorithm in both modes: the count of this minute plus a share of the last minute's. Counters
-are in Redis if configured, otherwise in this process; while Redis is unavailable, each process
-counts on its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
+Calls and searches are limited by number. All requests together are limited by cost: a base cost,
+which has to fit before the work starts, and a part for the bytes of the response, which is added
+afterwards and counts against later requests.
+
+One algorithm in both modes: the sum of this minute plus a share of the last minute's. Sums are in
+Redis if configured, otherwise in this process; while Redis is unavailable, each process counts on
+its own. Concurrent calls are counted from ledger rows, so a crash leaks none.
 """
 
+import asyncio
 import logging
+import math
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NoReturn
+from typing import NamedTuple, NoReturn, ParamSpec
 
 import redis
 from django.conf import settings
@@ -18,9 +25,18 @@ from sessions_app.models import Agent
 from toolcrib.lib.errors import ToolcribError
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 
+REQUEST_COST = 1.0  # call, search, load, details, events
+CATALOG_COST = 2.0  # catalog, open, fork
+BYTES_PER_COST = 64 * 1024
 REDIS_RETRY_SECONDS = 5.0
 KEY_PREFIX = "toolcrib:rate:"
+EXCEEDED = {
+    "calls": "{} may make {:,} calls per minute",
+    "searches": "{} may make {:,} searches per minute",
+    "cost": "the requests of {} may cost {:,} per minute",
+}
 
 
 class RateLimited(ToolcribError):
@@ -28,63 +44,103 @@ class RateLimited(ToolcribError):
     status = 429
 
 
-def retry_after(now: float) -> int:
-    """Return the seconds until the next minute, when a full window has room again."""
-    return max(1, round(60 - now % 60))
+class Charge(NamedTuple):
+    """A cost to add to a window if the sum stays within the limit."""
+
+    what: str  # calls, searches or cost
+    agent: int
+    limit: float
+    cost: float = 1.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.what}:{self.agent}"
+
+    def seconds_until_room(self, count: float, previous: float, second: float) -> float:
+        """Return when a window with these sums has room if nothing is added; 0 if it has now."""
+        room = self.limit - self.cost
+        if count + previous * (1 - second / 60) <= room:
+            return 0.0
+        if count <= room:
+            return max(60 * (1 - (room - count) / previous) - second, 0.001)
+        return 60 - second + 60 * (1 - room / count)  # next minute, when the sum is the last one's
 
 
 class LocalWindow:
-    """Counters in this process."""
+    """The sums of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[str, tuple[int, int, int]] = {}
-        # Values: minute, count in that minute, count in the minute before.
+        self._sums: dict[str, tuple[int, float, float]] = {}
+        # Values: minute, sum of that minute, sum of the minute before.
 
-    def hit(self, key: str, limit: int, now: float) -> bool:
-        """Count a request and return whether it is within the limit."""
+    def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
+        """Add all charges or none. Return for each the seconds until there is room for it."""
         minute, second = divmod(now, 60)
         with self._lock:
-            last_minute, count, previous = self._counts.get(key, (int(minute), 0, 0))
-            if last_minute != minute:
-                count, previous = 0, count if last_minute == minute - 1 else 0
-            allowed = count + previous * (1 - second / 60) + 1 <= limit
-            self._counts[key] = (int(minute), count + allowed, previous)
-        return allowed
+            sums = [self._sums_at(int(minute), charge.key) for charge in charges]
+            waits = [
+                charge.seconds_until_room(*both, second)
+                for charge, both in zip(charges, sums, strict=True)
+            ]
+            if not any(waits):
+                for charge, (count, previous) in zip(charges, sums, strict=True):
+                    self._sums[charge.key] = (int(minute), count + charge.cost, previous)
+        return waits
+
+    def _sums_at(self, minute: int, key: str) -> tuple[float, float]:
+        last_minute, count, previous = self._sums.get(key, (minute, 0.0, 0.0))
+        if last_minute == minute:
+            return count, previous
+        return 0.0, count if last_minute == minute - 1 else 0.0
 
     def clear(self) -> None:
         with self._lock:
-            self._counts.clear()
+            self._sums.clear()
 
 
 class RedisWindow:
-    """The counters of all processes, as a hash per key; the script is `LocalWindow.hit`."""
+    """The sums of all processes, as a hash per key; the script is `LocalWindow.hit`."""
 
     SCRIPT = """
-    local now, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+    local now = tonumber(ARGV[1])
     local minute = math.floor(now / 60)
     local second = now - minute * 60
-    local values = redis.call('HMGET', KEYS[1], 'minute', 'count', 'previous')
-    local last = tonumber(values[1]) or minute
-    local count, previous = tonumber(values[2]) or 0, tonumber(values[3]) or 0
-    if last ~= minute then
-      previous = last == minute - 1 and count or 0
-      count = 0
+    local sums, allowed = {}, true
+    for i, key in ipairs(KEYS) do
+      local values = redis.call('HMGET', key, 'minute', 'count', 'previous')
+      local last = tonumber(values[1]) or minute
+      local count, previous = tonumber(values[2]) or 0, tonumber(values[3]) or 0
+      if last ~= minute then
+        previous = last == minute - 1 and count or 0
+        count = 0
+      end
+      local room = tonumber(ARGV[2 * i]) - tonumber(ARGV[2 * i + 1])
+      allowed = allowed and count + previous * (1 - second / 60) <= room
+      sums[2 * i - 1], sums[2 * i] = count, previous
     end
-    local allowed = count + previous * (1 - second / 60) + 1 <= limit
-    if allowed then count = count + 1 end
-    redis.call('HSET', KEYS[1], 'minute', minute, 'count', count, 'previous', previous)
-    redis.call('EXPIRE', KEYS[1], 120)
-    return allowed and 1 or 0
+    for i, key in ipairs(allowed and KEYS or {}) do
+      local count = sums[2 * i - 1] + tonumber(ARGV[2 * i + 1])
+      redis.call('HSET', key, 'minute', minute, 'count', count, 'previous', sums[2 * i])
+      redis.call('EXPIRE', key, 120)
+    end
+    for i, sum in ipairs(sums) do sums[i] = string.format('%.17g', sum) end
+    return sums
     """
 
     def __init__(self, url: str) -> None:
         client = redis.Redis.from_url(url, socket_connect_timeout=0.2, socket_timeout=0.5)
         self._script = client.register_script(self.SCRIPT)
 
-    def hit(self, key: str, limit: int, now: float) -> bool:
-        """Count a request and return whether it is within the limit. Raises RedisError."""
-        return bool(self._script(keys=[KEY_PREFIX + key], args=[repr(now), limit]))
+    def hit(self, charges: Sequence[Charge], now: float) -> list[float]:
+        """Do the same as `LocalWindow.hit`. Raises RedisError."""
+        numbers = [repr(n) for charge in charges for n in (charge.limit, charge.cost)]
+        keys = [KEY_PREFIX + charge.key for charge in charges]
+        sums = [float(text) for text in self._script(keys=keys, args=[repr(now), *numbers])]
+        return [
+            charge.seconds_until_room(count, previous, now % 60)
+            for charge, count, previous in zip(charges, sums[::2], sums[1::2], strict=True)
+        ]
 
 
 _local = LocalWindow()
@@ -96,24 +152,83 @@ def _redis_window(url: str) -> RedisWindow:
     return RedisWindow(url)
 
 
-def _hit(key: str, limit: int, now: float) -> bool:
+def _hit(charges: Sequence[Charge]) -> list[float]:
     global _redis_retry_at
+    now = time.time()
     if settings.REDIS_URL and time.monotonic() > _redis_retry_at:
         try:
-            return _redis_window(settings.REDIS_URL).hit(key, limit, now)
+            return _redis_window(settings.REDIS_URL).hit(charges, now)
         except redis.RedisError as error:
             _redis_retry_at = time.monotonic() + REDIS_RETRY_SECONDS
             logger.warning("Redis unavailable, rate limits are counted per process: %s", error)
-    return _local.hit(key, limit, now)
+    return _local.hit(charges, now)
+
+
+# The next three wait for Redis if it is configured: call them in a thread, not on the event loop.
 
 
 def check_rate(agent: Agent, what: str, per_minute: int) -> None:
-    """Count a call or search of an agent. Raises RateLimited with the time to retry."""
-    now = time.time()
-    if not _hit(f"{what}:{agent.pk}", per_minute, now):
-        wait = retry_after(now)
+    """Count a call or search of an agent, and charge its cost. Raises RateLimited."""
+    _check(agent, Charge(what, agent.pk, per_minute), _cost(agent, REQUEST_COST))
+
+
+def check_cost(agent: Agent | None, base: float) -> None:
+    """Charge the base cost of a request before the work. Operators (None) are not charged.
+
+    Raises RateLimited.
+    """
+    if agent is not None:
+        _check(agent, _cost(agent, base))
+
+
+def add_cost(agent: Agent | None, size: int) -> None:
+    """Charge for the bytes of a response after the work, beyond the limit if need be."""
+    if agent is not None:
+        _hit([Charge("cost", agent.pk, math.inf, size / BYTES_PER_COST)])
+
+
+# On the event loop: in a thread only if Redis is configured.
+
+
+async def check_call(agent: Agent) -> None:
+    """Count a call of an agent. Raises RateLimited."""
+    await _run(check_rate, agent, "calls", agent.calls_per_minute)
+
+
+async def check_search(agent: Agent) -> None:
+    """Count a search of an agent. Raises RateLimited."""
+    await _run(check_rate, agent, "searches", agent.searches_per_minute)
+
+
+async def check_request(agent: Agent, base: float = REQUEST_COST) -> None:
+    """Charge the base cost of another request. Raises RateLimited."""
+    await _run(check_cost, agent, base)
+
+
+async def add_bytes(agent: Agent | None, size: int) -> None:
+    """Charge for the bytes of a response."""
+    await _run(add_cost, agent, size)
+
+
+async def _run(function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    if settings.REDIS_URL:
+        await asyncio.to_thread(function, *args, **kwargs)
+    else:
+        function(*args, **kwargs)
+
+
+def _cost(agent: Agent, base: float) -> Charge:
+    # A request that costs more than the limit needs an empty window.
+    limit = agent.cost_per_minute
+    return Charge("cost", agent.pk, limit, min(base, limit))
+
+
+def _check(agent: Agent, *charges: Charge) -> None:
+    seconds, charge = max(zip(_hit(charges), charges, strict=True))
+    if seconds:
+        wait = math.ceil(seconds)
         raise RateLimited(
-            f"Rate limit exceeded: {agent.name} may make {per_minute} {what} per minute.",
+            f"Rate limit exceeded: {EXCEEDED[charge.what].format(agent.name, charge.limit)}.",
             hint=f"Retry in {wait} s.",
             details={"retry_after": wait},
         )

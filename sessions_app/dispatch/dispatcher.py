@@ -5,16 +5,13 @@ Errors that a model can correct are returned as results that explain the correct
 """
 
 import asyncio
-import json
 import logging
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.conf import settings
 from django.db import DatabaseError
 from django.utils import timezone
 
+from catalog import cache
 from catalog.audit import Actor
 from catalog.cache import CachedTool
 from catalog.definitions.validation import validators
@@ -22,31 +19,29 @@ from catalog.models import Tool
 from servers.connections import calls as upstream_calls
 from servers.connections.calls import CallOutcome
 from servers.spec import OnProgress
-from servers.transports.jsonrpc import LARGE_BYTES
 from sessions_app.agents import rate_limits
-from sessions_app.dispatch import authorization_cache, key_revocation, planner
-from sessions_app.dispatch.authorization_cache import Acceptance, CallerId
-from sessions_app.dispatch.planner import CallFinishedLocally, CallPlan, CallRequest
-from sessions_app.ledger import batch_writer
+from sessions_app.dispatch import authorization as authorizations
+from sessions_app.dispatch import key_revocation, planner
+from sessions_app.dispatch.authorization import Authorization, Caller, Outdated
+from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallFinishedLocally, CallPlan, CallRequest
 from sessions_app.ledger import calls as call_ledger
+from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse, CallResult
-from sessions_app.models import Agent, CallState
+from sessions_app.ledger.writer import LedgerCursor
+from sessions_app.models import CallState
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.jsonrpc import LARGE_BYTES
+from toolcrib.lib.payloads import check_value
 from toolcrib.lib.token_counter import count
 
-__all__ = ["CallNotSent", "CallPlan", "CallRequest", "dispatch", "try_tool"]
+__all__ = ["CallNotSent", "CallPlan", "CallRequest", "call", "try_tool"]
 
 logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-R = TypeVar("R")
-# Results up to this many characters are counted exactly; larger ones are estimated from samples,
-# since counting a megabyte takes 30 ms, half the time of such a call.
-EXACT_TOKEN_CHARACTERS, TOKEN_SAMPLES = 100_000, 10
 MARK_SENT_AFTER = 0.25  # seconds after which a running call is marked as sent in the ledger
-ON_LOOP_BYTES = 64 * 1024  # larger requests are planned off the event loop
+OUTDATED = -1  # instead of a number of calls in flight
 
 
 class CallNotSent(ToolcribError):
@@ -77,7 +72,7 @@ class _InFlightCall:
     def on_done(self, task: "asyncio.Task[CallResponse]") -> None:
         _in_flight.discard(self)
         call_ledger.active_call_ids.discard(self.plan.entry.call_id)
-        key_revocation.unregister(self)
+        key_revocation.running.discard(self)
         # If the caller has disconnected, nothing else retrieves the exception.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, ToolcribError | DatabaseError):
@@ -95,111 +90,107 @@ class _InFlightCall:
 _in_flight: set[_InFlightCall] = set()
 
 
-def _in_database_thread(function: Callable[P, R]) -> Callable[P, "asyncio.Future[R]"]:
-    return sync_to_async(function)  # type: ignore[return-value]
+async def call(
+    caller: Caller, request: CallRequest, on_progress: OnProgress | None = None
+) -> CallResponse:
+    """Execute one call of a session. It is cancelled if its key is revoked."""
+    counted_limit = None  # that the call was counted against
 
-
-async def dispatch(
-    agent: Agent,
-    session_id: str,
-    request: CallRequest,
-    on_progress: OnProgress | None = None,
-    *,
-    key: int | None = None,
-    token: CallerId | None = None,
-    checked_limit: int = 0,
-) -> str:
-    """Execute one call of a session, and return the response as canonical JSON.
-
-    The call is cancelled if `key` is revoked. `token` is the key's digest, given if the fast path
-    has already been tried with it. `checked_limit` is the rate limit, in calls per minute, that
-    the call has already been counted against.
-    """
-    if token is None:
-        fast_plan, checked_limit = await try_fast_path(
-            agent.pk, session_id, request, checked_limit=checked_limit
-        )
-        if fast_plan is not None:
-            fast_plan.key = key
-            return (await _execute(fast_plan, on_progress)).body
-    plan = await _in_database_thread(planner.plan_from_database)(
-        agent, session_id, request, checked_limit=checked_limit
-    )
-    if isinstance(plan, str):
+    async def plan_and_accept(authorization: Authorization) -> CallPlan | CallResponse:
+        nonlocal counted_limit
+        await _check(request)
+        stored = await _stored_response(authorization, request)
+        if stored is not None:
+            return stored
+        if counted_limit != authorization.agent.calls_per_minute:
+            await rate_limits.check_call(authorization.agent)
+            counted_limit = authorization.agent.calls_per_minute
+        plan = await _plan(authorization, request)
+        if isinstance(plan, CallFinishedLocally):
+            return await _record_local(authorization, plan)
+        await _accept(authorization, plan)
         return plan
-    if isinstance(plan, CallFinishedLocally):
-        return (await call_ledger.finish(plan.entry, plan.result)).body
-    await call_ledger.accept(plan.entry, agent)
-    plan.key = key
-    return (await _execute(plan, on_progress)).body
+
+    plan = await authorizations.run_authorized(caller, plan_and_accept)
+    return plan if isinstance(plan, CallResponse) else await _execute(plan, on_progress)
 
 
-async def try_fast_path(
-    caller: CallerId, session_id: str, request: CallRequest, size: int = 0, checked_limit: int = 0
-) -> tuple[CallPlan | None, int]:
-    """Plan and accept a call with its cached authorization, in one ledger transaction.
-
-    A missing or outdated authorization is loaded first. Return the plan, or None if the call has
-    to take the ordinary path, and the rate limit that the call was counted against.
-    """
-    for _ in range(2 if batch_writer.is_running() else 0):
-        authorization = authorization_cache.get(caller, session_id)
-        if authorization is None or not authorization.can_plan(request.tool_name):
-            authorization = await run_in_db_thread(
-                authorization_cache.load, caller, session_id, request.tool_name
-            )
-        if authorization is None:
-            break
-        if size > ON_LOOP_BYTES or not planner.is_cheap_to_plan(authorization, request):
-            plan = await asyncio.to_thread(planner.plan_from_cache, authorization, request)
-        else:
-            plan = planner.plan_from_cache(authorization, request)
-        if plan is None:
-            break
-        if checked_limit != authorization.agent.calls_per_minute:
-            try:
-                await _check_rate(authorization.agent)
-            except rate_limits.RateLimited:
-                break  # not counted; the cached authorization may be outdated
-            checked_limit = authorization.agent.calls_per_minute
-        verdict = await authorization_cache.accept_call(plan.entry, authorization)
-        if verdict is Acceptance.ACCEPTED:
-            return plan, checked_limit
-        authorization_cache.invalidate(caller, session_id)
-        if verdict is Acceptance.REFUSED:
-            break
-    return None, checked_limit
-
-
-async def _check_rate(agent: Agent) -> None:
-    if settings.REDIS_URL:
-        await asyncio.to_thread(rate_limits.check_rate, agent, "calls", agent.calls_per_minute)
-    else:
-        rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
-
-
-async def dispatch_fast(
-    caller: CallerId, session_id: str, request: CallRequest, size: int
-) -> CallResponse | int:
-    """Execute a call on the fast path, or return the rate limit it was counted against."""
-    plan, checked_limit = await try_fast_path(caller, session_id, request, size)
-    return checked_limit if plan is None else await _execute(plan, None)
-
-
-async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> dict[str, Any]:
+async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> CallResponse:
     """Call a tool as a user, outside any session, with the same checks and ledger."""
-    plan = await _in_database_thread(planner.plan_try)(tool, arguments, actor)
+    check_value(arguments, "/arguments")
+    cached = await ledger_writer.run_off_loop(cache.cached_tool, tool.pk)
+    server_row = await authorizations.find_server(cached.server_id or 0, renew=True)
+    plan = await asyncio.to_thread(planner.plan_try, cached, arguments, actor, server_row)
     if isinstance(plan, CallFinishedLocally):
-        response = await call_ledger.finish(plan.entry, plan.result)
+        return await call_ledger.finish(plan.entry, plan.result)
+    await call_ledger.accept(plan.entry, lambda _: None)
+    plan.key = actor.id if actor.kind == "token" else None
+    try:
+        return await _execute(plan, None)
+    finally:
+        await upstream_calls.forget_session(plan.target.session)
+
+
+# --- Plan and accept ------------------------------------------------------------------------------
+
+
+async def _check(request: CallRequest) -> None:
+    if request.size > ON_LOOP_BYTES:
+        await asyncio.to_thread(request.check)
     else:
-        await call_ledger.accept(plan.entry, None)
-        plan.key = actor.id if actor.kind == "token" else None
-        try:
-            response = await _execute(plan, None)
-        finally:
-            await upstream_calls.forget_session(plan.target.session)
-    body: dict[str, Any] = json.loads(response.body)
-    return body
+        request.check()
+
+
+async def _stored_response(
+    authorization: Authorization, request: CallRequest
+) -> CallResponse | None:
+    key = request.idempotency_key
+    if key is None:
+        return None
+    digest = request.digest(authorization.session_id)
+    agent = authorization.agent.pk
+    return await ledger_writer.run_off_loop(call_ledger.stored_response, agent, key, digest)
+
+
+async def _plan(
+    authorization: Authorization, request: CallRequest
+) -> CallPlan | CallFinishedLocally:
+    tool = authorization.scope.lookup(request.tool_name)
+    server = tool.server_id if tool is not None else None
+    server_row = await authorizations.find_server(server) if server is not None else None
+    if planner.is_cheap(tool, request):
+        return planner.plan_call(authorization, request, server_row)
+    return await asyncio.to_thread(planner.plan_call, authorization, request, server_row)
+
+
+async def _record_local(authorization: Authorization, plan: CallFinishedLocally) -> CallResponse:
+    """Record a call that needed no server."""
+    entry, result = plan.entry, plan.result
+    response = call_ledger.fill_in_result(entry, result)
+    is_written = await authorization.commit(
+        lambda cursor: call_ledger.write_result(cursor, entry, result, response, is_accepted=False)
+    )
+    if not is_written:
+        raise call_ledger.KeyInProgress
+    return response
+
+
+async def _accept(authorization: Authorization, plan: CallPlan) -> None:
+    """Commit the row of a call if its authorization is current and the agent's limit permits."""
+    entry, agent = plan.entry, authorization.agent
+
+    def check(cursor: LedgerCursor) -> int | None:
+        at, server = entry.accepted_at, entry.server_id
+        in_flight = authorization.revalidate(cursor, at, server, plan.server_row)
+        if in_flight is None:
+            return OUTDATED
+        return in_flight if in_flight >= agent.calls_in_flight else None
+
+    in_flight = await call_ledger.accept(entry, check, agent.pk)
+    if in_flight == OUTDATED:
+        raise Outdated
+    if in_flight is not None:
+        rate_limits.reject_concurrent_call(agent, in_flight)
 
 
 # --- Send ---------------------------------------------------------------------------------------
@@ -211,7 +202,7 @@ async def _execute(plan: CallPlan, on_progress: OnProgress | None) -> CallRespon
     call = _InFlightCall(plan, task)
     _in_flight.add(call)
     call_ledger.active_call_ids.add(plan.entry.call_id)
-    key_revocation.register(call)
+    key_revocation.running.add(call)
     task.add_done_callback(call.on_done)
     try:
         return await asyncio.shield(task)
@@ -350,6 +341,7 @@ def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
             outcome.is_error,
             content,
             structured,
+            outcome.meta,
             tokens=_count_tokens(content, structured),
             code="tool_error" if outcome.is_error else "",
             message=f"{plan.tool.name} returned an error." if outcome.is_error else "",
@@ -373,20 +365,15 @@ def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
 
 
 def _is_compiled(tool: CachedTool) -> bool:
-    definition = tool.approved
-    if definition is None or definition.output_schema is None:
-        return True
-    return validators.has(definition.sha256, "output")
+    return tool.approved is None or validators.has(tool.approved, "output")
 
 
 def _output_problems(tool: CachedTool, outcome: CallOutcome) -> list[str]:
-    definition = tool.approved
-    schema = definition.output_schema if definition else None
-    if definition is None or schema is None:
+    validator = validators.get(tool.approved, "output") if tool.approved else None
+    if validator is None:
         return []
     if not outcome.has_structured:
         return ["structured content is missing"]
-    validator = validators.get_or_compile(definition.sha256, "output", schema)
     # A result that is too expensive to validate is passed on unchecked.
     return validator.problems(outcome.structured) if validator.can_check(outcome.structured) else []
 
@@ -416,10 +403,6 @@ def _count_tokens(content: list[Any], structured: object) -> int:
         and block.get("type") == "text"
         and isinstance(block.get("text"), str)
     ]
-    text = "\n".join(texts) if texts else canonical(structured) if structured is not None else ""
-    if len(text) <= EXACT_TOKEN_CHARACTERS:
-        return count(text)
-    size, step = EXACT_TOKEN_CHARACTERS // TOKEN_SAMPLES, len(text) // TOKEN_SAMPLES
-    starts = [number * step for number in range(TOKEN_SAMPLES)]
-    samples = [text[start : start + size] for start in starts]
-    return round(sum(map(count, samples)) * len(text) / EXACT_TOKEN_CHARACTERS)
+    if not texts and structured is not None:
+        texts = [canonical(structured)]
+    return count("\n".join(texts))

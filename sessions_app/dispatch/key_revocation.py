@@ -1,21 +1,18 @@
 """Key revocation: cancel running requests, streams, calls and connections of invalid keys.
 
-Each registers here while it runs. Every process checks the keys in the database twice a second,
+Each is in `running` while it runs. Every process checks the keys in the database twice a second,
 so work of a revoked or expired key, or of a disabled agent, is cancelled in all processes.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from django.db import DatabaseError
-from django.db.models import Q
-from django.utils import timezone
 
 from sessions_app.agents import api_keys
-from sessions_app.models import ApiKey
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 
@@ -43,20 +40,12 @@ class Cancellable(Protocol):
     def end(self, reason: ToolcribError) -> None: ...
 
 
-_registered: set[Cancellable] = set()
-
-
-def register(work: Cancellable) -> None:
-    _registered.add(work)
-
-
-def unregister(work: Cancellable) -> None:
-    _registered.discard(work)
+running: set[Cancellable] = set()
 
 
 @asynccontextmanager
 async def watch_revocations() -> AsyncIterator[None]:
-    """Check the keys of registered work for the duration of the block."""
+    """Check the keys of running work for the duration of the block."""
     task = asyncio.create_task(_watch(), name="keys")
     try:
         yield
@@ -78,18 +67,10 @@ async def _watch() -> None:
 
 
 async def _check_keys() -> None:
-    keys = {work.key for work in list(_registered) if work.key is not None}
+    keys = {work.key for work in list(running) if work.key is not None}
     if not keys:
         return
-    invalid = keys - await run_in_db_thread(_valid_keys, keys)
-    for work in list(_registered):
+    invalid = keys - await run_in_db_thread(api_keys.valid_keys, keys)
+    for work in list(running):
         if work.key in invalid:
             work.end(KeyRevoked())
-
-
-def _valid_keys(keys: Collection[int]) -> set[int]:
-    """Return those of these keys that are still valid."""
-    now = timezone.now()
-    enabled = Q(agent=None) | Q(agent__enabled=True)
-    rows = ApiKey.objects.filter(enabled, pk__in=keys)
-    return {key.pk for key in rows if api_keys.is_valid(key, now)}

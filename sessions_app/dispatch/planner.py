@@ -1,35 +1,33 @@
 """Call planning: find the tool, check policy, validate arguments, choose server and timeout.
 
-Writes nothing. `plan_from_database` reads everything from the database and reports every error;
-`plan_from_cache` uses a cached authorization and leaves all other cases to it.
+Writes nothing. A call that cannot be made is planned too: as finished, with a result that says why.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.utils import timezone
 
-from catalog import cache
 from catalog.audit import Actor
 from catalog.cache import CachedTool
 from catalog.definitions.public_names import META_TOOLS
 from catalog.definitions.validation import validators
-from catalog.models import CallPolicy, JsonSchema, Tool, ToolState
+from catalog.models import CallPolicy, JsonSchema, ToolState
 from servers.connections.calls import CallTarget
-from servers.models import Server
-from sessions_app.agents import rate_limits
-from sessions_app.dispatch.authorization_cache import CachedAuthorization
+from sessions_app.dispatch.authorization import SERVER_COLUMNS, Authorization, Outdated
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import THIS_PROCESS, CallResult
-from sessions_app.ledger.payloads import check_value, parse_arguments, stored_arguments
-from sessions_app.ledger.sql import CallRow, new_call_id
-from sessions_app.models import Agent, AgentSession, CallPath, CallState
-from sessions_app.sessions import lifecycle, loading, scope, surface
+from sessions_app.ledger.writer import CallRow, Row, new_call_id
+from sessions_app.models import CallPath, CallState
+from sessions_app.sessions import loading, scope
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.payloads import check_value, parse_arguments, stored_arguments
 from toolcrib.lib.token_counter import count
+
+ON_LOOP_BYTES = 64 * 1024  # larger requests are planned off the event loop
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,21 @@ class CallRequest:
     timeout: float | None = None
     idempotency_key: str | None = None
     path: str = CallPath.DISPATCH
+    size: int = 0  # bytes
+    # Checks the request against a schema that maps arguments to HTTP headers; raises.
+    check_headers: Callable[[JsonSchema], None] | None = None
+
+    def check(self) -> None:
+        """Raise Invalid for what cannot be stored or sent on."""
+        call_ledger.check_idempotency_key(self.idempotency_key)
+        check_value(self.arguments, "/arguments")
+        check_value(self.tool_name, "/tool_name")
+
+    def digest(self, session_id: str) -> str:
+        """Return a digest that identifies the request of an idempotency key; empty without one."""
+        if self.idempotency_key is None:
+            return ""
+        return digest(canonical([session_id, self.tool_name, self.arguments]))
 
 
 @dataclass
@@ -49,8 +62,9 @@ class CallPlan:
     tool: CachedTool
     arguments: dict[str, Any]
     target: CallTarget
+    server_row: Row
     timeout: float
-    schema: JsonSchema
+    schema: JsonSchema | None  # if it maps arguments to HTTP headers
     sent: bool = False
     awaiting_server: bool = False  # the call can still be cancelled
     key: int | None = None  # id of the key that the caller used
@@ -83,43 +97,56 @@ class CallRejected(Exception):
         self.quoted_definition = quoted_definition
 
 
-def plan_from_database(
-    agent: Agent,
-    session_id: str,
-    request: CallRequest,
-    *,
-    checked_limit: int = 0,
-) -> CallPlan | CallFinishedLocally | str:
-    """Plan a call from the database, or return the stored response of its idempotency key."""
-    session = lifecycle.find_session(agent, session_id)
-    loading.check_open(session)
-    key = call_ledger.check_idempotency_key(request.idempotency_key)
-    check_value(request.arguments, "/arguments")
-    check_value(request.tool_name, "/tool_name")
-    digest = call_ledger.request_digest(
-        key, session.session_id, request.tool_name, request.arguments
+def plan_call(
+    authorization: Authorization, request: CallRequest, server_row: Row | None
+) -> CallPlan | CallFinishedLocally:
+    """Plan a call of a session. `server_row` is that of the tool's server."""
+    entry = _new_row(
+        request,
+        request.digest(authorization.session_id),
+        session_id=authorization.session_pk,
+        agent_id=authorization.agent.pk,
     )
-    stored = call_ledger.stored_answer(agent, key, digest)
-    if stored is not None:
-        return stored
-    if checked_limit != agent.calls_per_minute:
-        rate_limits.check_rate(agent, "calls", agent.calls_per_minute)
-    entry = _new_row(request, key, digest, session_id=session.pk, agent_id=agent.pk)
-    return _plan_or_reject(entry, request, lambda: _find_tool(session, request.tool_name), session)
+    try:
+        tool = _find_tool(authorization, request.tool_name)
+        _assign_tool(entry, tool)
+        if request.check_headers and tool.approved and tool.approved.has_header_mapping:
+            request.check_headers(tool.approved.input_schema)
+        shown = authorization.shown_definition(tool.name)
+        session_id = authorization.session_id
+        plan = _plan(entry, tool, request, server_row, session_id=session_id, shown=shown)
+    except _REJECTIONS as error:
+        return _rejected(entry, error)
+    entry.implicit_load = shown is None
+    if isinstance(plan, CallPlan):
+        plan.key = authorization.key_id
+    return plan
 
 
-def plan_try(tool: Tool, arguments: dict[str, Any], actor: Actor) -> CallPlan | CallFinishedLocally:
+def plan_try(
+    tool: CachedTool, arguments: dict[str, Any], actor: Actor, server_row: Row | None
+) -> CallPlan | CallFinishedLocally:
     """Plan a call by a user, outside any session."""
-    check_value(arguments, "/arguments")
-    request = CallRequest(tool.public_name, arguments, path=CallPath.TRY)
-    entry = _new_row(request, None, "", actor=actor.label[:200])
-    return _plan_or_reject(entry, request, lambda: cache.cached_tool(tool.pk), None)
+    request = CallRequest(tool.name, arguments, path=CallPath.TRY)
+    entry = _new_row(request, "", actor=actor.label[:200])
+    _assign_tool(entry, tool)
+    try:
+        return _plan(entry, tool, request, server_row, session_id=entry.call_id, shown=None)
+    except _REJECTIONS as error:
+        return _rejected(entry, error)
+
+
+def is_cheap(tool: CachedTool | None, request: CallRequest) -> bool:
+    """Return whether planning does not block the event loop: a small call, a compiled schema."""
+    if tool is None:
+        return False  # suggestions for an unknown name take time
+    is_compiled = tool.approved is None or validators.has(tool.approved, "input")
+    return is_compiled and request.size <= ON_LOOP_BYTES
 
 
 def _new_row(
     request: CallRequest,
-    key: str | None,
-    digest: str,
+    request_digest: str,
     *,
     session_id: int | None = None,
     agent_id: int | None = None,
@@ -133,8 +160,8 @@ def _new_row(
         actor=actor,
         tool_name=request.tool_name[:200],
         path=str(request.path),
-        idempotency_key=key,
-        request_digest=digest,
+        idempotency_key=request.idempotency_key,
+        request_digest=request_digest,
         arguments=stored_arguments(request.arguments),
         accepted_at=now,
         deadline=now,
@@ -142,84 +169,65 @@ def _new_row(
     )
 
 
-def plan_from_cache(authorization: CachedAuthorization, request: CallRequest) -> CallPlan | None:
-    """Plan a call with a cached authorization; None if it must be planned from the database."""
-    name = request.tool_name
-    tool = authorization.scope.lookup(name) if name not in META_TOOLS else None
-    server_row = authorization.server_rows.get(tool.server_id or 0) if tool is not None else None
-    if tool is None or server_row is None:
-        return None
-    try:
-        key = call_ledger.check_idempotency_key(request.idempotency_key)
-        check_value(request.arguments, "/arguments")
-        check_value(name, "/tool_name")
-        digest = call_ledger.request_digest(key, authorization.session_id, name, request.arguments)
-        entry = _new_row(
-            request,
-            key,
-            digest,
-            session_id=authorization.session_pk,
-            agent_id=authorization.agent.pk,
-        )
-        arguments = parse_arguments(request.arguments)
-        _check_usable(tool)
-        shown_definition = authorization.shown_definition(tool.name)
-        entry.definition_id = _validate_arguments(tool, shown_definition, arguments)
-    except (CallRejected, Invalid):
-        return None
-    _assign_tool(entry, tool)
-    entry.implicit_load = shown_definition is None
-    _, generation, isolation, concurrency, call_timeout, slug = server_row
-    target = CallTarget(
-        tool.server_id or 0, slug, generation, isolation, authorization.session_id, concurrency
-    )
-    plan = _build_plan(entry, tool, arguments, target, request.timeout or call_timeout)
-    plan.key = authorization.key_id
-    return plan
-
-
-def is_cheap_to_plan(authorization: CachedAuthorization, request: CallRequest) -> bool:
-    """Return whether the tool's schema is compiled, so that planning does not block the loop."""
-    tool = authorization.scope.lookup(request.tool_name)
-    if tool is None or tool.approved is None:
-        return True
-    return validators.has(tool.approved.sha256, "input")
-
-
-def _find_tool(session: AgentSession, name: str) -> CachedTool:
+def _find_tool(authorization: Authorization, name: str) -> CachedTool:
     if name in META_TOOLS:
         raise CallRejected(
             "meta_tool",
             f"{name} is a meta-tool of Toolcrib and cannot be run through a call.",
             "Name the tool you want to run.",
         )
-    return scope.scope_of_session(session).find_tool(name)
+    return authorization.scope.find_tool(name)
 
 
-def _plan_or_reject(
+def _plan(
     entry: CallRow,
+    tool: CachedTool,
     request: CallRequest,
-    find: Callable[[], CachedTool],
-    session: AgentSession | None,
+    server_row: Row | None,
+    *,
+    session_id: str,
+    shown: int | None,
 ) -> CallPlan | CallFinishedLocally:
-    try:
-        tool = find()
-        _assign_tool(entry, tool)
-        arguments = parse_arguments(request.arguments)
-        _check_usable(tool)
-        pin = surface.last_shown(session, tool.name) if session else None
-        shown_definition = pin["definition"] if pin else None
-        entry.definition_id = _validate_arguments(tool, shown_definition, arguments)
-        entry.implicit_load = session is not None and pin is None
-        if not tool.server_id:
-            return CallFinishedLocally(entry, _client_result(tool, arguments))
-        return _plan_for_server(entry, tool, arguments, request, session)
-    except CallRejected as rejected:
-        result = _rejection(rejected.code, rejected.message, rejected.hint, rejected.schema)
-        result = replace(result, quoted_definition=rejected.quoted_definition)
-        return CallFinishedLocally(entry, result)
-    except (scope.NotAvailable, scope.Ambiguous, Invalid) as error:
-        return CallFinishedLocally(entry, _rejection(error.code, error.message, error.hint))
+    arguments = parse_arguments(request.arguments)
+    _check_usable(tool)
+    entry.definition_id = _validate_arguments(tool, shown, arguments)
+    if not tool.server_id:
+        return CallFinishedLocally(entry, _client_result(tool, arguments))
+    if server_row is None:  # deleted in between
+        raise Outdated
+    server = dict(zip(SERVER_COLUMNS, server_row, strict=True))
+    target = CallTarget(
+        server_id=tool.server_id,
+        slug=server["slug"],
+        generation=server["generation"],
+        isolation=server["isolation"],
+        session=session_id,
+        concurrency=server["concurrency"],
+    )
+    timeout = request.timeout or server["call_timeout"]
+    entry.deadline = entry.accepted_at + timedelta(seconds=timeout)
+    approved = tool.approved
+    schema = approved.input_schema if approved and approved.has_header_mapping else None
+    return CallPlan(entry, tool, arguments, target, server_row, timeout, schema)
+
+
+_REJECTIONS = (CallRejected, scope.NotAvailable, scope.Ambiguous, Invalid)
+
+
+def _rejected(entry: CallRow, error: Any) -> CallFinishedLocally:
+    schema = getattr(error, "schema", "")
+    text = "\n\n".join(part for part in (error.message, schema, error.hint) if part)
+    result = CallResult(
+        CallState.REFUSED,
+        True,
+        [{"type": "text", "text": text}],
+        tokens=count(text),
+        code=error.code,
+        message=error.message,
+        hint=error.hint,
+        quoted_definition=getattr(error, "quoted_definition", None),
+    )
+    return CallFinishedLocally(entry, result)
 
 
 def _assign_tool(entry: CallRow, tool: CachedTool) -> None:
@@ -254,7 +262,8 @@ def _validate_arguments(
     """
     approved = tool.approved
     assert approved is not None  # noqa: S101 - ensured by _check_usable
-    validator = validators.get_or_compile(approved.sha256, "input", approved.input_schema)
+    validator = validators.get(approved, "input")
+    assert validator is not None  # noqa: S101 - every definition has an input schema
     if not validator.can_check(arguments):
         raise CallRejected(
             "invalid_arguments",
@@ -278,46 +287,6 @@ def _validate_arguments(
         "Correct the arguments and call again.",
         schema=f"Input schema of {tool.name}:\n{canonical(approved.input_schema)}",
         quoted_definition=(approved.pk, tool.description_override) if changed else None,
-    )
-
-
-def _plan_for_server(
-    entry: CallRow,
-    tool: CachedTool,
-    arguments: dict[str, Any],
-    request: CallRequest,
-    session: AgentSession | None,
-) -> CallPlan:
-    server = Server.objects.get(pk=tool.server_id or 0)
-    target = CallTarget(
-        server_id=server.pk,
-        slug=server.slug,
-        generation=server.generation,
-        isolation=server.isolation,
-        session=session.session_id if session else entry.call_id,
-        concurrency=server.concurrency,
-    )
-    return _build_plan(entry, tool, arguments, target, request.timeout or server.call_timeout)
-
-
-def _build_plan(
-    entry: CallRow, tool: CachedTool, arguments: dict[str, Any], target: CallTarget, timeout: float
-) -> CallPlan:
-    entry.deadline = entry.accepted_at + timedelta(seconds=timeout)
-    assert tool.approved is not None  # noqa: S101 - ensured by _check_usable
-    return CallPlan(entry, tool, arguments, target, timeout, tool.approved.input_schema)
-
-
-def _rejection(code: str, message: str, hint: str, schema: str = "") -> CallResult:
-    text = "\n\n".join(part for part in (message, schema, hint) if part)
-    return CallResult(
-        CallState.REFUSED,
-        True,
-        [{"type": "text", "text": text}],
-        tokens=count(text),
-        code=code,
-        message=message,
-        hint=hint,
     )
 
 

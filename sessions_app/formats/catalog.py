@@ -15,7 +15,6 @@ from sessions_app.formats.native import Offer
 from sessions_app.formats.providers import ToolObject
 from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.sessions import lifecycle, scope
-from sessions_app.sessions import search as session_search
 from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import FormatIn
 from sessions_app.sessions.surface import Surface
@@ -152,19 +151,16 @@ def current_tools(session: AgentSession, options: FormatIn) -> list[ToolObject]:
 
 
 def search_response(
-    session: AgentSession, query: session_search.SessionQuery, format_: str, call_id: str
+    surface: Surface, response: dict[str, Any], format_: str, call_id: str
 ) -> dict[str, Any]:
-    """Search, and return the result as the provider's own search would."""
-    response = session_search.search_session(session, query)
+    """Return the response to a search as the provider's own search would."""
     names = [tool["name"] for tool in response["tools"]]
     if format_ == "anthropic":
-        surface = session_surface.surface_of(session.snapshot)
         known = {**surface.pins, **surface.deferred}
         return native.tool_references(names, known, response["message"], call_id)
     tools = [
         {"name": tool["name"], "description": tool["description"], "parameters": tool["schema"]}
         for tool in response["tools"]
     ]
-    groups = session_surface.surface_of(session.snapshot).groups
     offers = [Offer(tool, preloaded=False) for tool in tools]
-    return native.tool_search_output(offers, groups, call_id)
+    return native.tool_search_output(offers, surface.groups, call_id)

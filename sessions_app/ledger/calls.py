@@ -7,23 +7,20 @@ accepted ones included: `sent` is written only for slow calls, so an accepted ca
 
 import asyncio
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
-from sessions_app.agents import rate_limits
-from sessions_app.ledger.batch_writer import WriteJob, commit
-from sessions_app.ledger.payloads import stored_copy
-from sessions_app.ledger.sql import CallRow, LedgerCursor
+from sessions_app.ledger.writer import CallRow, LedgerCursor, WriteJob, commit
 from sessions_app.models import (
     IN_FLIGHT,
-    Agent,
     AgentSession,
     Call,
     CallAnswer,
@@ -31,10 +28,12 @@ from sessions_app.models import (
     EventKind,
 )
 from toolcrib.lib.errors import Conflict, Invalid
-from toolcrib.lib.json_codec import canonical, digest, join_members
+from toolcrib.lib.json_codec import canonical, join_members
+from toolcrib.lib.payloads import stored_copy
 from toolcrib.lib.process_identity import is_dead, this_process
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ANSWER_RETENTION = timedelta(days=1)
 GRACE = timedelta(seconds=15)  # after the deadline, before an open call is marked unknown
@@ -51,55 +50,82 @@ class CallResult:
     is_error: bool
     content: list[Any]
     structured: Any = None
+    meta: dict[str, Any] | None = None  # `_meta`
     tokens: int = 0
     code: str = ""
     message: str = ""
     hint: str = ""
-    encoded: tuple[str, str] | None = None  # content and structured as canonical JSON, if known
+    # Content, structured content and `_meta` as canonical JSON, if known.
+    encoded: tuple[str, str, str] | None = None
     raw: object = None  # the server's response, if the caller receives something else
     large: bool = False  # too large to be processed on the event loop
     quoted_definition: tuple[int, str] | None = None  # newer definition in the message, override
 
-    @property
-    def error(self) -> dict[str, str] | None:
-        if not self.code:
-            return None
-        return {"code": self.code, "message": self.message, "hint": self.hint}
-
 
 @dataclass(frozen=True)
 class CallResponse:
-    """Response to the caller: the whole body as canonical JSON, and its large parts."""
+    """Response to the caller. Content, structured content and `_meta` are canonical JSON."""
 
-    body: str
+    call_id: str
+    tool_name: str
+    state: str
+    is_error: bool
     content: str
     structured: str
-    is_error: bool
+    meta: str
+    error: dict[str, str] | None
+    tokens: int
+    duration_ms: int
+    implicit_load: bool
+
+    def as_json(self) -> str:
+        """Return the body of the agent API's response."""
+        members = {
+            "call_id": canonical(self.call_id),
+            "tool_name": canonical(self.tool_name),
+            "state": canonical(self.state),
+            "is_error": _boolean(self.is_error),
+            "content": self.content,
+            "structured_content": self.structured,
+            "tokens": str(self.tokens),
+            "duration_ms": str(self.duration_ms),
+            "implicit_load": _boolean(self.implicit_load),
+        }
+        if self.meta != "null":
+            members["_meta"] = self.meta
+        if self.error:
+            members["error"] = canonical(self.error)
+        return join_members(members)
+
+    @classmethod
+    def from_json(cls, text: str) -> "CallResponse":
+        """Return a stored response."""
+        body = json.loads(text)
+        names = ("content", "structured_content", "_meta")
+        content, structured, meta = (canonical(body.pop(name, None)) for name in names)
+        error = body.pop("error", None)
+        return cls(content=content, structured=structured, meta=meta, error=error, **body)
 
 
-def check_idempotency_key(key: str | None) -> str | None:
+def _boolean(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def check_idempotency_key(key: str | None) -> None:
     if key is None:
-        return None
+        return
     if not 0 < len(key) <= 255 or not key.isascii() or not key.isprintable() or key.isspace():
         raise Invalid(
             "An Idempotency-Key must have 1 to 255 printable ASCII characters.",
             hint="Use a new UUID for each call.",
         )
-    return key
 
 
-def request_digest(key: str | None, session_id: str, tool_name: str, arguments: object) -> str:
-    """Return a digest that identifies the request of an idempotency key; empty without a key."""
-    return digest(canonical([session_id, tool_name, arguments])) if key is not None else ""
-
-
-def stored_answer(agent: Agent, key: str | None, request: str) -> str | None:
+def stored_response(agent: int, key: str, request: str) -> CallResponse | None:
     """Return the stored response for an idempotency key, if any.
 
     Raises Conflict if the key belongs to another request, or if its call is still in progress.
     """
-    if key is None:
-        return None
     call = Call.objects.filter(agent=agent, idempotency_key=key).select_related("answer").first()
     if call is None:
         return None
@@ -110,20 +136,22 @@ def stored_answer(agent: Agent, key: str | None, request: str) -> str | None:
             code="idempotency_conflict",
         )
     if call.state in IN_FLIGHT:
-        raise idempotency_in_progress()
+        raise KeyInProgress
     answer = CallAnswer.objects.filter(call=call).first()
     if answer is None:
-        return _response(CallRow.from_model(call), _expired_answer(call)).body
-    return answer.body
+        return _response(CallRow.from_model(call), _expired_answer(call))
+    return CallResponse.from_json(answer.body)
 
 
-def idempotency_in_progress() -> Conflict:
-    return Conflict(
-        "The call with this Idempotency-Key is still in progress.",
-        hint="Retry in a second to get its response.",
-        code="idempotency_in_progress",
-        details={"retry_after": 1},
-    )
+class KeyInProgress(Conflict):
+    code = "idempotency_in_progress"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The call with this Idempotency-Key is still in progress.",
+            hint="Retry in a second to get its response.",
+            details={"retry_after": 1},
+        )
 
 
 def _expired_answer(call: Call) -> CallResult:
@@ -137,33 +165,28 @@ def _expired_answer(call: Call) -> CallResult:
 # --- Writing ------------------------------------------------------------------------------------
 
 
-async def accept(entry: CallRow, agent: Agent | None) -> None:
-    """Commit a call's row; raise if the agent's concurrency limit or the key forbids it."""
+async def accept(
+    entry: CallRow, check: Callable[[LedgerCursor], T | None], agent: int = 0
+) -> T | None:
+    """Commit a call's row if `check` returns None; otherwise return what it returns.
 
-    def work(cursor: LedgerCursor) -> Callable[[], None] | None:
-        if agent is not None:
-            # The agent's row is locked, so concurrent requests cannot exceed the limit.
-            in_flight = cursor.count_in_flight(agent.pk, entry.accepted_at)
-            if in_flight >= agent.calls_in_flight:
-                return lambda: rate_limits.reject_concurrent_call(agent, in_flight)
-        if not insert_call(cursor, entry):
-            return _reject_key
-        return None
+    The agent's row is locked, so concurrent requests cannot exceed its limit.
+    """
 
-    def close_if_accepted(reject: Callable[[], None] | None) -> None:
-        if reject is None:
+    def work(cursor: LedgerCursor) -> tuple[T | None, bool]:
+        obstacle = check(cursor)
+        return obstacle, obstacle is None and not cursor.insert(entry)
+
+    def close_if_accepted(outcome: tuple[T | None, bool]) -> None:
+        if outcome == (None, False):
             close_abandoned(entry)
 
-    reject = await commit(
-        WriteJob(
-            work,
-            order=entry.session_id or 0,
-            agent=agent.pk if agent else 0,
-            on_abandoned=close_if_accepted,
-        )
-    )
-    if reject is not None:
-        reject()
+    order = entry.session_id or 0
+    job = WriteJob(work, order=order, agent=agent, on_abandoned=close_if_accepted)
+    obstacle, is_key_used = await commit(job)
+    if is_key_used:
+        raise KeyInProgress
+    return obstacle
 
 
 _abandoned_tasks: set["asyncio.Task[CallResponse]"] = set()
@@ -188,39 +211,25 @@ def _on_abandoned_closed(task: "asyncio.Task[CallResponse]") -> None:
         logger.error("Closing an abandoned call failed: %s", error)
 
 
-def insert_call(cursor: LedgerCursor, entry: CallRow) -> bool:
-    """Insert a new row and its implicit load; return False if its idempotency key is used."""
-    if not cursor.insert(entry):
-        return False
-    if entry.session_id is not None and entry.implicit_load:
-        kind = EventKind.IMPLICIT_LOAD.value
-        cursor.insert_event(entry.session_id, kind, entry.accepted_at, tool_name=entry.tool_name)
-        cursor.touch_session(entry.session_id, entry.accepted_at)
-    return True
-
-
-def _reject_key() -> NoReturn:
-    raise idempotency_in_progress()
-
-
 async def mark_sent(entry: CallRow) -> None:
     """Show a running call as sent. For display only."""
     await commit(WriteJob(lambda cursor: cursor.mark_sent(entry), order=entry.session_id or 0))
 
 
 async def finish(entry: CallRow, result: CallResult) -> CallResponse:
-    """Commit a call's result and its timeline event, and return the response."""
+    """Commit the result of a call and its timeline event, and return the response."""
     if result.large:
         response = await asyncio.to_thread(fill_in_result, entry, result)
     else:
         response = fill_in_result(entry, result)
+    is_accepted = entry.pk is not None
     job = WriteJob(
-        lambda cursor: _write_result(cursor, entry, result, response.body),
+        lambda cursor: write_result(cursor, entry, result, response, is_accepted=is_accepted),
         order=entry.session_id or 0,
-        must_commit=entry.pk is not None,
+        must_commit=is_accepted,
     )
     if not await commit(job):
-        raise idempotency_in_progress()
+        raise KeyInProgress
     return response
 
 
@@ -234,25 +243,45 @@ def fill_in_result(entry: CallRow, result: CallResult) -> CallResponse:
     raw = result.raw
     if raw is None:
         raw = {"content": result.content, "structuredContent": result.structured}
-        text = join_members({"content": response.content, "structuredContent": response.structured})
+        members = {"content": response.content, "structuredContent": response.structured}
+        if response.meta != "null":
+            raw["_meta"], members["_meta"] = result.meta, response.meta
+        text = join_members(members)
     else:
         text = canonical(raw)
     data = text.encode()
     entry.result_bytes, entry.result_sha256 = len(data), hashlib.sha256(data).hexdigest()
-    entry.result_copy = stored_copy(raw) if len(text) < 65_536 else _truncated_copy(text, len(data))
+    if len(text) < 65_536:
+        entry.result_copy = stored_copy(raw, text)
+    else:
+        entry.result_copy = stored_copy({"start": text[:8000], "bytes": len(data), "cut": True})
     return response
 
 
-def _write_result(cursor: LedgerCursor, entry: CallRow, result: CallResult, body: str) -> bool:
-    """Write everything that a call's result changes; return False if its key is used."""
+def write_result(
+    cursor: LedgerCursor,
+    entry: CallRow,
+    result: CallResult,
+    response: CallResponse,
+    *,
+    is_accepted: bool,
+) -> bool:
+    """Write everything that a call's result changes; return False if its key is used.
+
+    Inserts the row of a call that was not accepted, since it needed no server. `entry.pk` does not
+    tell: a transaction that was rolled back may have set it.
+    """
     now = entry.finished_at
     assert now is not None  # noqa: S101 - set by fill_in_result
     is_new = True
-    if entry.pk is not None:
+    if is_accepted:
         is_new = cursor.finish(entry)  # if not, recovery has written the event and the counters
-    elif not insert_call(cursor, entry):
+    elif not cursor.insert(entry):
         return False
     if entry.session_id is not None and is_new:
+        if entry.implicit_load:
+            kind, at = EventKind.IMPLICIT_LOAD.value, entry.accepted_at
+            cursor.insert_event(entry.session_id, kind, at, tool_name=entry.tool_name)
         refused = result.state == CallState.REFUSED
         cursor.insert_event(
             entry.session_id,
@@ -267,33 +296,27 @@ def _write_result(cursor: LedgerCursor, entry: CallRow, result: CallResult, body
         if result.quoted_definition is not None and entry.tool_id is not None:
             cursor.set_shown_definition(entry.session_id, entry.tool_id, *result.quoted_definition)
     if entry.idempotency_key is not None and entry.pk is not None:
-        cursor.store_answer(entry.pk, body, now)
+        cursor.store_answer(entry.pk, response.as_json(), now)
     return True
 
 
-def _truncated_copy(text: str, size: int) -> str:
-    return stored_copy({"start": text[:8000], "bytes": size, "cut": True})
-
-
 def _response(entry: CallRow, result: CallResult) -> CallResponse:
-    content, structured = result.encoded or (
-        canonical(result.content),
-        canonical(result.structured),
+    values = (result.content, result.structured, result.meta)
+    content, structured, meta = result.encoded or map(canonical, values)
+    error = {"code": result.code, "message": result.message, "hint": result.hint}
+    return CallResponse(
+        call_id=entry.call_id,
+        tool_name=entry.tool_name,
+        state=str(result.state),
+        is_error=result.is_error,
+        content=content,
+        structured=structured,
+        meta=meta,
+        error=error if result.code else None,
+        tokens=result.tokens,
+        duration_ms=entry.duration_ms,
+        implicit_load=entry.implicit_load,
     )
-    fields: dict[str, Any] = {
-        "call_id": entry.call_id,
-        "tool_name": entry.tool_name,
-        "state": result.state,
-        "is_error": result.is_error,
-        "tokens": result.tokens,
-        "duration_ms": entry.duration_ms,
-        "implicit_load": entry.implicit_load,
-    }
-    if result.error:
-        fields["error"] = result.error
-    encoded = {name: canonical(value) for name, value in fields.items()}
-    body = join_members({**encoded, "content": content, "structured_content": structured})
-    return CallResponse(body, content, structured, result.is_error)
 
 
 def record_late_answer(call_pk: int, note: str) -> None:
@@ -336,7 +359,8 @@ def _mark_unknown(call: Call) -> int:
             message=text,
             hint="Check whether the tool ran before retrying.",
         )
-        _write_result(LedgerCursor(connection), entry, result, fill_in_result(entry, result).body)
+        response = fill_in_result(entry, result)
+        write_result(LedgerCursor(connection), entry, result, response, is_accepted=True)
         return 1
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 from django.db import connection, transaction
 from django.utils import timezone
 
-from sessions_app.ledger.sql import LedgerCursor
+from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.models import AgentSession, EventKind
 from toolcrib.lib.json_codec import canonical
 
@@ -21,8 +22,9 @@ TOKEN_COLUMNS = {
 }
 
 
-def record_event(
-    session: AgentSession,
+def write_event(
+    cursor: LedgerCursor,
+    session: int,
     kind: EventKind,
     *,
     tokens: int = 0,
@@ -36,15 +38,19 @@ def record_event(
     at = at or timezone.now()
     if tokens and kind in TOKEN_COLUMNS:
         increments[TOKEN_COLUMNS[kind]] = increments.get(TOKEN_COLUMNS[kind], 0) + tokens
+    cursor.insert_event(
+        session,
+        kind,
+        at,
+        tool_name=tool_name,
+        group_id=group_id,
+        tokens=tokens,
+        details=canonical(details or {}),
+    )
+    cursor.increment(session, at, increments)
+
+
+def record_event(session: AgentSession, kind: EventKind, **fields: Any) -> None:
+    """Write an event in the current transaction, or in one of its own."""
     with transaction.atomic(savepoint=False), connection.wrap_database_errors:
-        cursor = LedgerCursor(connection)
-        cursor.insert_event(
-            session.pk,
-            kind,
-            at,
-            tool_name=tool_name,
-            group_id=group_id,
-            tokens=tokens,
-            details=canonical(details or {}),
-        )
-        cursor.increment(session.pk, at, increments)
+        write_event(LedgerCursor(connection), session.pk, kind, **fields)

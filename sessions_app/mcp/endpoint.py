@@ -1,38 +1,58 @@
-"""ASGI endpoint of `/mcp`: host, origin, authentication and limits in front of the MCP SDK.
+"""ASGI endpoint of `/mcp`: origin, authentication, limits, sessions; routes to calls or the SDK.
 
-Host and Origin are checked first, then the key, with the same function as in the agent API. The
-agent's key is not passed on to the SDK.
+The key is checked with the same functions as in the agent API. `tools/call` is served by
+tool_calls.py, the event streams and handshake connections of older protocol versions here; the
+SDK's server answers everything else, one request at a time. It never gets the agent's key.
 """
 
 import asyncio
 import re
-from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import mcp_types as types
 from django.conf import settings
 from django.db import DatabaseError
 from django.http.request import split_domain_port, validate_host
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
+from servers.connections import calls as upstream_calls
+from sessions_app.agents import api_keys, rate_limits
+from sessions_app.agents.rate_limits import CATALOG_COST, REQUEST_COST
+from sessions_app.dispatch.authorization import Caller
+from sessions_app.ledger import writer as ledger_writer
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp.errors import send_error
-from sessions_app.mcp.sessions import AuthenticatedRequest
+from sessions_app.mcp import tool_calls
+from sessions_app.mcp.errors import ProtocolError, send_error, send_protocol_error
+from sessions_app.mcp.server import AuthenticatedRequest
+from sessions_app.mcp.sessions import Client, ConnectionCaller, RollingCaller, UrlCaller
 from sessions_app.mcp.streams import Streams
-from toolcrib.lib.asgi import Message, Receive, Scope, Send, send_response
-from toolcrib.lib.db_threads import run_in_db_thread
-from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, NotFound, ToolcribError
+from sessions_app.models import ApiKey, Strategy
+from sessions_app.sessions import lifecycle
+from toolcrib.lib.asgi import (
+    ClientDisconnected,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    bearer_digest,
+    cancel_on_disconnect,
+    read_body,
+    read_headers,
+    send_response,
+)
+from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, Invalid, NotFound, ToolcribError
+from toolcrib.lib.json_codec import parse_strict
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
-IDLE_CONNECTION_SECONDS = 30 * 60  # an idle handshake connection is then closed
-OPTIONAL_WHITESPACE = b" \t"  # allowed around header values; ASGI servers do not strip it
+ON_LOOP_BYTES = 64 * 1024  # larger bodies are parsed off the event loop
 STREAM_CLOSE_SECONDS = 1.0  # time for streams to end before they are cancelled
+SESSION_HEADER = "mcp-session-id"
 BROWSER_NOTICE = (
     "This is the MCP endpoint of Toolcrib. It has no page for browsers.\n"
     "Configure your MCP client with this URL and the header `Authorization: Bearer tcb_…` with an "
@@ -40,168 +60,310 @@ BROWSER_NOTICE = (
 )
 
 
-class TooManyConnections(ToolcribError):
-    code = "too_many_connections"
-    status = 429
+class Request:
+    """One request: its headers, its key's digest, and the session in its URL."""
 
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.headers = read_headers(scope)
+        version = self.headers.get("mcp-protocol-version")
+        self.is_modern = version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS
+        self.connection_id = self.headers.get(SESSION_HEADER, "")
 
-def is_mcp_path(path: str) -> bool:
-    return path == "/mcp" or path.startswith("/mcp/")
+    def authenticate(self) -> None:
+        """Read the URL and the key. Database code checks the key."""
+        match = PATH.fullmatch(self.scope["path"])
+        if match is None:
+            raise NotFound("Not found.", hint="Use /mcp or /mcp/{session id}.")
+        self.url_session_id = match["session"] or ""
+        self.digest = bearer_digest(self.headers)
+        if not self.digest:
+            raise api_keys.Unauthorized
+
+    async def check_key(self) -> ApiKey:
+        return await ledger_writer.run_off_loop(api_keys.require_agent_key, self.digest)
+
+    async def find_caller(self, client: Client | None = None, *, renew: bool = False) -> Caller:
+        """Return who asks, for which session. Raises UnknownConnection or ProtocolError."""
+        if self.is_modern:
+            if self.url_session_id:
+                return UrlCaller(self.digest, self.url_session_id, client=client)
+            return RollingCaller(self.digest, client=client)
+        await self.find_connection(renew=renew)
+        if self.url_session_id:
+            return UrlCaller(self.digest, self.url_session_id)
+        return ConnectionCaller(self.digest, connection_id=self.connection_id)
+
+    async def find_connection(self, *, renew: bool) -> mcp_sessions.Connection:
+        if not self.connection_id:
+            raise ProtocolError(400, types.INVALID_REQUEST, "Bad Request: Missing session ID")
+        return await mcp_sessions.find_connection(self.digest, self.connection_id, renew=renew)
 
 
 class Endpoint:
     """ASGI application of `/mcp`. The lifespan enters `run` once."""
 
     def __init__(self) -> None:
-        self.server = mcp_server.create_server()
+        self.server = mcp_server.ToolcribMcpServer()
         self.streams = Streams()
+        self.calls = tool_calls.ConnectionCalls()
         self.manager: StreamableHTTPSessionManager | None = None
-        self._disconnect_tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         self.manager = StreamableHTTPSessionManager(
             app=self.server,
-            # _serve checks the host, also for requests that the manager answers itself.
+            json_response=True,
+            # The router checks the host, also for requests that the manager answers itself.
             security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            stateless=settings.MCP_STATELESS,
-            session_idle_timeout=IDLE_CONNECTION_SECONDS,
+            stateless=True,  # connections are rows (sessions.py)
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        self.server.disconnect = self._disconnect
-        async with self.manager.run():
-            yield
-            self.server.stopping = True
+        watches = [
+            asyncio.create_task(watch(), name="mcp")
+            for watch in (self.streams.watch_lists, self.calls.watch_cancellations)
+        ]
+        try:
+            async with self.manager.run():
+                yield
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def close_streams(self) -> None:
         """Close every stream, so that shutdown does not wait for them."""
-        self.server.stopping = True
-        for subscriptions in list(self.server.subscriptions.values()):
-            subscriptions.handler.close()
+        self.server.close_subscriptions()
         await self.streams.close_all(STREAM_CLOSE_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
         try:
-            await self._serve(scope, receive, send)
+            check_origin(request.headers.get("origin"))
+            if allowed := _allowed_methods(request):
+                await _send_method_not_allowed(send, request, allowed)
+                return
+            request.authenticate()
+            if scope["method"] == "POST":
+                await self._post(request, receive, send)
+            elif scope["method"] == "GET":
+                await self._open_stream(request, receive, send)
+            else:
+                await self._close_connection(request, send)
+        except ClientDisconnected:
+            return
+        except ProtocolError as error:
+            await send_protocol_error(send, error)
         except ToolcribError as error:
             await send_error(send, error)
         except DatabaseError:
             await send_error(send, DatabaseUnavailable())
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = _decode_headers(scope)
-        check_host(headers.get("host", ""))
-        check_origin(headers.get("origin"))
-        allowed = _allowed_methods(scope, headers)
-        if allowed:
-            if "text/html" in headers.get("accept", ""):
-                content_type, headers = "text/plain; charset=utf-8", {"allow": allowed}
-                await send_response(send, 405, content_type, BROWSER_NOTICE.encode(), headers)
-            else:
-                await send_error(send, _method_not_allowed(allowed), {"allow": allowed})
-            return
-        caller = await self._authenticate(scope, headers)
-        self._check_connections(scope, headers, caller)
-        live_request = self.streams.register(caller.key.pk, stream=_is_stream(scope, headers))
-        context_token = mcp_server.current_caller.set(caller)
-        try:
-            assert self.manager is not None  # noqa: S101 - set by run
-            body = await _buffer_body(receive)
-            sdk_scope = _sdk_scope(scope, caller)
-            await live_request.serve(self.manager.handle_request, sdk_scope, body, send)
-        finally:
-            mcp_server.current_caller.reset(context_token)
-            self.streams.unregister(live_request)
+    async def _post(self, request: Request, receive: Receive, send: Send) -> None:
+        body = await read_body(receive, settings.MAX_BODY_BYTES)
+        message = await _parse(body)
+        method = message.get("method")
+        if method == tool_calls.METHOD and "id" in message:
+            await self._call(request, message, len(body), receive, send)
+        elif request.is_modern or method == "initialize" or ("id" in message and method):
+            await self._serve_sdk(request, message, _replay(body, receive), send)
+        else:
+            await self._notify(request, message, _replay(body, receive), send)
 
-    async def _authenticate(self, scope: Scope, headers: Mapping[str, str]) -> AuthenticatedRequest:
-        match = PATH.fullmatch(scope["path"])
-        if match is None:
-            raise NotFound("Not found.", hint="Use /mcp or /mcp/{session id}.")
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise mcp_sessions.missing_key()
-        query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
-        strategy = query.get("strategy", [""])[-1]
-        return await run_in_db_thread(
-            mcp_sessions.authenticate, token.strip(), match["session"] or "", strategy
-        )
+    # --- Calls ----------------------------------------------------------------------------------
 
-    def _disconnect(self, connection: str, key: int) -> None:
-        """Close a handshake connection with DELETE, as its client would."""
-        headers = [(b"mcp-session-id", connection.encode())]
-        scope = {"type": "http", "method": "DELETE", "path": "/mcp", "headers": headers,
-                 "query_string": b"", "user": _user(key)}  # fmt: skip
-
-        async def delete() -> None:
-            assert self.manager is not None  # noqa: S101 - the connection belongs to it
-            await self.manager.handle_request(scope, _empty_body, _discard)
-
-        task = asyncio.create_task(delete(), name="disconnect")
-        self._disconnect_tasks.add(task)
-        task.add_done_callback(self._disconnect_tasks.discard)
-
-    def _check_connections(
-        self, scope: Scope, headers: Mapping[str, str], caller: AuthenticatedRequest
+    async def _call(
+        self, request: Request, message: Mapping[str, Any], size: int, receive: Receive, send: Send
     ) -> None:
-        """Limit the handshake connections of a key; the SDK limits only their total."""
-        if scope["method"] != "POST" or "mcp-session-id" in headers:
+        try:
+            call = tool_calls.parse_call(message, request.scope, request.headers, size)
+            caller = await request.find_caller(call.client)
+        except ProtocolError as error:
+            await request.check_key()
+            await send_protocol_error(send, error, message["id"])
             return
-        if headers.get("mcp-protocol-version") in MODERN_PROTOCOL_VERSIONS:
+        if request.is_modern:  # a disconnect is a cancellation
+            await cancel_on_disconnect(tool_calls.respond(caller, call, send), receive)
+            if isinstance(caller, RollingCaller) and caller.new_sessions:
+                await self.server.notify_new_session(caller.digest)
             return
-        if self.server.count_connections(caller.key.pk) >= settings.MAX_CONNECTIONS:
-            raise TooManyConnections(
-                f"This key has reached the limit of {settings.MAX_CONNECTIONS} open connections.",
-                hint="Close one with DELETE; idle ones are closed after 30 minutes. "
-                "TOOLCRIB_MAX_CONNECTIONS sets the limit.",
-                details={"retry_after": 60},
+        with self.calls.running(request.connection_id, call.request_id) as is_cancelled:
+            list_version = await tool_calls.respond(caller, call, send, is_cancelled)
+        if list_version:
+            self.streams.set_known(request.connection_id, list_version)
+
+    async def _notify(
+        self, request: Request, message: Mapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Accept a notification, or a response, of a handshake connection."""
+        if not isinstance(message.get("method"), str) and not {"result", "error"} & message.keys():
+            await self._serve_sdk(request, message, receive, send)  # it reports what is wrong
+            return
+        await request.find_connection(renew=True)
+        if message.get("method") == "notifications/cancelled":
+            params = message.get("params")
+            request_id = params.get("requestId") if isinstance(params, dict) else None
+            await self.calls.cancel(request.connection_id, request_id)
+        await send_response(send, 202, "application/json", b"")
+
+    # --- Everything else ------------------------------------------------------------------------
+
+    async def _serve_sdk(
+        self, request: Request, message: Mapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Let the SDK's server answer."""
+        assert self.manager is not None  # noqa: S101 - set by run
+        method = message.get("method")
+        key = await request.check_key()
+        assert key.agent is not None  # noqa: S101 - ensured by check_key
+        await rate_limits.check_request(
+            key.agent, CATALOG_COST if method == "tools/list" else REQUEST_COST
+        )
+        is_handshake = method == "initialize" and not request.is_modern
+        caller = None
+        if not is_handshake and message:
+            caller = await request.find_caller(_client(message), renew=True)
+        if request.url_session_id:
+            find = lifecycle.find_session
+            await ledger_writer.run_off_loop(find, key.agent, request.url_session_id)
+        live = self.streams.register(key.pk, stream=method == "subscriptions/listen")
+        try:
+            sdk_scope = await _sdk_scope(request, AuthenticatedRequest(key, key.agent, caller))
+            tracking_send = live.track(send)
+            if is_handshake:
+                tracking_send = _Handshake(request, message, key, tracking_send).send
+            await live.run(self.manager.handle_request(sdk_scope, receive, tracking_send), send)
+        finally:
+            self.streams.unregister(live)
+        await rate_limits.add_bytes(key.agent, live.sent_bytes)
+
+    async def _open_stream(self, request: Request, receive: Receive, send: Send) -> None:
+        """Open the notification stream of a handshake connection."""
+        key = await request.check_key()
+        await request.find_connection(renew=True)
+        if request.url_session_id:
+            find = lifecycle.find_session
+            await ledger_writer.run_off_loop(find, key.agent, request.url_session_id)
+        live = self.streams.register(key.pk, stream=True)
+        try:
+            stream = await self.streams.open_notifications(
+                request.connection_id, request.url_session_id
             )
+            try:
+                await live.run(stream.serve(receive, live.track(send)), send)
+            finally:
+                self.streams.close_notifications(stream)
+        finally:
+            self.streams.unregister(live)
+
+    async def _close_connection(self, request: Request, send: Send) -> None:
+        """Close a handshake connection, and the session that was opened for it."""
+        await request.check_key()
+        await request.find_connection(renew=True)
+        session_id = await ledger_writer.run_off_loop(
+            mcp_sessions.close_connection, request.digest, request.connection_id
+        )
+        if session_id is not None:
+            await upstream_calls.forget_session(session_id)
+        await send_response(send, 200, "application/json", b"")
 
 
-def _decode_headers(scope: Scope) -> dict[str, str]:
-    """Return the headers by name; repeated ones are joined with commas, as in HTTP."""
-    headers: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        key, text = name.decode("latin-1"), value.strip(OPTIONAL_WHITESPACE).decode("latin-1")
-        headers[key] = f"{headers[key]}, {text}" if key in headers else text
-    return headers
+class _Handshake:
+    """Response of the SDK to `initialize`: held back until the connection is recorded."""
+
+    def __init__(
+        self, request: Request, message: Mapping[str, Any], key: ApiKey, send: Send
+    ) -> None:
+        self._request, self._message, self._key, self._send = request, message, key, send
+        self._start: Message = {}
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._start = message
+            return
+        self._body += message.get("body", b"")
+        if message.get("more_body"):
+            return
+        version = _negotiated_version(self._body)
+        if self._start["status"] == 200 and version:
+            connection_id = await ledger_writer.run_off_loop(self._record, version)
+            header = (SESSION_HEADER.encode(), connection_id.encode())
+            self._start = {**self._start, "headers": [*self._start["headers"], header]}
+        await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": self._body})
+
+    def _record(self, version: str) -> str:
+        params = self._message.get("params") or {}
+        client = Client(params.get("clientInfo"), version)
+        query = parse_qs(self._request.scope.get("query_string", b"").decode("latin-1"))
+        strategy = query.get("strategy", [""])[-1]
+        if strategy and strategy not in Strategy.values:
+            raise Invalid(f"strategy must be one of: {', '.join(Strategy.values)}.")
+        if self._request.url_session_id:
+            caller = UrlCaller(self._request.digest, self._request.url_session_id, client=client)
+            mcp_sessions.record_client(caller)
+        connection = mcp_sessions.create_connection(
+            self._key, client, params.get("capabilities"), strategy
+        )
+        return connection.connection_id
 
 
-def _sdk_scope(scope: Scope, caller: AuthenticatedRequest) -> Scope:
-    """Return the scope for the SDK, without credentials; the SDK binds connections to `user`."""
-    headers = [pair for pair in scope["headers"] if pair[0] not in (b"authorization", b"cookie")]
-    return {
-        **scope,
-        "headers": [(name, value.strip(OPTIONAL_WHITESPACE)) for name, value in headers],
-        "user": _user(caller.key.pk),
-        mcp_server.CALLER_KEY: caller,
-    }
+def _negotiated_version(body: bytes) -> str:
+    message = parse_strict(body)
+    result = message.get("result") if isinstance(message, dict) else None
+    return str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
 
 
-def _user(key: int) -> AuthenticatedUser:
-    return AuthenticatedUser(AccessToken(token="", client_id=f"key {key}", scopes=[]))
+async def _parse(body: bytes) -> Mapping[str, Any]:
+    """Return a message; empty if it is not a JSON object, which the SDK reports."""
+    try:
+        if len(body) > ON_LOOP_BYTES:
+            message = await asyncio.to_thread(parse_strict, body)
+        else:
+            message = parse_strict(body)
+    except Invalid as error:  # a duplicate key
+        raise ProtocolError(400, types.INVALID_REQUEST, error.message) from None
+    except (ValueError, RecursionError):
+        return {}
+    return message if isinstance(message, dict) else {}
 
 
-async def _empty_body() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
+def _client(message: Mapping[str, Any]) -> Client | None:
+    """Return the client that a message of a modern protocol version names."""
+    params = message.get("params")
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    if not isinstance(meta, dict):
+        return None
+    version = str(meta.get(f"{tool_calls.META}protocolVersion", ""))[:20]
+    return Client(meta.get(f"{tool_calls.META}clientInfo"), version)
 
 
-async def _discard(message: Message) -> None:
-    """Ignore the response to our own DELETE."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that replays a body that has been read."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+async def _sdk_scope(request: Request, authenticated: AuthenticatedRequest) -> Scope:
+    """Return the scope for the SDK: without credentials, with the negotiated version."""
+    dropped = {b"authorization", b"cookie", SESSION_HEADER.encode()}
+    headers = [
+        (name, value.strip(b" \t"))
+        for name, value in request.scope["headers"]
+        if name not in dropped
+    ]
+    if request.connection_id and "mcp-protocol-version" not in request.headers:
+        connection = await request.find_connection(renew=False)
+        headers.append((b"mcp-protocol-version", connection.protocol_version.encode()))
+    return {**request.scope, "headers": headers, mcp_server.REQUEST_KEY: authenticated}
 
 
 # --- Checks -------------------------------------------------------------------------------------
-
-
-def check_host(host: str) -> None:
-    """Reject an unknown host name, to prevent DNS rebinding."""
-    domain, _ = split_domain_port(host)
-    if not domain or not validate_host(domain, settings.ALLOWED_HOSTS):
-        raise ToolcribError(
-            "Unknown host.",
-            hint="Use Toolcrib's own address; TOOLCRIB_HOSTS sets additional hosts.",
-            code="wrong_host",
-            status=421,
-        )
 
 
 def check_origin(origin: str | None) -> None:
@@ -219,50 +381,28 @@ def check_origin(origin: str | None) -> None:
         )
 
 
-def _allowed_methods(scope: Scope, headers: Mapping[str, str]) -> str:
-    """Return the allowed methods if this one is not allowed, otherwise an empty string.
-
-    Checked here because the SDK's response has no explanation.
-    """
-    version = headers.get("mcp-protocol-version")
-    if version is not None and version not in HANDSHAKE_PROTOCOL_VERSIONS:
+def _allowed_methods(request: Request) -> str:
+    """Return the allowed methods if this one is not allowed, otherwise an empty string."""
+    method = request.scope["method"]
+    if request.is_modern:
         allowed = "POST"
     else:
         allowed = "GET, POST, DELETE"
-        if scope["method"] == "GET" and "text/event-stream" not in headers.get("accept", ""):
+        if method == "GET" and "text/event-stream" not in request.headers.get("accept", ""):
             return "POST"
-    return "" if scope["method"] in allowed.split(", ") else allowed
+    return "" if method in allowed.split(", ") else allowed
 
 
-def _method_not_allowed(allowed: str) -> ToolcribError:
-    return ToolcribError(
+async def _send_method_not_allowed(send: Send, request: Request, allowed: str) -> None:
+    headers = {"allow": allowed}
+    if "text/html" in request.headers.get("accept", ""):
+        content_type = "text/plain; charset=utf-8"
+        await send_response(send, 405, content_type, BROWSER_NOTICE.encode(), headers)
+        return
+    error = ToolcribError(
         "Method not allowed.",
         hint=f"Use {allowed}. GET requires `Accept: text/event-stream`.",
         code="method_not_allowed",
         status=405,
     )
-
-
-def _is_stream(scope: Scope, headers: Mapping[str, str]) -> bool:
-    return scope["method"] == "GET" or headers.get("mcp-method") == "subscriptions/listen"
-
-
-async def _buffer_body(receive: Receive) -> Receive:
-    """Read the body, up to its size limit, and return a `receive` that replays it."""
-    messages: deque[Message] = deque()
-    size = 0
-    while not messages or messages[-1].get("more_body"):
-        messages.append(await receive())
-        size += len(messages[-1].get("body", b""))
-        if size > settings.MAX_BODY_BYTES:
-            raise ToolcribError(
-                f"The request body exceeds {settings.MAX_BODY_BYTES // 1024} KB.",
-                hint="Send a smaller request.",
-                code="too_large",
-                status=413,
-            )
-
-    async def replay() -> Message:
-        return messages.popleft() if messages else await receive()
-
-    return replay
+    await send_error(send, error, headers)

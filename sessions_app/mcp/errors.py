@@ -1,29 +1,41 @@
-"""JSON-RPC error responses of the MCP endpoint, for requests that do not reach the SDK."""
+"""JSON-RPC error responses of the MCP endpoint."""
 
-import json
 from collections.abc import Mapping
 
-from toolcrib.lib.asgi import Send, send_response
+from toolcrib.lib.asgi import Send, error_headers, send_response
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
 
 SERVER_ERROR = -32000  # JSON-RPC reserves -32000 to -32099 for server errors
 
+Id = int | str | None
 
-def to_jsonrpc(error: ToolcribError) -> dict[str, object]:
-    """Return an error as a JSON-RPC response; without an id, since the request was not parsed."""
-    body = {"code": SERVER_ERROR, "message": error.sentence, "data": error.as_json()["error"]}
-    return {"jsonrpc": "2.0", "id": None, "error": body}
+
+class ProtocolError(Exception):
+    """A request that violates the protocol: a JSON-RPC error with an HTTP status."""
+
+    def __init__(self, status: int, code: int, message: str, data: object = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.data = status, code, message, data
+
+
+def error_message(request_id: Id, code: int, message: str, data: object = None) -> str:
+    """Return a JSON-RPC error response."""
+    error = {"code": code, "message": message}
+    if data is not None:
+        error["data"] = data
+    return canonical({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+async def send_protocol_error(send: Send, error: ProtocolError, request_id: Id = None) -> None:
+    body = error_message(request_id, error.code, error.message, error.data)
+    await send_response(send, error.status, "application/json", body.encode())
 
 
 async def send_error(
     send: Send, error: ToolcribError, extra_headers: Mapping[str, str] | None = None
 ) -> None:
-    headers = dict(extra_headers or {})
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    if error.status in (408, 413):
-        headers["connection"] = "close"
-    if "retry_after" in error.details:
-        headers["retry-after"] = str(error.details["retry_after"])
-    body = json.dumps(to_jsonrpc(error), ensure_ascii=False)
+    """Send an error of Toolcrib's own; without an id, since it is not about the message."""
+    body = error_message(None, SERVER_ERROR, error.sentence, error.as_json()["error"])
+    headers = {**error_headers(error), **(extra_headers or {})}
     await send_response(send, error.status, "application/json", body.encode(), headers)

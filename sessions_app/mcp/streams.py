@@ -1,16 +1,26 @@
-"""Open requests and streams of the MCP endpoint: limit per key, cancellation.
+"""Open requests and event streams of the MCP endpoint: limit per key, cancellation, notifications.
 
 A stream may stay open for hours. It ends when its key is revoked (dispatch/key_revocation.py) or
 when Toolcrib stops.
 """
 
 import asyncio
+import logging
+from collections.abc import Awaitable
 
 from django.conf import settings
+from django.db import DatabaseError
 
 from sessions_app.dispatch import key_revocation
-from toolcrib.lib.asgi import Application, Message, Receive, Scope, Send
+from sessions_app.ledger import writer as ledger_writer
+from sessions_app.mcp.tool_calls import LIST_CHANGED, PING_SECONDS, start_stream, stream_event
+from sessions_app.models import AgentSession, McpConnection, Strategy
+from toolcrib.lib.asgi import Message, Receive, Send
 from toolcrib.lib.errors import ToolcribError
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
 
 
 class TooManyStreams(ToolcribError):
@@ -26,23 +36,26 @@ class LiveRequest:
         self.stream = stream
         self.task: asyncio.Task[None] | None = None
         self.end_reason: ToolcribError | None = None
+        self.sent_bytes = 0
         self._started = self._finished = False
 
-    async def serve(self, app: Application, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the SDK's handler. A response that is cut off is completed as HTTP requires."""
+    def track(self, send: Send) -> Send:
+        """Return a `send` that notes what was sent."""
 
         async def tracking_send(message: Message) -> None:
             self._started = True
+            self.sent_bytes += len(message.get("body", b""))
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 self._finished = True
             await send(message)
 
-        async def handle() -> None:
-            await app(scope, receive, tracking_send)
+        return tracking_send
 
+    async def run(self, serving: Awaitable[None], send: Send) -> None:
+        """Await the answer. A response that is cut off is completed as HTTP requires."""
+        self.task = asyncio.ensure_future(serving)
         if self.end_reason is not None:
-            raise self.end_reason
-        self.task = asyncio.create_task(handle())
+            self.task.cancel()
         try:
             await asyncio.wait({self.task})
         except asyncio.CancelledError:
@@ -62,11 +75,46 @@ class LiveRequest:
             self.task.cancel()
 
 
+class NotificationStream:
+    """The GET stream of a handshake connection: reports that its tool list changed."""
+
+    def __init__(self, connection_id: str, url_session_id: str) -> None:
+        self.connection_id, self.url_session_id = connection_id, url_session_id
+        self.list_version = 0  # of the session's loads, as the client knows it
+        self.changed = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def serve(self, receive: Receive, send: Send) -> None:
+        await start_stream(send, {b"mcp-session-id": self.connection_id.encode()})
+        ends = {asyncio.ensure_future(end) for end in (_disconnected(receive), self.closed.wait())}
+        data = b": open\r\n\r\n"
+        try:
+            while not any(end.done() for end in ends):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+                changed = asyncio.ensure_future(self.changed.wait())
+                await asyncio.wait(
+                    {*ends, changed}, timeout=PING_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                data = stream_event(LIST_CHANGED) if changed.done() else b": ping\r\n\r\n"
+                changed.cancel()
+                self.changed.clear()
+        finally:
+            for end in ends:
+                end.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class Streams:
     """All open requests of this process."""
 
     def __init__(self) -> None:
         self.requests: set[LiveRequest] = set()
+        self.notifications: dict[str, NotificationStream] = {}  # by connection id
 
     def register(self, key: int, *, stream: bool) -> LiveRequest:
         """Register a request; raise if the key has too many open streams."""
@@ -79,19 +127,74 @@ class Streams:
             )
         request = LiveRequest(key, stream=stream)
         self.requests.add(request)
-        key_revocation.register(request)
+        key_revocation.running.add(request)
         return request
 
     def unregister(self, request: LiveRequest) -> None:
         self.requests.discard(request)
-        key_revocation.unregister(request)
+        key_revocation.running.discard(request)
+
+    async def open_notifications(
+        self, connection_id: str, url_session_id: str
+    ) -> NotificationStream:
+        """Return a stream for a connection, which replaces an earlier one."""
+        stream = NotificationStream(connection_id, url_session_id)
+        await self._compare([stream])
+        if (earlier := self.notifications.pop(connection_id, None)) is not None:
+            earlier.closed.set()
+        self.notifications[connection_id] = stream
+        return stream
+
+    def close_notifications(self, stream: NotificationStream) -> None:
+        if self.notifications.get(stream.connection_id) is stream:
+            del self.notifications[stream.connection_id]
+
+    def set_known(self, connection_id: str, list_version: int) -> None:
+        """Note that the client of a connection knows about this version of its tool list."""
+        if (stream := self.notifications.get(connection_id)) is not None:
+            stream.list_version = max(stream.list_version, list_version)
+
+    async def watch_lists(self) -> None:
+        """Notify streams whose session has loaded tools, in whichever process."""
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if streams := list(self.notifications.values()):
+                try:
+                    await self._compare(streams)
+                except DatabaseError as error:
+                    logger.warning("Tool lists of MCP clients could not be compared: %s", error)
+
+    async def _compare(self, streams: list[NotificationStream]) -> None:
+        versions = await ledger_writer.run_off_loop(_list_versions, streams)
+        for stream in streams:
+            version = versions.get(stream.url_session_id or stream.connection_id, 0)
+            if version > stream.list_version and stream.connection_id in self.notifications:
+                stream.changed.set()
+            stream.list_version = max(stream.list_version, version)
 
     async def close_all(self, grace_seconds: float) -> None:
         """Wait for streams to end, then cancel those that are still open."""
         stopping = ToolcribError("Toolcrib is stopping.", hint="Try again.", status=503)
+        for stream in self.notifications.values():
+            stream.closed.set()
         tasks = {request.task for request in self.requests if request.stream and request.task}
         if tasks:
             await asyncio.wait(tasks, timeout=grace_seconds)
         for request in list(self.requests):
             if request.stream:
                 request.end(stopping)
+
+
+def _list_versions(streams: list[NotificationStream]) -> dict[str, int]:
+    """Return the versions of loads that are added to tool lists, by session or connection id."""
+    own = [stream.connection_id for stream in streams if not stream.url_session_id]
+    in_urls = [stream.url_session_id for stream in streams if stream.url_session_id]
+    versions: dict[str, int] = {}
+    if own:
+        connections = McpConnection.objects.filter(connection_id__in=own)
+        injecting = connections.filter(session__strategy=Strategy.INJECT)
+        versions |= dict(injecting.values_list("connection_id", "session__loads_version"))
+    if in_urls:
+        sessions = AgentSession.objects.filter(session_id__in=in_urls, strategy=Strategy.INJECT)
+        versions |= dict(sessions.values_list("session_id", "loads_version"))
+    return versions

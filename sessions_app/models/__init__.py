@@ -18,6 +18,7 @@ from sessions_app.models.calls import (
 from sessions_app.models.sessions import (
     AgentSession,
     Expansion,
+    McpConnection,
     SessionQuerySet,
     SessionState,
     ShownDefinition,
@@ -38,6 +39,7 @@ __all__ = [
     "EventKind",
     "Expansion",
     "KeyScope",
+    "McpConnection",
     "Mode",
     "SessionQuerySet",
     "SessionState",

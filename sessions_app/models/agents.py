@@ -36,6 +36,7 @@ class Agent(models.Model):
     calls_in_flight = models.PositiveIntegerField(default=20)
     calls_per_minute = models.PositiveIntegerField(default=600)
     searches_per_minute = models.PositiveIntegerField(default=120)
+    cost_per_minute = models.PositiveIntegerField(default=3_000)  # of all requests
     max_sessions = models.PositiveIntegerField(default=100)
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField(auto_now_add=True)

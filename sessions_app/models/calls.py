@@ -40,16 +40,19 @@ class Call(models.Model):
     """Ledger row of a call, committed before the call is sent to the server."""
 
     call_id = models.CharField(max_length=40, unique=True, default=new_call_id)
+    # Without indexes of their own where one below starts with the column: each costs every call.
     session = models.ForeignKey(
-        AgentSession, null=True, blank=True, on_delete=models.CASCADE, related_name="call_rows"
-    )
+        AgentSession, null=True, blank=True, on_delete=models.CASCADE, related_name="call_rows",
+        db_index=False,
+    )  # fmt: skip
     agent = models.ForeignKey(
-        Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls"
-    )
+        Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls",
+        db_index=False,
+    )  # fmt: skip
     actor = models.CharField(
         max_length=200, blank=True
     )  # the user, for test calls without an agent
-    tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL)
+    tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL, db_index=False)
     tool_name = models.CharField(max_length=200)  # public name, or the requested name if unknown
     server = models.ForeignKey(Server, null=True, blank=True, on_delete=models.SET_NULL)
     server_slug = models.CharField(max_length=40, blank=True)
@@ -149,7 +152,9 @@ class EventKind(models.TextChoices):
 class Event(models.Model):
     """An event of a session's timeline, with the tokens it added to the model's context."""
 
-    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="events")
+    session = models.ForeignKey(  # indexed by event_by_session
+        AgentSession, on_delete=models.CASCADE, related_name="events", db_index=False
+    )
     at = models.DateTimeField()
     kind = models.CharField(max_length=13, choices=EventKind.choices)
     tool_name = models.CharField(max_length=200, blank=True)

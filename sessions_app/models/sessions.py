@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import Q
 
 from catalog.models import CatalogSnapshot, Definition, Tool
-from sessions_app.models.agents import Agent, Mode, Strategy
+from sessions_app.models.agents import Agent, ApiKey, Mode, Strategy
 
 
 class SessionState(models.TextChoices):
@@ -33,7 +33,9 @@ class AgentSession(models.Model):
     """One run of an agent. The snapshot fixes its catalog when it opens."""
 
     session_id = models.CharField(max_length=40, unique=True, default=new_session_id)
-    agent = models.ForeignKey(Agent, on_delete=models.CASCADE, related_name="sessions")
+    agent = models.ForeignKey(  # indexed by session_by_agent_state
+        Agent, on_delete=models.CASCADE, related_name="sessions", db_index=False
+    )
     parent = models.ForeignKey(
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks"
     )
@@ -64,6 +66,8 @@ class AgentSession(models.Model):
     tokens_loaded = models.PositiveIntegerField(default=0)  # counts towards the budget
     calls = models.PositiveIntegerField(default=0)
     errors = models.PositiveIntegerField(default=0)
+    # Increases whenever the loaded tools or the shown definitions change.
+    loads_version = models.PositiveIntegerField(default=0)
 
     objects = SessionQuerySet.as_manager()
 
@@ -98,7 +102,9 @@ class Expansion(models.Model):
     the session was shown: definition, description override, position and load order.
     """
 
-    session = models.ForeignKey(AgentSession, on_delete=models.CASCADE, related_name="expansions")
+    session = models.ForeignKey(  # indexed by one_expansion_per_group
+        AgentSession, on_delete=models.CASCADE, related_name="expansions", db_index=False
+    )
     group_id = models.CharField(max_length=80)  # as in the session's catalog
     names = models.JSONField(null=True, blank=True)
     listed = models.JSONField(null=True, blank=True)
@@ -121,13 +127,12 @@ class ShownDefinition(models.Model):
     It replaces the pinned definition when the session loads the tool or reads its details.
     """
 
-    session = models.ForeignKey(
-        AgentSession, on_delete=models.CASCADE, related_name="shown_definitions"
+    session = models.ForeignKey(  # indexed by one_shown_definition_per_tool
+        AgentSession, on_delete=models.CASCADE, related_name="shown_definitions", db_index=False
     )
     tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="+")
     definition = models.ForeignKey(Definition, on_delete=models.PROTECT, related_name="+")
     override = models.TextField(blank=True)  # the description override at that time
-    version = models.PositiveIntegerField(default=1)  # increases whenever the row changes
 
     class Meta:
         constraints = [
@@ -138,3 +143,33 @@ class ShownDefinition(models.Model):
 
     def __str__(self) -> str:
         return f"{self.session_id}/{self.tool_id}"
+
+
+def new_connection_id() -> str:
+    return secrets.token_hex(16)
+
+
+class McpConnection(models.Model):
+    """A connection of an MCP client that did the handshake (protocol versions before 2026).
+
+    Kept in the database, so that every process serves it, also after a restart. Its session is
+    opened by the first request that needs one.
+    """
+
+    connection_id = models.CharField(max_length=40, unique=True, default=new_connection_id)
+    key = models.ForeignKey(ApiKey, on_delete=models.CASCADE, related_name="mcp_connections")
+    session = models.ForeignKey(
+        AgentSession, null=True, blank=True, on_delete=models.CASCADE, related_name="+"
+    )
+    protocol_version = models.CharField(max_length=20)
+    client = models.TextField(default="{}")  # JSON: name and version, as the client reports them
+    capabilities = models.TextField(default="{}")  # JSON, as the client declared them
+    strategy = models.CharField(max_length=8, choices=Strategy.choices, blank=True)  # from the URL
+    cancelled = models.TextField(default="[]")  # JSON: ids of requests to cancel
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return self.connection_id

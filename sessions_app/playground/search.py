@@ -142,7 +142,7 @@ def run_query(params: PlaygroundQuery) -> PlaygroundResult:
         matches, missing = session_search.search_scope(agent_scope, query, explain=True)
         preloaded = _preloaded_names(agent, agent_scope)
         answer = session_search.search_response(
-            agent_scope, query, matches, missing, pins={}, preloaded=preloaded
+            agent_scope, query, matches, missing, pins={}, is_shown=preloaded.__contains__
         )
         seconds = time.perf_counter() - start
     except ToolcribError as error:

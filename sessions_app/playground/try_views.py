@@ -1,5 +1,6 @@
 """Trial page of a tool: call it with arguments from a form and show the result."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +14,9 @@ from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
 from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
-from sessions_app.ledger import payloads
 from sessions_app.playground import try_tool as trying
 from sessions_app.review import content, timeline
+from toolcrib.lib import payloads
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.roles import actor_of, admin_required
@@ -83,7 +84,7 @@ def _submit(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpRe
         return render(
             request, "sessions_app/playground/try_tool.html", context, status=error.status
         )
-    context["result"] = describe_response(response)
+    context["result"] = describe_response(json.loads(response.as_json()))
     return render(request, "sessions_app/playground/try_tool.html", context)
 
 

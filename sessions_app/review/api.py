@@ -3,16 +3,16 @@
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
 from catalog.tools.queries import find_defined_tool
 from sessions_app.dispatch import dispatcher
-from sessions_app.ledger.payloads import check_value
 from sessions_app.review import queries as review_queries
 from sessions_app.sessions import lifecycle
 from sessions_app.sessions.schemas import CallOut
 from toolcrib.lib.api_schemas import ERRORS, Strict
+from toolcrib.lib.payloads import check_value
 from toolcrib.lib.roles import key_actor
 
 router = Router()
@@ -32,9 +32,10 @@ def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
     return review_queries.export_session(lifecycle.find_session(None, session_id))
 
 
-@router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, tags=["tools"])
-async def try_tool(request: HttpRequest, name: str, body: TryIn) -> dict[str, Any]:
+@router.post("/tools/{name}/try", response={200: CallOut, **ERRORS}, by_alias=True, tags=["tools"])
+async def try_tool(request: HttpRequest, name: str, body: TryIn) -> HttpResponse:
     """Call a tool outside any session, as an admin. The call is recorded as a trial."""
     check_value(body.arguments, "/arguments")
     tool = await sync_to_async(find_defined_tool)(name)
-    return await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))
+    response = await dispatcher.try_tool(tool, body.arguments, actor=key_actor(request))
+    return HttpResponse(response.as_json(), content_type="application/json")

@@ -16,13 +16,14 @@ from django.views.decorators.http import require_safe
 from catalog import preferences
 from catalog.models import Tool
 from catalog.tools.queries import find_tool
-from sessions_app.ledger import event_details, payloads
+from sessions_app.ledger import event_details
 from sessions_app.models import AgentSession, Call, Event, SessionState
 from sessions_app.review import content, session_detail, timeline
 from sessions_app.review import queries as review_queries
 from sessions_app.review.queries import SessionFilter, TimelineRow
 from sessions_app.usage.filters import UsageFilter
 from sessions_app.usage.tool_usage import ToolUsage, tool_usage
+from toolcrib.lib import payloads
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, offset_of

@@ -4,26 +4,27 @@ Responses that must be byte-stable are serialized as canonical JSON.
 """
 
 import json
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
+from ninja.decorators import decorate_view
 
 from servers.connections import calls as upstream_calls
-from sessions_app.dispatch import concurrency, dispatcher, operations
-from sessions_app.fast_path.http import RATE_LIMIT_CHECKED
+from sessions_app.agents import rate_limits
+from sessions_app.agents.rate_limits import CATALOG_COST, REQUEST_COST
 from sessions_app.formats import catalog
 from sessions_app.ledger import events
-from sessions_app.ledger.payloads import check_value
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
 from sessions_app.sessions import lifecycle, loading, surface
-from sessions_app.sessions import search as session_search
 from sessions_app.sessions.schemas import (
     CallIn,
     CallOut,
-    DetailName,
+    DetailIn,
     EventPage,
     FormatIn,
     FoundIn,
@@ -45,6 +46,7 @@ from toolcrib.lib.api_schemas import ERRORS, ErrorBody
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.payloads import check_value
 
 router = Router(tags=["sessions"])
 AGENT_ERRORS = {**ERRORS, 429: ErrorBody}
@@ -53,9 +55,15 @@ CATALOG = {200: dict[str, Any], 304: None, **AGENT_ERRORS}
 TEXT_RESPONSE = {"responses": {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}}
 
 
+def _caller(request: HttpRequest) -> Agent | None:
+    """Return the authenticated agent; None for an operator."""
+    agent: Agent | None = request.agent  # type: ignore[attr-defined]
+    return agent
+
+
 def agent_of(request: HttpRequest) -> Agent:
     """Return the authenticated agent. Raises Forbidden for other keys."""
-    agent: Agent | None = request.agent  # type: ignore[attr-defined]
+    agent = _caller(request)
     if agent is None:
         raise Forbidden("This endpoint requires an agent key.", hint="Use an agent's key.")
     return agent
@@ -67,18 +75,45 @@ def _own_session(request: HttpRequest, session_id: str) -> AgentSession:
 
 def _readable_session(request: HttpRequest, session_id: str) -> AgentSession:
     """Return a session for reading: agents may read their own, operators all."""
-    agent: Agent | None = request.agent  # type: ignore[attr-defined]
-    return lifecycle.find_session(agent, session_id)
+    return lifecycle.find_session(_caller(request), session_id)
 
 
 def _json(body: object, status: int = 200) -> HttpResponse:
-    return HttpResponse(canonical(body), status=status, content_type="application/json")
+    return _response(canonical(body), status)
+
+
+def _response(text: str, status: int = 200) -> HttpResponse:
+    return HttpResponse(text, status=status, content_type="application/json")
+
+
+def _charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Charge an agent the base cost before an operation, and the bytes of its response after."""
+
+    def add_bytes(run: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+        def run_and_charge(request: HttpRequest, **path: Any) -> HttpResponse:
+            response = run(request, **path)
+            if response.status_code < 400:
+                rate_limits.add_cost(_caller(request), len(response.content))
+            return response
+
+        return run_and_charge
+
+    def decorate(operation: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(operation)
+        def check_and_run(request: HttpRequest, *args: Any, **values: Any) -> Any:
+            rate_limits.check_cost(_caller(request), base)
+            return operation(request, *args, **values)
+
+        return decorate_view(add_bytes)(check_and_run)
+
+    return decorate
 
 
 # --- Sessions -------------------------------------------------------------------------------------
 
 
 @router.post("/sessions", response={201: SessionOut, **AGENT_ERRORS})
+@_charged(CATALOG_COST)
 def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
     """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
     check_value(body.metadata, "/metadata")
@@ -137,6 +172,7 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
 
 
 @router.get("/sessions", response={200: SessionPage, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def list_sessions(
     request: HttpRequest,
     limit: int = 50,
@@ -150,7 +186,7 @@ def list_sessions(
     check_value([agent, tool], "")
     if state and state not in SessionState.values:
         raise Invalid(f"state must be one of: {', '.join(SessionState.values)}.")
-    own: Agent | None = request.agent  # type: ignore[attr-defined]
+    own = _caller(request)
     session_filter = SessionFilter(agent, (state,) if state else (), errors, tool)
     rows = session_filter.apply(AgentSession.objects.select_related("agent", "parent")).order_by(
         "-id"
@@ -186,6 +222,7 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
 
 
 @router.get("/sessions/{session_id}", response={200: SessionOut, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
     return _json(_session_body(_readable_session(request, session_id)))
 
@@ -193,18 +230,21 @@ def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
 @router.post("/sessions/{session_id}/close", response={200: SessionOut, **AGENT_ERRORS})
 async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Close a session and its upstream connections."""
-    body = await sync_to_async(_close)(request, session_id)
+    response = await sync_to_async(_close)(request, session_id)
     await upstream_calls.forget_session(session_id)
-    return _json(body)
+    return response
 
 
-def _close(request: HttpRequest, session_id: str) -> dict[str, Any]:
-    session = _own_session(request, session_id)
-    lifecycle.close_session(session)
-    return _session_body(_own_session(request, session_id))
+def _close(request: HttpRequest, session_id: str) -> HttpResponse:
+    rate_limits.check_cost(agent_of(request), REQUEST_COST)
+    lifecycle.close_session(_own_session(request, session_id))
+    response = _json(_session_body(_own_session(request, session_id)))
+    rate_limits.add_cost(agent_of(request), len(response.content))
+    return response
 
 
 @router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
+@_charged(CATALOG_COST)
 def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Copy a session with its catalog and loaded tools. The copy is independent."""
     child = lifecycle.fork_session(_own_session(request, session_id))
@@ -215,6 +255,7 @@ def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
+@_charged(CATALOG_COST)
 def session_catalog(
     request: HttpRequest, session_id: str, options: Query[FormatIn]
 ) -> HttpResponse:
@@ -223,7 +264,7 @@ def session_catalog(
     session = _readable_session(request, session_id)
     response = _etag_response(request, catalog.session_catalog(session, options), options.format)
     is_open = loading.current_state(session) == SessionState.OPEN
-    if response.status_code == 200 and is_open and request.agent:  # type: ignore[attr-defined]
+    if response.status_code == 200 and is_open and _caller(request):
         events.record_event(session, EventKind.CATALOG, details={"format": options.format})
     return response
 
@@ -233,10 +274,10 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
     content_type = "text/plain; charset=utf-8" if format_ == "text" else "application/json"
     etag = f'"{digest(body)}"'
     known = [tag.strip() for tag in request.headers.get("If-None-Match", "").split(",")]
+    response = HttpResponse(body, content_type=content_type)
     if etag in known or f"W/{etag}" in known:
+        rate_limits.add_cost(_caller(request), len(response.content))  # rendered all the same
         response = HttpResponse(status=304)
-    else:
-        response = HttpResponse(body, content_type=content_type)
     response["ETag"] = etag
     response["Cache-Control"] = "private, no-cache"
     return response
@@ -246,6 +287,7 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
     "/sessions/{session_id}/tools",
     response={200: list[dict[str, Any]], **AGENT_ERRORS},
 )
+@_charged(CATALOG_COST)
 def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn]) -> HttpResponse:
     """Get the current tools array."""
     catalog.check_format(options)
@@ -254,14 +296,14 @@ def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
 def tool_details(
-    request: HttpRequest, session_id: str, name: str, detail: DetailName = "full"
+    request: HttpRequest, session_id: str, name: str, options: Query[DetailIn]
 ) -> HttpResponse:
     """Get a tool's definition, including its output schema."""
-    check_value(name, "/name")
-    return _json(session_search.tool_details(_own_session(request, session_id), name, detail))
+    return _served_by_endpoint()
 
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
+@_charged(CATALOG_COST)
 def agent_catalog(request: HttpRequest, options: Query[FormatIn]) -> HttpResponse:
     """Get the catalog that a session opened now would receive."""
     catalog.check_format(options)
@@ -272,31 +314,34 @@ def agent_catalog(request: HttpRequest, options: Query[FormatIn]) -> HttpRespons
 # --- Search, load, call ---------------------------------------------------------------------------
 
 
+def _served_by_endpoint() -> HttpResponse:
+    """Four operations are declared here for the API's schema; sessions/endpoint.py serves them."""
+    raise NotImplementedError("toolcrib.asgi routes this request to sessions/endpoint.py.")
+
+
 @router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
 def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name. Returns their schemas."""
-    return _json(operations.load(agent_of(request), session_id, body))
+    return _served_by_endpoint()
 
 
 @router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpResponse:
     """Load tools by name from any group."""
     check_value(body.tool_names, "/tool_names")
-    return _json(loading.preload(_own_session(request, session_id), body.tool_names))
+    return _response(loading.preload(_own_session(request, session_id), body.tool_names))
 
 
 @router.post(
     "/sessions/{session_id}/search",
     response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
 )
-async def search(
+def search(
     request: HttpRequest, session_id: str, body: SearchIn, options: Query[FoundIn]
 ) -> HttpResponse:
     """Search tools by query, by pattern, or by exact name."""
-    agent = agent_of(request)
-    return _json(
-        await concurrency.run_with_limit(operations.search, agent, session_id, body, options)
-    )
+    return _served_by_endpoint()
 
 
 KEY_PARAMETER = {
@@ -312,30 +357,19 @@ KEY_PARAMETER = {
 @router.post(
     "/sessions/{session_id}/call",
     response={200: CallOut, **CALL_ERRORS},
+    by_alias=True,
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
-async def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
+def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
     """Call a tool. Errors that the model can correct are returned as a result with is_error."""
-    response = await dispatcher.dispatch(
-        agent_of(request),
-        session_id,
-        dispatcher.CallRequest(
-            tool_name=body.tool_name,
-            arguments=body.arguments,
-            timeout=body.timeout,
-            idempotency_key=request.headers.get("Idempotency-Key"),
-        ),
-        key=request.auth.pk,  # type: ignore[attr-defined]
-        token=request.auth.sha256,  # type: ignore[attr-defined]
-        checked_limit=getattr(request, "scope", {}).get(RATE_LIMIT_CHECKED, 0),
-    )
-    return HttpResponse(response, content_type="application/json")
+    return _served_by_endpoint()
 
 
 # --- State, stats, events -------------------------------------------------------------------------
 
 
 @router.get("/sessions/{session_id}/state", response={200: StateOut, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the loaded groups and tools, to resume in another session."""
     # Not canonical JSON: the groups must stay in load order.
@@ -344,11 +378,13 @@ def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
 
 
 @router.get("/sessions/{session_id}/stats", response={200: Stats, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
     return _json(loading.stats(_readable_session(request, session_id)))
 
 
 @router.get("/sessions/{session_id}/events", response={200: EventPage, **AGENT_ERRORS})
+@_charged(REQUEST_COST)
 def session_events(
     request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""
 ) -> dict[str, Any]:

@@ -24,16 +24,11 @@ from sessions_app.models import (
     ShownDefinition,
 )
 from sessions_app.sessions import loading
-from sessions_app.sessions.scope import (
-    ScopeFilter,
-    scope_of_agent,
-    scope_of_session,
-    unknown_names,
-)
-from sessions_app.sessions.surface import surface_of, take_snapshot
+from sessions_app.sessions.loading import SessionLoads
+from sessions_app.sessions.scope import ScopeFilter, scope_of_agent, unknown_names
+from sessions_app.sessions.surface import context_of, surface_of, take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.prepared_query import PreparedQuery
 
 LEDGER_FIELDS = [
     "tokens_catalog",
@@ -45,13 +40,6 @@ LEDGER_FIELDS = [
 ]
 MIN_IDLE_FOR_EVICTION = timedelta(minutes=30)
 DEFERRED_ITERATION_MULTIPLIER = 3  # a deferred session needs more turns for the same work
-
-session_by_id = PreparedQuery(
-    1,
-    lambda session_id: (
-        AgentSession.objects.with_catalog().select_related("parent").filter(session_id=session_id)
-    ),
-)
 
 
 class TooManySessions(ToolcribError):
@@ -229,12 +217,13 @@ def preview_snapshot(agent: Agent) -> CatalogSnapshot:
 def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
     """Load the tools of another session. Counts no tokens: the model already has the schemas."""
     unknown: list[str] = []
-    known = scope_of_session(session).by_id
+    loads = SessionLoads(context_of(session))
     for group_id, names in groups.items():
-        if group_id in known:
-            unknown += loading.load(session, group_id, names, how="resume").unknown
+        if group_id in loads.context.scope.by_id:
+            unknown += loads.load(group_id, names, how="resume").unknown
         else:
             unknown.append(group_id)
+    loading.write_loads(loads)
     events.record_event(session, EventKind.RESUMED, details={"groups": list(groups)})
     return unknown
 
@@ -329,7 +318,8 @@ def find_session(agent: Agent | None, session_id: str) -> AgentSession:
 
     Raises NotFound, also for another agent's session.
     """
-    session = None if "\0" in session_id else session_by_id.first(session_id)
+    sessions = AgentSession.objects.with_catalog().select_related("parent")
+    session = None if "\0" in session_id else sessions.filter(session_id=session_id).first()
     if session is None or (agent is not None and session.agent_id != agent.pk):
         raise NotFound(
             "Session not found.", hint="POST /sessions opens one.", code="unknown_session"

@@ -7,45 +7,46 @@ if the tool has changed. A load and its event are one transaction.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import cache, preferences
 from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.models import ToolState
-from sessions_app.ledger import events
-from sessions_app.models import AgentSession, EventKind, Expansion, SessionState, Strategy
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope, scope_of_session
+from sessions_app.ledger.events import write_event
+from sessions_app.ledger.writer import ExpansionRow, LedgerCursor
+from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, scope_of_session
 from sessions_app.sessions.surface import (
     Pin,
-    expansions,
+    SessionContext,
+    context_of,
     first_pins,
+    newer_definitions,
     pin_of,
     pins_of,
     render_pin,
-    replace_with_last_shown,
     surface_of,
+    with_newer,
 )
 from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
-from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.prepared_query import PreparedQuery
+from toolcrib.lib.json_codec import canonical, join_items, join_members
 from toolcrib.lib.token_counter import count
 
 MAX_NAMES = 10_000
 MIN_IDLE_SECONDS = preferences.PREFERENCES["session_idle_seconds"].minimum
 
-_select_for_update = PreparedQuery(
-    1, lambda pk: AgentSession.objects.with_catalog().select_for_update(of=("self",)).filter(pk=pk)
-)
-
 
 class OverBudget(ToolcribError):
     code = "over_budget"
     status = 409
+
+
+class SessionEnded(Conflict):
+    """The session was closed or has expired."""
 
 
 @dataclass
@@ -57,20 +58,28 @@ class LoadResult:
     tool_names: list[str] = field(default_factory=list)
     remaining: int = 0
     unknown: list[str] = field(default_factory=list)
-    schemas: list[dict[str, Any]] | None = field(default_factory=list)
+    schemas: list[str] | None = field(default_factory=list)  # each as canonical JSON
     error: dict[str, str] | None = None
     newly_loaded: list[str] = field(default_factory=list)
+    loads_version: int = 0  # of the session, afterwards
 
-    def as_json(self) -> dict[str, Any]:
-        return {
+    @property
+    def size(self) -> int:
+        """Return about how many characters the response has."""
+        return 200 + sum(map(len, self.schemas or ()))
+
+    def as_json(self) -> str:
+        members = {
             "group_id": self.group_id,
             "expanded": self.expanded,
             "tool_names": self.tool_names,
             "remaining": self.remaining,
             "unknown": self.unknown,
-            "schemas": self.schemas,
             "error": self.error,
         }
+        encoded = {name: canonical(value) for name, value in members.items()}
+        schemas = "null" if self.schemas is None else join_items(self.schemas)
+        return join_members({**encoded, "schemas": schemas})
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -78,27 +87,31 @@ class LoadResult:
 
 def lock_session(session: AgentSession) -> AgentSession:
     """Lock and return an open session. Raises Conflict if it has ended."""
-    row = _select_for_update.first(session.pk)
-    if row is None:
-        raise AgentSession.DoesNotExist
+    rows = AgentSession.objects.with_catalog().select_for_update(of=("self",))
+    row = rows.get(pk=session.pk)
     check_open(row)
     return row
+
+
+def idle_limit() -> int:
+    """Return the seconds of idle time after which a session expires."""
+    limit: int = preferences.value("session_idle_seconds")
+    return limit
 
 
 def current_state(session: AgentSession) -> str:
     """Return the session's state: expired after the idle timeout, even if not yet swept."""
     idle = (timezone.now() - session.last_used_at).total_seconds()
-    # Fast path: below the smallest configurable timeout, skip reading the preference.
+    # Below the smallest configurable timeout, skip reading the preference.
     if session.state != SessionState.OPEN or idle < MIN_IDLE_SECONDS:
         return session.state
-    limit = preferences.value("session_idle_seconds")
-    return SessionState.EXPIRED if idle > limit else session.state
+    return SessionState.EXPIRED if idle > idle_limit() else session.state
 
 
 def check_open(session: AgentSession) -> None:
     state = current_state(session)
     if state != SessionState.OPEN:
-        raise Conflict(
+        raise SessionEnded(
             f"This session is {state}.",
             hint=f"GET /sessions/{session.session_id}/state still returns what it had loaded. Open "
             'a new session with that as "resume".',
@@ -114,62 +127,149 @@ def check_name_count(names: Sequence[str]) -> None:
         )
 
 
-@transaction.atomic
-def load(
-    session: AgentSession, group_id: str, names: Sequence[str] | None, *, how: str = "load"
-) -> LoadResult:
-    """Load all tools of a group (`names` is None) or those named."""
-    check_name_count(names or ())
-    session = lock_session(session)
-    scope = scope_of_session(session)
-    group = _find_group(session, scope, group_id)
-    if group is None:
-        return LoadResult(group_id, error=_unknown_group(group_id, scope))
-    operation = _GroupLoad(session, group_id, group)
-    result = operation.load_all() if names is None else operation.load_names(names)
-    if result.error is None:
-        operation.save()
-        _record_load(session, result, how, operation.cost)
-    if session.strategy == Strategy.INJECT:
-        result.schemas = None
-    return result
+class SessionLoads:
+    """The loaded tools of a session: read once, changed by loads, written in one transaction."""
 
+    def __init__(self, context: SessionContext) -> None:
+        self.context = context
+        self.newer = newer_definitions(context.session_pk)
+        with connection.wrap_database_errors:
+            rows = LedgerCursor(connection).read_expansions(context.session_pk)
+        self._rows = {row.group_id: row for row in rows}
+        self._pins: dict[str, dict[str, Pin]] = {
+            row.group_id: json.loads(row.pins) for row in self._rows.values()
+        }
+        self.tokens_loaded = context.tokens_loaded
+        self._unwritten: list[tuple[ExpansionRow | None, dict[str, Any]]] = []
+        self.version = context.loads_version  # once `write` has written everything
 
-def _find_group(session: AgentSession, scope: SessionScope, group_id: str) -> CachedGroup | None:
-    """Find a group by the id in the session's catalog; the group may have been renamed since."""
-    if group_id in scope.by_id:
-        return scope.by_id[group_id]
-    key = surface_of(session.snapshot).keys.get(group_id)
-    return next((group for group in scope.groups if group.pk == key), None)
+    @property
+    def pins(self) -> dict[str, Pin]:
+        """Return the pins of all loaded tools, by name, with the definitions last shown."""
+        return with_newer(first_pins(self._pins.values()), self.newer)
 
+    def load(self, group_id: str, names: Sequence[str] | None, *, how: str = "load") -> LoadResult:
+        """Load all tools of a group (`names` is None) or those named."""
+        check_name_count(names or ())
+        group = self._find_group(group_id)
+        if group is None:
+            return LoadResult(group_id, error=self._unknown_group(group_id))
+        known = self._rows.get(group_id)
+        position = len(self._rows) + 1
+        row = known or ExpansionRow(self.context.session_pk, group_id, [], None, "{}", position)
+        others = {other: pins for other, pins in self._pins.items() if other != group_id}
+        load = _GroupLoad(self.context, group, row, self._pins.get(group_id, {}), others)
+        result = load.load_all() if names is None else load.load_names(names)
+        if result.error is None:
+            self._apply(load, result, how)
+        if self.context.strategy == Strategy.INJECT:
+            result.schemas = None
+        return result
 
-def _unknown_group(group_id: str, scope: SessionScope) -> dict[str, str]:
-    available = ", ".join(sorted(line.group_id for line in scope.lines)) or "none"
-    return {
-        "code": "unknown_group",
-        "message": f"Unknown group_id: {group_id[:80]!r} is not available in this session. "
-        f"Available: {available}",
-        "hint": "Use one of the ids in the catalog.",
-    }
+    def load_by_name(self, names: Sequence[str], *, how: str) -> tuple[list[LoadResult], list[str]]:
+        """Load tools from any group; also return the unknown names."""
+        check_name_count(names)
+        by_group: dict[str, list[str]] = {}
+        unknown = []
+        scope = self.context.scope
+        for name in dict.fromkeys(names):
+            tool = scope.lookup(name)
+            if tool is not None and tool.offered:
+                group_id = scope.groups_by_tool[tool.name][0].group_id
+                by_group.setdefault(group_id, []).append(tool.name)
+            else:
+                unknown.append(name)
+        return [self.load(group_id, some, how=how) for group_id, some in by_group.items()], unknown
+
+    def write(self, cursor: LedgerCursor) -> None:
+        """Write the loads and their events."""
+        for row, event in self._unwritten:
+            if row is not None:
+                cursor.save_expansion(row)
+            write_event(cursor, self.context.session_pk, EventKind.LOADED, **event)
+
+    def _apply(self, load: "_GroupLoad", result: LoadResult, how: str) -> None:
+        budget = self.context.agent.budget
+        if budget is not None and load.cost and self.tokens_loaded + load.cost > budget:
+            raise OverBudget(
+                f"Loading this needs {load.cost:,} tokens; "
+                f"{max(budget - self.tokens_loaded, 0):,} of {budget:,} are free.",
+                hint="Load fewer tools, by name, or ask for a larger budget.",
+            )
+        pins = with_newer(load.pins, self.newer)
+        result.schemas = [canonical(render_pin(name, pins[name])) for name in result.tool_names]
+        self.tokens_loaded += load.cost
+        is_new = load.row.group_id not in self._rows
+        row = load.row if is_new or load.is_changed else None
+        if row is not None:
+            row.pins = json.dumps(load.pins)
+            self._rows[row.group_id], self._pins[row.group_id] = row, load.pins
+            self.version += 1
+        # A resumed session's model has these schemas; a search counts its own response.
+        is_counted = how in ("load", "preload")
+        event = {
+            "tokens": count(join_items(result.schemas)) if is_counted else 0,
+            "group_id": result.group_id,
+            "details": {
+                "names": result.tool_names,
+                "all": result.remaining == 0,
+                "how": how,
+                "unknown": result.unknown,
+                "remaining": result.remaining,
+            },
+            "tokens_loaded": load.cost,
+            "loads_version": int(row is not None),
+        }
+        self._unwritten.append((row, event))
+        result.loads_version = self.version
+
+    def _find_group(self, group_id: str) -> CachedGroup | None:
+        """Find a group by the id in the session's catalog; it may have been renamed since."""
+        scope = self.context.scope
+        if group_id in scope.by_id:
+            return scope.by_id[group_id]
+        key = self.context.surface.keys.get(group_id)
+        return next((group for group in scope.groups if group.pk == key), None)
+
+    def _unknown_group(self, group_id: str) -> dict[str, str]:
+        lines = self.context.scope.lines
+        available = ", ".join(sorted(line.group_id for line in lines)) or "none"
+        return {
+            "code": "unknown_group",
+            "message": f"Unknown group_id: {group_id[:80]!r} is not available in this session. "
+            f"Available: {available}",
+            "hint": "Use one of the ids in the catalog.",
+        }
 
 
 class _GroupLoad:
-    """One load of a group. Lives inside one transaction."""
+    """One load of a group. Changes its row and pins, which `SessionLoads` writes."""
 
-    def __init__(self, session: AgentSession, group_id: str, group: CachedGroup) -> None:
-        self.session = session
-        self.group = group
-        rows = expansions.all(session.pk)
-        self.row = next((row for row in rows if row.group_id == group_id), None) or Expansion(
-            session=session, group_id=group_id, names=[], sequence=len(rows) + 1
-        )
-        pins: dict[str, dict[str, Pin]] = {row.group_id: json.loads(row.pins) for row in rows}
-        self.next_seq = 1 + sum(map(len, pins.values()))
-        self.pins = pins.pop(group_id, {})
-        self.other_pins = first_pins(pins.values())  # loaded through other groups
-        self.offered = {member.tool.name: member for member in group.members if member.tool.offered}
+    def __init__(
+        self,
+        context: SessionContext,
+        group: CachedGroup,
+        row: ExpansionRow,
+        pins: dict[str, Pin],
+        others: dict[str, dict[str, Pin]],  # pins of other groups
+    ) -> None:
+        self.group, self.row = group, row
+        self.pins = dict(pins)
+        self.other_pins = first_pins(others.values())
+        self.next_seq = 1 + len(pins) + sum(map(len, others.values()))
+        self.offered = group.offered_by_name
+        # The names in the group's catalog line when the session opened.
+        self.initial_names = context.surface.names_by_group.get(row.group_id)
         self.newly_loaded: list[str] = []
         self.cost = 0  # tokens of the newly loaded definitions
+        self._before = row.names, row.listed, len(pins)
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether there is anything to write."""
+        row = self.row
+        after = row.names, row.listed, len(self.pins)
+        return after != self._before
 
     def load_all(self) -> LoadResult:
         if self.row.listed is None:
@@ -188,15 +288,12 @@ class _GroupLoad:
                 unknown.append(name)
                 errors.append(error)
         if errors and not resolved:
+            first = errors[0]
             return LoadResult(
                 self.row.group_id,
                 remaining=self._remaining(),
                 unknown=unknown,
-                error={
-                    "code": errors[0].code,
-                    "message": errors[0].message,
-                    "hint": errors[0].hint,
-                },
+                error={"code": first.code, "message": first.message, "hint": first.hint},
             )
         for name in resolved:
             if name not in self.pins:
@@ -215,7 +312,7 @@ class _GroupLoad:
         """Return the public name of a tool in this group. Loaded tools remain loadable."""
         if name in self.pins or name in self.offered:
             return name
-        matches = self.by_bare_name.get(name, [])
+        matches = self.group.offered_by_bare_name.get(name) or self._loaded_by_bare_name(name)
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -224,32 +321,22 @@ class _GroupLoad:
                 f"{', '.join(sorted(matches))}.",
                 hint="Use the full name.",
             )
-        if name in self.unavailable:
-            tool = self.unavailable[name]
+        tool = self.group.unavailable_by_name.get(name)
+        if tool is not None:
             raise NotAvailable(unavailable_reason(tool), hint="", code=unavailable_code(tool))
         raise NotAvailable(
             f"{name[:100]!r} is not available in this session under {self.row.group_id}.",
             hint=f"Its tools: {', '.join(islice(self.offered, 50)) or 'none'}.",
         )
 
-    @cached_property
-    def by_bare_name(self) -> dict[str, list[str]]:
-        """Public names by the server's name for the tool and by its safe form."""
-        names: dict[str, list[str]] = {}
-        for name, member in self.offered.items():
-            for bare_name in {member.tool.original_name, name.partition("__")[2]}:
-                names.setdefault(bare_name, []).append(name)
-        for name, pin in self.pins.items():  # loaded tools that are no longer offered
-            original_name = cache.cached_definition(pin["definition"]).tool["name"]
-            for bare_name in {original_name, name.partition("__")[2]}:
-                names.setdefault(bare_name, [name])
-        return names
-
-    @cached_property
-    def unavailable(self) -> dict[str, CachedTool]:
-        """Tools of the group that are not offered now, by public and original name."""
-        tools = [member.tool for member in self.group.members if not member.tool.offered]
-        return {name: tool for tool in reversed(tools) for name in (tool.original_name, tool.name)}
+    def _loaded_by_bare_name(self, bare_name: str) -> list[str]:
+        """Return a loaded tool with this bare name that is no longer offered."""
+        for name, pin in self.pins.items():
+            if bare_name == name.partition("__")[2]:
+                return [name]
+            if bare_name == cache.cached_definition(pin["definition"]).tool["name"]:
+                return [name]
+        return []
 
     def _pin(self, member: CachedMember) -> None:
         name = member.tool.name
@@ -258,79 +345,35 @@ class _GroupLoad:
         if pin := self.other_pins.get(name):  # keep the definition and the load order
             self.pins[name] = {**pin, "position": member.position}
             return
-        self.pins[name] = pin_of(member.tool, member.position, self.next_seq)
+        self.pins[name] = pin = pin_of(member.tool, member.position, self.next_seq)
         self.next_seq += 1
         self.newly_loaded.append(name)
+        self.cost += cache.cached_definition(pin["definition"]).tokens
 
     def _sort(self, names: Iterable[str]) -> list[str]:
         return sorted(names, key=lambda name: (self.pins[name]["position"], name))
 
-    def _initial_names(self) -> Iterable[str]:
-        """Return the names in the group's catalog line when the session opened."""
-        lines = surface_of(self.session.snapshot).groups
-        line = next((line for line in lines if line.group_id == self.row.group_id), None)
-        return line.names if line else list(self.offered)
-
-    def _is_complete(self, names: Sequence[str]) -> bool:
-        loaded = set(names)
-        return bool(loaded) and (
-            loaded >= self.offered.keys() or loaded >= set(self._initial_names())
+    def _is_complete(self, loaded: Sequence[str]) -> bool:
+        names = set(loaded)
+        initial = self.initial_names
+        return bool(names) and (
+            names >= self.offered.keys() or (initial is not None and names >= initial)
         )
 
     def _remaining(self) -> int:
         if self.row.names is None:
             return 0
-        return len(set(self._initial_names()) - set(self.row.names))
+        initial = self.offered.keys() if self.initial_names is None else self.initial_names
+        return len(initial) - sum(name in initial for name in self.row.names)
 
     def _result(self, names: list[str]) -> LoadResult:
-        pins = replace_with_last_shown(self.session, self.pins)
         return LoadResult(
             self.row.group_id,
             expanded=True,
             tool_names=names,
             remaining=self._remaining(),
-            schemas=[render_pin(name, pins[name]) for name in names],
             newly_loaded=self.newly_loaded,
         )
-
-    def save(self) -> None:
-        self._check_budget()
-        self.row.pins = json.dumps(self.pins)
-        self.row.save()
-
-    def _check_budget(self) -> None:
-        budget = self.session.agent.budget
-        cost = sum(
-            cache.cached_definition(self.pins[name]["definition"]).tokens
-            for name in self.newly_loaded
-        )
-        used = self.session.tokens_loaded
-        if budget is not None and cost and used + cost > budget:
-            raise OverBudget(
-                f"Loading this needs {cost:,} tokens; {max(budget - used, 0):,} of {budget:,} "
-                "are free.",
-                hint="Load fewer tools, by name, or ask for a larger budget.",
-            )
-        self.cost = cost
-
-
-def _record_load(session: AgentSession, result: LoadResult, how: str, cost: int) -> None:
-    # A resumed session's model already has these schemas; a search counts its own response.
-    tokens = count(canonical(result.schemas)) if how in ("load", "preload") else 0
-    events.record_event(
-        session,
-        EventKind.LOADED,
-        tokens=tokens,
-        group_id=result.group_id,
-        details={
-            "names": result.tool_names,
-            "all": result.remaining == 0,
-            "how": how,
-            "unknown": result.unknown,
-            "remaining": result.remaining,
-        },
-        tokens_loaded=cost,
-    )
 
 
 def unavailable_code(tool: CachedTool) -> str:
@@ -351,42 +394,26 @@ def unavailable_reason(tool: CachedTool) -> str:
     return reasons.get(ToolState(tool.state), f"{tool.name} is not available") + "."
 
 
-def preload(session: AgentSession, names: Sequence[str]) -> dict[str, Any]:
-    """Load tools by name from any group."""
-    check_name_count(names)
-    with transaction.atomic():
-        session = lock_session(session)
-        by_group, unknown = names_by_group(scope_of_session(session), names)
-        results = [
-            load(session, group_id, group_names, how="preload")
-            for group_id, group_names in by_group.items()
-        ]
-    schemas: list[dict[str, Any]] | None = [
-        schema for result in results for schema in result.schemas or []
-    ]
-    if session.strategy == Strategy.INJECT:
-        schemas = None
-    return {
-        "preloaded": [name for result in results for name in result.tool_names],
-        "unknown": unknown,
-        "schemas": schemas,
-    }
+def write_loads(loads: SessionLoads) -> None:
+    with connection.wrap_database_errors:
+        loads.write(LedgerCursor(connection))
 
 
-def names_by_group(
-    scope: SessionScope, names: Sequence[str]
-) -> tuple[dict[str, list[str]], list[str]]:
-    """Group names by the first group that has the tool; also return the unknown names."""
-    by_group: dict[str, list[str]] = {}
-    unknown = []
-    for name in dict.fromkeys(names):
-        tool = scope.lookup(name)
-        if tool is not None and tool.offered:
-            group_id = scope.groups_by_tool[tool.name][0].group_id
-            by_group.setdefault(group_id, []).append(tool.name)
-        else:
-            unknown.append(name)
-    return by_group, unknown
+@transaction.atomic
+def preload(session: AgentSession, names: Sequence[str]) -> str:
+    """Load tools by name from any group, and return the response."""
+    loads = SessionLoads(context_of(lock_session(session)))
+    results, unknown = loads.load_by_name(names, how="preload")
+    write_loads(loads)
+    schemas = [schema for result in results for schema in result.schemas or []]
+    is_injected = session.strategy == Strategy.INJECT
+    return join_members(
+        {
+            "preloaded": canonical([name for result in results for name in result.tool_names]),
+            "unknown": canonical(unknown),
+            "schemas": "null" if is_injected else join_items(schemas),
+        }
+    )
 
 
 # --- State and stats ------------------------------------------------------------------------------

@@ -4,9 +4,17 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from ninja import Schema
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+)
 
-from toolcrib.lib.api_schemas import Strict
+from toolcrib.lib.api_schemas import AgentBody, Integer, Strict, parse_digits
 
 Text = Annotated[str, Field(max_length=500)]
 Names = Annotated[list[Text], Field(max_length=20_000)]
@@ -40,15 +48,31 @@ class FoundIn(Schema):
     )
 
 
+class DetailsIn(AgentBody):
+    """Arguments of the meta-tool get_tool_details."""
+
+    ALIASES = {"tool_name": "name"}
+
+    name: Annotated[StrictStr, Field(min_length=1, max_length=500)]
+
+
+class DetailIn(BaseModel):
+    """Amount of a tool's definition in a response."""
+
+    detail: DetailName = "full"
+
+
 class Resume(Strict):
     strategy: StrategyName
     expanded_groups: dict[str, list[Text] | None] = {}
 
 
-class OpenIn(Strict):
+class OpenIn(AgentBody):
     strategy: StrategyName | None = None
     mode: Literal["auto", "deferred", "full"] | None = None
-    context_window: Annotated[StrictInt, Field(gt=0, le=10**9)] | None = None
+    context_window: (
+        Annotated[StrictInt, Field(gt=0, le=10**9), BeforeValidator(parse_digits)] | None
+    ) = None
     model: Annotated[str, Field(max_length=200)] = ""
     groups: Annotated[list[Text], Field(max_length=1000)] | None = None
     servers: Annotated[list[Text], Field(max_length=1000)] | None = None
@@ -59,30 +83,35 @@ class OpenIn(Strict):
     resume: Resume | None = None
 
 
-class LoadIn(Strict):
+class LoadIn(AgentBody):
     group_id: Text
     tool_names: Names | None = None
 
 
-class SearchIn(Strict):
+class SearchIn(AgentBody):
     query: StrictStr = ""
     pattern: StrictStr = ""
     name: Text = ""
     strategy: Literal["hybrid", "bm25", "embedding", "regex"] | None = None
     server: Text = ""
-    limit: StrictInt = 10
+    limit: Integer = 10
     detail: DetailName = "summary"
     load: StrictBool | None = None
     server_hint: Annotated[StrictStr, Field(max_length=200)] = ""
 
 
-class CallIn(Strict):
+class CallIn(AgentBody):
+    ALIASES = {"name": "tool_name", "args": "arguments"}  # as meta-tools and many clients say
+
     tool_name: Annotated[StrictStr, Field(min_length=1, max_length=500)]
     arguments: Any = None
-    timeout: Annotated[StrictInt | StrictFloat, Field(gt=0, le=900)] | None = None
+    timeout: (
+        Annotated[StrictInt | StrictFloat, Field(gt=0, le=900), BeforeValidator(parse_digits)]
+        | None
+    ) = None
 
 
-class PreloadIn(Strict):
+class PreloadIn(AgentBody):
     tool_names: Names
 
 
@@ -187,6 +216,7 @@ class CallOut(Schema):
     is_error: bool
     content: list[Any]
     structured_content: Any
+    meta: dict[str, Any] | None = Field(None, alias="_meta")
     error: dict[str, Any] | None = None
     tokens: int
     duration_ms: int

@@ -1,10 +1,8 @@
-"""Tool search and tool details within a session's scope. Records both as events."""
+"""Tool search and tool details within a session's scope. Both are written as events."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from django.db import transaction
 
 from catalog import cache, rendering
 from catalog.cache import CachedTool
@@ -16,12 +14,15 @@ from catalog.search.engine import (
     search,
     suggest_names,
 )
-from sessions_app.ledger import events
-from sessions_app.models import AgentSession, EventKind
+from sessions_app.ledger.events import write_event
+from sessions_app.ledger.writer import LedgerCursor
+from sessions_app.models import EventKind
 from sessions_app.sessions import loading, surface
+from sessions_app.sessions.loading import SessionLoads
 from sessions_app.sessions.schemas import SearchIn
-from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope, scope_of_session
-from toolcrib.lib.errors import Invalid
+from sessions_app.sessions.scope import Ambiguous, NotAvailable, SessionScope
+from sessions_app.sessions.surface import SessionContext
+from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.token_counter import count
 
@@ -40,6 +41,12 @@ class SessionQuery:
     load: bool = False
     server_hint: str = ""  # free text that describes the server
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Return what the agent wrote, by field."""
+        names = ("query", "pattern", "name", "server", "server_hint")
+        return {name: getattr(self, name) for name in names}
+
 
 def parse_body(body: SearchIn, *, max_limit: int = MAX_HITS, full: bool = False) -> SessionQuery:
     """Convert a request body to a query. A search by name loads the tool and returns it in full."""
@@ -57,24 +64,68 @@ def parse_body(body: SearchIn, *, max_limit: int = MAX_HITS, full: bool = False)
     )
 
 
-def search_session(session: AgentSession, query: SessionQuery) -> dict[str, Any]:
-    """Search a session's tools and record the search; with `load`, also load the hits."""
-    loading.check_open(session)
-    scope = scope_of_session(session)
-    result, error = search_scope(scope, query)
-    with transaction.atomic():
-        newly_loaded = _load_hits(session, scope, result) if query.load and result.hits else []
-        response = search_response(
-            scope,
-            query,
-            result,
-            error,
-            pins=surface.shown_pins(session),
-            preloaded=surface.surface_of(session.snapshot).pins,
-            newly_loaded=newly_loaded,
+@dataclass
+class SessionSearch:
+    """The response to a search, and what is to be written of it."""
+
+    context: SessionContext
+    query: SessionQuery
+    result: SearchResult
+    newly_loaded: list[str]
+    response: dict[str, Any]
+    loads: SessionLoads | None = None
+
+    def __post_init__(self) -> None:
+        self.text = canonical(self.response)
+        self.tokens = count(self.text)
+
+    @property
+    def loads_version(self) -> int:
+        return self.loads.version if self.loads else self.context.loads_version
+
+    def write(self, cursor: LedgerCursor) -> None:
+        """Write the event, and with `load` what was loaded."""
+        if self.loads is not None:
+            self.loads.write(cursor)
+        query, terms = self.query, ("query", "pattern", "name")
+        values = {name: getattr(query, name)[:MAX_QUERY_LENGTH] for name in terms}
+        write_event(
+            cursor,
+            self.context.session_pk,
+            EventKind.SEARCHED,
+            tokens=self.tokens,
+            details={
+                **{name: value for name, value in values.items() if value},
+                "strategy": self.result.strategy,
+                "server": query.server,
+                "total": self.result.total,
+                "hits": [hit.name for hit in self.result.hits],
+                "newly_loaded": len(self.newly_loaded),
+            },
         )
-        _record(session, query, result, newly_loaded, count(canonical(response)))
-    return response
+
+
+def search_session(
+    context: SessionContext, query: SessionQuery, is_shown: Callable[[str], bool]
+) -> SessionSearch:
+    """Search a session's tools; with `load`, also load the hits. Writes nothing."""
+    result, error = search_scope(context.scope, query)
+    loads, newly_loaded = None, []
+    if result.hits and (query.load or query.detail == "full"):
+        loads = SessionLoads(context)
+        names = [hit.name for hit in result.hits] if query.load else []
+        for loaded in loads.load_by_name(names, how="search")[0]:
+            newly_loaded += loaded.newly_loaded
+    response = search_response(
+        context.scope,
+        query,
+        result,
+        error,
+        pins=loads.pins if loads else {},
+        is_shown=is_shown,
+        newly_loaded=newly_loaded,
+    )
+    return SessionSearch(context, query, result, newly_loaded, response, loads)
 
 
 def search_response(
@@ -84,12 +135,19 @@ def search_response(
     error: str,
     *,
     pins: Mapping[str, surface.Pin],
-    preloaded: Collection[str],
+    is_shown: Callable[[str], bool],
     newly_loaded: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the response to a search. `pins` and `preloaded`: tools the session already has."""
+    """Return the response to a search. `pins`: what the session was shown of loaded tools."""
     tools = [
-        _render_hit(scope, scope.tools[hit.name], hit, query.detail, pins, preloaded)
+        _render_hit(
+            scope,
+            scope.tools[hit.name],
+            hit,
+            query.detail,
+            pins.get(hit.name),
+            is_loaded=hit.name in pins or is_shown(hit.name),
+        )
         for hit in result.hits
     ]
     response: dict[str, Any] = {
@@ -132,21 +190,14 @@ def search_scope(
     return SearchResult("name", 1, (Hit(tool.name, None, ("name",)),)), ""
 
 
-def _load_hits(session: AgentSession, scope: SessionScope, result: SearchResult) -> list[str]:
-    by_group, _ = loading.names_by_group(scope, [hit.name for hit in result.hits])
-    newly_loaded: list[str] = []
-    for group_id, names in by_group.items():
-        newly_loaded += loading.load(session, group_id, names, how="search").newly_loaded
-    return newly_loaded
-
-
 def _render_hit(
     scope: SessionScope,
     tool: CachedTool,
     hit: Hit,
     detail: str,
-    pins: Mapping[str, surface.Pin],
-    preloaded: Collection[str],
+    pin: surface.Pin | None,
+    *,
+    is_loaded: bool,
 ) -> dict[str, Any]:
     body: dict[str, Any] = {"name": tool.name}
     if detail != "name":
@@ -156,7 +207,7 @@ def _render_hit(
         "group_id": scope.groups_by_tool[tool.name][0].group_id,
         "server": tool.server or None,
         "source": tool.source,
-        "loaded": tool.name in pins or tool.name in preloaded,
+        "loaded": is_loaded,
         "tokens": tool.approved.tokens if tool.approved else 0,
     }
     if tool.server:
@@ -164,8 +215,7 @@ def _render_hit(
     if hit.score is not None:
         body["score"] = round(hit.score, 3)
     if detail == "full" and tool.approved:
-        pin = pins.get(tool.name) or surface.pin_of(tool)
-        body["schema"] = surface.render_pin(tool.name, pin)["parameters"]
+        body["schema"] = surface.render_pin(tool.name, pin or surface.pin_of(tool))["parameters"]
     return body
 
 
@@ -184,55 +234,44 @@ def _suggestions(scope: SessionScope, query: SessionQuery) -> list[str]:
     return suggest_names(scope.index, text) or [line.group_id for line in scope.lines[:10]]
 
 
-def _record(
-    session: AgentSession,
-    query: SessionQuery,
-    result: SearchResult,
-    newly_loaded: list[str],
-    tokens: int,
-) -> None:
-    terms = {
-        key: value[:MAX_QUERY_LENGTH]
-        for key, value in (("query", query.query), ("pattern", query.pattern), ("name", query.name))
-        if value
-    }
-    events.record_event(
-        session,
-        EventKind.SEARCHED,
-        tokens=tokens,
-        details={
-            **terms,
-            "strategy": result.strategy,
-            "server": query.server,
-            "total": result.total,
-            "hits": [hit.name for hit in result.hits],
-            "newly_loaded": len(newly_loaded),
-        },
-    )
+@dataclass
+class ToolDetails:
+    """The response to a request for a tool's definition, or the error."""
+
+    session_pk: int
+    tool_name: str
+    response: dict[str, Any]
+    error: ToolcribError | None = None
+
+    def __post_init__(self) -> None:
+        self.text = canonical(self.response)
+        self.tokens = 0 if self.error else count(self.text)
+
+    def write(self, cursor: LedgerCursor) -> None:
+        write_event(
+            cursor,
+            self.session_pk,
+            EventKind.DETAILS,
+            tool_name=self.tool_name,
+            tokens=self.tokens,
+            details={"found": self.error is None},
+        )
 
 
-def tool_details(session: AgentSession, name: str, detail: str) -> dict[str, Any]:
+def tool_details(context: SessionContext, name: str, detail: str) -> ToolDetails:
     """Return a tool's definition as shown to this session, including its output schema."""
-    loading.check_open(session)
     try:
-        tool = scope_of_session(session).find_tool(name)
+        tool = context.scope.find_tool(name)
         if not tool.offered:
             raise NotAvailable(
                 loading.unavailable_reason(tool), code=loading.unavailable_code(tool)
             )
-    except (NotAvailable, Ambiguous):
-        events.record_event(session, EventKind.DETAILS, tool_name=name, details={"found": False})
-        raise
-    pin = surface.last_shown(session, tool.name) or surface.pin_of(tool)
-    body = _render_details(tool, pin, detail)
-    events.record_event(
-        session,
-        EventKind.DETAILS,
-        tool_name=tool.name,
-        tokens=count(canonical(body)),
-        details={"found": True},
-    )
-    return body
+    except (NotAvailable, Ambiguous) as error:
+        return ToolDetails(context.session_pk, name, {}, error)
+    loads = SessionLoads(context)
+    initial = surface.with_newer(context.surface.pins, loads.newer)
+    pin = loads.pins.get(tool.name) or initial.get(tool.name) or surface.pin_of(tool)
+    return ToolDetails(context.session_pk, tool.name, _render_details(tool, pin, detail))
 
 
 def _render_details(tool: CachedTool, pin: surface.Pin, detail: str) -> dict[str, Any]:

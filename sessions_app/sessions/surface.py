@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from django.db import connection
@@ -19,13 +20,11 @@ from catalog.rendering import GroupLine
 from sessions_app.models import (
     Agent,
     AgentSession,
-    Expansion,
     Mode,
     Strategy,
 )
-from sessions_app.sessions.scope import SessionScope
+from sessions_app.sessions.scope import SessionScope, scope_of_session
 from toolcrib.lib.json_codec import canonical, digest
-from toolcrib.lib.prepared_query import PreparedQuery
 from toolcrib.lib.token_counter import count
 
 MAX_SNAPSHOTS_PER_SCOPE = 64
@@ -33,8 +32,6 @@ MAX_CACHED_CHARACTERS = 16_000_000  # of snapshot bodies; parsed, a body takes s
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
 DeferredTool = list[Any]  # a tool not shown yet: definition, override, server
-
-expansions = PreparedQuery(1, lambda session: Expansion.objects.filter(session=session))
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,38 @@ class Surface:
     mode: str
     preloaded: tuple[str, ...]
     deferred: dict[str, DeferredTool]
+
+    @cached_property
+    def names_by_group(self) -> dict[str, frozenset[str]]:
+        """Return the tools in each group's catalog line when the session opened."""
+        return {line.group_id: frozenset(line.names) for line in self.groups}
+
+
+@dataclass(slots=True)
+class SessionContext:
+    """What the operations of a session work with."""
+
+    session_pk: int
+    session_id: str
+    agent: Agent
+    strategy: str
+    surface: Surface
+    scope: SessionScope
+    tokens_loaded: int  # of the budget
+    loads_version: int
+
+
+def context_of(session: AgentSession) -> SessionContext:
+    return SessionContext(
+        session_pk=session.pk,
+        session_id=session.session_id,
+        agent=session.agent,
+        strategy=session.strategy,
+        surface=surface_of(session.snapshot),
+        scope=scope_of_session(session),
+        tokens_loaded=session.tokens_loaded,
+        loads_version=session.loads_version,
+    )
 
 
 _cache: dict[str, tuple[Surface, int]] = {}  # by digest: surface, size of its body
@@ -119,28 +148,27 @@ def tools_array(session: AgentSession) -> list[dict[str, Any]]:
 
 def pins_of(session: AgentSession) -> dict[str, Pin]:
     """Return the pins of all loaded tools, by name."""
-    return first_pins(json.loads(row.pins) for row in expansions.all(session.pk))
+    return first_pins(json.loads(row.pins) for row in session.expansions.all())
 
 
-# Not through the ORM: every search and load asks this, and building the query takes 10% of them.
-LAST_SHOWN_SQL = """
+def newer_definitions(session: int) -> dict[str, Pin]:
+    """Return the definitions that a `definition_changed` error returned, by tool name."""
+    with connection.cursor() as cursor:
+        cursor.execute(NEWER_DEFINITIONS_SQL, [session])
+        rows = cursor.fetchall()
+    return {name: {"definition": pk, "override": override} for name, pk, override in rows}
+
+
+# Not through the ORM: building the query would take 10% of a load.
+NEWER_DEFINITIONS_SQL = """
     SELECT tool.public_name, shown.definition_id, shown."override"
     FROM sessions_app_showndefinition shown JOIN catalog_tool tool ON tool.id = shown.tool_id
     WHERE shown.session_id = %s
 """
 
 
-def shown_pins(session: AgentSession) -> dict[str, Pin]:
-    """Return the pins of all loaded tools, by name, with the definitions last shown."""
-    return replace_with_last_shown(session, pins_of(session))
-
-
-def replace_with_last_shown(session: AgentSession, pins: dict[str, Pin]) -> dict[str, Pin]:
-    """Replace definitions for which a `definition_changed` error returned a newer one."""
-    with connection.cursor() as cursor:
-        cursor.execute(LAST_SHOWN_SQL, [session.pk])
-        rows = cursor.fetchall()
-    newer = {name: {"definition": pk, "override": override} for name, pk, override in rows}
+def with_newer(pins: dict[str, Pin], newer: dict[str, Pin]) -> dict[str, Pin]:
+    """Return pins with the definitions that replace them."""
     return {name: {**pin, **newer.get(name, {})} for name, pin in pins.items()} if newer else pins
 
 
@@ -152,12 +180,6 @@ def first_pins(groups: Iterable[dict[str, Pin]]) -> dict[str, Pin]:
             if name not in first or pin["seq"] < first[name]["seq"]:
                 first[name] = pin
     return first
-
-
-def last_shown(session: AgentSession, name: str) -> Pin | None:
-    """Return the definition of a tool that the session was last shown, if any."""
-    pin = pins_of(session).get(name) or surface_of(session.snapshot).pins.get(name)
-    return replace_with_last_shown(session, {name: pin})[name] if pin else None
 
 
 def pin_of(tool: CachedTool, position: int = 0, seq: int = 0) -> Pin:

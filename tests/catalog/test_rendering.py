@@ -1,5 +1,6 @@
 """Catalog text: one line per group, names below, within a budget, deterministic."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_the_meta_tools_stay_under_700_tokens():
         "get_tool_details",
         "deferred_tool_call",
     ]
-    assert next(iter(tools[3]["parameters"]["properties"])) == "tool_name"
+    assert next(iter(tools[3]["parameters"]["properties"])) == "name"
     assert [tool["name"] for tool in rendering.meta_tools("inject")] == [
         "search_tools",
         "load_tools",
@@ -142,3 +143,31 @@ def test_a_summary_is_the_first_sentence_truncated_to_150_characters():
     assert len(rendering.summary("word " * 100)) <= 150
     assert rendering.summary("word " * 100).endswith("…")
     assert rendering.summary("one\ntwo") == "one two"
+
+
+def test_names_that_cannot_fit_are_not_counted(monkeypatch):
+    counted = []
+
+    def record(text):
+        counted.append(len(text))
+        return count(text)
+
+    monkeypatch.setattr(rendering, "count", record)
+    result = catalog(fleet(groups=3, tools=30_000), header=HEAD, budget=500)
+    assert result.left_out["names"] > 29_000
+    assert max(counted) < 5_000
+
+
+names = st.text("ab_-", min_size=1, max_size=3)
+
+
+@given(
+    st.lists(st.lists(names, min_size=1, max_size=40, unique=True), min_size=1, max_size=6),
+    st.integers(0, 300),
+)
+def test_the_least_cost_of_names_changes_no_result(groups, budget):
+    lines = [GroupLine(str(at), "G", "Some words", tuple(group)) for at, group in enumerate(groups)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendering, "_least_cost", lambda draft: 0)  # count everything at once
+        expected = catalog(lines, header=HEAD, budget=budget)
+    assert catalog(lines, header=HEAD, budget=budget) == expected

@@ -1,15 +1,14 @@
-"""API client of an agent, over Django's test client."""
+"""API client of an agent: requests are routed as in toolcrib.asgi, in the test's own thread."""
 
 import json
 from typing import Any
-
-from django.test import Client
 
 from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, AgentGroup
+from tests.support.asgi_requests import send_api
 from tests.support.factories import ingest_tools, make_server, tool_object
 
 
@@ -35,16 +34,11 @@ class AgentClient:
         self.key = api_keys.create_key(agent.name, "agent", agent=agent, actor=SYSTEM)[1]
 
     def send(self, method: str, path: str, body: Any = None, **headers: str) -> ApiResponse:
-        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
+        text = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body)
+        data = text if isinstance(text, bytes) else text.encode()
         extra = {name.replace("_", "-"): value for name, value in headers.items()}
-        response = Client().generic(
-            method,
-            f"/api/v1{path}",
-            data,
-            content_type="application/json",
-            headers={"Authorization": f"Bearer {self.key}", **extra},
-        )
-        return ApiResponse(response)
+        sent = {"Authorization": f"Bearer {self.key}", **extra}
+        return ApiResponse(send_api(method, f"/api/v1{path}", data, sent))
 
     def open(self, **body: Any) -> "Session":
         response = self.send("POST", "/sessions", body)

@@ -23,7 +23,14 @@ PROPERTY_SCHEMAS: tuple[dict[str, Any], ...] = ({"type": "integer"}, {"type": "s
 NORTH, SOUTH = ("kilo", "lima", "mike", "oscar"), ("kilo", "papa", "quebec")
 BARE_NAMES = sorted({*NORTH, *SOUTH, "tango"})
 LIMITS = dict.fromkeys(
-    ("calls_per_minute", "searches_per_minute", "calls_in_flight", "max_sessions"), 10**9
+    (
+        "calls_per_minute",
+        "searches_per_minute",
+        "cost_per_minute",
+        "calls_in_flight",
+        "max_sessions",
+    ),
+    10**9,
 )
 event_counts: Counter[str] = Counter()  # over all runs
 _numbers = itertools.count(1)

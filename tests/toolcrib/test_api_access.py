@@ -8,6 +8,7 @@ from django.test import Client
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, ApiKey
+from tests.support.asgi_requests import send_api
 from toolcrib.api import api
 
 PATH_PARAMETERS = {
@@ -57,9 +58,7 @@ def send(method, path, token=None, body=b"{}"):
     for name, value in PATH_PARAMETERS.items():
         path = path.replace("{" + name + "}", value)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return Client(enforce_csrf_checks=True).generic(
-        method, path, body, content_type="application/json", headers=headers
-    )
+    return send_api(method, path, body, headers)
 
 
 def assert_error_format(response):

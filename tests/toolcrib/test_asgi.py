@@ -132,10 +132,10 @@ def test_the_mcp_endpoint_rejects_a_wrong_method_in_json_rpc(method, version, ac
 
 
 def test_an_unknown_host_is_rejected_in_the_format_of_the_path():
-    for path, status in (("/api/v1/tools", 400), ("/mcp", 421)):
-        response = asyncio.run(request(started_router(), "POST", path, host="evil.example"))
-        assert response.status == status
-        assert response.error(path)["hint"]
+    for path in ("/api/v1/tools", "/api/v1/sessions/ses_1/call", "/mcp"):
+        for host in ("evil.example", "localhost.evil.example", ""):
+            response = asyncio.run(request(started_router(), "POST", path, host=host))
+            assert (response.status, response.error(path)["code"]) == (421, "wrong_host")
 
 
 # --- Requests that are cancelled or fail ----------------------------------------------------------
@@ -165,10 +165,18 @@ class Handler:
         self.task.result()
 
 
+def replace_handlers(router: Router, handler: Handler) -> None:
+    async def serve(session_id: str, operation: Any, *args: Any) -> None:
+        await handler(*args)
+
+    router.api = router.pages = router.mcp = handler  # type: ignore[assignment]
+    router.session_endpoint = serve  # type: ignore[assignment]
+
+
 async def start_request(
     router: Router, path: str, handler: Handler
 ) -> tuple[AsgiResponse, "asyncio.Task[None]"]:
-    router.api = router.pages = router.mcp = handler  # type: ignore[assignment]
+    replace_handlers(router, handler)
     response = AsgiResponse()
     task = asyncio.create_task(router(scope("POST", path), empty_body(), response.send))
     await handler.started.wait()
@@ -218,7 +226,7 @@ def test_an_internal_error_has_the_error_format_and_an_id_in_the_log(path, caplo
 
     async def scenario():
         router = started_router()
-        router.api = router.mcp = Broken()
+        replace_handlers(router, Broken())
         return await request(router, "POST", path)
 
     response = asyncio.run(scenario())

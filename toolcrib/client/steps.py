@@ -272,7 +272,7 @@ class Loop:
     def _call(self, asked: ToolCall) -> Steps[ToolResult]:
         call = unwrapped(asked)
         if call is None:
-            return refusal(asked, "Give tool_name, the name of the tool to run, and its arguments.")
+            return refusal(asked, "Give the name of the tool to run, and its arguments.")
         if self.before is not None and isinstance(call.arguments, dict):
             call = replace(call, name=(yield from self._resolve_name(call.name)))
             objection = yield Run(self.before, (call,))
@@ -329,10 +329,12 @@ def unwrapped(asked: ToolCall) -> ToolCall | None:
     if asked.name not in DISPATCHERS:
         return asked
     body = _object(asked.arguments)
-    name = body.get("tool_name", body.get("name"))
-    if not isinstance(name, str) or not name:
+    names = {body[key] for key in ("name", "tool_name") if isinstance(body.get(key), str)}
+    name = names.pop() if len(names) == 1 else ""
+    if not name:
         return None
-    return ToolCall(asked.id, name, parsed(body.get("arguments", body.get("args"))))
+    arguments = body.get("arguments")
+    return ToolCall(asked.id, name, parsed(body.get("args") if arguments is None else arguments))
 
 
 def refusal(

@@ -1,9 +1,10 @@
 """Schemas shared by every API router: error responses and strict request bodies."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from ninja import Schema
-from pydantic import ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt, model_validator
 
 
 class ErrorBody(Schema):
@@ -13,7 +14,38 @@ class ErrorBody(Schema):
 ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 503), ErrorBody)
 
 
-class Strict(Schema):
+class Strict(BaseModel):
     """A request body that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class AgentBody(Strict):
+    """A request body that agents send: null means absent, and some fields have two names."""
+
+    ALIASES: ClassVar[Mapping[str, str]] = {}  # other names that are accepted, and their fields
+
+    @model_validator(mode="before")
+    @classmethod
+    def accept_aliases_and_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        known, aliases = cls.model_fields, cls.ALIASES
+        sent: dict[str, Any] = {}
+        for key, value in body.items():
+            name = aliases.get(key, key)
+            if value is None and (key in known or key in aliases):
+                continue
+            if name in sent and sent[name] != value:
+                raise ValueError(f"{' and '.join(sorted({key, name}))} differ; send one of them")
+            sent[name] = value
+        return sent
+
+
+def parse_digits(value: Any) -> Any:
+    """Return a text of digits as the integer that it means."""
+    is_digits = isinstance(value, str) and value.isdecimal() and value.isascii()
+    return int(value) if is_digits and len(value) < 19 else value
+
+
+Integer = Annotated[StrictInt, BeforeValidator(parse_digits)]

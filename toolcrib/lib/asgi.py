@@ -1,30 +1,112 @@
-"""ASGI types, request-body reading and response sending for handlers outside Django."""
+"""ASGI types, requests and responses of handlers outside Django."""
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from typing import Any
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from typing import Any, TypeVar
 
+from toolcrib.lib.errors import ToolcribError
+
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-
-def single_headers(scope: Scope) -> dict[bytes, bytes] | None:
-    """Return the headers by name, or None if any header is repeated."""
-    headers = dict(scope["headers"])
-    return headers if len(headers) == len(scope["headers"]) else None
+MAX_KEY_LENGTH = 100
+WATCH_DELAY = 0.02  # seconds before a disconnect is noticed
+OPTIONAL_WHITESPACE = b" \t"  # allowed around header values; ASGI servers do not strip it
 
 
-async def read_body(receive: Receive) -> tuple[bytes, bool]:
-    """Return a request's body and whether it was received completely."""
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    chunks = [body]
-    while message["type"] == "http.request" and message.get("more_body"):
+class ClientDisconnected(Exception):
+    """The client disconnected before the response was ready."""
+
+
+class BodyTooLarge(ToolcribError):
+    code = "too_large"
+    status = 413
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The request body exceeds {limit // 1024} KB.", hint="Send a smaller request."
+        )
+
+
+# --- Requests -------------------------------------------------------------------------------------
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """Return the headers by name; repeated ones are joined with commas, as in HTTP."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        key, text = name.decode("latin-1"), value.strip(OPTIONAL_WHITESPACE).decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
+
+
+def bearer_digest(headers: Mapping[str, str]) -> str:
+    """Return the SHA-256 of the key in an Authorization header; empty if there is none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > MAX_KEY_LENGTH:
+        return ""
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+async def read_body(receive: Receive, limit: int) -> bytes:
+    """Return a request's body. Raises BodyTooLarge or ClientDisconnected."""
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more:
         message = await receive()
-        chunks.append(message.get("body", b""))
-    return b"".join(chunks), message["type"] == "http.request"
+        if message["type"] != "http.request":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise BodyTooLarge(limit)
+        more = message.get("more_body", False)
+    return b"".join(chunks) if len(chunks) > 1 else chunks[0]
+
+
+async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Await a coroutine; if the client disconnects, cancel it and raise ClientDisconnected.
+
+    Watching costs a task, so it begins only when the coroutine has not ended soon.
+    """
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101 - a running coroutine has a task
+    watch: asyncio.Future[Message] | None = None
+    waiting, left = True, False
+
+    def begin() -> None:
+        nonlocal watch
+        watch = asyncio.ensure_future(receive())
+        watch.add_done_callback(leave)
+
+    def leave(_: object) -> None:
+        nonlocal left
+        if waiting:
+            left = True
+            task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(WATCH_DELAY, begin)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if left and not task.uncancel():
+            raise ClientDisconnected from None
+        raise
+    finally:
+        waiting = False
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
+
+
+# --- Responses ------------------------------------------------------------------------------------
 
 
 async def send_response(
@@ -35,12 +117,24 @@ async def send_response(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     """Send a complete response. Header values must be latin-1."""
-    all_headers = {
-        "content-type": content_type,
-        "content-length": str(len(body)),
-        "x-content-type-options": "nosniff",
-        **(headers or {}),
-    }
-    raw = [(name.encode(), value.encode("latin-1")) for name, value in all_headers.items()]
+    raw = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-content-type-options", b"nosniff"),
+    ]
+    if headers:
+        raw += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def error_headers(error: ToolcribError) -> dict[str, str]:
+    """Return the headers that belong to an error response."""
+    headers = {}
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if error.status in (408, 413):
+        headers["connection"] = "close"
+    if "retry_after" in error.details:
+        headers["retry-after"] = str(error.details["retry_after"])
+    return headers

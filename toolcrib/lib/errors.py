@@ -3,7 +3,9 @@
 Imports nothing from the project, so every app can import it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Any
 
 
 class ToolcribError(Exception):
@@ -49,6 +51,36 @@ class NotFound(ToolcribError):
 class Invalid(ToolcribError):
     code = "invalid"
     status = 422
+
+
+class InvalidRequest(Invalid):
+    """A request that does not match the endpoint's schema; `problems` as pydantic reports them."""
+
+    def __init__(self, problems: Iterable[Mapping[str, Any]]) -> None:
+        described = [
+            {"at": ".".join(str(part) for part in problem["loc"]), "problem": problem["msg"]}
+            for problem in islice(problems, 50)
+        ]
+        super().__init__(
+            "The request does not match the schema of this endpoint.",
+            hint="See details and /api/v1/docs.",
+            details={"problems": described},
+        )
+
+
+class MalformedBody(ToolcribError):
+    code = "bad_request"
+
+    def __init__(self) -> None:
+        super().__init__("The request body could not be parsed.", hint="Send valid JSON in UTF-8.")
+
+
+class UnstorableValue(Invalid):
+    def __init__(self) -> None:
+        super().__init__(
+            "The request contains a value that cannot be stored or queried.",
+            hint="Remove NUL characters and out-of-range numbers.",
+        )
 
 
 class Conflict(ToolcribError):

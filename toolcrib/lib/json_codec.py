@@ -6,7 +6,7 @@ Canonical text is hashed, pinned and served: equal values give equal bytes.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolcrib.lib.errors import Invalid
@@ -20,6 +20,14 @@ _encoder = json.JSONEncoder(
 def canonical(value: object) -> str:
     """Return JSON with sorted keys, no spaces and no ASCII escapes. Raises ValueError for NaN."""
     return _encoder.encode(value)
+
+
+def join_items(items: Iterable[str]) -> str:
+    """Return an array's canonical text from the canonical texts of its items.
+
+    A long array is encoded item by item: one call of the encoder would block all other threads.
+    """
+    return "[" + ",".join(items) + "]"
 
 
 def join_members(members: Mapping[str, str]) -> str:

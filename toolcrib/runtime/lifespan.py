@@ -25,8 +25,8 @@ from servers.connections import calls as upstream_calls
 from servers.sync import scheduling
 from servers.sync.listener import Listener
 from sessions_app.dispatch import key_revocation
-from sessions_app.ledger import batch_writer
 from sessions_app.ledger import calls as call_ledger
+from sessions_app.ledger import writer as ledger_writer
 from sessions_app.sessions import scope as session_scope
 from sessions_app.tasks import queue_golden, tidy
 from toolcrib.celery import app as celery_app
@@ -81,7 +81,7 @@ class Runtime:
         with rare_collections():
             async with (
                 self.loop_monitor.running(),
-                batch_writer.run_writer(),
+                ledger_writer.run_writer(),
                 key_revocation.watch_revocations(),
                 self._background_tasks(),
             ):

@@ -21,7 +21,7 @@ WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 MAX_IDLE_CONNECTIONS = 8
 FileId = tuple[int, int] | None  # device and inode of the database file
 
-_write_queues: dict[str, WriteQueue] = {}  # by database name
+_write_queues: dict[Any, WriteQueue] = {}  # by database name
 _idle: dict[str, deque[tuple[FileId, "Connection"]]] = {}
 # Connections inherited by a fork: SQLite allows neither using nor closing them.
 _inherited: list[object] = []
@@ -87,7 +87,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     @property
     def write_queue(self) -> WriteQueue:
-        return _write_queues.setdefault(str(self.settings_dict["NAME"]), WriteQueue())
+        name = self.settings_dict["NAME"]
+        return _write_queues.get(name) or _write_queues.setdefault(name, WriteQueue())
 
     @property
     def _idle_connections(self) -> deque[tuple[FileId, Connection]]:

@@ -36,6 +36,13 @@ class WriteQueue:
             self._waiting.remove(ticket)
         raise OperationalError("database is locked")
 
+    def try_acquire(self) -> bool:
+        """Take the write lock if it is free; return whether it was."""
+        with self._lock:
+            is_free = not self._locked
+            self._locked = True
+        return is_free
+
     def release(self) -> None:
         """Pass the lock to the next writer, or free it."""
         with self._lock:

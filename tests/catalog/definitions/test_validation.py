@@ -2,6 +2,7 @@
 
 import pytest
 
+from catalog.cache import CachedDefinition
 from catalog.definitions.validation import MAX_PROBLEMS, Validator, Validators
 
 BRANCHES = {"anyOf": [{"const": f"x{at}"} for at in range(1900)]}
@@ -36,10 +37,12 @@ def test_a_pattern_prone_to_backtracking_takes_linear_time():
 
 
 def test_compiled_schemas_are_cached_and_evicted():
+    first, second = (CachedDefinition(0, sha256, '{"inputSchema":{}}', 0) for sha256 in "12")
     cache = Validators(max_size=1)
-    assert not cache.has("1", "output")
-    cache.get_or_compile("1", "output", {})
-    assert cache.has("1", "output")
-    assert not cache.has("1", "input")
-    cache.get_or_compile("2", "output", {})
-    assert not cache.has("1", "output")
+    assert not cache.has(first, "input")
+    assert cache.get(first, "input") is cache.get(first, "input")
+    assert cache.has(first, "input")
+    assert not cache.has(first, "output")
+    assert cache.get(second, "output") is None  # it has no output schema
+    assert cache.has(second, "output")
+    assert not cache.has(first, "input")

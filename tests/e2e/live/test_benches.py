@@ -1,5 +1,6 @@
 """Small runs of the benches, and their reports."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -105,51 +106,46 @@ def test_search_times_are_reported_for_every_ranker_and_for_the_endpoint():
 
 
 @pytest.mark.timeout(400)
-def test_a_call_is_timed_directly_over_rest_and_over_mcp_with_the_raised_limits():
+def test_requests_are_timed_directly_and_through_toolcrib_with_the_raised_limits():
     small = ("--quick", "--seconds", "0.05", "--no-peers")
     output = run("dispatch", *small)
-    assert "Limits raised: agent 1,000,000 calls in flight" in output
+    assert "Limits raised: agent 1,000,000,000 calls in flight" in output
     assert "server concurrency 64" in output
-    for callers in (1, 32):
+    for callers in (1, 16):
         table = output.partition(f"100 bytes, {callers} concurrent\n")[2].splitlines()
-        assert table[0].split() == [
-            *("path", "p50", "÷", "direct", "p99", "÷", "direct", "calls/s", "÷", "direct"),
-            *("CPU", "÷", "direct", "CPU", "caller"),
-        ]
-        rows = {row.split()[0]: row.split()[1:] for row in table[1:4]}
-        assert rows.keys() == {"direct", "REST", "MCP"}
-        for figures in rows.values():
-            assert all(float(figure.replace(",", "")) > 0 for figure in figures[:6]), output
+        assert table[0].split()[:4] == ["row", "p50", "÷", "direct"]
+        rows = dict(zip(dispatch_report.QUICK_ROWS, table[1:], strict=False))
+        for name, row in rows.items():
+            figures = row.removeprefix(f"{name:>22}").split()
+            assert row.strip().startswith(name), output
+            assert all(float(figure.replace(",", "")) > 0 for figure in figures[:5]), output
     # Only that each limit is checked; the speed is for the real run.
-    verdicts = [line.split()[1:5] for line in output.splitlines() if line[:4] in ("OK  ", "MISS")]
-    assert [verdict[0] for verdict in verdicts] == ["REST:", "REST:", "MCP:", "MCP:"], output
+    verdicts = [line[5:].partition(":")[0] for line in output.splitlines() if line[4:5] == " "]
+    assert {"REST, socket", "dispatcher 2026", "dispatcher 2025"} <= set(verdicts), output
 
 
-def test_a_failed_or_missing_path_has_its_error_in_its_row():
-    row = {"over": "http", "size": 100, "callers": 1}
-    good = {"p50": 1.0, "p99": 2.0, "rate": 100.0, "cpu": 3.0, "caller": 1.0}
+def test_a_failed_or_missing_row_has_its_error():
+    cell = {"over": "http", "size": 100, "callers": 1, "pinned": False}
+    good = {"p50": 1.0, "p99": 2.0, "rate": 100.0, "cpu": 3.0, "middle": 1.0, "caller": 1.0}
     rows = [
-        {"round": 0, "path": "direct", **row, **good},
-        {"round": 1, "path": "direct", **row, **good},
-        {"round": 0, "path": "MCP", **row, **good, "p50": 1.5},
-        {"round": 1, "path": "MCP", **row, "error": "TimeoutError"},
-        {"round": 0, "path": "REST", **row, "error": "AssertionError: too large"},
+        {"round": 0, "path": "direct 2026", **cell, **good},
+        {"round": 1, "path": "direct 2026", **cell, **good},
+        {"round": 0, "path": "load", **cell, **good, "p50": 1.5},
+        {"round": 1, "path": "load", **cell, "error": "TimeoutError"},
+        {"round": 0, "path": "REST, socket", **cell, "error": "AssertionError: too large"},
     ]
     missing = {"http": {"mcp-proxy": "pip failed: no network"}}
+    directs = dict.fromkeys(("direct 2026", "load", "REST, socket", "mcp-proxy"), "direct 2026")
+    report = dispatch_report.Report(rows, missing, argparse.Namespace(), directs, [])
 
     def format_row(path):
-        return dispatch_report.format_row(rows, missing, "http", 100, 1, path)
+        return report.format_row(("http", 100, 1, False, path))
 
-    assert format_row("direct").split()[:5] == [
-        "direct",
-        "1.00",
-        "(1.00–1.00)",
-        "1.00",
-        "(1.00–1.00)",
-    ]
-    assert format_row("MCP").split()[:3] == ["MCP", "1.50", "1.50"]
-    assert format_row("MCP").endswith("failed in 1 of 2 rounds: TimeoutError")
-    assert format_row("REST").endswith("failed in 1 of 1 rounds: AssertionError: too large")
+    direct = format_row("direct 2026").split()
+    assert direct[:6] == ["direct", "2026", "1.00", "(1.00–1.00)", "1.00", "(1.00–1.00)"]
+    assert format_row("load").split()[:3] == ["load", "1.50", "1.50"]
+    assert format_row("load").endswith("failed in 1 of 2 rounds: TimeoutError")
+    assert format_row("REST, socket").endswith("in 1 of 1 rounds: AssertionError: too large")
     assert format_row("mcp-proxy").endswith("skipped: pip failed: no network")
 
 

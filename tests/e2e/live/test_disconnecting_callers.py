@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from sessions_app.ledger import batch_writer
-from sessions_app.ledger.batch_writer import BatchWriter, WriteJob
+from sessions_app.ledger import writer as ledger_writer
+from sessions_app.ledger.writer import BatchWriter, WriteJob
 
 
 def manual_writer():
     """Return a writer that writes nothing: the test resolves its jobs."""
-    writer = BatchWriter()
+    writer = BatchWriter(asyncio.get_running_loop(), None)
     writer._write_safely = lambda batch: None
     return writer
 
@@ -26,12 +26,12 @@ def test_an_abandoned_job_reports_its_result_once(when):
         waiting = asyncio.create_task(writer.submit(job))
         await asyncio.sleep(0)
         if when == "before":
-            batch_writer._resolve([(job, 5, None)])
+            ledger_writer._resolve([(job, 5, None)])
             waiting.cancel()
         else:
             waiting.cancel()
             await asyncio.wait({waiting})
-            batch_writer._resolve([(job, 5, None)])
+            ledger_writer._resolve([(job, 5, None)])
         await asyncio.wait({waiting})
         assert waiting.cancelled()
         writer.stop()
@@ -51,7 +51,7 @@ def test_failed_jobs_and_awaited_jobs_are_not_reported_as_abandoned():
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait({leaving})
-        batch_writer._resolve([(failed, None, OSError()), (waited_for, 5, None)])
+        ledger_writer._resolve([(failed, None, OSError()), (waited_for, 5, None)])
         assert await staying == 5
         writer.stop()
         return abandoned

@@ -21,7 +21,9 @@ from tests.support.waiting import scaled, wait_for
 
 @pytest.fixture(scope="module")
 def agent(toolcrib):
-    return make_agent(toolcrib, "caller", calls_in_flight=100, calls_per_minute=10_000)
+    return make_agent(
+        toolcrib, "caller", calls_in_flight=100, calls_per_minute=10_000, cost_per_minute=10_000
+    )
 
 
 @pytest.fixture(scope="module", params=["modern", "handshake", "stdio"])

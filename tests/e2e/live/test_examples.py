@@ -80,9 +80,8 @@ def zoo(demo):
     toolcrib, _ = demo
     with running_http("zoo", "--tools", str(ORDINARY)) as url:
         register(toolcrib, "zoo", url)
-        keeper = make_agent(
-            toolcrib, "keeper", groups=["mcp:zoo"], calls_per_minute=10_000, calls_in_flight=100
-        )
+        limits = {"calls_per_minute": 10_000, "cost_per_minute": 100_000, "calls_in_flight": 100}
+        keeper = make_agent(toolcrib, "keeper", groups=["mcp:zoo"], **limits)
         yield keeper, dict(public_names(toolcrib))
 
 

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 import pytest
 import schemathesis
-from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from hypothesis import HealthCheck, Phase, given, settings
@@ -30,6 +29,7 @@ from catalog.tools.actions import save_custom_tool
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent
 from tests.support.agent_client import AgentClient, make_group
+from tests.support.asgi_requests import wsgi_application
 from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.api import api
 
@@ -61,7 +61,7 @@ UNREACHABLE = "http://127.0.0.1:9/mcp"  # the only URL that these tests connect 
 
 @lru_cache
 def load_schema():
-    return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", WSGIHandler())
+    return schemathesis.openapi.from_wsgi("/api/v1/openapi.json", wsgi_application)
 
 
 @pytest.fixture
@@ -83,7 +83,9 @@ def objects(db):
     )
     shout = save_custom_tool(tool_object("shout", description="Shout a word."), actor=SYSTEM)
     make_group("own", shout)
-    limits = {"calls_per_minute": 10_000, "searches_per_minute": 10_000, "max_sessions": 10_000}
+    limits = dict.fromkeys(
+        ("calls_per_minute", "searches_per_minute", "cost_per_minute", "max_sessions"), 100_000
+    )
     agent = AgentClient(Agent.objects.create(name="scout", all_groups=True, **limits))
     session = agent.open(mode="deferred")
     session.load("mcp:github", "list")

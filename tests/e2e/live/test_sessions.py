@@ -14,7 +14,7 @@ LOADED = ["get_forecast", "get_temperature"]
 
 @pytest.fixture(scope="module")
 def agent(toolcrib):
-    return make_agent(toolcrib, "reader", calls_per_minute=10_000)
+    return make_agent(toolcrib, "reader", calls_per_minute=10_000, cost_per_minute=100_000)
 
 
 class Weather:

@@ -19,11 +19,10 @@ SELECTED = {
         "sessions_app/sessions/test_lifecycle.py",
     ],
     "calls": ["sessions_app/dispatch/test_planner.py", "sessions_app/review/test_queries.py"],
-    "fast path": [
-        "sessions_app/fast_path",
-        "sessions_app/dispatch/test_authorization_cache.py",
-        "toolcrib/lib/test_prepared_query.py",
-        "sessions_app/mcp/test_sessions.py",
+    "agents": [
+        "sessions_app/sessions/test_endpoint.py",
+        "sessions_app/dispatch/test_authorization.py",
+        "sessions_app/mcp",
     ],
     "pages": ["sessions_app/usage/test_views.py", "sessions_app/usage/test_call_stats.py"],
 }

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from servers.connections.bulkhead import Bulkhead
+from servers.connections.pool import Bulkhead
 from tests.support.waiting import scaled
 
 

@@ -50,7 +50,8 @@ def test_results_pass_unchanged_in_both_eras_over_every_transport(how):
         assert rich.has_structured
         assert json.dumps(rich.structured) == '{"a": [1, 1.0, null]}'
         assert not rich.is_error
-        assert rich.serialized == (canonical(rich.content), canonical(rich.structured))
+        values = (rich.content, rich.structured, rich.meta)
+        assert rich.serialized == tuple(canonical(value) for value in values)
         assert rich.size == sum(len(text.encode()) for text in rich.serialized)
         failed = await call_tool(server, "fail")
         assert (failed.state, failed.is_error, failed.has_structured) == ("succeeded", True, False)
@@ -87,6 +88,25 @@ def test_unknown_fields_and_a_structured_null_pass_as_they_are(how):
         assert (absent.content, absent.has_structured) == ([], False)
 
     with running_upstream(how) as server:
+        run_scenario(scenario)
+
+
+@pytest.mark.parametrize("how", TRANSPORTS)
+def test_the_meta_of_a_result_passes_as_it_is_without_credentials(how):
+    async def scenario():
+        with_meta = await call_tool(
+            server, "say", result=json.dumps({"content": [], "_meta": meta})
+        )
+        assert with_meta.meta == {"example.org/n": [1, {"x": "***"}]}
+        assert json.loads(with_meta.serialized[2]) == with_meta.meta
+        assert with_meta.size == sum(len(text) for text in with_meta.serialized)
+        assert (await call_tool(server, "say", result='{"content": []}')).meta is None
+
+    meta = {"example.org/n": [1, {"x": "k-1234567"}]}
+    with running_upstream(how) as server:
+        kind = "env" if how == "stdio" else "header"
+        credential = {"API_KEY": Secret("k-1234567")}
+        server_actions.set_credentials(server, kind, credential, actor=SYSTEM)
         run_scenario(scenario)
 
 

@@ -26,6 +26,7 @@ INVALID = {
     "content of texts": '{"content": ["words"]}',
     "too many items": '{"content": [' + ",".join(['{"type": "text"}'] * 1001) + "]}",
     "an odd isError": '{"content": [], "isError": "yes"}',
+    "a _meta that is not an object": '{"content": [], "_meta": [1]}',
     "an unknown kind": '{"content": [], "resultType": "task"}',
     "NaN": '{"content": [], "structuredContent": {"x": NaN}}',
     "infinity": '{"content": [], "structuredContent": {"x": -Infinity}}',
@@ -85,6 +86,19 @@ def test_a_result_over_the_limit_names_the_limit_and_the_next_call_works(how, se
         assert cap - 1000 < fits.size <= cap
 
     with running_upstream(how.removesuffix(" sse")) as server:
+        run_scenario(scenario)
+
+
+def test_the_meta_of_a_result_counts_in_its_size(settings):
+    settings.MAX_RESULT_BYTES = 1000
+    result = '{"content": [], "_meta": {"x": "%s"}}'
+
+    async def scenario():
+        assert (await call_tool(server, "say", result=result % ("y" * 900))).state == "succeeded"
+        outcome = await call_tool(server, "say", result=result % ("y" * 1000))
+        assert (outcome.state, outcome.code) == ("failed", "result_too_large")
+
+    with running_upstream("stdio") as server:
         run_scenario(scenario)
 
 

@@ -54,6 +54,7 @@ def test_only_the_name_is_required_and_settings_have_defaults(db):
     assert (agent.catalog_budget, agent.budget) == (2_000, None)
     assert (agent.calls_in_flight, agent.calls_per_minute) == (20, 600)
     assert (agent.searches_per_minute, agent.max_sessions) == (120, 100)
+    assert agent.cost_per_minute == 3_000
     assert agent_actions.group_ids(agent) == []
     assert not agent.all_groups
     assert sentence(newest_entry()) == "ada@example.org created agent scout"
@@ -174,6 +175,8 @@ BAD_SETTINGS = [
     ("calls_in_flight", 0),
     ("calls_per_minute", "many"),
     ("searches_per_minute", 0),
+    ("cost_per_minute", 0),
+    ("cost_per_minute", 0.5),
     ("max_sessions", None),
     ("name", ""),
     ("enabled", False),

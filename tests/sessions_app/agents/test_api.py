@@ -62,7 +62,7 @@ def test_an_agent_is_created_read_updated_and_deleted(api, groups):
     assert (made["keys"], made["open_sessions"], made["last_seen_at"]) == (0, 0, None)
     assert api("GET", "/agents/scout") == (200, made)
 
-    change = {"groups": groups, "budget": 900, "calls_per_minute": 5, "name": "ranger"}
+    change = {"groups": groups, "budget": 900, "cost_per_minute": 5, "name": "ranger"}
     status, changed = api("PATCH", "/agents/scout", change)
     assert status == 200
     assert changed == {**made, **change}

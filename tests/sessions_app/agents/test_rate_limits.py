@@ -1,8 +1,17 @@
-"""The sliding window of a minute."""
+"""Rate limits: the sliding window of a minute, and the cost of every request."""
+
+import math
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sessions_app.agents.rate_limits import LocalWindow, retry_after
+from sessions_app.agents import rate_limits
+from sessions_app.agents.rate_limits import BYTES_PER_COST, Charge, LocalWindow
+from sessions_app.models import Agent
+from tests.support.agent_client import add_tools, make_agent_client
+from toolcrib.lib.errors import ToolcribError
 
 MINUTE = 29_000_000 * 60.0
 
@@ -12,8 +21,16 @@ def window():
     return LocalWindow()
 
 
-def hits(window, count, at, limit=10, key="calls:1"):
-    return sum(window.hit(key, limit, MINUTE + at) for _ in range(count))
+def hit(window, at, cost=1.0, limit=10, what="calls", agent=1):
+    """Charge a request, and return the seconds to wait if it was refused."""
+    return window.hit([Charge(what, agent, limit, cost)], MINUTE + at)[0]
+
+
+def hits(window, count, at, **charge):
+    return sum(not hit(window, at, **charge) for _ in range(count))
+
+
+# --- The window -----------------------------------------------------------------------------------
 
 
 def test_a_minute_has_room_for_as_many_requests_as_the_limit(window):
@@ -33,11 +50,197 @@ def test_a_quiet_minute_empties_the_window(window):
     assert hits(window, 10, at=180) == 10
 
 
-def test_keys_are_counted_apart(window):
+def test_agents_and_limits_are_counted_apart(window):
     assert hits(window, 10, at=0) == 10
-    assert hits(window, 10, at=0, key="calls:2") == 10
+    assert hits(window, 10, at=0, agent=2) == 10
+    assert hits(window, 10, at=0, what="searches") == 10
 
 
-@pytest.mark.parametrize(("second", "wait"), [(0, 60), (30.2, 30), (59.9, 1)])
-def test_a_retry_is_suggested_for_the_next_minute(second, wait):
-    assert retry_after(MINUTE + second) == wait
+def test_costs_add_up_in_fractions(window):
+    assert hits(window, 5, at=0, cost=2.5) == 4
+    assert hits(window, 1, at=0, cost=0.5) == 0
+    assert hits(window, 5, at=75, cost=2.5) == 1  # three quarters of the last minute are left
+
+
+def test_a_request_is_charged_to_all_windows_or_to_none(window):
+    calls, cost = Charge("calls", 1, 3), Charge("cost", 1, 2.5)
+    refusals = [any(window.hit([calls, cost], MINUTE)) for _ in range(4)]
+    assert refusals == [False, False, True, True]
+    assert hits(window, 3, at=0, limit=3) == 1  # two of three calls are counted
+
+
+@pytest.mark.parametrize(
+    ("filled_at", "asked_at", "wait"),
+    [
+        (0, 0, 66),  # the next minute begins full; a tenth of it later there is room for one
+        (30, 59, 7),
+        (30, 62, 4),
+        (59, 66.1, 0),
+    ],
+)
+def test_a_retry_is_suggested_for_the_time_when_the_window_has_room(
+    filled_at, asked_at, wait, window
+):
+    assert hits(window, 10, at=filled_at) == 10
+    assert math.ceil(hit(window, asked_at)) == wait
+
+
+@given(
+    charges=st.lists(st.tuples(st.floats(0, 20), st.floats(0.01, 9)), max_size=30),
+    cost=st.floats(0.01, 10),
+)
+def test_a_retry_at_the_suggested_time_succeeds_and_an_earlier_one_does_not(charges, cost):
+    window, now = LocalWindow(), 0.0
+    for pause, charge in charges:
+        now += pause
+        hit(window, now, cost=charge, limit=math.inf)
+    wait = hit(window, now, cost=cost)
+    for early in (0.5, 0.9, 0.99) if wait else ():
+        assert hit(window, now + early * wait, cost=cost) > 0
+    assert wait <= 120
+    assert not hit(window, now + wait + 1e-6 if wait else now + 121, cost=cost)
+
+
+# --- The cost of requests -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Stop the clock of the windows at the start of a minute."""
+    clock = SimpleNamespace(now=MINUTE)
+    time = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: 0.0)
+    monkeypatch.setattr(rate_limits, "time", time)
+    return clock
+
+
+def refusal(check, *args):
+    with pytest.raises(ToolcribError) as error:
+        check(*args)
+    return error.value
+
+
+def test_the_bytes_of_a_response_count_against_later_requests(clock):
+    agent = Agent(pk=1, name="scout", cost_per_minute=10)
+    rate_limits.check_cost(agent, 2)
+    rate_limits.add_cost(agent, 12 * BYTES_PER_COST)
+
+    error = refusal(rate_limits.check_cost, agent, 1)
+
+    assert (error.code, error.status) == ("rate_limited", 429)
+    assert error.message == ("Rate limit exceeded: the requests of scout may cost 10 per minute.")
+    assert error.details == {"retry_after": 82}  # 14 · (1 − 22/60) < 9
+    assert error.hint == "Retry in 82 s."
+    clock.now += 81
+    assert refusal(rate_limits.check_cost, agent, 1).details == {"retry_after": 1}
+    clock.now += 1
+    rate_limits.check_cost(agent, 1)
+
+
+def test_calls_and_searches_cost_1_beside_their_own_limit(clock):
+    agent = Agent(pk=1, name="scout", cost_per_minute=3)
+    rate_limits.check_rate(agent, "calls", 600)
+    rate_limits.check_rate(agent, "searches", 1)
+    assert "1 searches per minute" in refusal(rate_limits.check_rate, agent, "searches", 1).message
+    rate_limits.check_rate(agent, "calls", 600)
+    assert "may cost 3 per minute" in refusal(rate_limits.check_rate, agent, "calls", 600).message
+
+
+def test_a_request_above_the_limit_runs_when_the_window_is_empty(clock):
+    agent = Agent(pk=1, name="scout", cost_per_minute=1)
+    rate_limits.check_cost(agent, 2)
+    assert refusal(rate_limits.check_cost, agent, 2).details == {"retry_after": 120}
+    clock.now += 120
+    rate_limits.check_cost(agent, 2)
+
+
+def test_operators_are_not_charged(clock):
+    for _ in range(5_000):
+        rate_limits.check_cost(None, 2)
+    rate_limits.add_cost(None, 10**9)
+
+
+# --- Requests of the agent API --------------------------------------------------------------------
+
+
+@pytest.fixture
+def scout(db, clock):
+    add_tools("github", "create_issue", "list_issues")
+    return make_agent_client("scout", mode="deferred", cost_per_minute=50)
+
+
+def cost_of(client, request):
+    """Return the cost that a request adds to its agent's window, and its response."""
+    before = window_sum(client)
+    response = request()
+    return window_sum(client) - before, response
+
+
+def window_sum(client):
+    return rate_limits._local._sums.get(f"cost:{client.agent.pk}", (0, 0.0))[1]
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "path", "body"),
+    [
+        (2, "POST", "/sessions", {}),
+        (2, "POST", "/sessions/{id}/fork", None),
+        (2, "GET", "/catalog", None),
+        (2, "GET", "/sessions/{id}/catalog?format=anthropic", None),
+        (2, "GET", "/sessions/{id}/tools", None),
+        (1, "GET", "/sessions", None),
+        (1, "GET", "/sessions/{id}", None),
+        (1, "GET", "/sessions/{id}/events", None),
+        (1, "GET", "/sessions/{id}/state", None),
+        (1, "GET", "/sessions/{id}/stats", None),
+        (1, "POST", "/sessions/{id}/preload", {"tool_names": ["create_issue"]}),
+        (1, "POST", "/sessions/{id}/close", None),
+    ],
+)
+def test_a_request_costs_its_base_and_its_bytes(base, method, path, body, scout):
+    path = path.format(id=scout.open().id)
+    cost, response = cost_of(scout, lambda: scout.send(method, path, body))
+    assert response.status in (200, 201)
+    assert cost == pytest.approx(base + len(response.bytes) / BYTES_PER_COST)
+
+
+def test_a_response_that_was_not_modified_costs_what_was_rendered(scout):
+    first, catalog = cost_of(scout, lambda: scout.send("GET", "/catalog"))
+    again, answer = cost_of(
+        scout, lambda: scout.send("GET", "/catalog", If_None_Match=catalog.headers["ETag"])
+    )
+    assert answer.status == 304
+    assert again == pytest.approx(first)
+
+
+def test_an_error_costs_its_base(scout):
+    cost, response = cost_of(scout, lambda: scout.send("GET", "/sessions/ses_none/events"))
+    assert (response.status, cost) == (404, 1)
+
+
+@pytest.mark.parametrize("path", ["/catalog", "/sessions/{id}/catalog", "/sessions/{id}/events"])
+def test_a_flood_gets_429_with_the_time_to_retry_and_other_agents_do_not(path, scout, clock):
+    session = scout.open()
+    path = path.format(id=session.id)
+    answers = [scout.send("GET", path) for _ in range(60)]
+
+    refused = [answer for answer in answers if answer.status != 200]
+    assert [answer.status for answer in answers] == [200] * (60 - len(refused)) + [429] * len(
+        refused
+    )
+    assert len(refused) > 10
+    error = refused[-1]["error"]
+    assert error["code"] == "rate_limited"
+    assert "may cost 50 per minute" in error["message"]
+    # All requests share the limit.
+    assert [session.call("nothing").status for _ in range(2)][-1] == 429
+    assert make_agent_client("calm").send("GET", "/catalog").status == 200
+
+    clock.now += int(scout.send("GET", path).headers["Retry-After"])
+    assert scout.send("GET", path).status == 200
+
+
+def test_an_operator_reads_without_a_limit(scout, operator_token):
+    session = scout.open()
+    scout.key = operator_token
+    costs = {cost_of(scout, lambda: session.get("/events"))[0] for _ in range(60)}
+    assert costs == {0}

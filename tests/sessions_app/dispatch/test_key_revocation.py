@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import json
 from typing import Any
 
 import pytest
@@ -12,18 +11,17 @@ from catalog.models import Tool
 from servers.connections import calls as upstream_calls
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
-from sessions_app.dispatch import authorization_cache, dispatcher, key_revocation
-from sessions_app.ledger import batch_writer
-from sessions_app.mcp import server as mcp_server
-from sessions_app.models import Agent, AgentSession, ApiKey, Call
-from tests.sessions_app.fast_path.test_mcp_call import Door, request
-from tests.sessions_app.fast_path.test_rest_call import Web, agent, in_database
+from sessions_app.dispatch import dispatcher, key_revocation
+from sessions_app.ledger import writer as ledger_writer
+from sessions_app.mcp import sessions as mcp_sessions
+from sessions_app.models import Agent, ApiKey, Call
+from tests.sessions_app.mcp.test_tool_calls import LEGACY, MODERN, Door
+from tests.sessions_app.sessions.test_endpoint import Web, agent, in_database
 from tests.support.waiting import scaled, wait_for
 from toolcrib.lib.errors import ToolcribError
 
 __all__ = ["agent"]
 LATER = {"tool_name": "raw__later", "arguments": {"seconds": 50}}
-WAYS = ["rest short", "rest ordinary", "mcp short", "mcp ordinary"]
 
 
 def revoke() -> None:
@@ -40,7 +38,7 @@ def run_with_lifespan(scenario: Any, door: Door) -> Any:
     async def run() -> Any:
         async with (
             asyncio.timeout(scaled(20)),
-            batch_writer.run_writer(),
+            ledger_writer.run_writer(),
             key_revocation.watch_revocations(),
             upstream_calls.call_pool(),
             door.endpoint.run(),
@@ -56,38 +54,30 @@ async def wait_for_running_calls(many: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "act"), [*((way, revoke) for way in WAYS), ("rest short", disable)]
+    ("way", "act"), [("rest", revoke), ("rest", disable), (MODERN, revoke), (LEGACY, revoke)]
 )
-def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, caplog, monkeypatch):
-    protocol, _, how = way.partition(" ")
-    if how != "short":
-        monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
-    web = Web(agent.key, agent.open().id, way="cached" if how == "short" else "ordinary")
-    door = Door(agent.key, short=how == "short")
-    message = request("raw__later", LATER["arguments"])
+def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, caplog):
+    web = Web(agent.key, agent.open().id, cached=True)
+    door = Door(agent.key, way, cached=True)
 
-    async def rest() -> tuple[int, Any]:
-        answer = await web.call(LATER)
-        assert answer.short is web.short
+    async def call(seconds: int) -> tuple[int, Any]:
+        arguments = {"seconds": seconds}
+        if way == "rest":
+            answer = await web.call({**LATER, "arguments": arguments})
+        else:
+            answer = await door.call("raw__later", arguments)
+        if answer.status == 200:
+            return answer.status, None
         assert answer.headers["www-authenticate"] == "Bearer"
-        return answer.status, answer.json["error"]
-
-    async def mcp() -> tuple[int, Any]:
-        status, body = await door.ask(message)
-        assert door.ways[-1] == how
-        assert json.loads(body)["id"] is None
-        return status, json.loads(body)["error"]["data"]
+        error = answer.json["error"]
+        return answer.status, error if way == "rest" else error["data"]
 
     async def scenario():
-        short = {"seconds": 0}
-        if protocol == "rest":
-            await web.call({**LATER, "arguments": short})
-        else:
-            await door.ask(request("raw__later", short))
-        call = asyncio.create_task(rest() if protocol == "rest" else mcp())
+        await call(0)
+        running = asyncio.create_task(call(50))
         await wait_for_running_calls()
         await in_database(act)
-        response = await call
+        response = await running
         # A cancelled request does not wait for the ledger, which is written afterwards.
         await in_database(wait_for, lambda: not dispatcher._in_flight, what="no call is in flight")
         return response
@@ -98,7 +88,7 @@ def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, ca
     row = Call.objects.latest("pk")
     assert (row.state, row.error_code) == ("unknown", "key_revoked")
     assert "Whether the tool ran is not known" in row.error_message
-    assert not key_revocation._registered
+    assert not key_revocation.running
     gc.collect()
     assert "never retrieved" not in caplog.text
 
@@ -106,8 +96,8 @@ def test_a_running_call_is_cancelled_when_its_key_is_revoked(way, act, agent, ca
 def test_a_tried_tool_is_cancelled_with_its_token_and_other_calls_continue(agent):
     admin, _ = api_keys.create_key("trier", "admin", actor=SYSTEM)
     tool = Tool.objects.get(name="later")
-    web = Web(agent.key, agent.open().id)
-    door = Door(agent.key, short=True)
+    web = Web(agent.key, agent.open().id, cached=True)
+    door = Door(agent.key, MODERN, cached=True)
 
     async def scenario():
         actor = Actor("token", admin.name, admin.pk)
@@ -137,10 +127,10 @@ def test_an_unavailable_database_cancels_nothing_and_is_checked_again(agent, mon
     from django.db import OperationalError
 
     failed = asyncio.Event()
-    valid_keys = key_revocation._valid_keys
+    valid_keys = api_keys.valid_keys
 
     def failing(keys: Any) -> Any:
-        monkeypatch.setattr(key_revocation, "_valid_keys", valid_keys)
+        monkeypatch.setattr(api_keys, "valid_keys", valid_keys)
         loop.call_soon_threadsafe(failed.set)
         raise OperationalError("no answer")
 
@@ -148,34 +138,32 @@ def test_an_unavailable_database_cancels_nothing_and_is_checked_again(agent, mon
         nonlocal loop
         loop = asyncio.get_running_loop()
         work = RegisteredWork((await in_database(ApiKey.objects.get)).pk)
-        key_revocation.register(work)
+        key_revocation.running.add(work)
         await failed.wait()
         assert not work.ended.is_set()
         await in_database(revoke)
         await work.ended.wait()
-        key_revocation.unregister(work)
+        key_revocation.running.discard(work)
 
     loop: Any = None
-    monkeypatch.setattr(key_revocation, "_valid_keys", failing)
-    run_with_lifespan(scenario, Door(agent.key, short=True))
+    monkeypatch.setattr(api_keys, "valid_keys", failing)
+    run_with_lifespan(scenario, Door(agent.key, MODERN, cached=True))
 
 
-def test_a_handshake_connection_is_closed_when_its_key_is_revoked(agent):
-    door = Door(agent.key, short=True)
-    server: mcp_server.ToolcribMcpServer = door.endpoint.server
-    listing = {"jsonrpc": "2.0", "id": 2, "method": "tools/list"}
+def test_the_stream_of_a_handshake_connection_ends_when_its_key_is_revoked(agent):
+    door = Door(agent.key, LEGACY, cached=True)
 
     async def scenario():
-        connection_id = await door.shake()
-        assert (await door.send(listing, mcp_session_id=connection_id))[0] == 200
-        session = await in_database(AgentSession.objects.get)
-        assert (session.state, len(server.connections)) == ("open", 1)
+        headers = {"mcp-session-id": await door.connect()}
+        stream = asyncio.create_task(door.send(None, headers, method="GET"))
+        opened = lambda: door.endpoint.streams.notifications  # noqa: E731
+        await asyncio.to_thread(wait_for, opened, what="the stream is open")
         await in_database(revoke)
-        closed = lambda: not server.connections and not door.endpoint.manager._server_instances  # noqa: E731
-        await in_database(wait_for, closed, what="the connection is closed")
-        await in_database(session.refresh_from_db)
-        assert session.state == "closed"
-        return (await door.send(listing, mcp_session_id=connection_id))[0]
+        ended = await stream
+        assert not door.endpoint.streams.requests
+        return ended, await door.call()
 
-    assert run_with_lifespan(scenario, door) == 401
-    assert not key_revocation._registered
+    mcp_sessions.clear_caches()
+    ended, call = run_with_lifespan(scenario, door)
+    assert (ended.status, call.status) == (200, 401)
+    assert not key_revocation.running

@@ -11,10 +11,10 @@ import pytest
 from catalog import cache
 from catalog.definitions import validation
 from servers.connections import calls as upstream_calls
-from sessions_app.dispatch import authorization_cache
-from sessions_app.ledger import batch_writer
+from sessions_app.dispatch import authorization
+from sessions_app.ledger import writer as ledger_writer
 from sessions_app.models import Call
-from tests.sessions_app.fast_path.test_rest_call import Web
+from tests.sessions_app.sessions.test_endpoint import Web
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_server, tool_object
 from tests.support.upstream_calls import without_direct_caller
@@ -43,10 +43,10 @@ def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, e
     word = {"type": "object", "properties": {"word": {"type": "string", "pattern": PATTERN}}}
     ingest_tools(server, tool_object("ping", outputSchema=word))
     cache.clear()
-    authorization_cache.clear()
+    authorization.clear()
     agent = make_agent_client("scout", mode="deferred")
     upstream = ScriptedServer(listener, evil, era=era)
-    web = Web(agent.key, agent.open().id)
+    web = Web(agent.key, agent.open().id, cached=True)
     compiled: list[threading.Thread] = []
 
     class RecordingValidator(validation.Validator):
@@ -58,7 +58,7 @@ def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, e
         async with (
             asyncio.timeout(scaled(30)),
             upstream.serving(),
-            batch_writer.run_writer(),
+            ledger_writer.run_writer(),
             upstream_calls.call_pool(),
         ):
             body = {"tool_name": "evil__ping", "arguments": {}}
@@ -69,10 +69,9 @@ def test_a_pattern_with_catastrophic_backtracking_is_validated_at_once(client, e
     with without_direct_caller() if client == "sdk" else nullcontext():
         answers = asyncio.run(scenario())
     assert [answer.code for answer in answers] == ["output_invalid"] * 3
-    assert [answer.short for answer in answers] == [True, True, True]
     assert "does not match" in answers[0].json["content"][0]["text"]
     assert set(Call.objects.values_list("state", flat=True)) == {"failed"}
     assert len(upstream.calls) == 3
     assert len(compiled) == 2  # input and output, once
     assert threading.main_thread() not in compiled, "schemas must be compiled off the event loop"
-    authorization_cache.clear()
+    authorization.clear()

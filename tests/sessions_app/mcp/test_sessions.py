@@ -1,29 +1,55 @@
-"""Authentication at /mcp, the session of a request, and its tool list."""
+"""The session of a request at /mcp, handshake connections, and the tool list."""
 
 import threading
 from datetime import timedelta
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection
 from django.utils import timezone
 
 from catalog.audit import SYSTEM
 from sessions_app.agents import api_keys
-from sessions_app.dispatch import key_revocation
-from sessions_app.mcp import meta_tools
 from sessions_app.mcp import sessions as mcp_sessions
-from sessions_app.mcp.sessions import Client
-from sessions_app.models import AgentSession, ApiKey
+from sessions_app.mcp import tool_list
+from sessions_app.mcp.sessions import Client, ConnectionCaller, RollingCaller, UrlCaller
+from sessions_app.models import AgentSession, ApiKey, McpConnection
+from sessions_app.sessions import lifecycle
+from sessions_app.tasks import tidy
 from tests.support.agent_client import make_agent_client
 from tests.support.factories import ingest_tools, make_server, tool_object
 from tests.support.waiting import scaled
-from toolcrib.lib.errors import Forbidden, Invalid, NotFound
 
-INSPECTOR = Client("inspector", "2.12", "2026-07-28")
+INSPECTOR = Client({"name": "inspector", "version": "2.12"}, "2026-07-28")
 
 
-def authenticate(agent, session_id="", strategy=""):
-    return mcp_sessions.authenticate(agent.key, session_id, strategy)
+@pytest.fixture(autouse=True)
+def _no_cached_connections():
+    mcp_sessions.clear_caches()
+    yield
+    mcp_sessions.clear_caches()
+
+
+def digest_of(agent):
+    return api_keys.find_key(agent.key).sha256
+
+
+def rolling(agent, client=INSPECTOR):
+    """Return the rolling session of an agent's key, and whether it is new."""
+    caller = RollingCaller(digest_of(agent), client=client)
+    session_id = async_to_sync(caller.find_session)(renew=True)
+    return AgentSession.objects.get(session_id=session_id), bool(caller.new_sessions)
+
+
+def make_connection(agent, strategy=""):
+    key = api_keys.find_key(agent.key)
+    client = Client({"name": "older", "version": "1"}, "2025-11-25")
+    row = mcp_sessions.create_connection(key, client, {"roots": {}}, strategy)
+    return ConnectionCaller(key.sha256, connection_id=row.connection_id)
+
+
+def session_of(caller):
+    return AgentSession.objects.get(session_id=async_to_sync(caller.find_session)(renew=True))
 
 
 def make_idle(session, minutes):
@@ -32,48 +58,44 @@ def make_idle(session, minutes):
 
 
 def test_a_rolling_session_is_replaced_after_half_an_hour_idle(scout):
-    first, is_new = mcp_sessions.rolling_session(authenticate(scout), INSPECTOR)
+    first, is_new = rolling(scout)
     assert is_new
     assert '"name":"inspector"' in first.metadata
     make_idle(first, 29)
-    assert mcp_sessions.rolling_session(authenticate(scout), INSPECTOR) == (first, False)
+    assert rolling(scout) == (first, False)
     make_idle(first, 31)
-    second, is_new = mcp_sessions.rolling_session(authenticate(scout), INSPECTOR)
+    second, is_new = rolling(scout)
     assert is_new
     assert second != first
     first.refresh_from_db()
     assert first.state == "expired"
     scout.send("POST", f"/sessions/{second.session_id}/close", {})
-    assert mcp_sessions.rolling_session(authenticate(scout), INSPECTOR)[0] not in (first, second)
+    assert rolling(scout)[0] not in (first, second)
 
 
 def test_each_key_has_its_own_rolling_session_with_a_fixed_tool_list(github):
     scout = make_agent_client("scout", mode="deferred", strategy="inject")
-    first, _ = mcp_sessions.rolling_session(authenticate(scout), None)
+    first, _ = rolling(scout, None)
     assert first.strategy == "dispatch"
     scout.key = api_keys.create_key("another", "agent", agent=scout.agent, actor=SYSTEM)[1]
-    second, is_new = mcp_sessions.rolling_session(authenticate(scout), None)
+    second, is_new = rolling(scout, None)
     assert is_new
     assert second != first
-    assert mcp_sessions.open_connection_session(authenticate(scout), None).strategy == "inject"
-    assert (
-        mcp_sessions.open_connection_session(
-            authenticate(scout, strategy="dispatch"), None
-        ).strategy
-        == "dispatch"
-    )
+    assert session_of(make_connection(scout)).strategy == "inject"
+    assert session_of(make_connection(scout, "dispatch")).strategy == "dispatch"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_concurrent_requests_open_one_rolling_session():
+@pytest.mark.parametrize("kind", ["rolling", "connection"])
+def test_concurrent_requests_open_one_session(kind):
     scout = make_agent_client("scout", mode="deferred")
+    caller = make_connection(scout) if kind == "connection" else RollingCaller(digest_of(scout))
     results, barrier = [], threading.Barrier(4)
 
     def request():
         try:
-            caller = authenticate(scout)
             barrier.wait(scaled(10))
-            results.append(mcp_sessions.rolling_session(caller, None))
+            results.append(async_to_sync(caller.find_session)(renew=True))
         finally:
             connection.close()
 
@@ -83,24 +105,78 @@ def test_concurrent_requests_open_one_rolling_session():
     for thread in threads:
         thread.join(scaled(30))
     assert len(results) == 4
-    assert len({session.pk for session, _ in results}) == 1
-    assert sum(is_new for _, is_new in results) == 1
+    assert set(results) == {AgentSession.objects.get().session_id}
 
 
-def test_only_agent_keys_are_accepted_and_only_for_their_own_sessions(scout, operator_token):
-    session = scout.open()
-    caller = authenticate(scout, session.id)
-    assert caller.session.session_id == session.id
-    other = make_agent_client("other")
-    for wrong in (session.id, "ses_nothing", "\0"):
-        with pytest.raises(NotFound, match=r"Session not found\."):
-            authenticate(other, wrong)
-    with pytest.raises(mcp_sessions.MissingKey):
-        mcp_sessions.authenticate("tcb_nothing", "", "")
-    with pytest.raises(Forbidden):
-        mcp_sessions.authenticate(operator_token, "", "")
-    with pytest.raises(Invalid):
-        authenticate(scout, strategy="both")
+def test_a_connection_is_found_only_by_its_own_key(scout):
+    caller = make_connection(scout)
+    found = async_to_sync(mcp_sessions.find_connection)
+    assert found(caller.digest, caller.connection_id).protocol_version == "2025-11-25"
+    other = api_keys.create_key("other", "agent", agent=scout.agent, actor=SYSTEM)[0]
+    for digest, connection_id in (
+        (other.sha256, caller.connection_id),
+        (caller.digest, "0" * 32),
+        (caller.digest, "\0"),
+    ):
+        with pytest.raises(mcp_sessions.UnknownConnection):
+            found(digest, connection_id)
+
+
+def test_a_connection_whose_session_ended_is_unknown(scout):
+    caller = make_connection(scout)
+    lifecycle.close_session(session_of(caller))
+    with pytest.raises(mcp_sessions.UnknownConnection):
+        async_to_sync(caller.find_session)(renew=True)
+
+
+def test_at_the_limit_the_longest_idle_connections_are_closed(scout, settings):
+    settings.MAX_CONNECTIONS = 2
+    first, second = make_connection(scout), make_connection(scout)
+    sessions = [session_of(caller) for caller in (first, second)]
+    with pytest.raises(mcp_sessions.TooManyConnections):
+        make_connection(scout)
+    make_idle(sessions[0], 31)
+    make_connection(scout)
+    states = [AgentSession.objects.get(pk=session.pk).state for session in sessions]
+    assert states == ["closed", "open"]
+    assert McpConnection.objects.count() == 2
+
+
+def test_connections_of_a_revoked_key_are_closed(scout):
+    kept = make_connection(scout)
+    session_of(kept)
+    scout.key = api_keys.create_key("other", "agent", agent=scout.agent, actor=SYSTEM)[1]
+    session = session_of(make_connection(scout))
+    api_keys.revoke(api_keys.find_key(scout.key), actor=SYSTEM)
+    tidy()
+    session.refresh_from_db()
+    assert session.state == "closed"
+    assert McpConnection.objects.get().connection_id == kept.connection_id
+
+
+def test_ended_and_unused_connections_are_deleted(scout):
+    ended, unused, used, new = (make_connection(scout) for _ in range(4))
+    lifecycle.close_session(session_of(ended))
+    session_of(used)
+    old = timezone.now() - timedelta(days=2)
+    ids = [unused.connection_id, used.connection_id]
+    McpConnection.objects.filter(connection_id__in=ids).update(created_at=old)
+    tidy()
+    left = set(McpConnection.objects.values_list("connection_id", flat=True))
+    assert left == {used.connection_id, new.connection_id}
+
+
+def test_a_cancellation_waits_in_the_row_for_the_process_of_the_call(scout):
+    first, second = make_connection(scout), make_connection(scout)
+    for request_id in (7, "a"):
+        mcp_sessions.add_cancellation(first.connection_id, request_id)
+    mcp_sessions.add_cancellation(second.connection_id, 8)
+    for number in range(mcp_sessions.MAX_CANCELLED + 5):
+        mcp_sessions.add_cancellation("nothing", number)
+    taken = mcp_sessions.take_cancellations([first.connection_id, "nothing"])
+    assert taken == [(first.connection_id, 7), (first.connection_id, "a")]
+    assert mcp_sessions.take_cancellations([first.connection_id]) == []
+    assert mcp_sessions.take_cancellations([second.connection_id]) == [(second.connection_id, 8)]
 
 
 def test_revoked_expired_and_disabled_keys_are_invalid(scout):
@@ -111,17 +187,25 @@ def test_revoked_expired_and_disabled_keys_are_invalid(scout):
     api_keys.revoke(revoked, actor=SYSTEM)
     ApiKey.objects.filter(pk=expired.pk).update(expires_at=timezone.now())
     keys = {good.pk, revoked.pk, expired.pk, 10**6}
-    assert key_revocation._valid_keys(keys) == {good.pk}
+    assert api_keys.valid_keys(keys) == {good.pk}
     scout.agent.enabled = False
     scout.agent.save()
-    assert key_revocation._valid_keys(keys) == set()
+    assert api_keys.valid_keys(keys) == set()
 
 
 def test_the_first_client_of_a_session_is_recorded(scout):
     session = AgentSession.objects.get(session_id=scout.open(metadata={"task": 7}).id)
-    mcp_sessions.record_client(session, None)
-    mcp_sessions.record_client(session, INSPECTOR)
-    mcp_sessions.record_client(session, Client("later", "1", "2025-11-25"))
+    other = make_agent_client("other")
+    for agent, client in (
+        (other, Client({"name": "stranger"}, "2025-11-25")),
+        (scout, None),
+        (scout, Client({"version": 3}, "2025-11-25")),
+        (scout, INSPECTOR),
+        (scout, Client({"name": "later"}, "2025-11-25")),
+    ):
+        mcp_sessions.clear_caches()
+        caller = UrlCaller(digest_of(agent), session.session_id, client=client)
+        async_to_sync(caller.find_session)(renew=False)
     session.refresh_from_db()
     expected = '{"client":{"name":"inspector","protocol":"2026-07-28","version":"2.12"},"task":7}'
     assert session.metadata == expected
@@ -136,12 +220,20 @@ def test_a_definition_that_the_protocol_cannot_represent_is_listed_with_minimal_
     def fits(tool):
         return tool.get("outputSchema", {"type": "object"})["type"] == "object"
 
-    odd, plain = meta_tools.list_tools(session, fixed=True, fits=fits)
+    odd, plain = tool_list.list_tools(session, fixed=True, fits=fits)
     schema = {"type": "object"}
     assert odd == {"name": "odd__list", "description": "Lists.", "inputSchema": schema}
     assert plain["title"] == "Plain"
-    full, _ = meta_tools.list_tools(session, fixed=True, fits=lambda tool: True)
+    full, _ = tool_list.list_tools(session, fixed=True, fits=lambda tool: True)
     assert full["outputSchema"] == {"type": "array"}
+
+
+def test_icons_and_meta_of_a_definition_are_listed(db):
+    extras = {"icons": [{"src": "data:image/png;base64,AA=="}], "_meta": {"example.org/x": 1}}
+    ingest_tools(make_server(slug="odd"), tool_object("list", **extras))
+    session = AgentSession.objects.get(session_id=make_agent_client(mode="full").open().id)
+    (tool,) = tool_list.list_tools(session, fixed=True, fits=bool)
+    assert {name: tool[name] for name in extras} == extras
 
 
 def test_the_group_list_of_the_search_is_truncated_to_what_clients_show(db):
@@ -149,8 +241,8 @@ def test_the_group_list_of_the_search_is_truncated_to_what_clients_show(db):
         server = make_server(slug=f"server-{number:02}", name="Ünïcode " * 9)
         ingest_tools(server, tool_object("tool"))
     session = AgentSession.objects.get(session_id=make_agent_client(mode="deferred").open().id)
-    search = meta_tools.list_tools(session, fixed=True, fits=bool)[0]
+    search = tool_list.list_tools(session, fixed=True, fits=bool)[0]
     description = search["description"]
-    assert 1800 < len(description.encode()) <= meta_tools.MAX_DESCRIPTION_BYTES
+    assert 1800 < len(description.encode()) <= tool_list.MAX_DESCRIPTION_BYTES
     groups = description.count("- `mcp:server-")
     assert description.endswith(f"- … {40 - groups} more groups\n")

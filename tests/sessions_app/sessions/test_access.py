@@ -17,8 +17,9 @@ from catalog.audit import SYSTEM
 from catalog.groups import actions as group_writes
 from catalog.models import Group, Tool
 from catalog.tools.actions import hold, save_custom_tool
+from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import rate_limits
-from sessions_app.models import Agent, AgentGroup
+from sessions_app.models import Agent
 from tests.support.agent_client import AgentClient, add_tools, make_agent_client, make_group
 from tests.support.factories import ingest_tools, make_server, tool_object
 from toolcrib.api import api
@@ -98,7 +99,9 @@ def build(hidden):
     make_group("own", custom("shout"))
 
 
-MANY = {"calls_per_minute": 10_000, "searches_per_minute": 10_000, "max_sessions": 10_000}
+MANY = dict.fromkeys(
+    ("calls_per_minute", "searches_per_minute", "cost_per_minute", "max_sessions"), 100_000
+)
 OPEN_GROUPS = ("mcp:github", "own")
 
 
@@ -305,7 +308,7 @@ def dropped(db):
     session = agent("viewer", GROUP, *OPEN_GROUPS).open()
     assert session.load(GROUP)["expanded"]
     before = {path: session.get(path).bytes for path in ("/catalog?format=text", "/tools")}
-    AgentGroup.objects.filter(agent=session.client.agent, group__group_id=GROUP).delete()
+    agent_actions.set_groups(session.client.agent, OPEN_GROUPS, actor=SYSTEM)
     return session, before
 
 

@@ -307,11 +307,18 @@ def test_limit_clamps(db, limit, expected):
     assert answer["total_matches"] == 60
 
 
-@pytest.mark.parametrize("limit", ["abc", "5", 1.5, None, True, []])
+@pytest.mark.parametrize("limit", ["abc", "5.0", "-1", "٥", 1.5, True, []])
 def test_a_limit_that_is_not_an_integer_is_rejected(session, limit):
     answer = session.search("issue", limit=limit)
     assert answer.status == 422
     assert "limit" in answer.bytes.decode()
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("1", 1), (None, 2), ("0", 1)])
+def test_digits_are_an_integer_and_null_is_absent(session, limit, expected):
+    answer = session.search("issue", limit=limit, server=None, detail=None)
+    assert answer.status == 200
+    assert len(answer["tools"]) == expected
 
 
 @pytest.mark.parametrize("pattern", ["(", "[z-a]", "(?=x)", r"(a)\1", "x{1000}{1000}", "*"])

@@ -540,7 +540,7 @@ def test_searches_above_the_rate_limit_get_a_retry_after(scout):
     assert [session.search("issue").status for _ in range(2)] == [200, 200]
     answer = session.search("issue")
     assert rejected(answer, 429)["code"] == "rate_limited"
-    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    assert 1 <= int(answer.headers["Retry-After"]) <= 120
     # The limit is shared by the agent's sessions; other requests do not count.
     assert scout.open().search("issue").status == 429
     assert session.load("mcp:github").status == 200
@@ -553,7 +553,7 @@ def test_calls_above_the_rate_limit_get_a_retry_after(shout):
     assert session.call("nothing").status == 200
     answer = session.call("shout", {"a": 1})
     assert rejected(answer, 429)["code"] == "rate_limited"
-    assert 1 <= int(answer.headers["Retry-After"]) <= 60
+    assert 1 <= int(answer.headers["Retry-After"]) <= 120
     assert Call.objects.count() == 2
     # A replayed response is not counted, and another agent has its own limit.
     assert session.call("shout", {"a": 1}, Idempotency_Key="first").bytes == first.bytes

@@ -7,9 +7,7 @@ import sys
 import httpx2
 import pytest
 from anthropic.types import Message
-from asgiref.sync import async_to_sync
-from django.core.handlers.asgi import ASGIHandler
-from django.core.handlers.wsgi import WSGIHandler
+from asgiref.sync import async_to_sync, sync_to_async
 from django.core.signals import request_finished, request_started
 from django.db import close_old_connections
 from google.genai.types import GenerateContentResponse
@@ -20,6 +18,7 @@ from catalog.audit import SYSTEM
 from catalog.tools.actions import save_custom_tool
 from sessions_app.models import Call, Event
 from tests.support.agent_client import add_tools, make_agent_client, make_group
+from tests.support.asgi_requests import send_api
 from tests.support.factories import tool_object
 from tests.support.scripted_models import ScriptedProvider
 from tests.support.upstreams.running import ROOT
@@ -74,11 +73,20 @@ def key(db):
         signal.connect(close_old_connections)
 
 
+def send(request):
+    """Send a request to the API in this thread."""
+    url = request.url.raw_path.decode()
+    headers = {name: value for name, value in request.headers.items() if name != "host"}
+    response = send_api(request.method, url, request.read(), headers)
+    return httpx2.Response(
+        response.status_code, headers=dict(response.headers), content=response.content
+    )
+
+
 class Wire(httpx2.BaseTransport):
     """Transport to the API that can fail before or after a request."""
 
     def __init__(self):
-        self.inner = httpx2.WSGITransport(WSGIHandler())
         self.faults = []
         self.sent = []
 
@@ -87,10 +95,15 @@ class Wire(httpx2.BaseTransport):
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, httpx2.ConnectError):
             raise fault
-        response = self.inner.handle_request(request)
+        response = send(request)
         if fault is not None:
             raise fault
         return response
+
+
+class AsyncWire(httpx2.AsyncBaseTransport):
+    async def handle_async_request(self, request):
+        return await sync_to_async(send)(request)
 
 
 @pytest.fixture
@@ -623,7 +636,7 @@ def test_the_asyncio_client_and_loop(key):
         return arguments["word"].upper()
 
     async def run():
-        http = httpx2.AsyncClient(transport=httpx2.ASGITransport(ASGIHandler()))
+        http = httpx2.AsyncClient(transport=AsyncWire())
         options = {"before": before, "functions": {"shout": shout}, "max_iterations": 1}
         async with (
             AsyncToolcrib("http://testserver", key, http=http) as crib,

@@ -1,7 +1,7 @@
-"""A call on the fast path and on the ordinary path: same responses, and no stale authorization.
+"""Calls, searches, loads and details at the agent API: responses, records, no stale authorization.
 
-Every test runs three times over the ASGI application as it is served: with the authorization cache
-filled, with the cache cleared before each call, and without the cache.
+Every test runs twice over the endpoint as it is served: with the authorization cached, and with the
+cache cleared before each request.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from catalog import cache
@@ -21,17 +22,18 @@ from servers.connections import calls as upstream_calls
 from servers.models import Server
 from servers.registration import actions as server_actions
 from sessions_app.agents import actions as agent_actions
-from sessions_app.agents import api_keys
-from sessions_app.dispatch import authorization_cache, dispatcher
-from sessions_app.fast_path import rest_call
-from sessions_app.ledger import batch_writer
+from sessions_app.agents import api_keys, rate_limits
+from sessions_app.dispatch import authorization, dispatcher, operations
 from sessions_app.ledger import calls as call_ledger
+from sessions_app.ledger import writer as ledger_writer
+from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
-from sessions_app.sessions import lifecycle
+from sessions_app.sessions import endpoint, lifecycle, loading
+from sessions_app.sessions.surface import context_of
 from tests.support.agent_client import make_agent_client
+from tests.support.asgi_requests import AsgiResponse, bearer_headers, exchange, make_scope
 from tests.support.factories import ingest_tools, make_program, tool_object
 from tests.support.waiting import scaled, wait_for
-from toolcrib.asgi import ApiHandler
 from toolcrib.lib import json_codec
 
 SAY = {"type": "object", "properties": {"result": {"type": "string"}}, "required": ["result"]}
@@ -46,106 +48,58 @@ def agent(transactional_db):
         server, tool_object("say", inputSchema=SAY), tool_object("later"), tool_object("seen")
     )
     cache.clear()
-    authorization_cache.clear()
+    authorization.clear()
+    rate_limits.clear()
     yield make_agent_client("scout", mode="deferred", calls_in_flight=3)
-    authorization_cache.clear()
-
-
-class Answer:
-    def __init__(self, status: int, headers: dict[str, str], body: bytes, short: bool) -> None:
-        self.status, self.headers, self.body, self.short = status, headers, body, short
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def code(self) -> str:
-        return str(self.json["error"]["code"])
+    authorization.clear()
 
 
 class Web:
-    """The API's application, called as uvicorn would call it."""
+    """The endpoint, called as uvicorn would call it."""
 
-    def __init__(self, key: str, session: str, *, way: str = "cached") -> None:
-        self.key, self.session, self.way = key, session, way
-        self.short = way != "ordinary"
-        self.api = ApiHandler()
+    def __init__(self, key: str, session: str, *, cached: bool) -> None:
+        self.key, self.session, self.cached = key, session, cached
         self.left = asyncio.Event()  # the client disconnects
 
-    async def call(self, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
-        """Send a call; `Answer.short` is whether it took the fast path."""
-        if self.way != "cached":
-            authorization_cache.clear()
-        return await self.post(rest_call.call, "call", BODY if body is None else body, key, headers)
+    async def call(
+        self, body: Any = None, *, key: str | None = None, **headers: str
+    ) -> AsgiResponse:
+        return await self.post("call", BODY if body is None else body, key=key, **headers)
 
     async def post(
-        self, to: Any, what: str, body: Any, key: str | None, headers: dict[str, str]
-    ) -> Answer:
-        raw = body if isinstance(body, bytes) else json.dumps(body)
-        raw = raw if isinstance(raw, bytes) else raw.encode()
-        given = {
-            "host": "localhost",
-            "authorization": f"Bearer {key or self.key}",
-            "content-type": "application/json",
-            "content-length": str(len(raw)),
-        }
-        given |= {name.replace("_", "-"): value for name, value in headers.items()}
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": f"/api/v1/sessions/{self.session}/{what}",
-            "raw_path": b"",
-            "query_string": b"",
-            "headers": [(name.encode(), text.encode("latin-1")) for name, text in given.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 2),
-            "scheme": "http",
-            "http_version": "1.1",
-        }
-        return await self._ask(to, scope, raw)
+        self, what: str, body: Any, *, key: str | None = None, **headers: str
+    ) -> AsgiResponse:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await self.send("POST", what, data, key, headers)
 
-    async def _ask(self, to: Any, scope: dict[str, Any], raw: bytes) -> Answer:
-        messages = [{"type": "http.request", "body": raw, "more_body": False}]
-        messages_sent: list[dict[str, Any]] = []
-        long = False
+    async def send(
+        self, method: str, what: str, data: bytes, key: str | None, headers: dict[str, str]
+    ) -> AsgiResponse:
+        if not self.cached:
+            authorization.clear()
+        url = f"/api/v1/sessions/{self.session}/{what}"
+        scope = make_scope(method, url, bearer_headers(key or self.key, data, headers))
+        found = endpoint.find_operation(scope)
+        assert found is not None
 
-        async def receive() -> Any:
-            if messages:
-                return messages.pop()
-            await self.left.wait()
-            return {"type": "http.disconnect"}
+        async def app(*args: Any) -> None:
+            await endpoint.serve(*found, *args)
 
-        async def send(message: Any) -> None:
-            messages_sent.append(message)
-
-        async def ordinary(*args: Any) -> None:
-            nonlocal long
-            long = True
-            await self.api(*args)
-
-        await to(scope, receive, send, ordinary)
-        if not messages_sent:
-            return Answer(0, {}, b"", not long)
-        names = {name.decode().lower(): text.decode() for name, text in messages_sent[0]["headers"]}
-        body = b"".join(message.get("body", b"") for message in messages_sent[1:])
-        return Answer(messages_sent[0]["status"], names, body, not long)
+        return await exchange(app, scope, data, self.left)
 
 
-@pytest.fixture(params=["cached", "uncached", "ordinary"])
-def run(agent, request, monkeypatch):
-    """Run a scenario with the batch writer and the call pool, in one of the three modes."""
-    if request.param == "ordinary":
-        monkeypatch.setattr(authorization_cache, "load", lambda *_: None)
+@pytest.fixture(params=["cached", "uncached"])
+def run(agent, request):
+    """Run a scenario with the batch writer and the call pool."""
 
-    def run(scenario: Any) -> Any:
+    def run(scenario: Any, *, on_loop: bool = True) -> Any:
         session = agent.open().id
 
         async def inside() -> Any:
-            web = Web(agent.key, session, way=request.param)
+            web = Web(agent.key, session, cached=request.param == "cached")
             async with (
                 asyncio.timeout(scaled(60)),
-                batch_writer.run_writer(),
+                ledger_writer.run_writer(on_loop=on_loop),
                 upstream_calls.call_pool(),
             ):
                 return await scenario(web)
@@ -168,19 +122,17 @@ def _closing(work: Any, *args: Any, **named: Any) -> Any:
         connection.close()
 
 
-def stable_fields(answer: Answer) -> dict[str, Any]:
+def stable_fields(answer: AsgiResponse) -> dict[str, Any]:
     """Return a response without the fields that differ from call to call."""
     mutable = ("call_id", "duration_ms")
     return {name: value for name, value in answer.json.items() if name not in mutable}
 
 
-def test_both_paths_give_the_same_response_row_and_timeline(run, agent):
+def test_every_call_gives_the_same_response_row_and_timeline(run, agent):
     async def scenario(web):
-        return web.short, [await web.call() for _ in range(3)]
+        return [await web.call() for _ in range(3)]
 
-    short, answers = run(scenario)
-    assert [answer.short for answer in answers] == [short] * 3
-    _, second, third = answers
+    _, second, third = run(scenario)
     assert second.status == 200
     assert second.headers["content-type"] == "application/json"
     assert second.headers["x-content-type-options"] == "nosniff"
@@ -229,18 +181,17 @@ REFUSED = {
 }
 
 
-def test_invalid_requests_get_the_same_error_on_both_paths(run):
+def test_invalid_requests_get_an_error_and_run_nothing(run):
     async def scenario(web):
         assert (await web.call()).status == 200
         return {what: await web.call(body) for what, (body, _, _) in REFUSED.items()}
 
     for what, answer in run(scenario).items():
         assert (answer.status, answer.code) == REFUSED[what][1:], (what, answer.body)
-        assert not answer.short, what
     assert Call.objects.count() == 1
 
 
-def test_errors_that_a_model_can_correct_are_results_on_both_paths(run):
+def test_errors_that_a_model_can_correct_are_results(run):
     bodies = [
         {"tool_name": "raw__say", "arguments": {}},
         {"tool_name": "raw__nothing", "arguments": {}},
@@ -262,17 +213,31 @@ def test_errors_that_a_model_can_correct_are_results_on_both_paths(run):
     assert all(answer.status == 200 and answer.json["state"] == "refused" for answer in answers)
 
 
-def test_unusual_hosts_and_content_types_take_the_ordinary_path(run, settings):
+def test_aliases_nulls_and_digits_are_taken_for_what_they_mean(run):
     async def scenario(web):
-        await web.call()
-        strange = await web.call(host="evil.example")
-        asked = await web.call(content_type="text/plain")
-        return strange, asked
+        arguments = BODY["arguments"]
+        return [
+            await web.call({"name": "raw__say", "args": arguments}),
+            await web.call({"tool_name": "raw__say", "arguments": arguments, "timeout": None}),
+            await web.call({**BODY, "timeout": "30"}),
+            await web.call({**BODY, "name": "raw__say"}),
+            await web.call({**BODY, "name": "raw__seen"}),
+            await web.call({**BODY, "timeout": "soon"}),
+        ]
 
-    strange, asked = run(scenario)
-    assert strange.status == 400
-    assert not strange.short
-    assert not asked.short
+    *accepted, different, word = run(scenario)
+    assert [answer.json["state"] for answer in accepted] == ["succeeded"] * 4
+    assert {answer.status for answer in (different, word)} == {422}
+    assert "differ" in different.json["error"]["details"]["problems"][0]["problem"]
+    deadlines = [row.deadline - row.accepted_at for row in Call.objects.order_by("pk")]
+    assert deadlines[2] == timedelta(seconds=30)
+
+
+def test_an_invalid_body_is_reported_only_to_a_valid_key(run):
+    async def scenario(web):
+        return [await web.call(b"{", key=key) for key in (web.key, "tcb_nothing")]
+
+    assert [answer.status for answer in run(scenario)] == [400, 401]
 
 
 # --- What changes between two calls ---------------------------------------------------------------
@@ -368,12 +333,9 @@ def test_a_servers_new_timeout_applies_at_once(run):
 
 
 def test_a_load_applies_to_the_next_call(run, agent):
-    from sessions_app.sessions import loading
-
     async def scenario(web):
         before = [(await web.call()).json["implicit_load"] for _ in range(2)]
-        session = await in_database(AgentSession.objects.get)
-        await in_database(loading.load, session, "mcp:raw", ["say"])
+        await web.post("load", {"group_id": "mcp:raw", "tool_names": ["say"]})
         return before, (await web.call()).json["implicit_load"], await web.call()
 
     before, after, again = run(scenario)
@@ -439,15 +401,12 @@ def test_a_disconnect_during_the_commit_leaves_no_call_open(run):
             held.set()
             release.wait(scaled(30))
 
-        holding = asyncio.create_task(batch_writer.commit(batch_writer.WriteJob(hold)))
+        holding = asyncio.create_task(ledger_writer.commit(ledger_writer.WriteJob(hold)))
         await asyncio.to_thread(held.wait, 30)
         asked = asyncio.create_task(web.call())
-        await asyncio.to_thread(wait_for, lambda: batch_writer._writer._queue)
+        await asyncio.to_thread(wait_for, lambda: ledger_writer._writer._queue)
         web.left.set()
-        if web.short:
-            assert (await asked).status == 0
-        else:
-            await asyncio.wait({asked})
+        assert (await asked).status == 0
         release.set()
         await holding
         await in_database(wait_for, lambda: Call.objects.count() == 2, 20)
@@ -456,7 +415,7 @@ def test_a_disconnect_during_the_commit_leaves_no_call_open(run):
         )
         return await in_database(lambda: list(Call.objects.order_by("pk").values()))
 
-    first, second = run(scenario)
+    first, second = run(scenario, on_loop=False)
     assert first["state"] == "succeeded"
     assert (second["state"], second["error_code"], second["sent_at"]) == (
         "cancelled", "cancelled", None,
@@ -501,8 +460,6 @@ def test_a_clock_jump_does_not_recover_a_running_call(run):
 
 
 def test_nothing_is_sent_if_the_ledger_cannot_be_written(run, agent, monkeypatch):
-    from django.db import OperationalError
-
     async def scenario(web):
         await web.call()
         await web.call()
@@ -512,7 +469,7 @@ def test_nothing_is_sent_if_the_ledger_cannot_be_written(run, agent, monkeypatch
             raise OperationalError("database or disk is full")
 
         with monkeypatch.context() as broken:
-            broken.setattr("sessions_app.ledger.sql.LedgerCursor.insert", full)
+            broken.setattr("sessions_app.ledger.writer.LedgerCursor.insert", full)
             refused = await web.call()
         assert await in_database(Call.objects.count) == before
         seen = await web.call({"tool_name": "raw__seen", "arguments": {}})
@@ -548,7 +505,7 @@ def test_a_large_body_is_parsed_off_the_event_loop(run, monkeypatch):
         where.append(threading.current_thread() is threading.main_thread())
         return json_codec.parse_strict(body)
 
-    monkeypatch.setattr(rest_call, "parse_strict", parsed)
+    monkeypatch.setattr(endpoint, "parse_strict", parsed)
 
     async def scenario(web):
         await web.call()
@@ -578,3 +535,198 @@ def test_recording_a_result_is_not_cancelled(run):
     answer = run(scenario)
     assert (answer.status, answer.json["state"]) == (200, "succeeded")
     assert set(Call.objects.values_list("state", flat=True)) == {"succeeded"}
+
+
+# --- Search, load, details ------------------------------------------------------------------------
+
+ALL = {"group_id": "mcp:raw"}
+FIND = {"query": "say something"}
+# Operation, body, expected status.
+ASKED: dict[str, tuple[str, Any, int]] = {
+    "a group": ("load", ALL, 200),
+    "one tool": ("load", {**ALL, "tool_names": ["say"]}, 200),
+    "some that are not there": ("load", {**ALL, "tool_names": ["say", "x"]}, 200),
+    "a group that is not there": ("load", {"group_id": "mcp:x"}, 200),
+    "too many names": ("load", {**ALL, "tool_names": ["x"] * 10_001}, 422),
+    "NUL": ("load", {"group_id": "a\0"}, 422),
+    "no group": ("load", {}, 422),
+    "more fields": ("load", {**ALL, "more": 1}, 422),
+    "a list": ("load", [], 422),
+    "no JSON": ("load", b"{", 400),
+    "a key twice": ("load", b'{"group_id": "a", "group_id": "b"}', 422),
+    "far too deep": ("load", b"[" * 20_000, 422),
+    "words": ("search", FIND, 200),
+    "words nothing has": ("search", {"query": "xylophone"}, 200),
+    "a pattern": ("search", {"pattern": "s.y"}, 200),
+    "a bad pattern": ("search", {"pattern": "("}, 400),
+    "nothing": ("search", {}, 422),
+    "a name": ("search", {"name": "raw__say"}, 200),
+    "a name, loaded": ("search", {**FIND, "load": True, "detail": "full"}, 200),
+    "a strange detail": ("search", {**FIND, "detail": "x"}, 422),
+    "nulls and digits": ("search", {**FIND, "limit": "5", "name": None, "server": None}, 200),
+    "null instead of an unknown field": ("search", {**FIND, "more": None}, 422),
+}
+
+
+def traces(session: str) -> Any:
+    found = AgentSession.objects.get(session_id=session)
+    events = Event.objects.filter(session=found).order_by("pk")
+    rows = found.expansions.values_list("group_id", "names", "listed", "pins", "sequence")
+    ledger = loading.token_ledger(found)
+    return list(events.values_list("kind", "group_id", "tokens", "details")), list(rows), ledger
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_loads_and_searches_are_the_same_with_and_without_a_cached_authorization(agent, asked):
+    what, body, status = ASKED[asked]
+
+    def ask(*, cached: bool) -> tuple[str, AsgiResponse]:
+        session = agent.open().id
+
+        async def scenario() -> AsgiResponse:
+            async with ledger_writer.run_writer():
+                web = Web(agent.key, session, cached=cached)
+                if cached:
+                    await web.post("load", {"group_id": "nothing"})  # fills the cache
+                return await web.post(what, body)
+
+        return session, asyncio.run(scenario())
+
+    (first, quick), (second, slow) = ask(cached=True), ask(cached=False)
+    assert (quick.status, slow.status) == (status, status), (quick.body, slow.body)
+    assert quick.body == slow.body
+    for answer in (quick, slow):
+        assert len(answer.headers.pop("x-request-id")) == 12
+        assert answer.headers["content-length"] == str(len(answer.body))
+    assert quick.headers == slow.headers
+    assert traces(first) == traces(second)
+
+
+@pytest.mark.parametrize("what", ["load", "search", "tools/raw__say"])
+@pytest.mark.parametrize("change", ["key revoked", "agent disabled", "session closed"])
+def test_a_change_applies_to_the_next_operation(run, change, what):
+    act, (status, code) = CHANGES[change]
+
+    async def ask(web):
+        if what.startswith("tools/"):
+            return await web.send("GET", what, b"", None, {})
+        return await web.post(what, ALL if what == "load" else FIND)
+
+    async def scenario(web):
+        assert (await ask(web)).status == 200
+        await in_database(act)
+        return await ask(web)
+
+    answer = run(scenario)
+    assert (answer.status, answer.code) == (status, code)
+
+
+def test_other_agents_sessions_and_invalid_keys_are_rejected(run, agent):
+    other = make_agent_client("other", mode="deferred")
+    _, operator = api_keys.create_key("reads", "operator", actor=SYSTEM)
+
+    async def scenario(web):
+        await web.post("load", ALL)
+        return [await web.post("load", ALL, key=key) for key in (other.key, "tcb_no", operator)]
+
+    answers = run(scenario)
+    assert [answer.status for answer in answers] == [404, 401, 403]
+    assert answers[0].code == "unknown_session"
+
+
+@pytest.mark.parametrize("session", ["", "a/b", "a\0b"])
+def test_odd_session_ids_are_not_found(agent, session):
+    response = agent.send("POST", f"/sessions/{session.replace(chr(0), '%00')}/load", ALL)
+    assert response.status in (404, 405)
+
+
+def test_searches_are_counted_once_and_rate_limited(run, agent):
+    agent.agent.searches_per_minute = 2
+    agent.agent.save()
+
+    async def scenario(web):
+        return [await web.post("search", FIND) for _ in range(3)]
+
+    answers = run(scenario)
+    assert [answer.status for answer in answers] == [200, 200, 429]
+    assert answers[2].headers["retry-after"]
+
+
+def test_loads_and_details_are_charged_for_their_bytes(run, agent):
+    charged = []
+
+    async def scenario(web):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(rate_limits, "add_cost", lambda _, size: charged.append(size))
+            loaded = await web.post("load", ALL)
+            details = await web.send("GET", "tools/raw__say", b"", None, {})
+        return loaded, details
+
+    loaded, details = run(scenario)
+    assert charged[1] == len(details.body)
+    assert abs(charged[0] - len(loaded.body)) < 300
+
+
+def test_a_database_error_is_reported_at_once_and_nothing_is_loaded(run, monkeypatch):
+    def locked(*args: Any, **named: Any) -> None:
+        raise OperationalError("database is locked")
+
+    async def scenario(web):
+        with monkeypatch.context() as broken:
+            broken.setattr(LedgerCursor, "save_expansion", locked)
+            return web.session, await web.post("load", ALL)
+
+    session, answer = run(scenario)
+    assert (answer.status, answer.code) == (503, "busy")
+    assert answer.headers["retry-after"]
+    assert traces(session)[1] == []
+
+
+def test_a_search_that_fails_in_the_database_is_counted_once(run, monkeypatch):
+    def locked(*args: Any, **named: Any) -> None:
+        raise OperationalError("database is locked")
+
+    counted = []
+
+    async def scenario(web):
+        with monkeypatch.context() as broken:
+            broken.setattr(rate_limits, "check_rate", lambda *args: counted.append(args))
+            broken.setattr(operations.session_search, "search_session", locked)
+            return await web.post("search", FIND)
+
+    answer = run(scenario)
+    assert (answer.status, answer.code) == (503, "busy")
+    assert len(counted) == 1
+
+
+def test_a_client_that_disconnects_while_queued_searches_nothing(run, monkeypatch):
+    async def scenario(web):
+        loop = asyncio.get_running_loop()
+        slots = operations._semaphores.setdefault(
+            loop, asyncio.Semaphore(operations.MAX_CONCURRENT)
+        )
+        for _ in range(operations.MAX_CONCURRENT):
+            await slots.acquire()
+        asking = asyncio.create_task(web.post("search", FIND))
+        web.left.set()
+        return await asyncio.wait_for(asking, scaled(30))
+
+    assert run(scenario).status == 0  # the client has disconnected
+    assert "searched" not in Event.objects.values_list("kind", flat=True)
+
+
+def test_two_loads_of_one_session_at_once_are_both_kept(run):
+    async def scenario(web):
+        names = [["say"], ["later"], ["seen"]]
+        bodies = [{**ALL, "tool_names": some} for some in names]
+        return await asyncio.gather(*(web.post("load", body) for body in bodies))
+
+    answers = run(scenario)
+    assert [answer.json["expanded"] for answer in answers] == [True] * 3
+    session = AgentSession.objects.get()
+    assert loading.export_state(session)["expanded_groups"] == {"mcp:raw": None}
+    pins = context_of(session).scope.tools.keys() & set(loading.pins_of(session))
+    assert len(pins) == 3
+    assert session.loads_version == 3
+    seqs = sorted(pin["seq"] for pin in loading.pins_of(session).values())
+    assert seqs == [1, 2, 3]

@@ -3,10 +3,17 @@
 import asyncio
 import threading
 
-from asgiref.sync import ThreadSensitiveContext
-
-from sessions_app.dispatch import concurrency
+from sessions_app.dispatch import operations
+from sessions_app.ledger import writer as ledger_writer
 from tests.support.waiting import scaled, wait_for
+
+
+def run(scenario):
+    async def inside():
+        async with ledger_writer.run_writer(on_loop=False):  # searches run in threads then
+            return await scenario()
+
+    return asyncio.run(inside())
 
 
 class Crowd:
@@ -26,12 +33,11 @@ class Crowd:
         return number
 
     async def request(self, number):
-        async with ThreadSensitiveContext():  # as in a Django request
-            return await concurrency.run_with_limit(self.search, number)
+        return await operations._run_with_slot(self.search, number)
 
 
 def test_at_most_one_search_per_cpu_runs_and_all_are_answered_in_order():
-    count = 4 * concurrency.MAX_CONCURRENT
+    count = 4 * operations.MAX_CONCURRENT
 
     async def scenario():
         tasks = [asyncio.create_task(crowd.request(number)) for number in range(count)]
@@ -40,12 +46,12 @@ def test_at_most_one_search_per_cpu_runs_and_all_are_answered_in_order():
             assert await asyncio.wait_for(task, scaled(30)) == number
 
     crowd = Crowd(count)
-    asyncio.run(scenario())
-    assert crowd.max_running == concurrency.MAX_CONCURRENT
+    run(scenario)
+    assert crowd.max_running == operations.MAX_CONCURRENT
 
 
 def test_a_cancelled_waiter_never_runs_and_a_cancelled_search_keeps_its_slot_until_done():
-    count = 3 * concurrency.MAX_CONCURRENT
+    count = 3 * operations.MAX_CONCURRENT
     started = []
 
     def search(number):
@@ -54,14 +60,14 @@ def test_a_cancelled_waiter_never_runs_and_a_cancelled_search_keeps_its_slot_unt
 
     async def scenario():
         tasks = [
-            asyncio.create_task(concurrency.run_shielded_with_limit(search, number))
+            asyncio.create_task(operations._run_with_slot(search, number))
             for number in range(count)
         ]
-        await asyncio.to_thread(wait_for, lambda: crowd.running == concurrency.MAX_CONCURRENT)
+        await asyncio.to_thread(wait_for, lambda: crowd.running == operations.MAX_CONCURRENT)
         for task in tasks:
             task.cancel()
-        after = asyncio.create_task(concurrency.run_shielded_with_limit(str, 5))
-        await asyncio.gather(*tasks[concurrency.MAX_CONCURRENT :], return_exceptions=True)
+        after = asyncio.create_task(operations._run_with_slot(str, 5))
+        await asyncio.gather(*tasks[operations.MAX_CONCURRENT :], return_exceptions=True)
         assert not after.done()
         for event in crowd.release:
             event.set()
@@ -70,29 +76,27 @@ def test_a_cancelled_waiter_never_runs_and_a_cancelled_search_keeps_its_slot_unt
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
 
     crowd = Crowd(count)
-    asyncio.run(scenario())
-    assert sorted(started) == list(range(concurrency.MAX_CONCURRENT))
+    run(scenario)
+    assert sorted(started) == list(range(operations.MAX_CONCURRENT))
     assert crowd.running == 0
 
 
 def test_a_failed_or_cancelled_search_releases_its_slot():
-    def fail():
+    def fail(_):
         raise ValueError("no")
 
     async def scenario():
-        for _ in range(3 * concurrency.MAX_CONCURRENT):
-            await asyncio.gather(concurrency.run_with_limit(fail), return_exceptions=True)
+        for _ in range(3 * operations.MAX_CONCURRENT):
+            await asyncio.gather(operations._run_with_slot(fail, None), return_exceptions=True)
         crowd = Crowd(1)
-        held = [
-            asyncio.create_task(crowd.request(0)) for _ in range(3 * concurrency.MAX_CONCURRENT)
-        ]
+        held = [asyncio.create_task(crowd.request(0)) for _ in range(3 * operations.MAX_CONCURRENT)]
         for task in held:
             task.cancel()
         crowd.release[0].set()
         await asyncio.wait(held, timeout=30)
-        return await asyncio.wait_for(concurrency.run_with_limit(str, 5), scaled(30))
+        return await asyncio.wait_for(operations._run_with_slot(str, 5), scaled(30))
 
-    assert asyncio.run(scenario()) == "5"
+    assert run(scenario) == "5"
 
 
 def test_each_event_loop_has_its_own_slots():
@@ -102,6 +106,6 @@ def test_each_event_loop_has_its_own_slots():
             crowd.release[0].set()
             return await asyncio.gather(*(crowd.request(0) for _ in range(20)))
 
-        return asyncio.run(scenario())
+        return run(scenario)
 
     assert run_searches() == run_searches() == [0] * 20

@@ -1,4 +1,4 @@
-"""Limits on JSON values from agents, and the redacted, truncated copies stored of them."""
+"""Limits on JSON values from agents, redaction of secrets, and the truncated copies stored."""
 
 import json
 import re
@@ -6,13 +6,22 @@ from typing import Any
 
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
-from toolcrib.lib.redaction import redact
 
 MAX_DEPTH = 64
 MAX_KEYS = 1_000
 MAX_NODES = 100_000
 MAX_STORED_BYTES = 8 * 1024
 UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
+SECRET_NAME = re.compile(
+    r"pass(word|wd|phrase)?$|secret|token$|api_?key|authorization|credential|private_?key|cookie",
+    re.IGNORECASE,
+)
+# The same in JSON, where a name is followed by a quotation mark and a colon.
+SECRET_IN_JSON = re.compile(
+    r"(?:pass(?:word|wd|phrase)?|token)\\*\"\s*:|secret|api_?key|authorization|credential"
+    r"|private_?key|cookie",
+    re.IGNORECASE,
+)
 
 
 def check_value(value: object, where: str) -> None:
@@ -63,9 +72,14 @@ def _invalid(path: str, reason: str) -> Invalid:
     )  # fmt: skip
 
 
-def stored_copy(value: object) -> str:
-    """Return a redacted JSON copy of a value; a long one is truncated and stored as a string."""
-    text = canonical(redact(value))
+def stored_copy(value: object, text: str = "") -> str:
+    """Return a redacted JSON copy of a value; a long one is truncated and stored as a string.
+
+    `text` is the value as canonical JSON, if known.
+    """
+    text = text or canonical(value)
+    if SECRET_IN_JSON.search(text):  # much faster than `redact`
+        text = canonical(redact(value))
     data = text.encode()
     if len(data) <= MAX_STORED_BYTES:
         return text
@@ -103,3 +117,15 @@ def parse_arguments(arguments: object) -> dict[str, Any]:
             hint="Send the tool's parameters by name.",
         )
     return arguments
+
+
+def redact(value: Any) -> Any:
+    """Return a copy of a value with everything under a secret-like key masked."""
+    if isinstance(value, dict):
+        return {
+            key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redact(sub)
+            for key, sub in value.items()
+        }
+    if isinstance(value, list):
+        return [redact(item) for item in value]
+    return value
