@@ -419,7 +419,7 @@ def start_all(stack, options, kind=Toolcrib, env=None):
     process = start_program(stack, [*ECHO, "--http", str(port)], port)
     echo = (f"http://127.0.0.1:{port}/mcp", process.pid)
     fleet_options = argparse.Namespace(
-        groups=min(33, options.tools),
+        groups=min(getattr(options, "servers", 33), options.tools),
         tools=options.tools,
         folder=options.folder,
         most=options.tools,

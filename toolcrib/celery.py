@@ -8,10 +8,13 @@ import os
 from celery import Celery
 from celery.signals import after_task_publish, beat_init, heartbeat_sent, setup_logging
 from django.conf import settings
+from kombu.transport import TRANSPORT_ALIASES
 
 from toolcrib.lib.process_identity import touch_heartbeat
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
+
+TRANSPORT_ALIASES["memory"] = "toolcrib.runtime.memory_broker:Transport"
 
 app = Celery("toolcrib")
 app.conf.update(
@@ -19,7 +22,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     # Retry forever: Redis may be down for any length of time.
     broker_connection_max_retries=None,
-    broker_transport_options={"polling_interval": 0.05}
+    broker_transport_options={}
     if settings.EMBEDDED
     else {
         "visibility_timeout": 600,

@@ -6,6 +6,7 @@ A task of the web process in embedded mode; `manage.py listen` in production.
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from django.db import DatabaseError
 
@@ -22,13 +23,25 @@ from toolcrib.lib.errors import ToolcribError
 logger = logging.getLogger(__name__)
 
 DEBOUNCE_SECONDS = 0.1  # notifications within this time make one sync request
+MAX_POLL_SECONDS = 5.0  # between two polls of a database in which nothing changes
+
+
+class Changes(Protocol):
+    """Tells when something was committed to the database."""
+
+    changes: int
+
+    async def wait(self, seen: int, least: float, most: float) -> int: ...
 
 
 class Listener(PoolWatcher):
     """Pool watcher that records states and requests syncs. Database work runs in threads."""
 
-    def __init__(self, on_poll: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, database: Changes | None = None, on_poll: Callable[[], None] | None = None
+    ) -> None:
         self.pool = Pool(self)
+        self.database = database  # polled without
         self.on_poll = on_poll  # called after each poll of the server table
         self.changed: set[int] = set()
         self.requesting: dict[int, asyncio.Task[None]] = {}
@@ -38,6 +51,7 @@ class Listener(PoolWatcher):
         self.pool.open()
         try:
             while True:
+                seen = self.database.changes if self.database else 0
                 try:
                     sessions = self.pool.sessions
                     await self.pool.maintain(*await run_in_db_thread(_load_state, sessions))
@@ -45,7 +59,10 @@ class Listener(PoolWatcher):
                         self.on_poll()
                 except Exception:  # nothing restarts this loop
                     logger.exception("Connection maintenance failed; retrying")
-                await asyncio.sleep(POLL_SECONDS)
+                if self.database is None:
+                    await asyncio.sleep(POLL_SECONDS)
+                else:
+                    await self.database.wait(seen, POLL_SECONDS, MAX_POLL_SECONDS)
         finally:
             for task in list(self.requesting.values()):
                 task.cancel()

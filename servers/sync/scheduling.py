@@ -13,7 +13,7 @@ import kombu.exceptions
 from celery import current_app
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Count, Q
+from django.db.models import Count, Min, Q
 from django.utils import timezone
 
 from catalog import audit
@@ -106,6 +106,13 @@ def queue_due_syncs() -> None:
     )
     for server_id in list(rows.values_list("pk", flat=True)):
         queue_sync(server_id, now)
+
+
+def seconds_to_next_sync() -> float:
+    """Return the time until a sync is due that is not queued yet; infinite if there is none."""
+    rows = Server.objects.filter(enabled=True, sync_due_at__gt=timezone.now())
+    due = rows.aggregate(due=Min("sync_due_at"))["due"]
+    return float("inf") if due is None else (due - timezone.now()).total_seconds()
 
 
 def queue_sync(server_id: int, due: datetime) -> None:

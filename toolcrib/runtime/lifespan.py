@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import TypeVar
 
 from celery.worker import WorkController
 from django.conf import settings
@@ -31,13 +32,18 @@ from sessions_app.sessions import scope as session_scope
 from sessions_app.tasks import queue_golden, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.lib.db_threads import run_in_db_thread
+from toolcrib.runtime.database_watch import DatabaseWatch
+from toolcrib.runtime.idle_memory import release_when_idle
 from toolcrib.runtime.loop_monitor import LoopMonitor
 from toolcrib.runtime.revision_watch import RevisionWatch
 from toolcrib.sqlite import checkpoints
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 TIDY_INTERVAL = 10.0  # seconds
+SCHEDULE_INTERVAL = 1.0  # seconds between two passes while the database changes
 # By default a Python thread runs for 5 ms while others wait, and the event loop waits for each.
 SWITCH_INTERVAL = 0.001  # seconds
 # A full collection over the objects of 10,000 tools takes a tenth of a second. Modules and settings
@@ -67,7 +73,8 @@ class Runtime:
     """The running background tasks, readable by the health page and by tests."""
 
     def __init__(self) -> None:
-        self.revision = RevisionWatch(session_scope.warm_indexes_in_background)
+        self.database = DatabaseWatch()
+        self.revision = RevisionWatch(self.database, session_scope.warm_indexes_in_background)
         self.loop_monitor = LoopMonitor()
         self.listener: Listener | None = None
         self.worker: WorkController | None = None
@@ -81,6 +88,7 @@ class Runtime:
         with rare_collections():
             async with (
                 self.loop_monitor.running(),
+                self.database.running(),
                 ledger_writer.run_writer(),
                 key_revocation.watch_revocations(),
                 self._background_tasks(),
@@ -90,17 +98,18 @@ class Runtime:
     @asynccontextmanager
     async def _background_tasks(self) -> AsyncIterator[None]:
         self.tasks.append(asyncio.create_task(self.revision.run(), name="revision"))
+        self.tasks.append(asyncio.create_task(release_when_idle(), name="memory"))
         worker_thread = None
         if settings.EMBEDDED:
-            self.listener = Listener()
+            self.listener = Listener(self.database)
             # Created in a thread because it closes database connections.
             worker: WorkController = await asyncio.to_thread(_create_worker)
             self.worker = worker
             worker_thread = threading.Thread(target=worker.start, name="worker", daemon=True)
             worker_thread.start()
             self.tasks.append(asyncio.create_task(self.listener.run(), name="listener"))
-            self.tasks.append(asyncio.create_task(_run_schedule(), name="schedule"))
-            self.tasks.append(asyncio.create_task(_run_checkpoints(), name="checkpoints"))
+            self.tasks.append(asyncio.create_task(self._run_schedule(), name="schedule"))
+            self.tasks.append(asyncio.create_task(self._run_checkpoints(), name="checkpoints"))
         else:
             self.tasks.append(asyncio.create_task(upstream_calls.run(), name="calls"))
             self.tasks.append(asyncio.create_task(_recover_calls(), name="recovery"))
@@ -116,6 +125,25 @@ class Runtime:
             if worker_thread is not None:
                 await asyncio.to_thread(worker_thread.join, 1.0)
             self.tasks.clear()
+
+    async def _run_schedule(self) -> None:
+        """Run due work, as Celery beat does in production."""
+        next_tidy = 0.0
+        while True:
+            seen = self.database.changes
+            for step in (scheduling.queue_due_syncs, send_embedding, queue_golden):
+                await _attempt(step)
+            if time.monotonic() >= next_tidy:
+                next_tidy = time.monotonic() + TIDY_INTERVAL
+                await _attempt(tidy)
+            due = await _attempt(scheduling.seconds_to_next_sync) or 0.0
+            await self.database.wait(seen, SCHEDULE_INTERVAL, min(due, TIDY_INTERVAL))
+
+    async def _run_checkpoints(self) -> None:
+        while True:
+            seen = self.database.changes
+            await _attempt(partial(checkpoints.checkpoint, connection))
+            await self.database.wait(seen, checkpoints.INTERVAL, TIDY_INTERVAL)
 
 
 runtime = Runtime()
@@ -133,18 +161,6 @@ def _create_worker() -> WorkController:
     )
 
 
-async def _run_schedule() -> None:
-    """Run due work, as Celery beat does in production."""
-    next_tidy = 0.0
-    while True:
-        for step in (scheduling.queue_due_syncs, send_embedding, queue_golden):
-            await _attempt(step)
-        if time.monotonic() >= next_tidy:
-            next_tidy = time.monotonic() + TIDY_INTERVAL
-            await _attempt(tidy)
-        await asyncio.sleep(1)
-
-
 async def _recover_calls() -> None:
     """Settle calls of web processes that died on this machine, the only place that can tell."""
     while True:
@@ -152,15 +168,10 @@ async def _recover_calls() -> None:
         await asyncio.sleep(TIDY_INTERVAL)
 
 
-async def _attempt(step: Callable[[], object]) -> None:
+async def _attempt(step: Callable[[], T]) -> T | None:
     """Run one step and log any failure: the loop continues and retries it later."""
     try:
-        await run_in_db_thread(step)
+        return await run_in_db_thread(step)
     except Exception:
         logger.exception("Background task %s failed; retrying", getattr(step, "__name__", step))
-
-
-async def _run_checkpoints() -> None:
-    while True:
-        await asyncio.sleep(checkpoints.INTERVAL)
-        await _attempt(partial(checkpoints.checkpoint, connection))
+        return None

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 INTERVAL = 0.05  # seconds between two timers
@@ -47,17 +47,17 @@ class LoopMonitor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Measure while the context is open."""
-        task = asyncio.create_task(self._measure(), name="loop monitor")
+        self._start_timer(asyncio.get_running_loop())
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            self._timer.cancel()
 
-    async def _measure(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + INTERVAL
-            await asyncio.sleep(INTERVAL)
-            self.record(loop.time() - due, time.monotonic())
+    def _start_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A callback: waking a task twenty times a second takes several times as long.
+        due = loop.time() + INTERVAL
+        self._timer = loop.call_later(INTERVAL, self._measure, loop, due)
+
+    def _measure(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self.record(loop.time() - due, time.monotonic())
+        self._start_timer(loop)

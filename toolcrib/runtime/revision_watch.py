@@ -1,7 +1,7 @@
 """Watch for new catalog revisions, so that this process sees changes within a second.
 
-Embedded: polls the database every 250 ms. Production: follows a Redis stream and also polls the
-database every second, so a Redis outage loses nothing.
+Embedded: reads the revision after every commit (database_watch.py). Production: follows a Redis
+stream and also polls the database every second, so a Redis outage loses nothing.
 """
 
 import asyncio
@@ -16,14 +16,19 @@ from django.db import DatabaseError
 from catalog.models import Revision
 from catalog.revision_stream import STREAM
 from toolcrib.lib.db_threads import run_in_db_thread
+from toolcrib.runtime.database_watch import DatabaseWatch
 
 logger = logging.getLogger(__name__)
 
 
+MIN_INTERVAL, MAX_INTERVAL = 0.05, 10.0  # seconds, embedded
+POLL_INTERVAL = 1.0  # seconds, in production
+
+
 class RevisionWatch:
-    def __init__(self, on_change: Callable[[int], None] | None = None) -> None:
+    def __init__(self, database: DatabaseWatch, on_change: Callable[[int], None]) -> None:
         self.known = 0
-        self.on_change = on_change
+        self._database, self._on_change = database, on_change
         self._poll_now = asyncio.Event()
 
     async def run(self) -> None:
@@ -31,11 +36,13 @@ class RevisionWatch:
         stream = asyncio.create_task(self._follow_stream()) if settings.REDIS_URL else None
         try:
             while True:
+                seen = self._database.changes
                 await self._read()
+                if settings.EMBEDDED:
+                    await self._database.wait(seen, MIN_INTERVAL, MAX_INTERVAL)
+                    continue
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        self._poll_now.wait(), 0.25 if settings.EMBEDDED else 1.0
-                    )
+                    await asyncio.wait_for(self._poll_now.wait(), POLL_INTERVAL)
                 self._poll_now.clear()
         finally:
             if stream:
@@ -50,8 +57,7 @@ class RevisionWatch:
             return
         if number != self.known:
             self.known = number
-            if self.on_change:
-                self.on_change(number)
+            self._on_change(number)
 
     async def _follow_stream(self) -> None:
         client = redis.asyncio.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1)

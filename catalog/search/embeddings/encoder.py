@@ -78,12 +78,9 @@ class Encoder:
         self._graphs = graphs
         self._sessions: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._tokenizers = {}
-        for kind, max_tokens in (("documents", DOCUMENT_TOKENS), ("queries", QUERY_TOKENS)):
-            tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-            tokenizer.no_padding()
-            tokenizer.enable_truncation(max_tokens)
-            self._tokenizers[kind] = tokenizer
+        self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(QUERY_TOKENS)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
         """Encode queries."""
@@ -123,7 +120,11 @@ class Encoder:
 
     def _encode(self, kind: str, texts: Sequence[str]) -> Vectors:
         clean = [text.encode(errors="replace").decode() for text in texts]
-        tokens = [encoding.ids for encoding in self._tokenizers[kind].encode_batch(clean)]
+        most = DOCUMENT_TOKENS if kind == "documents" else QUERY_TOKENS
+        tokens = [
+            ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]  # the last one ends a text
+            for ids in (encoding.ids for encoding in self._tokenizer.encode_batch(clean))
+        ]
         vectors = np.zeros((len(texts), WIDTH), np.float32)
         for batch in batches([len(ids) for ids in tokens]):
             vectors[batch] = self._run(kind, [tokens[at] for at in batch])

@@ -15,11 +15,12 @@ def test_a_failing_step_of_the_schedule_does_not_block_the_others(monkeypatch, c
         raise ValueError("unexpected failure")
 
     monkeypatch.setattr(lifespan.scheduling, "queue_due_syncs", fails)
+    monkeypatch.setattr(lifespan.scheduling, "seconds_to_next_sync", lambda: 0.0)
     for name in ("send_embedding", "queue_golden", "tidy"):
         monkeypatch.setattr(lifespan, name, lambda name=name: done.append(name))
 
     async def scenario():
-        schedule = asyncio.create_task(lifespan._run_schedule())
+        schedule = asyncio.create_task(lifespan.Runtime()._run_schedule())
         await asyncio.to_thread(wait_for, lambda: "tidy" in done)
         assert not schedule.done()
         schedule.cancel()
