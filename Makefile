@@ -52,7 +52,10 @@ bench: $(VENV)/test.stamp
 	@$(BIN)/python bench/tokens.py
 	@$(BIN)/python bench/session.py
 	@$(BIN)/python bench/pages.py
-	@$(BIN)/python bench/dispatch.py --over http --sizes 100 10000
+	@$(BIN)/python bench/dispatch.py
+	@$(BIN)/python bench/scale.py
+	@$(BIN)/python bench/rest.py
+	@$(BIN)/python bench/workers.py
 	@$(BIN)/python bench/faults.py --short
 
 # Kill rounds and the fault table at full length, and long property runs: two hours or more on a

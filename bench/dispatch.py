@@ -423,6 +423,7 @@ def start_all(stack, options, kind=Toolcrib, env=None):
         tools=options.tools,
         folder=options.folder,
         most=options.tools,
+        even=False,
     )
     mcp_json = stack.enter_context(fleet.running(fleet_options))
     toolcrib = stack.enter_context(kind(folder / "data", {**environment(), **(env or {})}))

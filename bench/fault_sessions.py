@@ -98,7 +98,7 @@ def many_sessions(bed: Bed, size: str) -> Row:
         "tiny": (40, 0.0, 3, 24), "short": (200, 15.0, 12, 200), "full": (1000, 600.0, 33, 600),
     }[size]  # fmt: skip
     row = Row("R21", f"{number:,} open sessions that load, search and call")
-    options = argparse.Namespace(folder=None, groups=groups, tools=tools, most=None)
+    options = argparse.Namespace(folder=None, groups=groups, tools=tools, most=None, even=False)
     with fleet.running(options) as mcp_json:
         file = bed.folder / "fleet.json"
         file.write_text(json.dumps(mcp_json))

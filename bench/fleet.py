@@ -118,14 +118,15 @@ FILTER = {
     },
     "additionalProperties": False,
 }
+PAGE_SIZE = 1_000  # tools in one page of a list
 Definition = dict[str, Any]
 
 
-def generate_servers(groups: int, tools: int) -> dict[str, list[Definition]]:
-    """Return generated definitions by server. Servers differ in size; the total is exact."""
+def generate_servers(groups: int, tools: int, *, even: bool = False) -> dict[str, list[Definition]]:
+    """Return generated definitions by server; the total is exact. Without `even` sizes differ."""
     slugs = list(SERVICES)[:groups]
     slugs += [f"service-{number}" for number in range(len(slugs), groups)]
-    weights = [1 + (7 * at) % 13 for at in range(groups)]
+    weights = [1 if even else 1 + (7 * at) % 13 for at in range(groups)]
     sizes = [max(1, tools * weight // sum(weights)) for weight in weights]
     at = 0
     while sum(sizes) != tools:
@@ -216,7 +217,7 @@ def load_servers(options: argparse.Namespace) -> dict[str, list[Definition]]:
     """Return definitions by server, from the folder or generated."""
     if options.folder:
         return read_folder(Path(options.folder), options.most)
-    return generate_servers(options.groups, options.tools)
+    return generate_servers(options.groups, options.tools, even=options.even)
 
 
 def arguments_for(schema: dict[str, Any]) -> dict[str, Any]:
@@ -249,7 +250,11 @@ def _server(slug: str, definitions: list[Definition]) -> Any:
     tools = [Tool.model_validate(definition) for definition in definitions]
 
     async def list_tools(ctx: Any, params: Any) -> Any:
-        return ListToolsResult(tools=tools)
+        start = int(params.cursor) if params and params.cursor else 0
+        end = start + PAGE_SIZE
+        return ListToolsResult(
+            tools=tools[start:end], next_cursor=str(end) if end < len(tools) else None
+        )
 
     async def call_tool(ctx: Any, params: Any) -> Any:
         result = {"tool": params.name, "arguments": params.arguments, "state": "done"}
@@ -318,12 +323,14 @@ def _flags(options: argparse.Namespace) -> list[str]:
     if options.folder:
         most = ["--most", str(options.most)] if options.most else []
         return ["--folder", str(options.folder), *most]
-    return ["--groups", str(options.groups), "--tools", str(options.tools)]
+    even = ["--even"] if options.even else []
+    return ["--groups", str(options.groups), "--tools", str(options.tools), *even]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--groups", type=int, default=33, help="servers, each with a group")
     parser.add_argument("--tools", type=int, default=600)
+    parser.add_argument("--even", action="store_true", help="servers of the same size")
     parser.add_argument("--folder", "--fleet", dest="folder", help="folder with real definitions")
     parser.add_argument("--most", type=int, help="maximum number of tools from the folder")
 

