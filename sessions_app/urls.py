@@ -24,8 +24,8 @@ agent_pages: list[URLPattern] = [
     path("agents/<str:name>/keys/<int:key_id>/revoke", agent_views.revoke, name="key-revoke"),
     path("agents/<str:name>/connect", agent_views.connect, name="agent-connect"),
     path("agents/<str:name>/settings", agent_views.settings, name="agent-settings"),
-    path("agents/<str:name>/enable", agent_views.enable, name="agent-enable"),
-    path("agents/<str:name>/disable", agent_views.disable, name="agent-disable"),
+    path("agents/<str:name>/enable", agent_views.set_enabled, {"on": True}, name="agent-enable"),
+    path("agents/<str:name>/disable", agent_views.set_enabled, {"on": False}, name="agent-disable"),
     path("agents/<str:name>/delete", agent_views.delete, name="agent-delete"),
 ]
 

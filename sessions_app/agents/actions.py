@@ -73,16 +73,9 @@ def create(
 
 
 @transaction.atomic
-def create_with_key(
-    name: str,
-    *,
-    groups: Sequence[str] = (),
-    all_groups: bool = False,
-    actor: Actor,
-    **settings: object,
-) -> tuple[Agent, str]:
+def create_with_key(name: str, *, actor: Actor, **options: Any) -> tuple[Agent, str]:
     """Create an agent and its first key. The key's text is returned only here."""
-    agent = create(name, groups=groups, all_groups=all_groups, actor=actor, **settings)
+    agent = create(name, actor=actor, **options)
     return agent, api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)[1]
 
 
@@ -105,17 +98,9 @@ def change(agent: Agent, *, actor: Actor, **settings: object) -> Agent:
     return agent
 
 
-def disable(agent: Agent, *, actor: Actor) -> Agent:
-    """Disable an agent: its keys are rejected from the next request on."""
-    return set_enabled(agent, False, actor=actor)
-
-
-def enable(agent: Agent, *, actor: Actor) -> Agent:
-    return set_enabled(agent, True, actor=actor)
-
-
 @transaction.atomic
 def set_enabled(agent: Agent, enabled: bool, *, actor: Actor) -> Agent:
+    """Enable an agent, or disable it: its keys are rejected from the next request on."""
     agent = _lock(agent)
     if agent.enabled != enabled:
         agent.enabled = enabled

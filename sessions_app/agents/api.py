@@ -14,7 +14,7 @@ from pydantic import Field
 
 from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys
-from sessions_app.agents import queries as agent_queries
+from sessions_app.agents.queries import agents_with_counts, find_agent, key_state
 from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid
@@ -115,14 +115,10 @@ class KeyIn(Strict):
     days: int | None = Field(None, ge=1, le=3650)  # lifetime; default: never expires
 
 
-def _find(name: str) -> Agent:
-    return agent_queries.find_agent(name, with_counts=True)
-
-
 def agent_body(agent: Agent) -> dict[str, Any]:
     body = {name: getattr(agent, name) for name in AgentOut.model_fields if hasattr(agent, name)}
     return body | {
-        "groups": agent_queries.group_names(agent),
+        "groups": [link.group.group_id for link in agent.group_links.all()],
         "keys": agent.key_count,  # type: ignore[attr-defined]
         "open_sessions": agent.open_count,  # type: ignore[attr-defined]
     }
@@ -132,7 +128,7 @@ def key_body(key: ApiKey) -> dict[str, Any]:
     body = {name: getattr(key, name) for name in KeyOut.model_fields if hasattr(key, name)}
     return body | {
         "agent": key.agent.name if key.agent else None,
-        "state": agent_queries.key_state(key, timezone.now()),
+        "state": key_state(key, timezone.now()),
     }
 
 
@@ -141,7 +137,7 @@ def key_body(key: ApiKey) -> dict[str, Any]:
 
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
 def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
-    agents = agent_queries.agents_with_counts().filter(name__gt=cursor)
+    agents = agents_with_counts().filter(name__gt=cursor)
     items, next_cursor = cut_page(agents, limit, lambda row: row.name)
     return {"items": [agent_body(agent) for agent in items], "next_cursor": next_cursor}
 
@@ -155,12 +151,12 @@ def add_agent(request: HttpRequest, body: AgentIn) -> Status[dict[str, Any]]:
         all_groups=bool(body.all_groups),
         actor=key_actor(request),
     )
-    return Status(201, agent_body(_find(agent.name)))
+    return Status(201, agent_body(find_agent(agent.name)))
 
 
 @router.get("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
 def get_agent(request: HttpRequest, name: str) -> dict[str, Any]:
-    return agent_body(_find(name))
+    return agent_body(find_agent(name))
 
 
 @router.patch("/agents/{name}", response={200: AgentOut, **ERRORS}, tags=["agents"])
@@ -168,7 +164,7 @@ def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, An
     """Update the fields in the request atomically. `groups` replaces the ordered list."""
     actor = key_actor(request)
     with transaction.atomic():
-        agent = agent_actions.change(_find(name), actor=actor, **body.settings())
+        agent = agent_actions.change(find_agent(name), actor=actor, **body.settings())
         if body.groups is not None or body.all_groups is not None:
             current = (
                 agent_actions.group_ids(agent)
@@ -180,13 +176,13 @@ def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, An
             )
         if body.enabled is not None:
             agent_actions.set_enabled(agent, body.enabled, actor=actor)
-    return agent_body(_find(agent.name))
+    return agent_body(find_agent(agent.name))
 
 
 @router.delete("/agents/{name}", response={204: None, **ERRORS}, tags=["agents"])
 def delete_agent(request: HttpRequest, name: str) -> Status[None]:
     """Delete an agent with its keys, sessions and calls."""
-    agent_actions.delete(_find(name), actor=key_actor(request))
+    agent_actions.delete(find_agent(name), actor=key_actor(request))
     return Status(204, None)
 
 
@@ -197,7 +193,7 @@ def delete_agent(request: HttpRequest, name: str) -> Status[None]:
 def list_agent_keys(
     request: HttpRequest, name: str, limit: int = 50, cursor: int | None = None
 ) -> dict[str, Any]:
-    return _key_page(limit, cursor, agent=_find(name))
+    return _key_page(limit, cursor, agent=find_agent(name))
 
 
 @router.post("/agents/{name}/keys", response={201: NewKey, **ERRORS}, tags=["keys"])
@@ -205,7 +201,7 @@ def add_agent_key(
     request: HttpRequest, response: HttpResponse, name: str, body: KeyIn
 ) -> Status[dict[str, Any]]:
     """Create a key. Its text is only in this response."""
-    agent = _find(name)
+    agent = find_agent(name)
     expires = timezone.now() + timedelta(days=body.days) if body.days else None
     key, text = api_keys.create_key(
         agent.name if body.name is None else body.name,

@@ -7,7 +7,7 @@ from django import forms
 from django.utils import timezone
 
 from catalog.models import Group
-from sessions_app.agents.actions import MAX_TEXT_LENGTHS, SETTINGS
+from sessions_app.agents.actions import MAX_TEXT_LENGTHS, POSITIVE_INTEGER
 from sessions_app.models import Agent, Mode, Strategy
 
 STRATEGY_LABELS = {
@@ -22,39 +22,36 @@ MODE_LABELS = {
 LIFETIMES = {"": "Never", "30": "In 30 days", "90": "In 90 days", "365": "In one year"}
 
 
-class NameField(forms.CharField):
-    def __init__(self) -> None:
-        super().__init__(
-            label="Name",
-            max_length=80,
-            help_text="Shown on pages, in logs and in the API. Example: scout.",
-            widget=forms.TextInput(attrs={"autocomplete": "off", "autofocus": True}),
-        )
+def _name(**attrs: Any) -> forms.CharField:
+    return forms.CharField(
+        label="Name",
+        max_length=80,
+        help_text="Shown on pages, in logs and in the API. Example: scout.",
+        widget=forms.TextInput(attrs={"autocomplete": "off", **attrs}),
+    )
 
 
 class GroupsField(forms.MultipleChoiceField):
     """Group checkboxes. Unknown ids are accepted here; `agents.actions` reports them."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            label="Groups",
-            required=False,
-            widget=forms.CheckboxSelectMultiple,
-            help_text="The agent can use only the tools of these groups.",
-        )
+    widget = forms.CheckboxSelectMultiple
 
     def validate(self, value: Any) -> None:
         pass
 
 
 class AgentForm(forms.Form):
-    name = NameField()
+    name = _name(autofocus=True)
     all_groups = forms.BooleanField(
         label="All groups, including future ones",
         required=False,
         help_text="Grants every tool of this installation.",
     )
-    groups = GroupsField()
+    groups = GroupsField(
+        label="Groups",
+        required=False,
+        help_text="The agent can use only the tools of these groups.",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -78,13 +75,12 @@ class AgentForm(forms.Form):
         return {"groups": cleaned.get("groups") or [], "all_groups": cleaned["all_groups"]}
 
 
-def _number(label: str, key: str, help_text: str, *, required: bool = True) -> forms.IntegerField:
-    allowed = SETTINGS[key]
+def _number(label: str, help_text: str, *, required: bool = True) -> forms.IntegerField:
     return forms.IntegerField(
         label=label,
         required=required,
-        min_value=allowed.start,
-        max_value=allowed.stop - 1,
+        min_value=POSITIVE_INTEGER.start,
+        max_value=POSITIVE_INTEGER.stop - 1,
         help_text=help_text,
     )
 
@@ -100,30 +96,11 @@ def _text(label: str, key: str, help_text: str) -> forms.CharField:
 
 
 class SettingsForm(forms.Form):
-    """All settings of an agent. `SECTIONS` groups the fields on the page."""
+    """All settings of an agent, in the order of the page."""
 
-    SECTIONS = {
-        "Identity": ("name", "description"),
-        "Context": (
-            "strategy",
-            "mode",
-            "tool_threshold",
-            "threshold_tokens",
-            "threshold_percent",
-            "catalog_budget",
-            "catalog_header",
-            "budget",
-        ),
-        "Limits": (
-            "calls_in_flight",
-            "calls_per_minute",
-            "searches_per_minute",
-            "cost_per_minute",
-            "max_sessions",
-        ),
-    }
+    SECTIONS = {"name": "Identity", "strategy": "Context", "calls_in_flight": "Limits"}  # starts
 
-    name = NameField()
+    name = _name()
     description = _text("Description", "description", "For people. Not sent to the agent.")
     strategy = forms.ChoiceField(
         label="Strategy",
@@ -136,13 +113,9 @@ class SettingsForm(forms.Form):
         help_text="Decided once, when a session opens. The three thresholds apply to Auto.",
     )
     tool_threshold = _number(
-        "Deferral threshold (tools)",
-        "tool_threshold",
-        "With fewer tools, all schemas are sent.",
+        "Deferral threshold (tools)", "With fewer tools, all schemas are sent."
     )
-    threshold_tokens = _number(
-        "Deferral threshold (tokens)", "threshold_tokens", "Total size of all definitions."
-    )
+    threshold_tokens = _number("Deferral threshold (tokens)", "Total size of all definitions.")
     threshold_percent = forms.FloatField(
         label="Deferral threshold (% of context window)",
         min_value=0.01,
@@ -151,7 +124,6 @@ class SettingsForm(forms.Form):
     )
     catalog_budget = _number(
         "Catalog budget",
-        "catalog_budget",
         "Maximum tokens of the catalog text. Above it, tool names of the largest groups are "
         "omitted first.",
     )
@@ -160,24 +132,19 @@ class SettingsForm(forms.Form):
     )
     budget = _number(
         "Budget (loaded tokens)",
-        "budget",
         "Maximum tokens of definitions a session can load. Empty: no limit.",
         required=False,
     )
-    calls_in_flight = _number(
-        "Concurrent calls", "calls_in_flight", "Across all sessions. Excess gets 429."
-    )
-    calls_per_minute = _number("Calls per minute", "calls_per_minute", "Excess gets 429.")
-    searches_per_minute = _number("Searches per minute", "searches_per_minute", "Excess gets 429.")
+    calls_in_flight = _number("Concurrent calls", "Across all sessions. Excess gets 429.")
+    calls_per_minute = _number("Calls per minute", "Excess gets 429.")
+    searches_per_minute = _number("Searches per minute", "Excess gets 429.")
     cost_per_minute = _number(
         "Request cost per minute",
-        "cost_per_minute",
         "A call or search costs 1; a load 1, a catalog 2, and 1 more per 64 KB of the response. "
         "Excess gets 429.",
     )
     max_sessions = _number(
         "Open sessions",
-        "max_sessions",
         "At the limit, the longest idle session expires if it was idle for 30 minutes.",
     )
 
@@ -185,13 +152,14 @@ class SettingsForm(forms.Form):
     def from_agent(cls, agent: Agent) -> "SettingsForm":
         return cls(initial={key: getattr(agent, key) for key in cls.base_fields})
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        del self.fields["name"].widget.attrs["autofocus"]
-
     @property
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:
-        return [(title, [self[name] for name in names]) for title, names in self.SECTIONS.items()]
+        sections: list[tuple[str, list[forms.BoundField]]] = []
+        for bound in self:
+            if bound.name in self.SECTIONS:
+                sections.append((self.SECTIONS[bound.name], []))
+            sections[-1][1].append(bound)
+        return sections
 
 
 class KeyForm(forms.Form):

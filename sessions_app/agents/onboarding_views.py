@@ -98,21 +98,15 @@ def connect_agent(request: HttpRequest) -> HttpResponse:
             )
         elif "key" in request.POST:
             _, text = api_keys.create_key(agent.name, KeyScope.AGENT, agent=agent, actor=actor)
-    context = {"name": FIRST_AGENT_NAME, "agent": agent, "text": text}
+    context: dict[str, Any] = {"name": FIRST_AGENT_NAME, "agent": agent, "text": text}
     if agent is not None:
-        context |= _connection_snippets(agent, text) | _first_session(agent)
+        key = text or snippets.KEY_PLACEHOLDER
+        context |= agent_queries.connection_snippets(agent, key) | {
+            "first_request": first_request_command(settings.PUBLIC_URL, key),
+            "session": _first_session(agent),
+        }
     status = 201 if text else 200
     return render(request, "sessions_app/agents/onboarding_agent.html", context, status=status)
-
-
-def _connection_snippets(agent: Agent, text: str) -> dict[str, Any]:
-    key = text or snippets.KEY_PLACEHOLDER
-    example = agent_queries.example_of(agent)
-    return {
-        "first_request": first_request_command(settings.PUBLIC_URL, key),
-        "snippets": snippets.for_agent(settings.PUBLIC_URL, key, example=example),
-        "placeholder_tool": example is None,
-    }
 
 
 def first_request_command(base_url: str, key: str) -> str:
@@ -132,13 +126,12 @@ def first_request_status(request: HttpRequest) -> HttpResponse:
     agent = Agent.objects.filter(name=FIRST_AGENT_NAME).first()
     if agent is None or not request.headers.get("HX-Request"):
         return redirect("welcome-agent")
-    context = _first_session(agent) | {"agent": agent}
+    context = {"agent": agent, "session": _first_session(agent)}
     response = render(request, "sessions_app/agents/onboarding_waiting.html", context)
     if context["session"]:
         response["HX-Trigger"] = json.dumps({"announce": f"{agent.name} fetched its catalog."})
     return response
 
 
-def _first_session(agent: Agent) -> dict[str, Any]:
-    session: AgentSession | None = agent.sessions.order_by("pk").first()
-    return {"session": session}
+def _first_session(agent: Agent) -> AgentSession | None:
+    return agent.sessions.order_by("pk").first()

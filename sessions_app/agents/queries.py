@@ -6,6 +6,7 @@ Every page takes a constant number of database queries.
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Count, IntegerField, Max, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.forms import BaseForm
@@ -16,13 +17,12 @@ from catalog.models import CallPolicy, Membership, Tool
 from sessions_app.agents import api_keys, snippets
 from sessions_app.models import Agent, AgentSession, ApiKey, SessionState
 from toolcrib.lib.errors import NotFound
-from toolcrib.lib.pagination import Page, page_by_offset
 
 DAY = timedelta(hours=24)
 EXAMPLE_CANDIDATES = 50
 
 
-def find_agent(name: str, *, with_counts: bool = False) -> Agent:
+def find_agent(name: str, *, with_counts: bool = True) -> Agent:
     """Return the agent of this name. Raises NotFound."""
     agents = agents_with_counts() if with_counts else Agent.objects.all()
     agent = agents.filter(name=name).first() if name.isprintable() else None
@@ -50,15 +50,6 @@ def _count(rows: QuerySet[Any, Any]) -> Coalesce:
         rows.annotate(number=Count("pk")).values("number"), output_field=IntegerField()
     )
     return Coalesce(number, 0)
-
-
-def agent_page(offset: int) -> Page[Agent]:
-    return page_by_offset(agents_with_counts(), offset, total=Agent.objects.count())
-
-
-def group_names(agent: Agent) -> list[str]:
-    """Return the ids of the selected groups from prefetched rows, without a query."""
-    return [link.group.group_id for link in agent.group_links.all()]
 
 
 def groups_of(agent: Agent) -> dict[str, Any]:
@@ -90,7 +81,16 @@ def key_state(key: ApiKey, now: datetime) -> str:
     return "active" if api_keys.is_valid(key, now) else "expired"
 
 
-def example_of(agent: Agent) -> snippets.Example | None:
+def connection_snippets(agent: Agent, key: str = snippets.KEY_PLACEHOLDER) -> dict[str, Any]:
+    """Return the snippets, and whether they use a placeholder because the agent has no tools."""
+    example = _example_of(agent)
+    return {
+        "snippets": snippets.for_agent(settings.PUBLIC_URL, key, example=example),
+        "placeholder_tool": example is None,
+    }
+
+
+def _example_of(agent: Agent) -> snippets.Example | None:
     """Choose one of the agent's tools for the snippets, preferably a read-only one."""
     members = Membership.objects.select_related("group", "tool__approved").filter(
         tool__in=Tool.objects.servable().filter(call_policy=CallPolicy.ALLOW)

@@ -95,11 +95,7 @@ def _mcp_remote(mcp: str, key: str) -> dict[str, object]:
     args = ["-y", "mcp-remote", mcp, "--header", "Authorization:${TOOLCRIB_AUTHORIZATION}"]
     if mcp.startswith("http://"):
         args.append("--allow-http")
-    return {
-        "command": "npx",
-        "args": args,
-        "env": {"TOOLCRIB_AUTHORIZATION": f"Bearer {key}"},
-    }
+    return {"command": "npx", "args": args, "env": {"TOOLCRIB_AUTHORIZATION": f"Bearer {key}"}}
 
 
 def _vs_code(mcp: str) -> dict[str, object]:
@@ -120,63 +116,47 @@ def _json(value: object) -> str:
 # --- Programs -------------------------------------------------------------------------------------
 
 
+CLIENT = "Requires Toolcrib on PYTHONPATH (toolcrib/client and toolcrib/lib/errors.py)."
+LANGCHAIN_PACKAGES = "langchain langchain-anthropic langchain-mcp-adapters"
+PYTHON_PROGRAMS = (  # title, template, note
+    ("Anthropic SDK", texts.ANTHROPIC, f"pip install anthropic httpx2. {CLIENT}"),
+    ("OpenAI SDK", texts.OPENAI, f"pip install openai httpx2. {CLIENT}"),
+    ("LangChain", texts.LANGCHAIN, f"pip install {LANGCHAIN_PACKAGES}."),
+    ("Python", texts.PYTHON, CLIENT),
+    ("Plain Python", texts.PLAIN_PYTHON, "Requires only Python."),
+)
+
+
 def programs(base: str, key: str, example: Example) -> list[Snippet]:
-    bodies = _bodies(example)
-    search, load, call = (_literal(body) for body in bodies)
-    values = {
-        "base": _literal(base),
-        "address": _literal(f"{base}/api/v1"),
-        "mcp": _literal(f"{base}/mcp"),
-        "key": _literal(key),
-        "query": _literal(example.query),
-        "question": _literal(f"Use a tool: {example.query}"),
-        "group": _literal(example.group_id),
-        "tool": _literal(example.tool_name),
-        "arguments": _literal(dict(example.arguments)),
-        "search": search,
-        "load": load,
-        "call": call,
+    name, arguments = example.tool_name, dict(example.arguments)
+    values: dict[str, object] = {
+        "base": base,
+        "address": f"{base}/api/v1",
+        "mcp": f"{base}/mcp",
+        "key": key,
+        "query": example.query,
+        "question": f"Use a tool: {example.query}",
+        "group": example.group_id,
+        "tool": name,
+        "arguments": arguments,
+        # Bodies of requests.
+        "search": {"query": example.query},
+        "load": {"group_id": example.group_id, "tool_names": [name]},
+        "call": {"tool_name": name, "arguments": arguments},
     }
-    client = "Toolcrib on PYTHONPATH (toolcrib/client and toolcrib/lib/errors.py)."
+    literals = {key: _literal(value) for key, value in values.items()}
+    words = {key: _shell_word(value) for key, value in values.items()}
     return [
-        Snippet(
-            "Anthropic SDK",
-            "python",
-            texts.ANTHROPIC.format(**values),
-            f"pip install anthropic httpx2. Requires {client}",
+        *(
+            Snippet(title, "python", template.format(**literals), note)
+            for title, template, note in PYTHON_PROGRAMS
         ),
-        Snippet(
-            "OpenAI SDK",
-            "python",
-            texts.OPENAI.format(**values),
-            f"pip install openai httpx2. Requires {client}",
-        ),
-        Snippet(
-            "LangChain",
-            "python",
-            texts.LANGCHAIN.format(**values),
-            "pip install langchain langchain-anthropic langchain-mcp-adapters.",
-        ),
-        Snippet("Python", "python", texts.PYTHON.format(**values), f"Requires {client}"),
-        Snippet(
-            "Plain Python",
-            "python",
-            texts.PLAIN_PYTHON.format(**values),
-            "Requires only Python.",
-        ),
-        Snippet("curl", "sh", _curl(base, key, bodies), "Paste this into a shell."),
+        Snippet("curl", "sh", texts.CURL.format(**words), "Paste this into a shell."),
     ]
 
 
-def _curl(base: str, key: str, bodies: tuple[dict[str, object], ...]) -> str:
-    search, load, call = (shlex.quote(json.dumps(body)) for body in bodies)
-    return texts.CURL.format(
-        address=shlex.quote(f"{base}/api/v1"),
-        key=shlex.quote(key),
-        search=search,
-        load=load,
-        call=call,
-    )
+def _shell_word(value: object) -> str:
+    return shlex.quote(value if isinstance(value, str) else json.dumps(value))
 
 
 def _literal(value: object) -> str:
@@ -188,15 +168,6 @@ def _literal(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_literal(item) for item in value) + "]"
     return repr(value)
-
-
-def _bodies(example: Example) -> tuple[dict[str, object], ...]:
-    name = example.tool_name
-    return (
-        {"query": example.query},
-        {"group_id": example.group_id, "tool_names": [name]},
-        {"tool_name": name, "arguments": dict(example.arguments)},
-    )
 
 
 SAMPLES: dict[str, object] = {

@@ -6,7 +6,6 @@ redirect, a session or a message, and browsers must not cache it.
 
 from typing import Any
 
-from django.conf import settings as installation
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -16,12 +15,13 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from catalog.tools.forms import DeleteForm
 from sessions_app.agents import actions as agent_actions
-from sessions_app.agents import api_keys, snippets
+from sessions_app.agents import api_keys
 from sessions_app.agents import queries as agent_queries
 from sessions_app.agents.forms import AgentForm, KeyForm, SettingsForm
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.errors import NotFound, ToolcribError
-from toolcrib.lib.pagination import offset_of
+from toolcrib.lib.pagination import Page, offset_of, page_by_offset
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 TABS = {
@@ -30,10 +30,6 @@ TABS = {
     "agent-connect": "Connect",
     "agent-settings": "Settings",
 }
-
-
-def _find(name: str) -> Agent:
-    return agent_queries.find_agent(name, with_counts=True)
 
 
 def page_context(agent: Agent, tab: str) -> dict[str, Any]:
@@ -61,7 +57,8 @@ def page_context(agent: Agent, tab: str) -> dict[str, Any]:
 @require_safe
 @operator_required
 def agents(request: HttpRequest) -> HttpResponse:
-    page = agent_queries.agent_page(offset_of(request.GET))
+    rows, total = agent_queries.agents_with_counts(), Agent.objects.count()
+    page: Page[Agent] = page_by_offset(rows, offset_of(request.GET), total=total)
     context = {"page": page, "agents": page.rows, "shown": page.describe("agent")}
     if not page.total and role_of(request.user) >= Role.ADMIN:
         context["form"] = AgentForm()
@@ -81,7 +78,7 @@ def add(request: HttpRequest) -> HttpResponse:
         except ToolcribError as error:
             form.add_error("name" if error.code != "not_found" else None, error.sentence)
         else:
-            return _show_key(request, _find(agent.name), text, new=True)
+            return _show_key(request, find_agent(agent.name), text, new=True)
     return render(
         request,
         "sessions_app/agents/add.html",
@@ -94,18 +91,9 @@ def _show_key(
     request: HttpRequest, agent: Agent, text: str, *, new: bool = False, old: ApiKey | None = None
 ) -> HttpResponse:
     """Render a new key once, with snippets that contain it."""
-    context = page_context(agent, "agent-keys") | _connection_snippets(agent, text)
+    context = page_context(agent, "agent-keys") | agent_queries.connection_snippets(agent, text)
     context |= {"text": text, "new": new, "old": old}
     return render(request, "sessions_app/agents/key.html", context, status=201)
-
-
-def _connection_snippets(agent: Agent, key: str = snippets.KEY_PLACEHOLDER) -> dict[str, Any]:
-    """Return the snippets, and whether they use a placeholder because the agent has no tools."""
-    example = agent_queries.example_of(agent)
-    return {
-        "snippets": snippets.for_agent(installation.PUBLIC_URL, key, example=example),
-        "placeholder_tool": example is None,
-    }
 
 
 # --- Groups -------------------------------------------------------------------------------------
@@ -114,7 +102,7 @@ def _connection_snippets(agent: Agent, key: str = snippets.KEY_PLACEHOLDER) -> d
 @require_safe
 @operator_required
 def groups(request: HttpRequest, name: str) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     context = page_context(agent, "agent") | agent_queries.groups_of(agent)
     return render(request, "sessions_app/agents/groups.html", context)
 
@@ -123,22 +111,20 @@ def groups(request: HttpRequest, name: str) -> HttpResponse:
 @admin_required
 def set_groups(request: HttpRequest, name: str) -> HttpResponse:
     """Apply one action: add, remove, up or down for one group; all or chosen for the list."""
-    agent, action = _find(name), request.POST.get("act", "")
+    agent, action = find_agent(name), request.POST.get("act", "")
     group_id = request.POST.get("group", "")
-    if action == "all":
-        agent_actions.set_groups(agent, all_groups=True, actor=actor_of(request))
-        messages.success(request, f"Granted all current and future groups to {agent.name}.")
-    elif action == "chosen":
-        agent_actions.set_groups(agent, all_groups=False, actor=actor_of(request))
-        messages.success(request, f"Removed all groups from {agent.name}. Add the groups it needs.")
+    if action in ("all", "chosen"):
+        agent_actions.set_groups(agent, all_groups=action == "all", actor=actor_of(request))
     else:
         agent_actions.apply_group_action(agent, action, group_id, actor=actor_of(request))
-        message = {
-            "add": f"Added {group_id} to {agent.name}.",
-            "remove": f"Removed {group_id} from {agent.name}.",
-        }.get(action)
-        if message:
-            messages.success(request, message)
+    message = {
+        "all": f"Granted all current and future groups to {agent.name}.",
+        "chosen": f"Removed all groups from {agent.name}. Add the groups it needs.",
+        "add": f"Added {group_id} to {agent.name}.",
+        "remove": f"Removed {group_id} from {agent.name}.",
+    }.get(action)
+    if message:
+        messages.success(request, message)
     return redirect("agent", agent.name)
 
 
@@ -149,7 +135,7 @@ def set_groups(request: HttpRequest, name: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def keys(request: HttpRequest, name: str) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     form = KeyForm(request.POST if request.method == "POST" else None)
     if form.is_bound:
         require(Role.ADMIN, request.user)
@@ -166,7 +152,7 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
             except ToolcribError as error:
                 form.add_error("name", error.sentence)
             else:
-                return _show_key(request, _find(name), text)
+                return _show_key(request, find_agent(name), text)
     context = page_context(agent, "agent-keys") | {"keys": agent_queries.keys_of(agent)}
     if role_of(request.user) >= Role.ADMIN:
         context["key_form"] = form
@@ -185,16 +171,16 @@ def _find_key(agent: Agent, key_id: int) -> ApiKey:
 @require_POST
 @admin_required
 def rotate(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     old = _find_key(agent, key_id)
     _, text = api_keys.rotate(old, actor=actor_of(request))
-    return _show_key(request, _find(name), text, old=old)
+    return _show_key(request, find_agent(name), text, old=old)
 
 
 @require_POST
 @admin_required
 def revoke(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     key = _find_key(agent, key_id)
     api_keys.revoke(key, actor=actor_of(request))
     messages.success(request, f"Revoked {key.prefix}…. Requests with this key are rejected.")
@@ -204,8 +190,8 @@ def revoke(request: HttpRequest, name: str, key_id: int) -> HttpResponse:
 @require_safe
 @operator_required
 def connect(request: HttpRequest, name: str) -> HttpResponse:
-    agent = _find(name)
-    context = page_context(agent, "agent-connect") | _connection_snippets(agent)
+    agent = find_agent(name)
+    context = page_context(agent, "agent-connect") | agent_queries.connection_snippets(agent)
     return render(request, "sessions_app/agents/connect.html", context)
 
 
@@ -215,7 +201,7 @@ def connect(request: HttpRequest, name: str) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @operator_required
 def settings(request: HttpRequest, name: str) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     if request.method != "POST":
         return _settings_page(request, agent)
     require(Role.ADMIN, request.user)
@@ -244,24 +230,19 @@ def _settings_page(request: HttpRequest, agent: Agent, **errors: Any) -> HttpRes
 
 @require_POST
 @admin_required
-def enable(request: HttpRequest, name: str) -> HttpResponse:
-    agent = agent_actions.enable(_find(name), actor=actor_of(request))
-    messages.success(request, f"Enabled {agent.name}. Its keys are accepted again.")
-    return redirect("agent-settings", agent.name)
-
-
-@require_POST
-@admin_required
-def disable(request: HttpRequest, name: str) -> HttpResponse:
-    agent = agent_actions.disable(_find(name), actor=actor_of(request))
-    messages.success(request, f"Disabled {agent.name}. Its keys are rejected.")
+def set_enabled(request: HttpRequest, name: str, *, on: bool) -> HttpResponse:
+    agent = agent_actions.set_enabled(find_agent(name), on, actor=actor_of(request))
+    message = f"Disabled {agent.name}. Its keys are rejected."
+    if on:
+        message = f"Enabled {agent.name}. Its keys are accepted again."
+    messages.success(request, message)
     return redirect("agent-settings", agent.name)
 
 
 @require_POST
 @admin_required
 def delete(request: HttpRequest, name: str) -> HttpResponse:
-    agent = _find(name)
+    agent = find_agent(name)
     form = DeleteForm(request.POST, name=agent.name)
     if not form.is_valid():
         return _settings_page(request, agent, delete_error=form.errors["typed_name"][0])

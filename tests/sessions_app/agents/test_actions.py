@@ -210,7 +210,7 @@ def test_writing_unchanged_values_records_nothing(scout):
 
     agent_actions.change(scout, mode="auto", actor=ADA)
     agent_actions.set_groups(scout, agent_actions.group_ids(scout), actor=ADA)
-    agent_actions.enable(scout, actor=ADA)
+    agent_actions.set_enabled(scout, True, actor=ADA)
 
     assert AuditEntry.objects.count() == before
     assert Revision.current() == revision
@@ -328,9 +328,9 @@ def test_deleting_a_group_removes_it_from_the_agent(scout):
 
 
 def test_disabling_and_enabling_is_recorded_once_each(scout):
-    assert not agent_actions.disable(scout, actor=ADA).enabled
-    agent_actions.disable(scout, actor=ADA)
-    assert agent_actions.enable(scout, actor=ADA).enabled
+    assert not agent_actions.set_enabled(scout, False, actor=ADA).enabled
+    agent_actions.set_enabled(scout, False, actor=ADA)
+    assert agent_actions.set_enabled(scout, True, actor=ADA).enabled
 
     verbs = AuditEntry.objects.order_by("id").values_list("verb", flat=True)
     assert list(verbs)[-2:] == ["agent.disable", "agent.enable"]
@@ -352,7 +352,7 @@ def test_deleting_an_agent_deletes_its_keys_and_keeps_its_audit_entries(scout):
     [
         lambda agent: agent_actions.change(agent, mode="full", actor=ADA),
         lambda agent: agent_actions.set_groups(agent, all_groups=True, actor=ADA),
-        lambda agent: agent_actions.disable(agent, actor=ADA),
+        lambda agent: agent_actions.set_enabled(agent, False, actor=ADA),
         lambda agent: agent_actions.delete(agent, actor=ADA),
     ],
 )

@@ -139,16 +139,16 @@ def test_revoking_a_key_leaves_the_agents_other_keys_valid(scout):
 def test_a_disabled_agents_keys_are_rejected_until_it_is_enabled(scout):
     _, text = create(scout)
 
-    agent_actions.disable(scout, actor=ADA)
+    agent_actions.set_enabled(scout, False, actor=ADA)
     assert api_keys.find_key(text) is None
 
-    agent_actions.enable(scout, actor=ADA)
+    agent_actions.set_enabled(scout, True, actor=ADA)
     assert api_keys.find_key(text)
 
 
 def test_a_rejected_key_does_not_count_as_used(scout):
     key, text = create(scout)
-    agent_actions.disable(scout, actor=ADA)
+    agent_actions.set_enabled(scout, False, actor=ADA)
 
     api_keys.find_key(text)
 
@@ -280,11 +280,11 @@ def test_a_change_by_one_process_takes_effect_in_all_others(tmp_path):
     try:
         assert [check(key) for check in checkers] == ["valid", "valid"]
         change = "from sessions_app.agents import {0} as x; from sessions_app.models import *; "
-        change += "from catalog.audit import SYSTEM; x.{1}({2}.objects.get(), actor=SYSTEM)"
+        change += "from catalog.audit import SYSTEM; x.{1}, actor=SYSTEM)"
         for words, expected in (
-            (("actions", "disable", "Agent"), "invalid"),
-            (("actions", "enable", "Agent"), "valid"),
-            (("api_keys", "revoke", "ApiKey"), "invalid"),
+            (("actions", "set_enabled(Agent.objects.get(), False"), "invalid"),
+            (("actions", "set_enabled(Agent.objects.get(), True"), "valid"),
+            (("api_keys", "revoke(ApiKey.objects.get()"), "invalid"),
         ):
             done = toolcrib.command("shell", "--no-imports", "-c", change.format(*words))
             assert done.returncode == 0, done.stderr

@@ -197,7 +197,7 @@ def test_the_list_shows_groups_keys_sessions_and_limits(scout, ada):
     old = open_session(scout, state="closed")
     AgentSession.objects.filter(pk=old.pk).update(created_at=timezone.now() - timedelta(days=2))
     agent_actions.create("everything", all_groups=True, actor=SYSTEM)
-    agent_actions.disable(agent_actions.create("drifter", actor=SYSTEM), actor=SYSTEM)
+    agent_actions.set_enabled(agent_actions.create("drifter", actor=SYSTEM), False, actor=SYSTEM)
 
     page = text_of(ada.get("/agents"))
 
@@ -615,5 +615,7 @@ def test_names_and_texts_are_escaped_on_every_page(ada):
 
 def test_every_field_of_the_settings_form_is_on_the_page():
     """A field outside the sections would not be rendered, and saving would erase its value."""
-    shown = [name for names in SettingsForm.SECTIONS.values() for name in names]
-    assert sorted(shown) == sorted(SettingsForm.base_fields)
+    sections = SettingsForm().sections
+    assert [title for title, _ in sections] == ["Identity", "Context", "Limits"]
+    shown = [bound.name for _, fields in sections for bound in fields]
+    assert shown == list(SettingsForm.base_fields)

@@ -29,7 +29,7 @@ def revoke() -> None:
 
 
 def disable() -> None:
-    agent_actions.disable(Agent.objects.get(), actor=SYSTEM)
+    agent_actions.set_enabled(Agent.objects.get(), False, actor=SYSTEM)
 
 
 def run_with_lifespan(scenario: Any, door: Door) -> Any:

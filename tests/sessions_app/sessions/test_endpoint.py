@@ -254,7 +254,7 @@ CHANGES = {
         (401, "unauthorized"),
     ),
     "agent disabled": (
-        lambda: agent_actions.disable(Agent.objects.get(), actor=SYSTEM),
+        lambda: agent_actions.set_enabled(Agent.objects.get(), False, actor=SYSTEM),
         (401, "unauthorized"),
     ),
     "session closed": (
