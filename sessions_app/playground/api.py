@@ -117,7 +117,7 @@ def try_search(
         "answer": result.answer,
         "ms": result.ms,
         "why": [hit.as_json() for hit in result.hits],
-        "hidden": [{"name": tool.name, "why": tool.reason} for tool in result.hidden],
+        "hidden": [{"name": name, "why": reason} for name, reason in result.hidden.items()],
     }
 
 

@@ -7,8 +7,9 @@ query, and why the agent does not get them.
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import re2
@@ -24,7 +25,7 @@ from catalog.search.embeddings import store as vector_store
 from catalog.search.engine import MAX_HITS, MAX_QUERY_LENGTH, RANKED_STRATEGIES, Hit, SearchResult
 from catalog.search.tokenizer import normalize_name, tokenize
 from catalog.tools import detail
-from sessions_app.agents import queries as agent_queries
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.playground.golden_runs import any_agent
 from sessions_app.sessions import lifecycle, loading, scope
@@ -34,8 +35,8 @@ from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.search import SessionQuery
 from sessions_app.usage.searches import TEST_SESSION_KEY
 from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.request import text
 
-MODES = ("words", "regex")
 MAX_HIDDEN_TOOLS = 5
 MAX_EXAMPLES = 3
 MIN_PART_LENGTH = 3  # characters of a query that is matched against parts of names
@@ -56,17 +57,13 @@ class PlaygroundQuery:
 
     @classmethod
     def read(cls, params: QueryDict) -> "PlaygroundQuery":
-        def text(name: str, max_length: int = 200) -> str:
-            return params.get(name, "").replace("\0", "").strip()[:max_length]
-
-        limit = text("limit")
-        strategy = text("strategy")
+        limit, strategy = text(params, "limit"), text(params, "strategy")
         return cls(
-            query=text("q", 2 * MAX_QUERY_LENGTH),  # longer queries are rejected, not truncated
-            mode="regex" if text("mode") == "regex" else "words",
-            agent=text("agent"),
+            query=text(params, "q", 2 * MAX_QUERY_LENGTH),  # longer: rejected, not truncated
+            mode="regex" if text(params, "mode") == "regex" else "words",
+            agent=text(params, "agent"),
             strategy=strategy if strategy in RANKED_STRATEGIES else "",
-            server=text("server"),
+            server=text(params, "server"),
             limit=max(1, min(int(limit), MAX_HITS)) if limit.isdecimal() else 10,
         )
 
@@ -105,18 +102,10 @@ class PlaygroundHit:
 
 
 @dataclass(frozen=True)
-class HiddenTool:
-    """An existing tool that this agent does not get, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class PlaygroundResult:
     answer: dict[str, Any] = field(default_factory=dict)
     hits: list[PlaygroundHit] = field(default_factory=list)
-    hidden: list[HiddenTool] = field(default_factory=list)
+    hidden: dict[str, str] = field(default_factory=dict)  # tools the agent does not get, and why
     similar_names: list[str] = field(default_factory=list)
     note: str = ""
     ms: float = 0.0
@@ -128,14 +117,10 @@ class PlaygroundResult:
         return int(self.answer.get("total_matches", 0))
 
 
-def find_agent(params: PlaygroundQuery) -> Agent:
-    return agent_queries.find_agent(params.agent) if params.agent else any_agent()
-
-
 def run_query(params: PlaygroundQuery) -> PlaygroundResult:
     """Search as the agent would, and explain each result and each unavailable match."""
     try:
-        agent = find_agent(params)
+        agent = find_agent(params.agent, with_counts=False) if params.agent else any_agent()
         agent_scope, query = scope.scope_of_agent(agent), params.as_query
         index = agent_scope.index  # built before the timer starts: sessions reuse a cached index
         start = time.perf_counter()
@@ -205,21 +190,27 @@ def _highlight(text: str, params: PlaygroundQuery, hit: Hit) -> Parts:
 
 def _hidden_tools(
     agent_scope: SessionScope, params: PlaygroundQuery, matches: SearchResult
-) -> list[HiddenTool]:
+) -> dict[str, str]:
     """Return unavailable tools with the queried name; without results, also likely matches."""
     key = normalize_name(params.query)
     by_name = _tools_by_name(cache.current())
     candidates = {tool.name: tool for tool in by_name.get(key, ())}
     if not matches.hits:
-        candidates |= dict(_partial_matches(by_name, key))
+        if len(key) >= MIN_PART_LENGTH:
+            partial = (tools for name, tools in by_name.items() if key in name)
+            candidates |= {tool.name: tool for tools in partial for tool in tools}
         candidates |= {tool.name: tool for tool in _matches_in_all_groups(params)}
-    hidden = [tool for tool in candidates.values() if not _is_available(agent_scope, tool)]
+    hidden = [
+        tool
+        for name, tool in candidates.items()
+        if not (tool.offered and name in agent_scope.tools)
+    ]
     reasons = {
         tool.name: explain_unavailable(tool, params.agent) for tool in hidden[:MAX_HIDDEN_TOOLS]
     }
     if not matches.hits:
         reasons |= _never_approved(params.query)
-    return [HiddenTool(*pair) for pair in list(reasons.items())[:MAX_HIDDEN_TOOLS]]
+    return dict(islice(reasons.items(), MAX_HIDDEN_TOOLS))
 
 
 def _never_approved(query: str) -> dict[str, str]:
@@ -231,10 +222,6 @@ def _never_approved(query: str) -> dict[str, str]:
     }
 
 
-def _is_available(agent_scope: SessionScope, tool: CachedTool) -> bool:
-    return tool.offered and tool.name in agent_scope.tools
-
-
 @cache.memoize_per_revision
 def _tools_by_name(catalog: CatalogCache) -> dict[str, list[CachedTool]]:
     """Return all tools by normalized name, both public and original."""
@@ -243,15 +230,6 @@ def _tools_by_name(catalog: CatalogCache) -> dict[str, list[CachedTool]]:
         for name in {normalize_name(tool.name), normalize_name(tool.original_name)} - {""}:
             by_name.setdefault(name, []).append(tool)
     return by_name
-
-
-def _partial_matches(
-    by_name: Mapping[str, list[CachedTool]], key: str
-) -> Iterator[tuple[str, CachedTool]]:
-    if len(key) >= MIN_PART_LENGTH:
-        for name, tools in by_name.items():
-            if key in name:
-                yield from ((tool.name, tool) for tool in tools)
 
 
 def _matches_in_all_groups(params: PlaygroundQuery) -> list[CachedTool]:

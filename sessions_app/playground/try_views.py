@@ -34,11 +34,8 @@ class TryForm(forms.Form):
     def clean_arguments(self) -> dict[str, Any]:
         try:
             arguments = parse_tool_text(self.cleaned_data["arguments"])
-        except ToolcribError as error:
-            raise forms.ValidationError(error.sentence) from error
-        if not isinstance(arguments, dict):
-            raise forms.ValidationError("Arguments must be a JSON object: { … }.")
-        try:
+            if not isinstance(arguments, dict):
+                raise forms.ValidationError("Arguments must be a JSON object: { … }.")
             payloads.check_value(arguments, "")
         except ToolcribError as error:
             raise forms.ValidationError(error.sentence) from error
@@ -59,33 +56,33 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
         "annotations": annotations,
         "confirmation_reason": trying.confirmation_reason(annotations) if tool.server_id else "",
     }
+    status = 200
     if request.method == "POST":
-        return _submit(request, tool, context)
-    skeleton = content.pretty_json(trying.skeleton(body["inputSchema"]))
-    form = TryForm(initial={"arguments": skeleton})
-    return render(request, "sessions_app/playground/try_tool.html", context | {"form": form})
+        context["form"] = form = TryForm(request.POST)
+        status = _submit(request, tool, form, context)
+    else:
+        skeleton = content.pretty_json(trying.skeleton(body["inputSchema"]))
+        context["form"] = TryForm(initial={"arguments": skeleton})
+    return render(request, "sessions_app/playground/try_tool.html", context, status=status)
 
 
-def _submit(request: HttpRequest, tool: Tool, context: dict[str, Any]) -> HttpResponse:
-    form = TryForm(request.POST)
-    context["form"] = form
+def _submit(request: HttpRequest, tool: Tool, form: TryForm, context: dict[str, Any]) -> int:
+    """Call the tool, or ask for a confirmation; return the status of the page."""
     if not form.is_valid():
-        return render(request, "sessions_app/playground/try_tool.html", context, status=422)
+        return 422
     arguments = form.cleaned_data["arguments"]
     # A confirmation applies to the confirmed arguments only.
     confirmation = _confirmation_digest(tool, arguments)
     if context["confirmation_reason"] and request.POST.get("seen") != confirmation:
         context |= {"confirmation": confirmation, "to_confirm": content.pretty_json(arguments)}
-        return render(request, "sessions_app/playground/try_tool.html", context)
+        return 200
     try:
         response = async_to_sync(dispatcher.try_tool)(tool, arguments, actor=actor_of(request))
     except ToolcribError as error:
         form.add_error(None, error.sentence)
-        return render(
-            request, "sessions_app/playground/try_tool.html", context, status=error.status
-        )
+        return error.status
     context["result"] = describe_response(json.loads(response.as_json()))
-    return render(request, "sessions_app/playground/try_tool.html", context)
+    return 200
 
 
 def _confirmation_digest(tool: Tool, arguments: Mapping[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from django.contrib import messages
@@ -11,23 +12,22 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
-from catalog.models import GoldenQuery, GoldenRun, Group
+from catalog.models import GoldenQuery, GoldenRun
 from catalog.search import golden_queries as golden
 from catalog.search.engine import RANKED_STRATEGIES
 from servers.models import Server
-from sessions_app.agents import queries as agent_queries
+from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent
 from sessions_app.playground import golden_runs
 from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
 from sessions_app.usage import searches
-from sessions_app.usage.filters import RANGES, UsageFilter
+from sessions_app.usage.filters import UsageFilter, choices, filter_context
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 from toolcrib.lib.text import plural
 
-MAX_CHOICES = 500
 LIMITS = (5, 10, 20, 50)
 
 
@@ -55,22 +55,20 @@ def search(request: HttpRequest) -> HttpResponse:
         "params": params,
         "result": result,
         "address": request.GET.urlencode(),
-        "golden": _find_golden(params),
+        "golden": _find_golden(params.query),
+        "examples": () if params.query else playground_search.example_queries(),
     }
     if is_htmx_fragment(request):
-        response = render(
-            request, "sessions_app/playground/_found.html", context | _examples(params)
-        )
+        response = render(request, "sessions_app/playground/_found.html", context)
         response["HX-Replace-Url"] = clean_url(request)
         response["HX-Trigger"] = json.dumps({"announce": _announcement(result)})
         return response
     regressions = golden.list_regressions()
     context |= {
-        **_examples(params),
         "tabs": _tabs("playground", len(regressions)),
         "regressions": regressions,
-        "agents": _choices(Agent.objects.values_list("name", flat=True), params.agent),
-        "servers": _choices(Server.objects.values_list("slug", flat=True), params.server),
+        "agents": choices(Agent.objects.values_list("name", flat=True), params.agent),
+        "servers": choices(Server.objects.values_list("slug", flat=True), params.server),
         "strategies": RANKED_STRATEGIES,
         "limits": sorted({*LIMITS, params.limit}),
         "recent_queries": searches.recent_queries(),
@@ -90,13 +88,8 @@ def progress(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _examples(params: PlaygroundQuery) -> dict[str, Any]:
-    """Return example queries for a page without a query."""
-    return {} if params.query else {"examples": playground_search.example_queries()}
-
-
-def _find_golden(params: PlaygroundQuery) -> GoldenQuery | None:
-    line = " ".join(params.query.split())
+def _find_golden(query: str) -> GoldenQuery | None:
+    line = " ".join(query.replace("\0", "").split())
     return golden.queries().filter(query=line).first() if line else None
 
 
@@ -108,25 +101,18 @@ def _announcement(result: playground_search.PlaygroundResult | None) -> str:
     return f"{plural(result.total, 'tool')} found"
 
 
-def _choices(names: Iterable[str], chosen: str) -> list[str]:
-    choices = list(names)[:MAX_CHOICES]
-    return [*choices, chosen] if chosen and chosen not in choices else choices
-
-
 def _return_url(request: HttpRequest) -> str:
     # Only the query string comes from the form, so the redirect stays on this page.
     query = QueryDict(request.POST.get("address", "")).urlencode()
     return f"{reverse('playground')}{'?' if query else ''}{query}"
 
 
-def _apply(request: HttpRequest, write: Callable[[], str]) -> bool:
-    """Apply a change and show its message, or its error."""
+@contextmanager
+def _errors_as_messages(request: HttpRequest) -> Iterator[None]:
     try:
-        messages.success(request, write())
+        yield
     except ToolcribError as error:
         messages.error(request, error.sentence)
-        return False
-    return True
 
 
 @require_POST
@@ -134,24 +120,21 @@ def _apply(request: HttpRequest, write: Callable[[], str]) -> bool:
 def mark(request: HttpRequest) -> HttpResponse:
     """Add a tool to the expected tools of a query, or remove it."""
     query, name = request.POST.get("q", ""), request.POST.get("tool", "").strip()
-    existing = golden.queries().filter(query=" ".join(query.replace("\0", "").split())).first()
+    existing = _find_golden(query)
     current = set(existing.right if existing else ())
     expected = current - {name} if request.POST.get("right") == "0" else current | {name}
     actor = actor_of(request)
-
-    def write() -> str:
+    with _errors_as_messages(request):
         if existing and not expected:
             golden.remove(existing, actor=actor)
-            return f"Removed golden query “{existing.query}”."
-        origin = "agents" if request.POST.get("origin") == "agents" else "playground"
-        row = golden.set_expected_tools(query, expected, origin=origin, actor=actor)
-        golden_runs.run_one(row)
-        return (
-            f"Expected tool for “{row.query}”: {', '.join(row.right)}. Checked on every catalog "
-            "change."
-        )
-
-    _apply(request, write)
+            message = f"Removed golden query “{existing.query}”."
+        else:
+            origin = "agents" if request.POST.get("origin") == "agents" else "playground"
+            row = golden.set_expected_tools(query, expected, origin=origin, actor=actor)
+            golden_runs.run_one(row)
+            message = f"Expected tool for “{row.query}”: {', '.join(row.right)}. "
+            message += "Checked on every catalog change."
+        messages.success(request, message)
     return redirect(_return_url(request))
 
 
@@ -159,15 +142,13 @@ def mark(request: HttpRequest) -> HttpResponse:
 @admin_required
 def load(request: HttpRequest) -> HttpResponse:
     """Load a tool into a test session of the agent and show that session."""
-    try:
-        agent = agent_queries.find_agent(request.POST.get("agent", ""))
+    with _errors_as_messages(request):
+        agent = find_agent(request.POST.get("agent", ""), with_counts=False)
         session = playground_search.open_test_session(
             agent, request.POST.get("tool", ""), actor=actor_of(request)
         )
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-        return redirect(_return_url(request))
-    return redirect("session", session.session_id)
+        return redirect("session", session.session_id)
+    return redirect(_return_url(request))
 
 
 # --- Golden queries -----------------------------------------------------------------------------
@@ -223,34 +204,28 @@ def _scores(runs: list[GoldenRun], rows: list[GoldenQuery]) -> list[dict[str, An
 @require_POST
 @admin_required
 def golden_accept(request: HttpRequest, golden_id: int) -> HttpResponse:
-    def write() -> str:
+    with _errors_as_messages(request):
         row = golden.accept(golden.find_golden_query(golden_id), actor=actor_of(request))
-        return f"Accepted the current rank of “{row.query}”."
-
-    _apply(request, write)
+        messages.success(request, f"Accepted the current rank of “{row.query}”.")
     return redirect("golden")
 
 
 @require_POST
 @admin_required
 def golden_remove(request: HttpRequest, golden_id: int) -> HttpResponse:
-    def write() -> str:
+    with _errors_as_messages(request):
         row = golden.find_golden_query(golden_id)
         golden.remove(row, actor=actor_of(request))
-        return f"Removed golden query “{row.query}”."
-
-    _apply(request, write)
+        messages.success(request, f"Removed golden query “{row.query}”.")
     return redirect("golden")
 
 
 @require_POST
 @admin_required
 def golden_run(request: HttpRequest) -> HttpResponse:
-    def write() -> str:
+    with _errors_as_messages(request):
         golden_runs.run_now()
-        return "Golden query run finished."
-
-    _apply(request, write)
+        messages.success(request, "Golden query run finished.")
     return redirect("golden")
 
 
@@ -263,10 +238,7 @@ def not_found(request: HttpRequest) -> HttpResponse:
     filters = UsageFilter.read(request.GET)
     context = {
         "tabs": _tabs("missed", golden.count_regressions()),
-        "filters": filters,
-        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
-        "agents": _choices(Agent.objects.values_list("name", flat=True), filters.agent),
-        "groups": _choices(Group.objects.values_list("group_id", flat=True), filters.group),
+        **filter_context(filters),
         "report": searches.report(filters),
         "searches_read": searches.MAX_SEARCHES,
         "loads_read": searches.MAX_LOADS,

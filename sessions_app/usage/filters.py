@@ -1,14 +1,16 @@
 """Filters of usage reports: time range, agent and group."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import BigIntegerField, ExpressionWrapper, F, Q, QuerySet
 from django.http import QueryDict
 from django.utils import timezone
 
-from catalog.models import Membership
-from sessions_app.models import AgentSession, Call, CallPath, CallState, Event, EventKind
+from catalog.models import Group, Membership
+from sessions_app.models import Agent, AgentSession, Call, CallPath, CallState, Event, EventKind
 from toolcrib.lib.request import text
 
 # A call counts as failed by its error flag or by its final state.
@@ -16,6 +18,7 @@ FAILED_STATES = (CallState.FAILED, CallState.REFUSED, CallState.TIMED_OUT, CallS
 FAILED = Q(is_error=True) | Q(state__in=FAILED_STATES)
 # A rejected call to an unknown name is not usage of a tool.
 KNOWN_TOOL = Q(tool__isnull=False) | ~Q(state=CallState.REFUSED)
+MAX_CHOICES = 500  # agents or groups in a filter
 SORTS = ("name", "calls", "errors", "p50", "p95", "tokens", "each")
 
 
@@ -108,3 +111,19 @@ class UsageFilter:
         """Return sessions opened in this range. The group does not apply: most have several."""
         rows = AgentSession.objects.filter(created_at__gte=self.since)
         return rows.filter(agent__name=self.agent) if self.agent else rows
+
+
+def filter_context(filters: UsageFilter) -> dict[str, Any]:
+    """Return the context of the fields for range, agent and group."""
+    return {
+        "filters": filters,
+        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
+        "agents": choices(Agent.objects.values_list("name", flat=True), filters.agent),
+        "groups": choices(Group.objects.values_list("group_id", flat=True), filters.group),
+    }
+
+
+def choices(names: Iterable[str], chosen: str) -> list[str]:
+    """Return the names of a selection; the current one stays visible."""
+    names = list(names)[:MAX_CHOICES]
+    return [*names, chosen] if chosen and chosen not in names else names

@@ -16,7 +16,6 @@ from django.db.models.functions import Cast, Substr
 from sessions_app.ledger.event_details import read_names, read_object
 from sessions_app.models import Call, Event, EventKind
 from sessions_app.usage.filters import FAILED, KNOWN_TOOL, UsageFilter
-from toolcrib.lib.pagination import Page, page_by_offset
 from toolcrib.lib.percentile import percentile
 
 PAGE = 25
@@ -71,9 +70,6 @@ class UsageReport:
     errors: int
     unknown_tools: int  # calls to unknown tools
 
-    def page(self, offset: int, size: int = PAGE) -> Page[ToolUsage]:
-        return page_by_offset(self.tools, offset, size)
-
 
 # --- By tool ------------------------------------------------------------------------------------
 
@@ -116,14 +112,16 @@ def tool_usage(filters: UsageFilter, tool: str = "") -> list[ToolUsage]:
     return [usage[name] for name in sorted(usage)]
 
 
-def answered_calls(calls: QuerySet[Call], limit: int) -> Iterator[tuple[str, datetime, int]]:
-    """Yield tool name, start and milliseconds of calls that a server answered, newest first."""
+def answered_calls(
+    calls: QuerySet[Call], limit: int, by: str = "tool_name"
+) -> Iterator[tuple[Any, datetime, int]]:
+    """Yield `by`, start and milliseconds of calls that a server answered, newest first."""
     rows = calls.filter(sent_at__isnull=False, finished_at__isnull=False).order_by("-accepted_at")
     # As text, to which PostgreSQL appends +00: Django parses SQLite timestamps ten times slower.
     times = [Cast(name, CharField()) for name in ("accepted_at", "finished_at")]
-    for name, *texts in rows.values_list("tool_name", *times)[:limit]:
+    for key, *texts in rows.values_list(by, *times)[:limit]:
         start, end = (datetime.fromisoformat(text).replace(tzinfo=UTC) for text in texts)
-        yield name, start, round((end - start).total_seconds() * 1000)
+        yield key, start, round((end - start).total_seconds() * 1000)
 
 
 def _count_loads(events: QuerySet[Event]) -> Counter[str]:
@@ -158,14 +156,21 @@ def usage_report(filters: UsageFilter) -> UsageReport:
 
 def add_trends(filters: UsageFilter, tools: Sequence[ToolUsage]) -> None:
     """Set `trend` of each tool: its calls in each bucket."""
-    rows = _by_bucket(filters).filter(tool_name__in=[tool.tool_name for tool in tools])
-    counts = {
-        (name, bucket): count
-        for name, bucket, count in rows.values_list("tool_name", "bucket").annotate(Count("pk"))
-    }
-    names = _bucket_names(filters)
+    names = [tool.tool_name for tool in tools]
+    trends = trends_by("tool_name", filters, tool_name__in=names)
     for tool in tools:
-        tool.trend = [counts.get((tool.tool_name, name), 0) for name in names]
+        tool.trend = trends[tool.tool_name]
+
+
+def trends_by(field: str, filters: UsageFilter, **conditions: Any) -> dict[Any, list[int]]:
+    """Return the calls in each bucket, by the value of a field."""
+    positions = {name: position for position, name in enumerate(_bucket_names(filters))}
+    trends: defaultdict[Any, list[int]] = defaultdict(lambda: [0] * len(positions))
+    rows = _by_bucket(filters).filter(**conditions).values_list(field, "bucket")
+    for value, bucket, count in rows.annotate(Count("pk")):
+        if bucket in positions:
+            trends[value][positions[bucket]] = count
+    return trends
 
 
 def _by_bucket(filters: UsageFilter) -> QuerySet[Any]:
@@ -179,18 +184,13 @@ def _bucket_names(filters: UsageFilter) -> list[str]:
 
 
 def _buckets(filters: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Bucket]:
-    first, names = recorded_since(), _bucket_names(filters)
+    first = Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
     return [
         Bucket(at, calls[name], errors[name])
         if first and at + filters.range.step > first
         else Bucket(at, None)
-        for at, name in zip(filters.buckets, names, strict=True)
+        for at, name in zip(filters.buckets, _bucket_names(filters), strict=True)
     ]
-
-
-def recorded_since() -> datetime | None:
-    """Return the time of the oldest call in the ledger."""
-    return Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
 
 
 def _sort_tools(tools: Iterable[ToolUsage], sort: str) -> list[ToolUsage]:

@@ -2,6 +2,8 @@
 
 import csv
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
@@ -14,21 +16,19 @@ from catalog import preferences
 from catalog.groups import actions as group_writes
 from catalog.groups import undo as group_undo
 from catalog.groups.actions import GroupWrite
-from catalog.models import Group
-from sessions_app.models import Agent, AgentSession
+from sessions_app.models import AgentSession
 from sessions_app.usage import funnels, preload_advice, searches, tool_usage
-from sessions_app.usage.filters import RANGES, UsageFilter
+from sessions_app.usage.filters import UsageFilter, filter_context
 from sessions_app.usage.searches import FailedSearch
-from sessions_app.usage.tool_usage import Bucket, ToolUsage, UsageReport
+from sessions_app.usage.tool_usage import Bucket, UsageReport
 from toolcrib.lib import charts
 from toolcrib.lib.errors import NotFound, ToolcribError
-from toolcrib.lib.pagination import offset_of
+from toolcrib.lib.pagination import offset_of, page_by_offset
 from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 from toolcrib.lib.text import plural
 
 UNDO_SESSION_KEY = "usage_undo"  # the change that the next page offers to undo
-MAX_CHOICES = 500
 Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 
 
@@ -37,13 +37,11 @@ Table = tuple[Sequence[str], Iterable[Sequence[object]]]
 def usage(request: HttpRequest) -> HttpResponse:
     filters = UsageFilter.read(request.GET)
     report = tool_usage.usage_report(filters)
-    page = report.page(offset_of(request.GET, tool_usage.PAGE))
+    offset = offset_of(request.GET, tool_usage.PAGE)
+    page = page_by_offset(report.tools, offset, tool_usage.PAGE)
     tool_usage.add_trends(filters, page.rows)
     context: dict[str, Any] = {
-        "filters": filters,
-        "ranges": [(key, span.label, key == filters.within) for key, span in RANGES.items()],
-        "agents": _choices(Agent.objects.values_list("name", flat=True), filters.agent),
-        "groups": _choices(Group.objects.values_list("group_id", flat=True), filters.group),
+        **filter_context(filters),
         "report": report,
         "page": page,
         "shown": page.describe("tool"),
@@ -71,11 +69,6 @@ def usage(request: HttpRequest) -> HttpResponse:
     if is_htmx_fragment(request):
         response["HX-Push-Url"] = clean_url(request)
     return response
-
-
-def _choices(names: Iterable[str], chosen: str) -> list[str]:
-    choices = list(names)[:MAX_CHOICES]
-    return [*choices, chosen] if chosen and chosen not in choices else choices
 
 
 def _chart_context(filters: UsageFilter, report: UsageReport) -> dict[str, Any]:
@@ -139,85 +132,70 @@ def usage_csv(request: HttpRequest, table: str) -> HttpResponse:
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     writer = csv.writer(response)
     writer.writerow(header)
-    writer.writerows([escape_formula(cell) for cell in row] for row in rows)
+    writer.writerows([format_cell(cell) for cell in row] for row in rows)
     return response
 
 
-def escape_formula(cell: object) -> object:
+def format_cell(cell: object) -> object:
     """Return a CSV cell that no spreadsheet evaluates as a formula."""
+    if isinstance(cell, datetime):
+        return cell.isoformat()
+    if isinstance(cell, float):
+        return round(cell, 2)
     if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
         return f"'{cell}"
     return "" if cell is None else cell
 
 
-def _days_table(filters: UsageFilter) -> Table:
-    rows = (
-        (bucket.at.isoformat(), bucket.calls, bucket.errors)
-        for bucket in tool_usage.usage_report(filters).buckets
-    )
-    return (filters.range.bucket, "calls", "errors"), rows
-
-
-def _tools_table(filters: UsageFilter) -> Table:
-    header = ("tool", "calls", "errors", "error_percent", "p50_ms", "p95_ms", "tokens", "each")
-    return header, map(_tool_cells, tool_usage.usage_report(filters).tools)
-
-
-def _tool_cells(tool: ToolUsage) -> Sequence[object]:
-    counts = (tool.tool_name, tool.calls, tool.errors, round(tool.error_rate, 2))
-    return (*counts, tool.p50_ms, tool.p95_ms, tool.tokens, tool.tokens_per_call)
-
-
-def _unused_table(filters: UsageFilter) -> Table:
-    rows = preload_advice.unused_preloads(filters, limit=None).candidates
-    return ("tool", "group", "tokens"), (
-        (row.tool.public_name, row.group.group_id, row.tokens) for row in rows
-    )
-
-
-def _frequent_table(filters: UsageFilter) -> Table:
-    rows = preload_advice.frequently_loaded(filters, limit=None)
-    return ("tool", "group", "sessions", "share_percent", "tokens"), (
-        (row.tool.public_name, row.group.group_id, row.sessions, row.share, row.tokens)
-        for row in rows
-    )
+def _table(header: str, attributes: str, rows: Iterable[object]) -> Table:
+    """Return a table whose columns are these attributes of the rows."""
+    return header.split(), map(attrgetter(*attributes.split()), rows)
 
 
 def _search_table(rows: Iterable[FailedSearch]) -> Table:
-    return ("asked", "strategy", "times", "last_at"), (
-        (row.asked, row.strategy, row.times, row.last_at.isoformat()) for row in rows
-    )
-
-
-def _funnel_table(filters: UsageFilter) -> Table:
-    rows = funnels.funnels(filters, limit=None)
-    return ("agent", "sessions", "searched", "then_loaded", "then_called", "called_unsearched"), (
-        (row.agent, row.sessions, row.searched, row.loaded, row.called, row.unsearched)
-        for row in rows
-    )
-
-
-def _outdated_table(filters: UsageFilter) -> Table:
-    return ("session", "agent", "last_used", "tool"), (
-        (row.session.session_id, row.session.agent.name, row.session.last_used_at.isoformat(), name)
-        for row in funnels.outdated_sessions(filters, limit=None)
-        for name in row.names
-    )
+    return _table("asked strategy times last_at", "asked strategy times last_at", rows)
 
 
 TABLES: dict[str, Callable[[UsageFilter], Table]] = {
-    "days": _days_table,
-    "tools": _tools_table,
-    "unused": _unused_table,
-    "often": _frequent_table,
+    "days": lambda filters: _table(
+        f"{filters.range.bucket} calls errors",
+        "at calls errors",
+        tool_usage.usage_report(filters).buckets,
+    ),
+    "tools": lambda filters: _table(
+        "tool calls errors error_percent p50_ms p95_ms tokens each",
+        "tool_name calls errors error_rate p50_ms p95_ms tokens tokens_per_call",
+        tool_usage.usage_report(filters).tools,
+    ),
+    "unused": lambda filters: _table(
+        "tool group tokens",
+        "tool.public_name group.group_id tokens",
+        preload_advice.unused_preloads(filters, limit=None).candidates,
+    ),
+    "often": lambda filters: _table(
+        "tool group sessions share_percent tokens",
+        "tool.public_name group.group_id sessions share tokens",
+        preload_advice.frequently_loaded(filters, limit=None),
+    ),
     "lost": lambda filters: _search_table(
         searches.failed_searches(filters, limit=None).without_results
     ),
     "astray": lambda filters: _search_table(
         searches.failed_searches(filters, limit=None).abandoned
     ),
-    "funnel": _funnel_table,
-    "old": _outdated_table,
+    "funnel": lambda filters: _table(
+        "agent sessions searched then_loaded then_called called_unsearched",
+        "agent sessions searched loaded called unsearched",
+        funnels.funnels(filters, limit=None),
+    ),
+    "old": lambda filters: (
+        ("session", "agent", "last_used", "tool"),
+        (
+            (row.session.session_id, row.session.agent.name, row.session.last_used_at, name)
+            for row in funnels.outdated_sessions(filters, limit=None)
+            for name in row.names
+        ),
+    ),
 }
 
 

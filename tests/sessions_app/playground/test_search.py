@@ -180,7 +180,7 @@ def test_each_result_has_its_rank_cost_and_reasons(github, admin, page_of):
 
 def reasons(query, agent=""):
     result = playground_search.run_query(PlaygroundQuery(query=query, agent=agent))
-    return {tool.name: tool.reason for tool in result.hidden}
+    return result.hidden
 
 
 def test_a_tool_of_other_groups_is_listed_with_its_groups(github, slack):

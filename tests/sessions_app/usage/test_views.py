@@ -412,7 +412,7 @@ def test_csv_cells_are_never_formulas(as_operator, scout):
 
     assert b"'=HYPERLINK(1),1" in as_operator.get("/usage/funnel.csv").content
     cells = ["=1", "+1", "-1", "@x", "\t=1", "\r=1", "fine", -1, None]
-    assert [usage_views.escape_formula(cell) for cell in cells] == [
+    assert [usage_views.format_cell(cell) for cell in cells] == [
         "'=1", "'+1", "'-1", "'@x", "'\t=1", "'\r=1", "fine", -1, ""
     ]  # fmt: skip
 
