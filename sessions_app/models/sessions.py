@@ -1,6 +1,7 @@
 """Models for sessions, their loaded tools and shown definitions."""
 
 import secrets
+from datetime import timedelta
 from typing import Self
 
 from django.db import models
@@ -90,8 +91,18 @@ class AgentSession(models.Model):
         return self.session_id
 
     @property
+    def tokens_discovery(self) -> int:
+        """Return the tokens spent on tool discovery: results of calls cost the same without it."""
+        return self.tokens_catalog + self.tokens_search + self.tokens_load
+
+    @property
     def tokens_delivered(self) -> int:
-        return self.tokens_catalog + self.tokens_search + self.tokens_load + self.tokens_call
+        return self.tokens_discovery + self.tokens_call
+
+    @property
+    def duration(self) -> timedelta:
+        """Return the time from the session's start to its end or last use."""
+        return max((self.ended_at or self.last_used_at) - self.created_at, timedelta(0))
 
 
 class Expansion(models.Model):

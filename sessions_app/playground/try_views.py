@@ -93,8 +93,7 @@ def _confirmation_digest(tool: Tool, arguments: Mapping[str, Any]) -> str:
 def describe_response(response: Mapping[str, Any]) -> dict[str, Any]:
     """Return a call's response with the status, content parts and error that the page shows."""
     structured = response["structured_content"]
-    facts = timeline.CallFacts(state=str(response["state"]), is_error=bool(response["is_error"]))
-    status, label = facts.outcome
+    status, label = timeline.call_outcome(response["state"], response["is_error"])
     error = response.get("error")
     # The content of a call that did not reach the tool repeats Toolcrib's error.
     is_own_error = error is not None and error["code"] != "tool_error"

@@ -5,25 +5,18 @@ Reads only, each in a fixed number of queries. The wording of steps belongs to `
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Q, QuerySet, Sum
 from django.http import QueryDict
 
 from sessions_app.ledger.event_details import read_object, read_value
-from sessions_app.models import (
-    AgentSession,
-    Call,
-    CallState,
-    Event,
-    Expansion,
-    SessionState,
-)
+from sessions_app.models import AgentSession, Call, CallState, Event, Expansion, SessionState
 from sessions_app.review import content, timeline
 from sessions_app.review.content import ContentPart
-from sessions_app.review.timeline import CallFacts, Gap, Step, TimelineEvent
+from sessions_app.review.timeline import Gap, Step, TimelineEvent
+from sessions_app.sessions.loading import token_ledger
 from toolcrib.lib import charts
 from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id
 from toolcrib.lib.request import number, text
@@ -86,17 +79,9 @@ class SessionRow:
     loaded: int  # number of tools
 
     @property
-    def seconds(self) -> float:
-        return session_duration(self.session).total_seconds()
-
-    @property
-    def discovery_tokens(self) -> int:
-        return discovery_tokens(self.session)
-
-    @property
     def bar(self) -> charts.Bar:
-        rest = max(self.session.tokens_all - self.discovery_tokens, 0)
-        return charts.token_bar(self.discovery_tokens, 0, rest, 0, width=80)
+        spent = self.session.tokens_discovery
+        return charts.token_bar(spent, 0, max(self.session.tokens_all - spent, 0), 0, width=80)
 
 
 def count_newer(filters: SessionFilter, newest: int, limit: int = 100) -> int:
@@ -121,24 +106,11 @@ def _loaded_counts(sessions: Iterable[AgentSession]) -> Counter[int]:
     return counts
 
 
-def session_duration(session: AgentSession) -> timedelta:
-    """Return the time from a session's start to its end or last use."""
-    return max((session.ended_at or session.last_used_at) - session.created_at, timedelta(0))
-
-
-def discovery_tokens(session: AgentSession) -> int:
-    """Return the tokens spent on tool discovery: catalog, searches and loaded definitions.
-
-    Results of calls are left out: they cost the same without Toolcrib.
-    """
-    return session.tokens_catalog + session.tokens_search + session.tokens_load
-
-
 def saved_percent(session: AgentSession) -> int | None:
     """Return the percentage saved against sending all schemas; negative if more was spent."""
     if not session.tokens_all:
         return None
-    return round(100 * (1 - discovery_tokens(session) / session.tokens_all))
+    return round(100 * (1 - session.tokens_discovery / session.tokens_all))
 
 
 # --- One session --------------------------------------------------------------------------------
@@ -150,12 +122,12 @@ class TimelineRow:
 
     gap: Gap | None = None
     step: Step | None = None
-    call: Call | None = None
     offset: float = 0
     lane: charts.Lane | None = None
 
-    def with_lane(self, lane: charts.Lane) -> "TimelineRow":
-        return replace(self, lane=lane)
+    @property
+    def call(self) -> Call | None:
+        return self.step.event.call if self.step else None
 
     @property
     def status(self) -> str:
@@ -174,12 +146,10 @@ class TimelineRow:
     @property
     def result_source(self) -> str:
         """Return who wrote the stored result: the server, or Toolcrib in its response."""
-        from_server = self.call is not None and is_server_response(self.call)
+        from_server = self.call is not None and (
+            self.call.state == CallState.SUCCEEDED or self.call.error_code in SERVER_RESPONSE_ERRORS
+        )
         return "Server response" if from_server else "Response to agent"
-
-
-def is_server_response(call: Call) -> bool:
-    return call.state == CallState.SUCCEEDED or call.error_code in SERVER_RESPONSE_ERRORS
 
 
 def session_timeline(
@@ -195,12 +165,11 @@ def session_timeline(
     context = session.events.order_by("pk")[:offset].aggregate(sum=Sum("tokens"))["sum"] or 0
     laid_out = timeline.lay_out(
         [_timeline_event(event) for event in on_page],
-        run=session_duration(session),
+        run=session.duration,
         first=offset + 1,
         context=context,
         last_end=max((_timeline_event(event).until for event in previous), default=None),
     )
-    calls = {event.pk: event.call for event in on_page}
     page = Page(
         rows=on_page,
         total=total,
@@ -212,9 +181,7 @@ def session_timeline(
         TimelineRow(gap=entry)
         if isinstance(entry, Gap)
         else TimelineRow(
-            step=entry,
-            call=calls[entry.event.id],
-            offset=max((entry.event.at - session.created_at).total_seconds(), 0),
+            step=entry, offset=max((entry.event.at - session.created_at).total_seconds(), 0)
         )
         for entry in laid_out
     ]
@@ -222,16 +189,8 @@ def session_timeline(
 
 def _timeline_event(event: Event) -> TimelineEvent:
     call, start, end = event.call, event.at, event.at
-    facts = None
     if call is not None:
         start, end = min(start, call.accepted_at), max(end, call.finished_at or end)
-        facts = CallFacts(
-            state=call.state,
-            is_error=call.is_error,
-            duration_ms=call.duration_ms,
-            error_code=call.error_code,
-            error_message=call.error_message,
-        )
     return TimelineEvent(
         id=event.pk,
         kind=event.kind,
@@ -241,15 +200,14 @@ def _timeline_event(event: Event) -> TimelineEvent:
         tool_name=event.tool_name or (call.tool_name if call else ""),
         group_id=event.group_id,
         details=read_object(event.details),
-        call=facts,
+        call=call,
     )
 
 
 def export_session(session: AgentSession) -> dict[str, Any]:
     """Return everything stored about a session, as plain values."""
     events = session.events.select_related("call", "call__definition").order_by("pk")
-    laid_out = timeline.lay_out(map(_timeline_event, events), run=session_duration(session))
-    steps = [entry for entry in laid_out if isinstance(entry, Step)]
+    laid_out = timeline.lay_out(map(_timeline_event, events), run=session.duration)
     return {
         **session_facts(session),
         "metadata": read_value(session.metadata),
@@ -260,9 +218,7 @@ def export_session(session: AgentSession) -> dict[str, Any]:
         },
         "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},
         "forks": list(session.forks.order_by("pk").values_list("session_id", flat=True)),
-        "events": [
-            _export_step(step, event.call) for step, event in zip(steps, events, strict=True)
-        ],
+        "events": [_export_step(entry) for entry in laid_out if isinstance(entry, Step)],
     }
 
 
@@ -284,20 +240,11 @@ def session_facts(session: AgentSession) -> dict[str, Any]:
         "ended_at": session.ended_at,
         "calls": session.calls,
         "errors": session.errors,
-        "tokens": {
-            "all_schemas": session.tokens_all,
-            "delivered": session.tokens_delivered,
-            "by": {
-                "catalog": session.tokens_catalog,
-                "search": session.tokens_search,
-                "load": session.tokens_load,
-                "call": session.tokens_call,
-            },
-        },
+        "tokens": token_ledger(session),
     }
 
 
-def _export_step(step: Step, call: Call | None) -> dict[str, Any]:
+def _export_step(step: Step) -> dict[str, Any]:
     event = step.event
     return {
         "step": step.number,
@@ -309,7 +256,7 @@ def _export_step(step: Step, call: Call | None) -> dict[str, Any]:
         "tokens": event.tokens,
         "tokens_in_context": step.context,
         "details": dict(event.details),
-        "call": _export_call(call) if call else None,
+        "call": _export_call(event.call) if event.call else None,
     }
 
 

@@ -4,8 +4,9 @@ Reads only, each in a bounded number of queries regardless of the session's leng
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 from django.db import connection
 from django.db.models import Q
@@ -25,18 +26,8 @@ FAILED_STATUSES = ("error", "rejected", "changed")  # pills of steps that did no
 # --- The context meter --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Meter:
-    """Tokens in context after each step: the chart and its summary."""
-
-    chart: charts.StepLine
-    steps: int
-    summary: str
-    budget: int | None
-
-
-def context_meter(session: AgentSession) -> Meter | None:
-    """Return the chart of the context's growth; None if no step added tokens."""
+def context_meter(session: AgentSession) -> dict[str, Any] | None:
+    """Return the chart of the tokens in context after each step; None if no step added any."""
     added = list(session.events.order_by("pk").values_list("tokens", flat=True)[:METER_STEPS])
     if not any(added):
         return None
@@ -46,12 +37,12 @@ def context_meter(session: AgentSession) -> Meter | None:
         context[min(start + stride, len(context)) - 1] for start in range(0, len(context), stride)
     ]
     budget = session.agent.budget
-    return Meter(
-        chart=charts.step_line(points, limit=budget),
-        steps=len(context),
-        summary=_summarize(session, added, budget),
-        budget=budget,
-    )
+    return {
+        "chart": charts.step_line(points, limit=budget),
+        "steps": len(context),
+        "summary": _summarize(session, added, budget),
+        "budget": budget,
+    }
 
 
 def _summarize(session: AgentSession, added: Sequence[int], budget: int | None) -> str:
@@ -158,4 +149,4 @@ def add_lanes(rows: Sequence[TimelineRow]) -> list[TimelineRow]:
             duration = (row.step.event.until - row.step.event.at).total_seconds()
             spans.append((row.offset - idle, row.offset - idle + max(duration, 0.0)))
     lanes = iter(charts.lanes(spans))
-    return [row if row.gap else row.with_lane(next(lanes)) for row in rows]
+    return [row if row.gap else replace(row, lane=next(lanes)) for row in rows]

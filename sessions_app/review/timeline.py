@@ -6,9 +6,13 @@ Owns the wording of recorded events; imports neither models nor views.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from sessions_app.ledger.event_details import describe_query, read_count, read_names
 from toolcrib.lib.text import plural
+
+if TYPE_CHECKING:
+    from sessions_app.models import Call
 
 ALWAYS_IDLE = timedelta(minutes=5)
 IDLE_SHARE = 0.05  # of the run
@@ -44,22 +48,11 @@ LOADED_BY = {
 }
 
 
-@dataclass(frozen=True)
-class CallFacts:
-    """The fields of a call that a sentence uses."""
-
-    state: str
-    is_error: bool = False
-    duration_ms: int | None = None
-    error_code: str = ""
-    error_message: str = ""
-
-    @property
-    def outcome(self) -> tuple[str, str]:
-        """Return the pill's status and the label of the outcome."""
-        if self.state == "succeeded" and self.is_error:
-            return "error", "tool returned an error"
-        return CALL_STATES.get(self.state, ("missing", self.state))
+def call_outcome(state: str, is_error: bool) -> tuple[str, str]:
+    """Return the pill's status and the label of a call's outcome."""
+    if state == "succeeded" and is_error:
+        return "error", "tool returned an error"
+    return CALL_STATES.get(state, ("missing", state))
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ class TimelineEvent:
     tool_name: str = ""
     group_id: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
-    call: CallFacts | None = None
+    call: "Call | None" = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +188,8 @@ def _called(event: TimelineEvent) -> Spans:
         return sentence
     if event.call.duration_ms is not None:
         sentence.append(("text", f" · {format_milliseconds(event.call.duration_ms)}"))
-    return [*sentence, ("text", f" · {event.call.outcome[1]}")]
+    _, label = call_outcome(event.call.state, event.call.is_error)
+    return [*sentence, ("text", f" · {label}")]
 
 
 def _refused(event: TimelineEvent) -> Spans:
@@ -241,7 +235,7 @@ def problem_status(event: TimelineEvent) -> str:
         return "rejected"
     if event.kind != "called" or event.call is None:
         return ""
-    status = event.call.outcome[0]
+    status, _ = call_outcome(event.call.state, event.call.is_error)
     return "" if status == "ok" else status
 
 

@@ -109,7 +109,7 @@ def test_a_session_row_has_its_loads_and_its_savings(scout):
     row = review_queries.list_sessions(SessionFilter()).rows[0]
 
     assert row.loaded == 5
-    assert row.discovery_tokens == 1_000
+    assert row.session.tokens_discovery == 1_000
     assert review_queries.saved_percent(session) == 90
     assert [part.kind for part in row.bar.segments] == ["preload", "rest"]
     assert review_queries.saved_percent(make_session(tokens_all=0)) is None

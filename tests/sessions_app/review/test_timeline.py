@@ -2,12 +2,13 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from sessions_app.playground import try_tool
 from sessions_app.review import content, timeline
-from sessions_app.review.timeline import CallFacts, Gap, Step, TimelineEvent
+from sessions_app.review.timeline import Gap, Step, TimelineEvent
 
 START = datetime(2026, 3, 1, 9, 0, tzinfo=UTC)
 
@@ -16,6 +17,13 @@ def make_event(kind="catalog", *, second=0, took=0, number=1, **fields):
     at = START + timedelta(seconds=second)
     until = at + timedelta(seconds=took)
     return TimelineEvent(id=number, kind=kind, at=at, until=until, **fields)
+
+
+def call_facts(state, *, is_error=False, duration_ms=None, error_message=""):
+    """Return the fields of a call that a sentence uses."""
+    return SimpleNamespace(
+        state=state, is_error=is_error, duration_ms=duration_ms, error_message=error_message
+    )
 
 
 def sentence(kind, **fields):
@@ -106,16 +114,16 @@ def test_each_kind_of_event_has_a_sentence(expected, kind, facts):
 @pytest.mark.parametrize(
     ("facts", "end"),
     [
-        (CallFacts("succeeded", duration_ms=420), "· 420 ms · ok"),
+        (call_facts("succeeded", duration_ms=420), "· 420 ms · ok"),
         (
-            CallFacts("succeeded", is_error=True, duration_ms=12),
+            call_facts("succeeded", is_error=True, duration_ms=12),
             "· 12 ms · tool returned an error",
         ),
-        (CallFacts("timed_out", is_error=True, duration_ms=60_000), "· 60.0 s · timed out"),
-        (CallFacts("failed", is_error=True, duration_ms=3), "· 3 ms · failed"),
-        (CallFacts("unknown"), "· outcome unknown"),
-        (CallFacts("sent"), "· sent"),
-        (CallFacts("client"), "· run by the agent"),
+        (call_facts("timed_out", is_error=True, duration_ms=60_000), "· 60.0 s · timed out"),
+        (call_facts("failed", is_error=True, duration_ms=3), "· 3 ms · failed"),
+        (call_facts("unknown"), "· outcome unknown"),
+        (call_facts("sent"), "· sent"),
+        (call_facts("client"), "· run by the agent"),
     ],
 )
 def test_the_sentence_of_a_call_has_its_duration_and_outcome(facts, end):
@@ -124,13 +132,13 @@ def test_the_sentence_of_a_call_has_its_duration_and_outcome(facts, end):
 
 def test_the_sentence_of_a_rejection_has_the_first_paragraph_of_its_reason_or_its_code():
     reason = "The arguments do not fit:\n- `city` is required.\n\nInput schema: {}"
-    rejected = CallFacts("refused", error_message=reason)
+    rejected = call_facts("refused", error_message=reason)
 
     assert sentence("refused", tool_name="a__b", call=rejected) == (
         "call to a__b rejected: The arguments do not fit: `city` is required."
     )
     assert sentence("refused", code="rate_limited") == "request rejected: rate limited"
-    assert len(sentence("refused", call=CallFacts("refused", error_message="x" * 900))) < 200
+    assert len(sentence("refused", call=call_facts("refused", error_message="x" * 900))) < 200
 
 
 def test_malformed_details_still_give_a_sentence():
@@ -149,9 +157,9 @@ def test_names_are_separate_spans():
 @pytest.mark.parametrize(
     ("event", "status"),
     [
-        (make_event("called", call=CallFacts("succeeded")), ""),
-        (make_event("called", call=CallFacts("unknown")), "changed"),
-        (make_event("called", call=CallFacts("succeeded", is_error=True)), "error"),
+        (make_event("called", call=call_facts("succeeded")), ""),
+        (make_event("called", call=call_facts("unknown")), "changed"),
+        (make_event("called", call=call_facts("succeeded", is_error=True)), "error"),
         (make_event("called"), ""),
         (make_event("refused"), "rejected"),
         (make_event("searched"), ""),
