@@ -19,6 +19,7 @@ PRUNE_INTERVAL = 600.0  # seconds
 _next_prune = 0.0
 
 
+@shared_task(name="sessions_app.tasks.tidy_sessions")  # type: ignore[untyped-decorator]
 def tidy() -> None:
     """Expire idle sessions, recover calls of dead processes, apply data retention."""
     expired, recovered = lifecycle.expire_idle(), call_ledger.recover_lost_calls()
@@ -29,11 +30,6 @@ def tidy() -> None:
     if time.monotonic() >= _next_prune:
         _next_prune = time.monotonic() + PRUNE_INTERVAL
         call_ledger.prune()
-
-
-@shared_task(name="sessions_app.tasks.tidy_sessions")  # type: ignore[untyped-decorator]
-def tidy_sessions() -> None:
-    tidy()
 
 
 @shared_task(name="sessions_app.tasks.run_golden")  # type: ignore[untyped-decorator]

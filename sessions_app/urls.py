@@ -38,23 +38,13 @@ session_pages: list[URLPattern] = [
     path("tools/<str:public_name>/use", review_views.tool_use, name="tool-use"),
 ]
 
-welcome_pages: list[URLPattern] = [
-    path("welcome/start", onboarding_views.start_onboarding, name="welcome-start"),
-    path("welcome/group", onboarding_views.open_group, name="welcome-group"),
-    path("welcome/agent", onboarding_views.connect_agent, name="welcome-agent"),
-    path("welcome/agent/waiting", onboarding_views.first_request_status, name="welcome-waiting"),
-    path("welcome/skip", onboarding_views.skip, name="welcome-skip"),
-    path("welcome/dismiss", onboarding_views.dismiss, name="welcome-dismiss"),
-]
-
-usage_pages: list[URLPattern] = [
+urlpatterns: list[URLPattern] = [
+    *agent_pages,
+    *session_pages,
     path("usage", usage_views.usage, name="usage"),
     path("usage/preload", usage_views.set_preload, name="usage-preload"),
     path("usage/undo/<int:entry_id>", usage_views.undo, name="usage-undo"),
     path("usage/<str:table>.csv", usage_views.usage_csv, name="usage-csv"),
-]
-
-search_pages: list[URLPattern] = [
     path("search", playground_views.search, name="playground"),
     path("search/progress", playground_views.progress, name="search-progress"),
     path("search/mark", playground_views.mark, name="search-mark"),
@@ -68,12 +58,10 @@ search_pages: list[URLPattern] = [
         "search/golden/<int:golden_id>/remove", playground_views.golden_remove, name="golden-remove"
     ),
     path("search/missed", playground_views.not_found, name="missed"),
-]
-
-urlpatterns: list[URLPattern] = [
-    *agent_pages,
-    *session_pages,
-    *usage_pages,
-    *search_pages,
-    *welcome_pages,
+    path("welcome/start", onboarding_views.start_onboarding, name="welcome-start"),
+    path("welcome/group", onboarding_views.open_group, name="welcome-group"),
+    path("welcome/agent", onboarding_views.connect_agent, name="welcome-agent"),
+    path("welcome/agent/waiting", onboarding_views.first_request_status, name="welcome-waiting"),
+    path("welcome/skip", onboarding_views.skip, name="welcome-skip"),
+    path("welcome/dismiss", onboarding_views.dismiss, name="welcome-dismiss"),
 ]

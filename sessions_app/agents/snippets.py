@@ -170,30 +170,45 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-SAMPLES: dict[str, object] = {
-    "string": "text",
-    "integer": 1,
-    "number": 1,
-    "boolean": True,
-    "array": [],
-    "object": {},
-}
+# --- Arguments ------------------------------------------------------------------------------------
+
+MAX_DEPTH = 4
+SAMPLES = {"string": "text", "integer": 1, "number": 1, "boolean": True, "null": None}
 
 
-def sample_arguments(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return example values for the arguments a schema requires."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+def sample_arguments(
+    schema: object, samples: Mapping[str, object] = SAMPLES, depth: int = 0
+) -> dict[str, object]:
+    """Return values for the arguments that a schema requires; `samples` has one per type."""
+    if not isinstance(schema, Mapping) or depth >= MAX_DEPTH:
         return {}
-    return {str(name): _sample_value(properties.get(name)) for name in required[:20]}
+    properties, required = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, Mapping) else {}
+    names = required if isinstance(required, list) else []
+    return {
+        name: _sample_value(known.get(name), samples, depth)
+        for name in names[:100]
+        if isinstance(name, str)
+    }
 
 
-def _sample_value(schema: object) -> object:
+def _sample_value(schema: object, samples: Mapping[str, object], depth: int) -> object:
     if not isinstance(schema, Mapping):
-        return "text"
+        return samples["string"]
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
     for key in ("examples", "enum"):
-        if isinstance(values := schema.get(key), list) and values:
-            return values[0]
-    if "default" in schema:
-        return schema["default"]
-    return SAMPLES.get(str(schema.get("type")), "text")
+        if isinstance(choices := schema.get(key), list) and choices:
+            return choices[0]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(choices := schema.get(key), list) and choices and depth < MAX_DEPTH:
+            return _sample_value(choices[0], samples, depth + 1)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((name for name in kind if name != "null"), None)
+    if kind == "array":
+        return []
+    if kind == "object" or "properties" in schema:
+        return sample_arguments(schema, samples, depth + 1)
+    return samples.get(str(kind), samples["string"])

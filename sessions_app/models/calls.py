@@ -49,9 +49,7 @@ class Call(models.Model):
         Agent, null=True, blank=True, on_delete=models.CASCADE, related_name="calls",
         db_index=False,
     )  # fmt: skip
-    actor = models.CharField(
-        max_length=200, blank=True
-    )  # the user, for test calls without an agent
+    actor = models.CharField(max_length=200, blank=True)  # the user, for calls without an agent
     tool = models.ForeignKey(Tool, null=True, blank=True, on_delete=models.SET_NULL, db_index=False)
     tool_name = models.CharField(max_length=200)  # public name, or the requested name if unknown
     server = models.ForeignKey(Server, null=True, blank=True, on_delete=models.SET_NULL)

@@ -49,9 +49,7 @@ class AgentSession(models.Model):
     state = models.CharField(max_length=8, choices=SessionState.choices, default=SessionState.OPEN)
     model = models.CharField(max_length=200, blank=True)
     context_window = models.PositiveBigIntegerField(null=True, blank=True)
-    wanted_groups = models.JSONField(
-        null=True, blank=True
-    )  # group keys; null: all of the agent's groups
+    wanted_groups = models.JSONField(null=True, blank=True)  # group keys; null: all of the agent's
     wanted_servers = models.JSONField(null=True, blank=True)  # slugs; null: any
     without_mcp = models.BooleanField(default=False)
     metadata = models.TextField(default="{}")  # JSON

@@ -4,50 +4,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-MAX_DEPTH = 4
-EMPTY_VALUES = {
-    "string": "",
-    "integer": 0,
-    "number": 0,
-    "boolean": False,
-    "null": None,
-}
+from sessions_app.agents.snippets import sample_arguments
+
+EMPTY_VALUES = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None}
 
 
-def skeleton(schema: object, depth: int = 0) -> dict[str, object]:
+def skeleton(schema: object) -> dict[str, object]:
     """Return an object with the required arguments of a schema, each with a default value."""
-    if not isinstance(schema, Mapping) or depth >= MAX_DEPTH:
-        return {}
-    properties, required = schema.get("properties"), schema.get("required")
-    known = properties if isinstance(properties, Mapping) else {}
-    names = required if isinstance(required, list) else []
-    return {
-        name: _default_value(known.get(name), depth)
-        for name in names[:100]
-        if isinstance(name, str)
-    }
-
-
-def _default_value(schema: object, depth: int) -> object:
-    if not isinstance(schema, Mapping):
-        return ""
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    for key in ("examples", "enum"):
-        if isinstance(choices := schema.get(key), list) and choices:
-            return choices[0]
-    for key in ("anyOf", "oneOf"):
-        if isinstance(choices := schema.get(key), list) and choices and depth < MAX_DEPTH:
-            return _default_value(choices[0], depth + 1)
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        kind = next((name for name in kind if name != "null"), None)
-    if kind == "array":
-        return []
-    if kind == "object" or "properties" in schema:
-        return skeleton(schema, depth + 1)
-    return EMPTY_VALUES.get(str(kind), "")
+    return sample_arguments(schema, EMPTY_VALUES)
 
 
 def confirmation_reason(annotations: Mapping[str, object]) -> str:

@@ -6,6 +6,7 @@ Owns the wording of recorded events; imports neither models nor views.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from sessions_app.ledger.event_details import describe_query, read_count, read_names
@@ -130,7 +131,13 @@ def is_idle(pause: timedelta, run: timedelta) -> bool:
 def describe_event(event: TimelineEvent) -> Spans:
     """Describe an event as spans; names are marked so that a page can set them in monospace."""
     describe = _SENTENCES.get(event.kind)
-    return describe(event) if describe else [("text", event.kind)]
+    return describe(event) if describe else _spans(event.kind)
+
+
+def _spans(*parts: str) -> Spans:
+    """Return text and names in turn, without empty parts."""
+    kinds = cycle(("text", "name"))
+    return [(kind, part) for kind, part in zip(kinds, parts, strict=False) if part]
 
 
 def _opened(event: TimelineEvent) -> Spans:
@@ -139,12 +146,12 @@ def _opened(event: TimelineEvent) -> Spans:
     text = f"opened in {mode} mode" if mode else "opened"
     text += f" with {plural(tools, 'tool')} from {plural(len(groups), 'group')}"
     parent = str(event.details.get("forked_from") or "")
-    return [("text", f"{text}, forked from "), ("name", parent)] if parent else [("text", text)]
+    return _spans(f"{text}, forked from ", parent) if parent else _spans(text)
 
 
 def _catalog(event: TimelineEvent) -> Spans:
     name = str(event.details.get("format") or "")
-    return [("text", f"fetched the catalog in {name} format" if name else "fetched the catalog")]
+    return _spans(f"fetched the catalog in {name} format" if name else "fetched the catalog")
 
 
 def _searched(event: TimelineEvent) -> Spans:
@@ -154,63 +161,44 @@ def _searched(event: TimelineEvent) -> Spans:
         results = f"{hits:,} of {plural(total, 'result')}"
     if loaded := read_count(event.details, "newly_loaded"):
         results += f", {loaded:,} loaded"
-    return [("text", f"searched {describe_query(event.details)}: {results}")]
+    return _spans(f"searched {describe_query(event.details)}: {results}")
 
 
 def _details(event: TimelineEvent) -> Spans:
     end = "" if event.details.get("found", True) else ": not found"
-    return [("text", "requested details of "), ("name", event.tool_name), ("text", end)]
+    return _spans("requested details of ", event.tool_name, end)
 
 
 def _loaded(event: TimelineEvent) -> Spans:
     names, verb = read_names(event.details, "names"), str(event.details.get("how") or "load")
-    sentence: Spans = [("text", f"{LOADED_BY.get(verb, 'loaded')} ")]
+    tools = _list_names(names) if names else _spans("no tools")
     if event.details.get("all") and event.group_id:
-        sentence += [("text", "all tools of "), ("name", event.group_id)]
-    elif not names:
-        sentence += [("text", "no tools")]
-    else:
-        sentence += _list_names(names)
-    unknown = len(read_names(event.details, "unknown"))
+        tools = _spans("all tools of ", event.group_id)
     end = f" (≈{event.tokens:,})" if event.tokens else ""
-    if unknown:
+    if unknown := len(read_names(event.details, "unknown")):
         end += f"; {plural(unknown, 'unknown name')}"
-    return [*sentence, ("text", end)]
-
-
-def _implicit_load(event: TimelineEvent) -> Spans:
-    return [("text", "called "), ("name", event.tool_name), ("text", " directly")]
+    return [*_spans(f"{LOADED_BY.get(verb, 'loaded')} "), *tools, *_spans(end)]
 
 
 def _called(event: TimelineEvent) -> Spans:
-    sentence: Spans = [("text", "called "), ("name", event.tool_name)]
-    if event.call is None:
-        return sentence
-    if event.call.duration_ms is not None:
-        sentence.append(("text", f" · {format_milliseconds(event.call.duration_ms)}"))
-    _, label = call_outcome(event.call.state, event.call.is_error)
-    return [*sentence, ("text", f" · {label}")]
+    end = ""
+    if event.call is not None:
+        if event.call.duration_ms is not None:
+            end = f" · {format_milliseconds(event.call.duration_ms)}"
+        end += f" · {call_outcome(event.call.state, event.call.is_error)[1]}"
+    return _spans("called ", event.tool_name, end)
 
 
 def _refused(event: TimelineEvent) -> Spans:
     code = str(event.details.get("code") or "")
     reason = (event.call.error_message.strip() if event.call else "") or code.replace("_", " ")
-    sentence: Spans = [("text", "request rejected")]
-    if event.tool_name:
-        sentence = [("text", "call to "), ("name", event.tool_name), ("text", " rejected")]
-    return [*sentence, ("text", f": {shorten(reason)}" if reason else "")]
-
-
-def _forked(event: TimelineEvent) -> Spans:
-    return [("text", "forked to "), ("name", str(event.details.get("to") or "another session"))]
+    end = f" rejected: {shorten(reason)}" if reason else " rejected"
+    return _spans("call to ", event.tool_name, end) if event.tool_name else _spans(f"request{end}")
 
 
 def _resumed(event: TimelineEvent) -> Spans:
     groups = read_names(event.details, "groups")
-    return [
-        ("text", "resumed with "),
-        *(_list_names(groups) if groups else [("text", "no groups loaded")]),
-    ]
+    return _spans("resumed with ") + (_list_names(groups) if groups else _spans("no groups loaded"))
 
 
 _SENTENCES: dict[str, Callable[[TimelineEvent], Spans]] = {
@@ -219,13 +207,13 @@ _SENTENCES: dict[str, Callable[[TimelineEvent], Spans]] = {
     "searched": _searched,
     "details": _details,
     "loaded": _loaded,
-    "implicit_load": _implicit_load,
+    "implicit_load": lambda event: _spans("called ", event.tool_name, " directly"),
     "called": _called,
     "refused": _refused,
-    "forked": _forked,
+    "forked": lambda event: _spans("forked to ", str(event.details.get("to") or "another session")),
     "resumed": _resumed,
-    "closed": lambda event: [("text", "closed")],
-    "expired": lambda event: [("text", "expired after inactivity")],
+    "closed": lambda event: _spans("closed"),
+    "expired": lambda event: _spans("expired after inactivity"),
 }
 
 
@@ -251,8 +239,6 @@ def shorten(text: str, limit: int = 160) -> str:
 
 
 def _list_names(names: Sequence[str]) -> Spans:
-    spans: Spans = []
-    for index, name in enumerate(names[:NAMES_IN_SENTENCE]):
-        spans += [("text", ", ")] * bool(index) + [("name", name)]
+    separated = [part for name in names[:NAMES_IN_SENTENCE] for part in (", ", name)]
     more = len(names) - NAMES_IN_SENTENCE
-    return [*spans, ("text", f" and {more:,} more")] if more > 0 else spans
+    return _spans("", *separated[1:], f" and {more:,} more" if more > 0 else "")

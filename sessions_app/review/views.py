@@ -79,29 +79,26 @@ def _facets(filters: SessionFilter) -> list[dict[str, object]]:
     called = Tool.objects.filter(Exists(Call.objects.filter(tool=OuterRef("pk"))))
     tools = called.values_list("public_name", flat=True)
     return [
-        _pick("agent", "Agent", agents.distinct()[:200], filters.agent),
-        _pick("tool", "Tool called", tools[:500], filters.tool),
-        _chips("state", "State", SessionState.values, filters.states),
-        _chips("errors", "Calls", ["has errors"], ["has errors"] if filters.errors else []),
+        _facet("agent", "Agent", agents.distinct()[:200], [filters.agent], pick=True),
+        _facet("tool", "Tool called", tools[:500], [filters.tool], pick=True),
+        _facet("state", "State", SessionState.values, filters.states),
+        _facet("errors", "Calls", ["has errors"], ["has errors"] * filters.errors),
     ]
 
 
-def _pick(name: str, label: str, options: Iterable[str], chosen: str) -> dict[str, object]:
-    values = list(options)
-    if chosen and chosen not in values:
-        values.append(chosen)  # the current filter stays visible
-    choices = [{"value": value, "label": value, "selected": value == chosen} for value in values]
-    return {"name": name, "label": label, "options": choices, "pick": True}
-
-
-def _chips(
-    name: str, label: str, options: Iterable[str], chosen: Sequence[str]
+def _facet(
+    name: str, label: str, options: Iterable[str], chosen: Sequence[str], *, pick: bool = False
 ) -> dict[str, object]:
+    """Return a filter as chips, or as a list to pick from. A filter in use stays visible."""
     choices = [
-        {"value": value, "label": value.capitalize(), "selected": value in chosen}
-        for value in options
+        {
+            "value": value,
+            "label": value if pick else value.capitalize(),
+            "selected": value in chosen,
+        }
+        for value in dict.fromkeys([*options, *filter(None, chosen)])
     ]
-    return {"name": name, "label": label, "options": choices}
+    return {"name": name, "label": label, "options": choices, "pick": pick}
 
 
 # --- One session --------------------------------------------------------------------------------

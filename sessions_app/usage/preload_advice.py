@@ -31,11 +31,6 @@ class PreloadCandidate:
     sessions: int = 0  # that loaded it
     share: int = 0  # of all sessions, in percent
 
-    @property
-    def is_changeable(self) -> bool:
-        """Return whether the member's own preload setting applies: it does in deferred groups."""
-        return self.group.deferred
-
 
 @dataclass(frozen=True)
 class UnusedPreloads:

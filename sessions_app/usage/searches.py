@@ -15,12 +15,7 @@ from typing import Any
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from catalog import cache
-from sessions_app.ledger.event_details import (
-    describe_query,
-    read_count,
-    read_names,
-    read_object,
-)
+from sessions_app.ledger.event_details import describe_query, read_count, read_names, read_object
 from sessions_app.models import Call, Event, EventKind, SessionState
 from sessions_app.usage.filters import UsageFilter
 
@@ -119,7 +114,7 @@ def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSea
     """Return failed queries by text and strategy, most frequent first."""
     failed: dict[bool, dict[tuple[str, str], FailedSearch]] = {True: {}, False: {}}
     read = 0
-    for search in recorded_searches(filters):
+    for search in _read_searches(filters.events(EventKind.SEARCHED)):
         read += 1
         if search.without_results or search.abandoned:
             rows = failed[search.without_results]
@@ -132,17 +127,10 @@ def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSea
     )
 
 
-def recorded_searches(filters: UsageFilter) -> Iterator[RecordedSearch]:
-    """Yield the searches that match the filters, newest first."""
-    rows = _without_test_sessions(filters.events(EventKind.SEARCHED))
-    yield from _read_searches(rows.order_by("-at"), MAX_SEARCHES)
-
-
 def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearch]:
     """Return the latest distinct queries: those without results first, then the newest."""
     queries: dict[tuple[str, bool], FailedSearch] = {}
-    rows = _without_test_sessions(Event.objects.filter(kind=EventKind.SEARCHED))
-    for search in _read_searches(rows.order_by("-at"), max_searches):
+    for search in _read_searches(Event.objects.filter(kind=EventKind.SEARCHED), max_searches):
         if not search.details.get("name"):
             key = (search.description, not search.without_results)
             queries.setdefault(key, FailedSearch.from_search(search)).count(search)
@@ -150,15 +138,16 @@ def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearc
     return [query for _, query in ranked[:limit]]
 
 
-def _read_searches(rows: QuerySet[Event], limit: int) -> Iterator[RecordedSearch]:
+def _read_searches(events: QuerySet[Event], limit: int = MAX_SEARCHES) -> Iterator[RecordedSearch]:
+    """Yield the searches, newest first."""
     following = Event.objects.filter(
         session=OuterRef("session"),
         pk__gt=OuterRef("pk"),
         kind__in=[EventKind.SEARCHED, *USE_KINDS],
     ).order_by("pk")
-    rows = rows.annotate(following=Subquery(following.values("kind")[:1]))
+    rows = _without_test_sessions(events).annotate(following=Subquery(following.values("kind")[:1]))
     fields = ("at", "details", "session__agent__name", "session__state", "following")
-    for at, text, agent, state, next_kind in rows.values_list(*fields)[:limit]:
+    for at, text, agent, state, next_kind in rows.order_by("-at").values_list(*fields)[:limit]:
         details = read_object(text)
         if "total" in details:
             yield RecordedSearch(at, details, agent, next_kind, state == SessionState.OPEN)
@@ -217,7 +206,7 @@ class Report:
 def report(filters: UsageFilter, limit: int = PAGE) -> Report:
     """Return the report of unmet searches and uncalled loads."""
     builder = _ReportBuilder(filters.group)
-    for search in recorded_searches(filters):
+    for search in _read_searches(filters.events(EventKind.SEARCHED)):
         builder.add_search(search)
     _add_loads(filters, builder)
     return builder.build(limit)
