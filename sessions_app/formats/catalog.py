@@ -111,7 +111,9 @@ def native_catalog(
     """Return the system text, the tools array and other fields of the provider's native form."""
     search = native.resolve_search(options.format, options.search)
     surface = session_surface.surface_of(snapshot)
-    offers = _offers(snapshot, surface)
+    preloaded = set(surface.preloaded)
+    tools_by_name = session_surface.all_tools(snapshot)
+    offers = [Offer(tool, name in preloaded) for name, tool in tools_by_name.items()]
     text = _text(surface, offers)
     client_search = rendering.meta_tools("dispatch")[0]
     if options.toolset:
@@ -124,13 +126,6 @@ def native_catalog(
     tools = native.responses_tools(offers, surface.groups, search, client_search)
     # With server-side search, the namespaces in the array describe the groups.
     return {"system": text if search == "client" else "", "tools": tools}
-
-
-def _offers(snapshot: CatalogSnapshot, surface: Surface) -> list[Offer]:
-    preloaded = set(surface.preloaded)
-    return [
-        Offer(tool, name in preloaded) for name, tool in session_surface.all_tools(snapshot).items()
-    ]
 
 
 def _text(surface: Surface, offers: list[Offer]) -> str:

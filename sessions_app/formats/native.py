@@ -59,12 +59,12 @@ def anthropic_tools(
 ) -> list[ToolObject]:
     """Return the search tool, the preloaded tools, and all other tools as deferred."""
     _check_deferred_count(offers)
-    if all(offer.preloaded for offer in offers):
-        return [anthropic(offer.tool) for offer in offers]
     preloaded = [anthropic(offer.tool) for offer in offers if offer.preloaded]
     deferred = [
         anthropic(offer.tool) | {"defer_loading": True} for offer in offers if not offer.preloaded
     ]
+    if not deferred:
+        return preloaded
     # The search tool is never deferred: Anthropic requires at least one tool that is not.
     first = anthropic(client_search) if search == "client" else search_tool(search)
     return [first, *preloaded, *deferred]
@@ -105,15 +105,10 @@ def anthropic_connector(
         "default_config": {"enabled": True, "defer_loading": default},
         "configs": {name: {"enabled": True, "defer_loading": not default} for name in others},
     }
-    server = {
-        "type": "url",
-        "url": url,
-        "name": SERVER_NAME,
-        "authorization_token": KEY_PLACEHOLDER,
-    }
+    server = {"type": "url", "url": url, "name": SERVER_NAME}
     return {
         "tools": [*([search_tool(search)] if deferred else []), toolset],
-        "mcp_servers": [server],
+        "mcp_servers": [server | {"authorization_token": KEY_PLACEHOLDER}],
         "betas": [CONNECTOR_BETA],
     }
 
@@ -128,9 +123,7 @@ def tool_references(
     names = [name for name in matches if name in known][:MAX_REFERENCES]
     if matches and not names:
         message = "The matches were added after this session opened. Open a new session."
-    content: list[dict[str, Any]] = [
-        {"type": "tool_reference", "tool_name": name} for name in names
-    ]
+    content = [{"type": "tool_reference", "tool_name": name} for name in names]
     result = {"type": "tool_result", "content": content or [{"type": "text", "text": message}]}
     return result | ({"tool_use_id": call_id} if call_id else {})
 
@@ -142,21 +135,13 @@ def responses_tools(
     offers: Sequence[Offer], groups: Sequence[GroupLine], search: str, client_search: ToolObject
 ) -> list[ToolObject]:
     """Return one namespace per group; with client search, only the preloaded tools."""
+    tool_search = {"type": "tool_search"}
     if search == "client":
         offers = [offer for offer in offers if offer.preloaded]
-    tools: list[ToolObject] = namespaces(offers, groups)
-    if search == "client":
-        return [*tools, client_tool_search(client_search)]
-    return tools if all(offer.preloaded for offer in offers) else [*tools, {"type": "tool_search"}]
-
-
-def client_tool_search(tool: ToolObject) -> ToolObject:
-    return {
-        "type": "tool_search",
-        "execution": "client",
-        "description": tool["description"],
-        "parameters": tool["parameters"],
-    }
+        fields = {key: client_search[key] for key in ("description", "parameters")}
+        return [*namespaces(offers, groups), tool_search | {"execution": "client"} | fields]
+    tools = namespaces(offers, groups)
+    return tools if all(offer.preloaded for offer in offers) else [*tools, tool_search]
 
 
 def namespaces(offers: Sequence[Offer], groups: Sequence[GroupLine]) -> list[ToolObject]:
@@ -167,15 +152,13 @@ def namespaces(offers: Sequence[Offer], groups: Sequence[GroupLine]) -> list[Too
     for line in groups:
         members = [remaining.pop(name) for name in line.names if name in remaining]
         if members:
-            description = f"{line.display_name}: {line.description}".removesuffix(": ")
-            tools.append(
-                {
-                    "type": "namespace",
-                    "name": safe_names[line.group_id],
-                    "description": description,
-                    "tools": [_function(offer) for offer in members],
-                }
-            )
+            namespace = {
+                "type": "namespace",
+                "name": safe_names[line.group_id],
+                "description": f"{line.display_name}: {line.description}".removesuffix(": "),
+                "tools": [_function(offer) for offer in members],
+            }
+            tools.append(namespace)
     return tools + [_function(offer) for offer in remaining.values()]
 
 

@@ -74,12 +74,12 @@ def _drop_dialect(schema: dict[str, Any]) -> bool:
     return bool(jsonschema_rs.meta.is_valid(schema))
 
 
+def _tool(tool: ToolObject, **fields: Any) -> ToolObject:
+    return {"name": tool["name"], "description": tool["description"], **fields}
+
+
 def anthropic(tool: ToolObject) -> ToolObject:
-    return {
-        "name": tool["name"],
-        "description": tool["description"],
-        "input_schema": relax_schema(tool["parameters"], "anthropic"),
-    }
+    return _tool(tool, input_schema=relax_schema(tool["parameters"], "anthropic"))
 
 
 def _openai(tool: ToolObject) -> ToolObject:
@@ -97,31 +97,16 @@ def _openai(tool: ToolObject) -> ToolObject:
 
 
 def openai_responses(tool: ToolObject) -> ToolObject:
-    return {
-        "type": "function",
-        "name": tool["name"],
-        "description": tool["description"],
-        "parameters": relax_schema(tool["parameters"], "openai"),
-        "strict": False,  # strict mode rejects most schemas of MCP servers
-    }
+    # Strict mode rejects most schemas of MCP servers.
+    parameters = relax_schema(tool["parameters"], "openai")
+    return {"type": "function", **_tool(tool, parameters=parameters, strict=False)}
 
 
 def _gemini(tool: ToolObject) -> ToolObject:
     name = tool["name"]
-    return {
-        # Gemini rejects a leading digit or dash. The client removes the "_" from calls.
-        "name": name if name[:1].isalpha() or name[:1] == "_" else f"_{name}",
-        "description": tool["description"],
-        "parameters_json_schema": tool["parameters"],
-    }
-
-
-def _mcp(tool: ToolObject) -> ToolObject:
-    return {
-        "name": tool["name"],
-        "description": tool["description"],
-        "inputSchema": tool["parameters"],
-    }
+    # Gemini rejects a leading digit or dash. The client removes the "_" from calls.
+    safe_name = name if name[:1].isalpha() or name[:1] == "_" else f"_{name}"
+    return _tool(tool, parameters_json_schema=tool["parameters"]) | {"name": safe_name}
 
 
 CONVERTERS: dict[str, Callable[[ToolObject], ToolObject]] = {
@@ -130,7 +115,7 @@ CONVERTERS: dict[str, Callable[[ToolObject], ToolObject]] = {
     "openai": _openai,
     "openai-responses": openai_responses,
     "gemini": _gemini,
-    "mcp": _mcp,
+    "mcp": lambda tool: _tool(tool, inputSchema=tool["parameters"]),
 }
 
 
