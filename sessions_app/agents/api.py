@@ -1,7 +1,4 @@
-"""Admin API for agents and API keys.
-
-A key's text is returned only by the request that creates the key.
-"""
+"""Admin API for agents and API keys. Only the request that creates a key returns its text."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,7 +1,4 @@
-"""Agent queries: the list, one agent's groups and keys, an example tool for snippets.
-
-Every page takes a constant number of database queries.
-"""
+"""Agent queries: the list, one agent's groups and keys, an example tool for snippets."""
 
 from datetime import datetime, timedelta
 from typing import Any

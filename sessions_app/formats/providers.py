@@ -1,9 +1,8 @@
 """Tools arrays in each provider's format. No I/O.
 
 Some providers reject valid JSON Schema, and one such tool makes the whole request fail. For those
-providers the unsupported keywords are removed from the schema and appended to its description as
-text. Validation is unaffected: Toolcrib validates arguments against the server's original schema
-and returns that schema with an error.
+the unsupported keywords move from the schema to its description. Toolcrib still validates
+arguments against the server's schema.
 """
 
 import re

@@ -17,6 +17,8 @@ from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import check_limit, cut_page
 from toolcrib.lib.roles import key_actor
 
+EXPLANATION = ("name", "rank", "reasons", "bm25", "embedding")
+
 router = Router(tags=["search"])
 
 
@@ -116,7 +118,7 @@ def try_search(
     return {
         "answer": result.answer,
         "ms": result.ms,
-        "why": [hit.as_json() for hit in result.hits],
+        "why": [{key: hit[key] for key in EXPLANATION} for hit in result.hits],
         "hidden": [{"name": name, "why": reason} for name, reason in result.hidden.items()],
     }
 

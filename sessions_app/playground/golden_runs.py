@@ -1,9 +1,8 @@
 """Scheduling of golden query runs: once per catalog revision, one process at a time.
 
-The schedule checks for a new revision every few seconds, so a burst of changes causes one run, for
-the newest revision, and no run is lost while the broker or a worker is down. Runs use the scope of
-an agent with all groups: they measure ranking and texts, independent of permissions. A run waits
-until all embeddings are computed.
+The schedule checks for a new revision every few seconds, so a burst of changes causes one run, and
+none is lost while the broker or a worker is down. Runs use the scope of an agent with all groups:
+they measure ranking and texts, not permissions. A run waits until all embeddings are computed.
 """
 
 import logging

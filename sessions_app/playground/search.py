@@ -77,34 +77,9 @@ class PlaygroundQuery:
 
 
 @dataclass(frozen=True)
-class PlaygroundHit:
-    """One result, with its scores and reasons."""
-
-    rank: int
-    name: str
-    name_parts: Parts
-    stub: Parts
-    tokens: int
-    loaded: bool
-    score: float | None
-    bm25: float | None
-    embedding: float | None
-    reasons: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "rank": self.rank,
-            "reasons": list(self.reasons),
-            "bm25": self.bm25,
-            "embedding": self.embedding,
-        }
-
-
-@dataclass(frozen=True)
 class PlaygroundResult:
     answer: dict[str, Any] = field(default_factory=dict)
-    hits: list[PlaygroundHit] = field(default_factory=list)
+    hits: list[dict[str, Any]] = field(default_factory=list)  # with scores and reasons
     hidden: dict[str, str] = field(default_factory=dict)  # tools the agent does not get, and why
     similar_names: list[str] = field(default_factory=list)
     note: str = ""
@@ -159,22 +134,22 @@ def _hits(
     params: PlaygroundQuery,
     matches: SearchResult,
     entries: Sequence[dict[str, Any]],
-) -> list[PlaygroundHit]:
+) -> list[dict[str, Any]]:
     return [
-        PlaygroundHit(
-            rank=rank,
-            name=hit.name,
-            name_parts=_highlight(hit.name, params, hit),
-            stub=_highlight(
+        {
+            "rank": rank,
+            "name": hit.name,
+            "name_parts": _highlight(hit.name, params, hit),
+            "stub": _highlight(
                 rendering.summary(agent_scope.tools[hit.name].description), params, hit
             ),
-            tokens=entry["tokens"],
-            loaded=entry["loaded"],
-            score=entry.get("score"),
-            bm25=hit.bm25,
-            embedding=hit.embedding,
-            reasons=hit.reasons,
-        )
+            "tokens": entry["tokens"],
+            "loaded": entry["loaded"],
+            "score": entry.get("score"),
+            "bm25": hit.bm25,
+            "embedding": hit.embedding,
+            "reasons": hit.reasons,
+        }
         for rank, (hit, entry) in enumerate(zip(matches.hits, entries, strict=True), 1)
     ]
 
@@ -253,21 +228,13 @@ def explain_unavailable(tool: CachedTool, agent: str) -> str:
     return f"Not in the groups of {agent or 'any agent'}. Member of {', '.join(group_ids[:5])}."
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Embedding progress of the tools in groups."""
-
-    done: int
-    total: int
-
-
-def embedding_progress() -> Progress | None:
-    """Return the embedding progress; None if complete, or if embeddings are off or unavailable."""
+def embedding_progress() -> dict[str, int] | None:
+    """Count the embedded tools in groups; None if complete, or if embeddings are off."""
     if not settings.EMBEDDINGS or vector_store.unavailable_reason():
         return None
     index = scope.scope_of_agent(any_agent()).index
     pending = index.pending_vectors
-    return Progress(len(index) - pending, len(index)) if pending else None
+    return {"done": len(index) - pending, "total": len(index)} if pending else None
 
 
 # --- Examples and highlighting ------------------------------------------------------------------

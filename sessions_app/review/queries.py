@@ -1,7 +1,4 @@
-"""Session queries: the filtered list, one session's timeline, its JSON export.
-
-Reads only, each in a fixed number of queries. The wording of steps belongs to `timeline`.
-"""
+"""Session queries: the filtered list, one session's timeline, its JSON export."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Detail queries of one session: context meter, fork tree, adjacent sessions, selected step.
-
-Reads only, each in a bounded number of queries regardless of the session's length.
-"""
+"""Detail queries of one session: context meter, fork tree, adjacent sessions, selected step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,4 @@
-"""Recent call counts and latency of tools and servers, for their lists and the group board.
-
-Reads only, in a fixed number of queries. Trial calls are not counted.
-"""
+"""Recent call counts and latency of tools and servers. Trial calls are not counted."""
 
 from collections import defaultdict
 from collections.abc import Collection

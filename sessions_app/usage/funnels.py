@@ -1,7 +1,4 @@
-"""Search-to-call funnel per agent, and open sessions on outdated definitions.
-
-Reads only, from the newest rows up to a limit that the page states.
-"""
+"""Search-to-call funnel per agent, and open sessions on outdated definitions."""
 
 from dataclasses import dataclass
 
@@ -50,16 +47,10 @@ def funnels(filters: UsageFilter, limit: int | None = PAGE) -> list[Funnel]:
 # --- Outdated definitions -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OutdatedSession:
-    """An open session that keeps definitions which new sessions no longer get."""
-
-    session: AgentSession
-    names: list[str]
-
-
-def outdated_sessions(filters: UsageFilter, limit: int | None = PAGE) -> list[OutdatedSession]:
-    """Return open sessions whose definitions differ from those approved now."""
+def outdated_sessions(
+    filters: UsageFilter, limit: int | None = PAGE
+) -> list[tuple[AgentSession, list[str]]]:
+    """Return open sessions with the names of tools whose definition new sessions no longer get."""
     rows = AgentSession.objects.open().select_related("agent").defer("metadata")
     if filters.agent:
         rows = rows.filter(agent__name=filters.agent)
@@ -85,12 +76,10 @@ def outdated_sessions(filters: UsageFilter, limit: int | None = PAGE) -> list[Ou
         tools = tools.filter(memberships__group__group_id=filters.group)
     approved = dict(tools.values_list("public_name", "approved_id"))
     outdated = [
-        OutdatedSession(
-            session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk)
-        )
+        (session, sorted(n for n, pk in pins.items() if n in approved and approved[n] != pk))
         for session, pins in sent.items()
     ]
-    return [row for row in outdated if row.names][:limit]
+    return [row for row in outdated if row[1]][:limit]
 
 
 def _definitions(pins: object) -> dict[str, int | None]:

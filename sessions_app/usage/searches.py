@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db.models import OuterRef, QuerySet, Subquery
 
@@ -25,6 +25,7 @@ SESSIONS_PER_QUERY = 500
 PAGE = 25
 TEST_SESSION_KEY = "tried_by"  # in the metadata of test sessions, which the playground opens
 NO_GROUP = "(no group)"
+K = TypeVar("K")
 USE_KINDS = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
 
 
@@ -78,12 +79,16 @@ class FailedSearch:
     agents: list[str]
     first: str = ""
 
-    @classmethod
-    def from_search(cls, search: RecordedSearch) -> "FailedSearch":
-        """Return a row with count 0. Searches are read newest first, so this one is the latest."""
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if name != "strategy"}
+
+
+def _count(rows: dict[K, FailedSearch], key: K, search: RecordedSearch) -> None:
+    """Count a search in its row. Searches are read newest first, so the first is the latest."""
+    if key not in rows:
         details = search.details
         query = details.get("pattern") or details.get("query") or details.get("name") or ""
-        return cls(
+        rows[key] = FailedSearch(
             asked=search.description,
             query=str(query),
             strategy=search.strategy,
@@ -93,14 +98,9 @@ class FailedSearch:
             agents=[],
             first=search.hits[0] if search.hits else "",
         )
-
-    def count(self, search: RecordedSearch) -> None:
-        self.times += 1
-        if search.agent not in self.agents:
-            self.agents = sorted([*self.agents, search.agent])[:5]
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "strategy"}
+    row = rows[key]
+    row.times += 1
+    row.agents = sorted({*row.agents, search.agent})[:5]
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,7 @@ def failed_searches(filters: UsageFilter, limit: int | None = PAGE) -> FailedSea
         read += 1
         if search.without_results or search.abandoned:
             rows = failed[search.without_results]
-            key = (search.description, search.strategy)
-            rows.setdefault(key, FailedSearch.from_search(search)).count(search)
+            _count(rows, (search.description, search.strategy), search)
     return FailedSearches(
         read,
         _most_frequent(failed[True].values(), limit),
@@ -132,8 +131,7 @@ def recent_queries(limit: int = 12, max_searches: int = 500) -> list[FailedSearc
     queries: dict[tuple[str, bool], FailedSearch] = {}
     for search in _read_searches(Event.objects.filter(kind=EventKind.SEARCHED), max_searches):
         if not search.details.get("name"):
-            key = (search.description, not search.without_results)
-            queries.setdefault(key, FailedSearch.from_search(search)).count(search)
+            _count(queries, (search.description, not search.without_results), search)
     ranked = sorted(queries.items(), key=lambda pair: (pair[0][1], -pair[1].last_at.timestamp()))
     return [query for _, query in ranked[:limit]]
 
@@ -274,7 +272,7 @@ class _ReportBuilder:
             total.astray += search.abandoned
         if search.without_results or search.abandoned:
             rows = self.lost if search.without_results else self.astray
-            rows.setdefault(search.description, FailedSearch.from_search(search)).count(search)
+            _count(rows, search.description, search)
 
     def add_load(self, name: str, group: str, agent: str, *, called: bool) -> None:
         if self.group and group != self.group:

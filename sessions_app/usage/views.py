@@ -191,9 +191,9 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "old": lambda filters: (
         ("session", "agent", "last_used", "tool"),
         (
-            (row.session.session_id, row.session.agent.name, row.session.last_used_at, name)
-            for row in funnels.outdated_sessions(filters, limit=None)
-            for name in row.names
+            (session.session_id, session.agent.name, session.last_used_at, name)
+            for session, names in funnels.outdated_sessions(filters, limit=None)
+            for name in names
         ),
     ),
 }

@@ -131,7 +131,7 @@ def test_a_run_waits_for_embeddings_and_then_includes_the_embedding_strategy(
     assert golden_runs.run_if_due() is None
     with pytest.raises(Conflict, match="Embeddings are being computed"):
         golden_runs.run_now()
-    assert playground_search.embedding_progress() == playground_search.Progress(0, 7)
+    assert playground_search.embedding_progress() == {"done": 0, "total": 7}
 
     assert vector_store.embed_missing() == 7
     vector_store.installation_vectors._last_lookup.clear()  # it looks again after a second
@@ -144,7 +144,7 @@ def test_a_run_waits_for_embeddings_and_then_includes_the_embedding_strategy(
         playground_search.PlaygroundQuery(query="open a bug report")
     )
     assert result.answer["strategy"] == "hybrid"
-    assert result.hits[0].embedding == 1.0
+    assert result.hits[0]["embedding"] == 1.0
 
 
 def test_golden_queries_are_independent_of_agent_permissions(marked, github):

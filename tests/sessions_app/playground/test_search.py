@@ -77,7 +77,7 @@ def test_nothing_is_recorded(scout, admin, page_of):
 def test_without_an_agent_all_groups_are_searched(github, slack):
     result = playground_search.run_query(PlaygroundQuery(query="search_code"))
 
-    assert {hit.name for hit in result.hits} >= {"github__search_code", "slack__search_code"}
+    assert {hit["name"] for hit in result.hits} >= {"github__search_code", "slack__search_code"}
     assert result.tool_count == 7
 
 
@@ -86,7 +86,7 @@ def test_an_agent_finds_only_tools_in_its_groups(github, slack):
 
     result = playground_search.run_query(PlaygroundQuery(query="search code", agent="poster"))
 
-    assert [hit.name for hit in result.hits] == ["slack__search_code"]
+    assert [hit["name"] for hit in result.hits] == ["slack__search_code"]
     assert result.tool_count == 2
 
 
@@ -168,9 +168,9 @@ def test_each_result_has_its_rank_cost_and_reasons(github, admin, page_of):
     first = playground_search.run_query(PlaygroundQuery(query="create issue")).hits[0]
     shown = text_of(page_of(admin, "/search?q=create+issue"))
 
-    assert (first.rank, first.name) == (1, "github__create_issue")
-    assert first.tokens == tool("github__create_issue").approved.tokens
-    assert f"≈{first.tokens} tokens" in shown
+    assert (first["rank"], first["name"]) == (1, "github__create_issue")
+    assert first["tokens"] == tool("github__create_issue").approved.tokens
+    assert f"≈{first['tokens']} tokens" in shown
     assert "Search time:" in shown
     assert '"status": "success"' in shown
 
@@ -234,7 +234,7 @@ def test_no_results_shows_similar_names(github, slack, admin, page_of):
     shown = page_of(admin, "/search?q=pst_mesage&mode=&agent=poster&server=slack")
 
     result = shown.context["result"]
-    names = [*result.similar_names, *(hit.name for hit in result.hits)]
+    names = [*result.similar_names, *(hit["name"] for hit in result.hits)]
     assert "slack__post_message" in names
     assert "pst_mesage" in text_of(shown)
 
@@ -367,4 +367,4 @@ def test_a_search_alias_finds_a_tool_that_its_description_does_not(github):
     hints.add(tool("github__get_file"), "alias", "wombat", actor=SYSTEM)
 
     result = playground_search.run_query(PlaygroundQuery(query="wombat", strategy="bm25"))
-    assert result.hits[0].name == "github__get_file"
+    assert result.hits[0]["name"] == "github__get_file"

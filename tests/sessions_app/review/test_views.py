@@ -265,7 +265,7 @@ def test_a_session_shows_its_timeline_as_sentences(signed_in, recorded):
         "called weather__get_forecast directly",
         "called weather__get_forecast · 420 ms · ok ≈855",
         "called weather__get_forecast · 420 ms · failed error",
-        "call to no/such tool rejected : There is no such tool here. rejected",
+        "call to no/such tool rejected: There is no such tool here. rejected",
         "Idle for 1 h 59 min",
     ):
         assert sentence in text, sentence
