@@ -79,12 +79,8 @@ def add(request: HttpRequest) -> HttpResponse:
             form.add_error("name" if error.code != "not_found" else None, error.sentence)
         else:
             return _show_key(request, find_agent(agent.name), text, new=True)
-    return render(
-        request,
-        "sessions_app/agents/add.html",
-        {"form": form},
-        status=422 if form.is_bound else 200,
-    )
+    status = 422 if form.is_bound else 200
+    return render(request, "sessions_app/agents/add.html", {"form": form}, status=status)
 
 
 def _show_key(

@@ -47,6 +47,14 @@ class GoldenOut(Schema):
     broke: bool
     results: list[ResultOut]
 
+    @staticmethod
+    def resolve_tools(query: GoldenQuery) -> list[str]:
+        return query.right
+
+    @staticmethod
+    def resolve_broke(query: GoldenQuery) -> bool:
+        return any(row.broke for row in query.results.all())
+
 
 class GoldenPage(Schema):
     items: list[GoldenOut]
@@ -74,20 +82,6 @@ class MissedOut(Schema):
     uncalled: list[dict[str, Any]]
     agents: list[dict[str, Any]]
     groups: list[dict[str, Any]]
-
-
-def golden_json(query: GoldenQuery) -> dict[str, Any]:
-    results = list(query.results.all())
-    return {
-        "id": query.pk,
-        "query": query.query,
-        "tools": query.right,
-        "origin": query.origin,
-        "marked_by": query.marked_by,
-        "created_at": query.created_at,
-        "broke": any(row.broke for row in results),
-        "results": results,
-    }
 
 
 @router.get("", response={200: dict[str, Any], **ERRORS})
@@ -127,17 +121,17 @@ def try_search(
 def list_golden(request: HttpRequest, limit: int = 50, cursor: int = 0) -> dict[str, Any]:
     rows = golden_queries.queries().order_by("pk").filter(pk__gt=cursor)
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
-    return {"items": [golden_json(row) for row in items], "next_cursor": next_cursor}
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("/golden", response={201: GoldenOut, **ERRORS})
-def mark_golden(request: HttpRequest, body: GoldenIn) -> Status[dict[str, Any]]:
+def mark_golden(request: HttpRequest, body: GoldenIn) -> Status[GoldenQuery]:
     """Set the expected tools of a query and run it."""
     golden = golden_queries.set_expected_tools(
         body.query, body.tools, origin="api", actor=key_actor(request)
     )
     golden_runs.run_one(golden)
-    return Status(201, golden_json(golden_queries.find_golden_query(golden.pk)))
+    return Status(201, golden_queries.find_golden_query(golden.pk))
 
 
 @router.get("/golden/standing", response={200: StandingOut, **ERRORS})
@@ -146,7 +140,7 @@ def standing(request: HttpRequest, limit: int = 10) -> dict[str, Any]:
     return {
         "revision": Revision.current(),
         "runs": list(GoldenRun.objects.exclude(finished_at=None)[: check_limit(limit)]),
-        "broke": [golden_json(query) for query in golden_queries.list_regressions()],
+        "broke": golden_queries.list_regressions(),
     }
 
 
@@ -157,10 +151,10 @@ def run_golden(request: HttpRequest) -> GoldenRun:
 
 
 @router.post("/golden/{golden_id}/accept", response={200: GoldenOut, **ERRORS})
-def accept_golden(request: HttpRequest, golden_id: int) -> dict[str, Any]:
+def accept_golden(request: HttpRequest, golden_id: int) -> GoldenQuery:
     """Accept the current ranks of a query as its new baseline."""
     golden_queries.accept(golden_queries.find_golden_query(golden_id), actor=key_actor(request))
-    return golden_json(golden_queries.find_golden_query(golden_id))
+    return golden_queries.find_golden_query(golden_id)
 
 
 @router.delete("/golden/{golden_id}", response={204: None, **ERRORS})

@@ -125,8 +125,8 @@ def _preloaded_names(agent: Agent, agent_scope: SessionScope) -> set[str]:
     )
     if decision.mode == Mode.FULL:
         return {tool.name for tool in agent_scope.offered}
-    members = (member for group in agent_scope.groups for member in group.members)
-    return {member.tool.name for member in members if member.preload and member.tool.offered}
+    members = (member for group in agent_scope.groups for member in group.offered)
+    return {member.tool.name for member in members if member.preload}
 
 
 def _hits(
@@ -243,21 +243,12 @@ def embedding_progress() -> dict[str, int] | None:
 def example_queries() -> list[str]:
     """Return example queries: those of admins first, then summaries of tools."""
     hints = ToolHint.objects.filter(kind=HintKind.EXAMPLE).order_by("pk")
-    first_tools = (
-        next((member.tool for member in group.members if member.tool.offered), None)
-        for group in cache.current().groups
-    )
-    summaries = (rendering.summary(tool.description) for tool in first_tools if tool is not None)
-    queries = [
-        *hints.values_list("text", flat=True)[:MAX_EXAMPLES],
-        *map(_summary_query, filter(None, summaries)),
-    ]
+    queries = list(hints.values_list("text", flat=True)[:MAX_EXAMPLES])
+    for group in cache.current().groups:
+        for member in group.offered[:1]:
+            words = rendering.summary(member.tool.description).rstrip(".…").split()
+            queries.append(" ".join(words[:8])[:80].lower())
     return list(dict.fromkeys(filter(None, queries)))[:MAX_EXAMPLES]
-
-
-def _summary_query(summary: str) -> str:
-    words = summary.rstrip(".…").split()[:8]
-    return " ".join(words)[:80].lower() if words else ""
 
 
 def highlight_words(text: str, matched: Iterable[str]) -> Parts:

@@ -4,14 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sessions_app.agents.snippets import sample_arguments
-
+# Prefilled values of required arguments, by type.
 EMPTY_VALUES = {"string": "", "integer": 0, "number": 0, "boolean": False, "null": None}
-
-
-def skeleton(schema: object) -> dict[str, object]:
-    """Return an object with the required arguments of a schema, each with a default value."""
-    return sample_arguments(schema, EMPTY_VALUES)
 
 
 def confirmation_reason(annotations: Mapping[str, object]) -> str:

@@ -13,8 +13,9 @@ from django.views.decorators.http import require_http_methods
 from catalog.models import Tool
 from catalog.tools.actions import parse_tool_text
 from catalog.tools.queries import find_defined_tool
+from sessions_app.agents.snippets import sample_arguments
 from sessions_app.dispatch import dispatcher
-from sessions_app.playground import try_tool as trying
+from sessions_app.playground.try_tool import EMPTY_VALUES, confirmation_reason, form_fields
 from sessions_app.review import content, timeline
 from toolcrib.lib import payloads
 from toolcrib.lib.errors import ToolcribError
@@ -52,16 +53,16 @@ def try_tool(request: HttpRequest, public_name: str) -> HttpResponse:
     context: dict[str, Any] = {
         "tool": tool,
         "schema": body["inputSchema"],
-        "fields": trying.form_fields(body["inputSchema"]),
+        "fields": form_fields(body["inputSchema"]),
         "annotations": annotations,
-        "confirmation_reason": trying.confirmation_reason(annotations) if tool.server_id else "",
+        "confirmation_reason": confirmation_reason(annotations) if tool.server_id else "",
     }
     status = 200
     if request.method == "POST":
         context["form"] = form = TryForm(request.POST)
         status = _submit(request, tool, form, context)
     else:
-        skeleton = content.pretty_json(trying.skeleton(body["inputSchema"]))
+        skeleton = content.pretty_json(sample_arguments(body["inputSchema"], EMPTY_VALUES))
         context["form"] = TryForm(initial={"arguments": skeleton})
     return render(request, "sessions_app/playground/try_tool.html", context, status=status)
 

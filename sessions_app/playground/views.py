@@ -81,11 +81,8 @@ def search(request: HttpRequest) -> HttpResponse:
 @operator_required
 def progress(request: HttpRequest) -> HttpResponse:
     """Render the embedding progress, which the page polls."""
-    return render(
-        request,
-        "sessions_app/playground/_progress.html",
-        {"progress": playground_search.embedding_progress()},
-    )
+    context = {"progress": playground_search.embedding_progress()}
+    return render(request, "sessions_app/playground/_progress.html", context)
 
 
 def _find_golden(query: str) -> GoldenQuery | None:

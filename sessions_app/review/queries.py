@@ -206,22 +206,6 @@ def export_session(session: AgentSession) -> dict[str, Any]:
     events = session.events.select_related("call", "call__definition").order_by("pk")
     laid_out = timeline.lay_out(map(_timeline_event, events), run=session.duration)
     return {
-        **session_facts(session),
-        "metadata": read_value(session.metadata),
-        "catalog": {
-            "text": session.snapshot.text,
-            "tokens": session.snapshot.tokens,
-            "sha256": session.snapshot.sha256,
-        },
-        "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},
-        "forks": list(session.forks.order_by("pk").values_list("session_id", flat=True)),
-        "events": [_export_step(entry) for entry in laid_out if isinstance(entry, Step)],
-    }
-
-
-def session_facts(session: AgentSession) -> dict[str, Any]:
-    """Return a session's fields without its timeline."""
-    return {
         "id": session.session_id,
         "agent": session.agent.name,
         "parent": session.parent.session_id if session.parent else None,
@@ -238,6 +222,15 @@ def session_facts(session: AgentSession) -> dict[str, Any]:
         "calls": session.calls,
         "errors": session.errors,
         "tokens": token_ledger(session),
+        "metadata": read_value(session.metadata),
+        "catalog": {
+            "text": session.snapshot.text,
+            "tokens": session.snapshot.tokens,
+            "sha256": session.snapshot.sha256,
+        },
+        "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},
+        "forks": list(session.forks.order_by("pk").values_list("session_id", flat=True)),
+        "events": [_export_step(entry) for entry in laid_out if isinstance(entry, Step)],
     }
 
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import Count, Exists, OuterRef, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
@@ -199,7 +198,6 @@ def session_json(request: HttpRequest, session_id: str) -> HttpResponse:
     session = _find_session(session_id)
     response = JsonResponse(
         review_queries.export_session(session),
-        encoder=DjangoJSONEncoder,
         json_dumps_params={"ensure_ascii": False, "indent": 2},
     )
     response["Content-Disposition"] = f'attachment; filename="{session.session_id}.json"'

@@ -69,7 +69,7 @@ def tools(
     filters = UsageFilter(agent=agent.replace("\0", ""), start=since)
     rows = [row for row in tool_usage(filters, tool.replace("\0", "")) if row.tool_name > cursor]
     items, next_cursor = cut_page(rows, limit, lambda row: row.tool_name)
-    return {"since": since, "items": [row.as_json() for row in items], "next_cursor": next_cursor}
+    return {"since": since, "items": items, "next_cursor": next_cursor}
 
 
 @router.get("/searches", response={200: FailedSearchPage, **ERRORS})

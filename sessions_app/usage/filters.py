@@ -29,19 +29,12 @@ class Range:
     label: str
     buckets: int
     bucket: str = "day"
-
-    @property
-    def step(self) -> timedelta:
-        return timedelta(hours=1) if self.bucket == "hour" else timedelta(days=1)
-
-    @property
-    def digits(self) -> int:
-        """Return how many characters of an ISO timestamp identify its bucket."""
-        return 13 if self.bucket == "hour" else 10
+    step: timedelta = timedelta(days=1)
+    digits: int = 10  # characters of an ISO timestamp that identify its bucket
 
 
 RANGES = {
-    "24h": Range("24 hours", 24, "hour"),
+    "24h": Range("24 hours", 24, "hour", timedelta(hours=1), 13),
     "7d": Range("7 days", 7),
     "30d": Range("30 days", 30),
     "90d": Range("90 days", 90),

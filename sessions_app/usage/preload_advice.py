@@ -61,11 +61,10 @@ def _preloads(group: CachedGroup) -> list[Pair]:
 
 def _candidates(pairs: Sequence[Pair], limit: int | None) -> list[PreloadCandidate]:
     """Fetch the groups and tools of the first `limit` pairs."""
-    groups = {group.pk: group for group in Group.objects.all()}
-    rows = Tool.objects.only("public_name", "created_at", "server_id")
-    if limit is not None:
-        rows = rows.filter(pk__in=[member.tool.tool_id for _, member in pairs[:limit]])
-    tools = {tool.pk: tool for tool in rows}
+    groups = Group.objects.in_bulk()
+    tools = Tool.objects.only("public_name", "created_at", "server_id").in_bulk(
+        [member.tool.tool_id for _, member in pairs[:limit]]
+    )
     return [
         PreloadCandidate(groups[group.pk], tools[member.tool.tool_id], _tokens(member))
         for group, member in pairs[:limit]
@@ -101,29 +100,24 @@ def frequently_loaded(filters: UsageFilter, limit: int | None = PAGE) -> list[Pr
     """Return tools that many sessions loaded and that are not preloaded, most loaded first."""
     sessions: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
     rows = filters.events(EventKind.LOADED).order_by("-at")
-    for session, group, text in rows.values_list("session_id", "group_id", "details")[:MAX_LOADS]:
+    fields = ("session_id", "group_id", "details")
+    for session, group_id, text in rows.values_list(*fields)[:MAX_LOADS]:
         for name in read_names(read_object(text), "names"):
-            sessions[group, name].add(session)
+            sessions[group_id, name].add(session)
     counts = {key: len(pks) for key, pks in sessions.items() if len(pks) >= MIN_SESSIONS}
-    group_ids = {group for group, _ in counts}
-    pairs = [
-        (group, member)
-        for group in _groups(filters)
-        if group.group_id in group_ids
-        for member in group.offered
-        if not member.preload and (group.group_id, member.tool.name) in counts
-    ]
-    pairs.sort(key=lambda pair: (-counts[_key(pair)], _key(pair)))
+    groups = {group.group_id: group for group in _groups(filters)}
+    pairs = []
+    for group_id, name in sorted(counts, key=lambda key: (-counts[key], key)):
+        group = groups.get(group_id)
+        member = group.offered_by_name.get(name) if group else None
+        if group and member and not member.preload:
+            pairs.append((group, member))
     total = max(_count_sessions(filters, rows), 1)
     return [
         replace(candidate, sessions=count, share=min(round(100 * count / total), 100))
         for candidate in _candidates(pairs, limit)
         for count in [counts[candidate.group.group_id, candidate.tool.public_name]]
     ]
-
-
-def _key(pair: Pair) -> tuple[str, str]:
-    return pair[0].group_id, pair[1].tool.name
 
 
 def _count_sessions(filters: UsageFilter, loads: QuerySet[Event]) -> int:

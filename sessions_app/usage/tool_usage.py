@@ -5,8 +5,8 @@ from the newest rows up to a limit, so the cost does not grow with the ledger.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -44,11 +44,6 @@ class ToolUsage:
     @property
     def tokens_per_call(self) -> int:
         return round(self.tokens / self.calls) if self.calls else 0
-
-    def as_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        del fields["trend"]
-        return fields
 
 
 @dataclass(frozen=True)
@@ -136,21 +131,17 @@ def _count_loads(events: QuerySet[Event]) -> Counter[str]:
 
 def usage_report(filters: UsageFilter) -> UsageReport:
     """Count calls and errors by bucket and by tool."""
-    calls: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    for bucket, count, failed in (
-        _by_bucket(filters)
-        .values_list("bucket")
-        .annotate(n=Count("pk"), failed=Count("pk", filter=FAILED))
-    ):
-        calls[bucket], errors[bucket] = count, failed
+    rows = _by_bucket(filters).values_list("bucket")
+    rows = rows.annotate(calls=Count("pk"), errors=Count("pk", filter=FAILED))
+    counts = {bucket: (calls, errors) for bucket, calls, errors in rows}
+    calls = sum(number for number, _ in counts.values())
     tools = count_by_tool(filters.calls(), DURATIONS)
     return UsageReport(
-        buckets=_buckets(filters, calls, errors),
+        buckets=_buckets(filters, counts),
         tools=_sort_tools(tools.values(), filters.sort),
-        calls=calls.total(),
-        errors=errors.total(),
-        unknown_tools=calls.total() - sum(tool.calls for tool in tools.values()),
+        calls=calls,
+        errors=sum(number for _, number in counts.values()),
+        unknown_tools=calls - sum(tool.calls for tool in tools.values()),
     )
 
 
@@ -183,10 +174,10 @@ def _bucket_names(filters: UsageFilter) -> list[str]:
     return [at.strftime("%Y-%m-%d %H")[: filters.range.digits] for at in filters.buckets]
 
 
-def _buckets(filters: UsageFilter, calls: Counter[str], errors: Counter[str]) -> list[Bucket]:
+def _buckets(filters: UsageFilter, counts: Mapping[str, tuple[int, int]]) -> list[Bucket]:
     first = Call.objects.order_by("accepted_at").values_list("accepted_at", flat=True).first()
     return [
-        Bucket(at, calls[name], errors[name])
+        Bucket(at, *counts.get(name, (0, 0)))
         if first and at + filters.range.step > first
         else Bucket(at, None)
         for at, name in zip(filters.buckets, _bucket_names(filters), strict=True)

@@ -250,9 +250,7 @@ def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
     def write() -> GroupWrite:
         return group_undo.undo(group_undo.find_entry(entry_id), actor=actor_of(request))
 
-    # Undoing an undo is a redo.
-    if request.POST.get("redo") == "1":
-        _apply(request, write, "Redone.")
-    else:
-        _apply(request, write, "Undone.", action="Redo")
+    is_redo = request.POST.get("redo") == "1"  # undoes an undo
+    sentence, action = ("Redone.", "Undo") if is_redo else ("Undone.", "Redo")
+    _apply(request, write, sentence, action=action)
     return redirect(_return_url(request, "unused"))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sessions_app.agents.snippets import sample_arguments
 from sessions_app.playground import try_tool
 from sessions_app.review import content, timeline
 from sessions_app.review.timeline import Gap, Step, TimelineEvent
@@ -308,7 +309,7 @@ def test_a_skeleton_has_the_required_arguments_with_default_values():
         },
     }
 
-    assert try_tool.skeleton(schema) == {
+    assert sample_arguments(schema, try_tool.EMPTY_VALUES) == {
         "city": "",
         "days": 3,
         "unit": "C",
@@ -319,15 +320,15 @@ def test_a_skeleton_has_the_required_arguments_with_default_values():
         "odd": "",
         "maybe": 0,
     }
-    assert try_tool.skeleton({"type": "object"}) == {}
-    assert try_tool.skeleton({"required": "city", "properties": []}) == {}
+    assert sample_arguments({"type": "object"}, try_tool.EMPTY_VALUES) == {}
+    assert sample_arguments({"required": "city", "properties": []}, try_tool.EMPTY_VALUES) == {}
 
 
 def test_a_recursive_schema_has_a_finite_skeleton():
     deep: dict = {"type": "object", "required": ["a"], "properties": {}}
     deep["properties"]["a"] = deep
 
-    assert try_tool.skeleton(deep) == {"a": {"a": {"a": {"a": {}}}}}
+    assert sample_arguments(deep, try_tool.EMPTY_VALUES) == {"a": {"a": {"a": {"a": {}}}}}
 
 
 @pytest.mark.parametrize(
