@@ -4,7 +4,6 @@ An agent has either an ordered list of groups, or all current and future groups;
 `sessions_app.agents.api_keys` creates the keys.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,9 +48,6 @@ CATALOG_SETTINGS = {
     "threshold_percent",
 }
 GROUP_ACTIONS = ("add", "remove", "up", "down")
-
-
-# --- Agents -------------------------------------------------------------------------------------
 
 
 @transaction.atomic
@@ -233,7 +229,7 @@ def validate_setting(key: str, value: Any) -> Any:
 
 def _validate_percent(key: str, value: Any) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 < value <= 100:
+    if not is_number or not 0 < value <= 100:
         raise Invalid(f"{key} must be a number greater than 0 and at most 100.")
     return float(value)
 

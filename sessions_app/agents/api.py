@@ -129,9 +129,6 @@ def key_body(key: ApiKey) -> dict[str, Any]:
     }
 
 
-# --- Agents -------------------------------------------------------------------------------------
-
-
 @router.get("/agents", response={200: AgentPage, **ERRORS}, tags=["agents"])
 def list_agents(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict[str, Any]:
     agents = agents_with_counts().filter(name__gt=cursor)
@@ -163,14 +160,9 @@ def edit_agent(request: HttpRequest, name: str, body: AgentEdit) -> dict[str, An
     with transaction.atomic():
         agent = agent_actions.change(find_agent(name), actor=actor, **body.settings())
         if body.groups is not None or body.all_groups is not None:
-            current = (
-                agent_actions.group_ids(agent)
-                if body.groups is None and not body.all_groups
-                else ()
-            )
-            agent_actions.set_groups(
-                agent, body.groups or current, all_groups=bool(body.all_groups), actor=actor
-            )
+            keep = body.groups is None and not body.all_groups
+            groups = agent_actions.group_ids(agent) if keep else body.groups or ()
+            agent_actions.set_groups(agent, groups, all_groups=bool(body.all_groups), actor=actor)
         if body.enabled is not None:
             agent_actions.set_enabled(agent, body.enabled, actor=actor)
     return agent_body(find_agent(agent.name))

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from catalog.models import Group
 from sessions_app.agents.actions import MAX_TEXT_LENGTHS, POSITIVE_INTEGER
-from sessions_app.models import Agent, Mode, Strategy
+from sessions_app.models import Mode, Strategy
 
 STRATEGY_LABELS = {
     Strategy.DISPATCH.value: "Dispatch: schemas are returned as results; the tools array is fixed",
@@ -63,16 +63,9 @@ class AgentForm(forms.Form):
         if not field.choices:
             del self.fields["groups"]
 
-    def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or {}
-        if cleaned.get("all_groups") and cleaned.get("groups"):
+    def clean(self) -> None:
+        if self.cleaned_data.get("all_groups") and self.cleaned_data.get("groups"):
             self.add_error("groups", "Select groups here or all groups above, not both.")
-        return cleaned
-
-    @property
-    def group_choice(self) -> dict[str, Any]:
-        cleaned = self.cleaned_data
-        return {"groups": cleaned.get("groups") or [], "all_groups": cleaned["all_groups"]}
 
 
 def _number(label: str, help_text: str, *, required: bool = True) -> forms.IntegerField:
@@ -147,10 +140,6 @@ class SettingsForm(forms.Form):
         "Open sessions",
         "At the limit, the longest idle session expires if it was idle for 30 minutes.",
     )
-
-    @classmethod
-    def from_agent(cls, agent: Agent) -> "SettingsForm":
-        return cls(initial={key: getattr(agent, key) for key in cls.base_fields})
 
     @property
     def sections(self) -> list[tuple[str, list[forms.BoundField]]]:

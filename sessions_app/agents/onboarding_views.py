@@ -29,9 +29,6 @@ GROUP_VIEWED_COOKIE, DISMISSED_COOKIE = "welcome-group", "welcome-dismissed"
 YEAR = 31_536_000  # seconds
 
 
-# --- Groups -------------------------------------------------------------------------------------
-
-
 @require_POST
 @admin_required
 def start_onboarding(request: HttpRequest) -> HttpResponse:
@@ -77,9 +74,6 @@ def dismiss(request: HttpRequest) -> HttpResponse:
 def _set_cookie(response: HttpResponse, name: str) -> None:
     secure = settings.SESSION_COOKIE_SECURE
     response.set_cookie(name, "1", max_age=YEAR, samesite="Lax", httponly=True, secure=secure)
-
-
-# --- First agent --------------------------------------------------------------------------------
 
 
 @never_cache

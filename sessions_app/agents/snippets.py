@@ -170,8 +170,6 @@ def _literal(value: object) -> str:
     return repr(value)
 
 
-# --- Arguments ------------------------------------------------------------------------------------
-
 MAX_DEPTH = 4
 SAMPLES = {"string": "text", "integer": 1, "number": 1, "boolean": True, "null": None}
 

@@ -7,6 +7,7 @@ redirect, a session or a message, and browsers must not cache it.
 from typing import Any
 
 from django.contrib import messages
+from django.forms import model_to_dict
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -51,9 +52,6 @@ def page_context(agent: Agent, tab: str) -> dict[str, Any]:
     }
 
 
-# --- List and add -------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def agents(request: HttpRequest) -> HttpResponse:
@@ -72,9 +70,8 @@ def add(request: HttpRequest) -> HttpResponse:
     form = AgentForm(request.POST if request.method == "POST" else None)
     if form.is_bound and form.is_valid():
         try:
-            agent, text = agent_actions.create_with_key(
-                form.cleaned_data["name"], **form.group_choice, actor=actor_of(request)
-            )
+            actor = actor_of(request)
+            agent, text = agent_actions.create_with_key(**form.cleaned_data, actor=actor)
         except ToolcribError as error:
             form.add_error("name" if error.code != "not_found" else None, error.sentence)
         else:
@@ -215,7 +212,7 @@ def settings(request: HttpRequest, name: str) -> HttpResponse:
 
 def _settings_page(request: HttpRequest, agent: Agent, **errors: Any) -> HttpResponse:
     """Render the tab. With `errors`, context that describes a rejected form, the status is 422."""
-    form = SettingsForm.from_agent(agent)
+    form = SettingsForm(initial=model_to_dict(agent, SettingsForm.base_fields))
     context = page_context(agent, "agent-settings") | agent_queries.groups_of(agent)
     context["settings_rows"] = agent_queries.settings_rows(agent, form)
     if role_of(request.user) >= Role.ADMIN:

@@ -42,9 +42,6 @@ def check_format(options: FormatIn) -> None:
         )
 
 
-# --- Catalogs -----------------------------------------------------------------------------------
-
-
 def session_catalog(session: AgentSession, options: FormatIn) -> str:
     """Return a session's catalog in the requested format, as the response body."""
     if options.native:

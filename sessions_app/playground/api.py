@@ -49,7 +49,7 @@ class GoldenOut(Schema):
 
     @staticmethod
     def resolve_tools(query: GoldenQuery) -> list[str]:
-        return query.right
+        return list(query.right)
 
     @staticmethod
     def resolve_broke(query: GoldenQuery) -> bool:

@@ -17,8 +17,6 @@ def confirmation_reason(annotations: Mapping[str, object]) -> str:
     return ""
 
 
-# --- Fields -------------------------------------------------------------------------------------
-
 MAX_FIELDS = 40  # per form; further arguments are available as JSON only
 KINDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "choice"}
 

@@ -43,9 +43,6 @@ def _tabs(current: str, regressions: int) -> list[dict[str, Any]]:
     ]
 
 
-# --- Test a query -------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def search(request: HttpRequest) -> HttpResponse:
@@ -224,9 +221,6 @@ def golden_run(request: HttpRequest) -> HttpResponse:
         golden_runs.run_now()
         messages.success(request, "Golden query run finished.")
     return redirect("golden")
-
-
-# --- Unmet searches -----------------------------------------------------------------------------
 
 
 @require_safe

@@ -23,9 +23,6 @@ STEPS_PER_PAGE = 100
 SERVER_RESPONSE_ERRORS = ("tool_error", "output_invalid")
 
 
-# --- The list -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class SessionFilter:
     """Filters of the session list, from the query string. Unknown states are ignored."""

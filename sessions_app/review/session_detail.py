@@ -20,9 +20,6 @@ MAX_FORKS = 100
 FAILED_STATUSES = ("error", "rejected", "changed")  # pills of steps that did not succeed
 
 
-# --- The context meter --------------------------------------------------------------------------
-
-
 def context_meter(session: AgentSession) -> dict[str, Any] | None:
     """Return the chart of the tokens in context after each step; None if no step added any."""
     added = list(session.events.order_by("pk").values_list("tokens", flat=True)[:METER_STEPS])
@@ -54,9 +51,6 @@ def _summarize(session: AgentSession, added: Sequence[int], budget: int | None) 
     if loaded > budget:
         return f"{summary} Loaded definitions use ≈{loaded:,}, over the budget of ≈{budget:,}."
     return f"{summary} Loaded definitions use ≈{loaded:,} of the ≈{budget:,} budget."
-
-
-# --- Forks and adjacent sessions ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,9 +100,6 @@ def adjacent_sessions(session: AgentSession) -> tuple[AgentSession | None, Agent
     rows = AgentSession.objects.only("session_id")
     previous = rows.filter(pk__lt=session.pk).order_by("-pk").first()
     return previous, rows.filter(pk__gt=session.pk).order_by("pk").first()
-
-
-# --- Steps --------------------------------------------------------------------------------------
 
 
 def select_step(rows: Sequence[TimelineRow], number: int) -> TimelineRow | None:

@@ -204,9 +204,6 @@ def session_json(request: HttpRequest, session_id: str) -> HttpResponse:
     return response
 
 
-# --- Usage of a tool ----------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def tool_use(request: HttpRequest, public_name: str) -> HttpResponse:

@@ -44,9 +44,6 @@ def funnels(filters: UsageFilter, limit: int | None = PAGE) -> list[Funnel]:
     return [Funnel(*row) for row in rows[:limit]]
 
 
-# --- Outdated definitions -----------------------------------------------------------------------
-
-
 def outdated_sessions(
     filters: UsageFilter, limit: int | None = PAGE
 ) -> list[tuple[AgentSession, list[str]]]:

@@ -29,41 +29,16 @@ K = TypeVar("K")
 USE_KINDS = (EventKind.LOADED, EventKind.IMPLICIT_LOAD, EventKind.CALLED)
 
 
-# --- Searches -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RecordedSearch:
-    """One recorded search, with the kind of the event that followed it in its session."""
-
     at: datetime
-    details: dict[str, object]
     agent: str
-    following: str | None
-    session_open: bool
-
-    @property
-    def description(self) -> str:
-        return describe_query(self.details)
-
-    @property
-    def strategy(self) -> str:
-        return str(self.details.get("strategy") or "")
-
-    @property
-    def hits(self) -> list[str]:
-        return read_names(self.details, "hits")
-
-    @property
-    def without_results(self) -> bool:
-        return not read_count(self.details, "total")
-
-    @property
-    def abandoned(self) -> bool:
-        """Return whether the search had results and none was loaded or called."""
-        used = self.following in USE_KINDS or read_count(self.details, "newly_loaded")
-        undecided = self.session_open and self.following is None
-        return not self.without_results and not used and not undecided
+    details: dict[str, object]
+    description: str
+    strategy: str
+    hits: list[str]
+    without_results: bool
+    abandoned: bool  # it had results, and none was loaded or called
 
 
 @dataclass
@@ -147,8 +122,21 @@ def _read_searches(events: QuerySet[Event], limit: int = MAX_SEARCHES) -> Iterat
     fields = ("at", "details", "session__agent__name", "session__state", "following")
     for at, text, agent, state, next_kind in rows.order_by("-at").values_list(*fields)[:limit]:
         details = read_object(text)
-        if "total" in details:
-            yield RecordedSearch(at, details, agent, next_kind, state == SessionState.OPEN)
+        if "total" not in details:
+            continue
+        without_results = not read_count(details, "total")
+        used = next_kind in USE_KINDS or read_count(details, "newly_loaded")
+        undecided = state == SessionState.OPEN and next_kind is None
+        yield RecordedSearch(
+            at,
+            agent,
+            details,
+            description=describe_query(details),
+            strategy=str(details.get("strategy") or ""),
+            hits=read_names(details, "hits"),
+            without_results=without_results,
+            abandoned=not (without_results or used or undecided),
+        )
 
 
 def _without_test_sessions(events: QuerySet[Event]) -> QuerySet[Event]:
@@ -263,10 +251,7 @@ class _ReportBuilder:
         if self.group and group != self.group:
             return
         self.read += 1
-        totals = [_totals(self.agents, search.agent)]
-        if group:
-            totals.append(_totals(self.groups, group))
-        for total in totals:
+        for total in self._totals(search.agent, group):
             total.searches += 1
             total.lost += search.without_results
             total.astray += search.abandoned
@@ -280,9 +265,14 @@ class _ReportBuilder:
         self.loads[name, group] += 1
         if not called:
             self.uncalled[name, group][agent] += 1
-        for total in (_totals(self.agents, agent), _totals(self.groups, group or NO_GROUP)):
+        for total in self._totals(agent, group or NO_GROUP):
             total.loads += 1
             total.uncalled += not called
+
+    def _totals(self, agent: str, group: str) -> Iterator[Totals]:
+        yield self.agents.setdefault(agent, Totals(agent))
+        if group:
+            yield self.groups.setdefault(group, Totals(group))
 
     def build(self, limit: int) -> Report:
         uncalled = sorted(self.uncalled.items(), key=lambda pair: (-pair[1].total(), pair[0]))
@@ -301,7 +291,3 @@ class _ReportBuilder:
             agents[:limit],
             groups[:limit],
         )
-
-
-def _totals(rows: dict[str, Totals], name: str) -> Totals:
-    return rows.setdefault(name, Totals(name))
