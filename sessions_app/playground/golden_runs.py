@@ -73,8 +73,7 @@ def run_now() -> GoldenRun:
     """Run all golden queries even if the catalog has not changed. For requests."""
     if not _embeddings_ready(wait=False):
         raise Conflict(
-            "Embeddings are being computed.",
-            hint="The queries run when all embeddings are ready.",
+            "Embeddings are being computed.", hint="The queries run when all embeddings are ready."
         )
     run = _claim(Revision.current(), repeat=True)
     if run is None:

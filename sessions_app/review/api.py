@@ -23,9 +23,7 @@ class TryIn(Strict):
 
 
 @router.get(
-    "/sessions/{session_id}/export",
-    response={200: dict[str, Any], **ERRORS},
-    tags=["sessions"],
+    "/sessions/{session_id}/export", response={200: dict[str, Any], **ERRORS}, tags=["sessions"]
 )
 def export(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Export one session: its metadata, timeline and calls."""

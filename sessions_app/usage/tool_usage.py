@@ -76,16 +76,13 @@ def count_by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]
         .order_by()
         .values_list("tool_name")
         .annotate(
-            count=Count("pk"),
-            failed=Count("pk", filter=FAILED),
+            calls=Count("pk"),
+            errors=Count("pk", filter=FAILED),
             result_tokens=Sum("tokens"),
             last_called=Max("accepted_at"),
         )
     )
-    usage = {
-        name: ToolUsage(name, count, errors, tokens or 0, last_called)
-        for name, count, errors, tokens, last_called in rows
-    }
+    usage = {row[0]: ToolUsage(*row) for row in rows}
     milliseconds: defaultdict[str, list[int]] = defaultdict(list)
     for name, _, duration in answered_calls(calls, durations):
         milliseconds[name].append(duration)
