@@ -135,9 +135,7 @@ def _text(surface: Surface, offers: list[Offer]) -> str:
 def current_tools(session: AgentSession, options: FormatIn) -> list[ToolObject]:
     """Return the current tools array in the requested format."""
     if options.native:
-        catalog = native_catalog(session.snapshot, options, session.session_id)
-        tools: list[ToolObject] = catalog["tools"]
-        return tools
+        return list(native_catalog(session.snapshot, options, session.session_id)["tools"])
     format_ = "json" if options.format == "text" else options.format
     return providers.convert_tools(format_, session_surface.tools_array(session))
 

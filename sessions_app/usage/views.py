@@ -19,7 +19,6 @@ from catalog.groups.actions import GroupWrite
 from sessions_app.models import AgentSession
 from sessions_app.usage import funnels, preload_advice, searches, tool_usage
 from sessions_app.usage.filters import UsageFilter, filter_context
-from sessions_app.usage.searches import FailedSearch
 from sessions_app.usage.tool_usage import Bucket, UsageReport
 from toolcrib.lib import charts
 from toolcrib.lib.errors import NotFound, ToolcribError
@@ -152,10 +151,7 @@ def _table(header: str, attributes: str, rows: Iterable[object]) -> Table:
     return header.split(), map(attrgetter(*attributes.split()), rows)
 
 
-def _search_table(rows: Iterable[FailedSearch]) -> Table:
-    return _table("asked strategy times last_at", "asked strategy times last_at", rows)
-
-
+SEARCH_COLUMNS = "asked strategy times last_at"
 TABLES: dict[str, Callable[[UsageFilter], Table]] = {
     "days": lambda filters: _table(
         f"{filters.range.bucket} calls errors",
@@ -177,11 +173,13 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
         "tool.public_name group.group_id sessions share tokens",
         preload_advice.frequently_loaded(filters, limit=None),
     ),
-    "lost": lambda filters: _search_table(
-        searches.failed_searches(filters, limit=None).without_results
+    "lost": lambda filters: _table(
+        SEARCH_COLUMNS,
+        SEARCH_COLUMNS,
+        searches.failed_searches(filters, limit=None).without_results,
     ),
-    "astray": lambda filters: _search_table(
-        searches.failed_searches(filters, limit=None).abandoned
+    "astray": lambda filters: _table(
+        SEARCH_COLUMNS, SEARCH_COLUMNS, searches.failed_searches(filters, limit=None).abandoned
     ),
     "funnel": lambda filters: _table(
         "agent sessions searched then_loaded then_called called_unsearched",

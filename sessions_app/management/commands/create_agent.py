@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
 from sessions_app.agents import actions as agent_actions
-from sessions_app.models import Agent, Mode, Strategy
+from sessions_app.models import Mode, Strategy
 from toolcrib.lib.errors import ToolcribError
 
 OPTIONS = ("strategy", "mode", "calls_per_minute", "calls_in_flight")
@@ -53,10 +53,7 @@ class Command(BaseCommand):
             sys.exit(1)
         if options["json"]:
             self.stdout.write(json.dumps({"agent": agent.name, "key": key}))
-        else:
-            self._print_agent(agent, key)
-
-    def _print_agent(self, agent: Agent, key: str) -> None:
+            return
         groups = "all" if agent.all_groups else ", ".join(agent_actions.group_ids(agent))
         self.stdout.write(
             f"Created agent {agent.name}. Groups: {groups}."
