@@ -89,7 +89,15 @@ class Deployment:
 
 
 def parts_of(deployment, services):
-    return {"web": deployment.pids(), "client": {os.getpid()}, **services}
+    """Return the processes of each part now; every PostgreSQL connection is one."""
+    return {
+        "web": deployment.pids(),
+        "client": {os.getpid()},
+        **{
+            name: roots | {pid for root in roots for pid in descendants(root)}
+            for name, roots in services.items()
+        },
+    }
 
 
 async def measure(deployments, services, options):
@@ -141,11 +149,6 @@ def run(options):
             Deployment(stack, folder / f"workers-{count}", count, postgres, redis, url)
             for count in options.workers
         ]
-        # A PostgreSQL connection is a process: those of the deployments came with them.
-        others = set().union(*(deployment.pids() for deployment in deployments))
-        services["PostgreSQL and Redis"] = (
-            set(descendants(os.getpid())) - others - services["echo server"]
-        )
         return asyncio.run(measure(deployments, services, options))
 
 

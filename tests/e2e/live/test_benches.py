@@ -153,3 +153,32 @@ def test_the_timed_stages_are_functions_of_the_product():
     for _, _, where in inside.STAGES:
         assert callable(inside.resolve(where)[2]), where
     assert callable(inside.resolve(inside.LEDGER)[2])
+
+
+@pytest.mark.timeout(400)
+def test_cpu_and_memory_at_rest_are_reported():
+    figures = json.loads(run("rest", "--seconds", "1", "--settle", "0", "--json"))
+    assert figures["servers"] == 7
+    assert figures["cpu_percent"] > 0
+    assert figures["memory_mb"]["resident"] >= figures["memory_mb"]["private"] > 50
+
+
+@pytest.mark.timeout(400)
+def test_costs_are_reported_by_number_of_tools():
+    output = run("scale", "--sizes", "20", "40", "--rounds", "1", "--requests", "2")
+    for operation in ("open", "catalog", "load of ten", "call", "fork", "search by words"):
+        assert sum(f"{operation} at" in line for line in output.splitlines()) == 2, output
+    for text in ("40 tools: ", "full mode: ", "whole group: ", "stall of the event loop", "flood"):
+        assert text in output
+
+
+@pytest.mark.needs_postgres
+@pytest.mark.needs_redis
+@pytest.mark.timeout(400)
+def test_calls_per_second_are_reported_by_number_of_web_processes():
+    output = run("workers", "--rounds", "1", "--seconds", "0.2", "--at", "2")
+    lines = output.splitlines()
+    for path in ("REST", "MCP 2026", "MCP 2025"):
+        for workers in (1, 2):
+            row = f"{path}, 2 callers, {workers} web processes: "
+            assert any(row in line and "limited by" in line for line in lines), output
