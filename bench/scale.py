@@ -140,7 +140,7 @@ def measure(installations, options):
 def measure_bytes(installation, options):
     """Return ms per MB of large responses, and the longest stall of the event loop meanwhile."""
     figures = {}
-    time.sleep(61)  # stalls are those of the last minute: leave the sync behind
+    time.sleep(options.settle)  # stalls are those of the last minute: leave the sync behind
     installation.connect()
     for name in ("full mode", "whole group"):
         values, sizes = [], []
@@ -228,7 +228,7 @@ def run(options):
             "bytes": measure_bytes(second, options),
             "flood": measure_flood(second, options),
         }
-        time.sleep(25)  # idle memory is returned
+        time.sleep(min(options.settle, 25))  # idle memory is returned
         figures["memory_mb"] = {
             each.size: rest.memory_mb(each.toolcrib.pid)["resident"] for each in installations
         }
@@ -291,6 +291,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=20, help="of an operation in one round")
+    parser.add_argument("--settle", type=float, default=61, help="seconds before stalls count")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     figures = run(options)
