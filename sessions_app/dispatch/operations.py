@@ -52,9 +52,7 @@ async def search(caller: Caller, query: SessionQuery) -> SessionSearch:
 async def load(caller: Caller, group_id: str, names: Sequence[str] | None) -> LoadResult:
     """Load all tools of a group, or those named."""
 
-    def plan(
-        authorization: Authorization,
-    ) -> tuple[LoadResult, SessionLoads, Authorization | None]:
+    def plan(authorization: Authorization) -> tuple[LoadResult, SessionLoads, Authorization | None]:
         check_value({"group_id": group_id, "tool_names": names}, "")
         loads = SessionLoads(authorization)
         result = loads.load(group_id, names)
@@ -98,9 +96,7 @@ def _successor(authorization: Authorization, loads: SessionLoads | None) -> Auth
 
 
 async def _charged(
-    caller: Caller,
-    attempt: Callable[[Authorization], Awaitable[T]],
-    size_of: Callable[[T], int],
+    caller: Caller, attempt: Callable[[Authorization], Awaitable[T]], size_of: Callable[[T], int]
 ) -> T:
     """Run an operation; charge its agent a base cost before, and the bytes of the result after."""
     agent = None

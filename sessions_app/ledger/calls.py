@@ -19,14 +19,7 @@ from django.utils import timezone
 
 from catalog import preferences
 from sessions_app.ledger.writer import CallRow, LedgerCursor, WriteJob, commit
-from sessions_app.models import (
-    IN_FLIGHT,
-    AgentSession,
-    Call,
-    CallAnswer,
-    CallState,
-    EventKind,
-)
+from sessions_app.models import IN_FLIGHT, AgentSession, Call, CallAnswer, CallState, EventKind
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.json_codec import canonical, join_members
 from toolcrib.lib.payloads import stored_copy

@@ -20,14 +20,7 @@ from django.utils import timezone
 from sessions_app.agents import api_keys
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.models import (
-    Agent,
-    AgentSession,
-    ApiKey,
-    McpConnection,
-    SessionState,
-    Strategy,
-)
+from sessions_app.models import Agent, AgentSession, ApiKey, McpConnection, SessionState, Strategy
 from sessions_app.sessions import lifecycle, loading
 from sessions_app.sessions.lifecycle import OpenSessionRequest
 from toolcrib.lib.errors import NotFound, ToolcribError

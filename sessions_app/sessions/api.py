@@ -283,10 +283,7 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
     return response
 
 
-@router.get(
-    "/sessions/{session_id}/tools",
-    response={200: list[dict[str, Any]], **AGENT_ERRORS},
-)
+@router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **AGENT_ERRORS})
 @_charged(CATALOG_COST)
 def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn]) -> HttpResponse:
     """Get the current tools array."""

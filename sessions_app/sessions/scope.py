@@ -251,12 +251,7 @@ def _build(
 def _filter_group(group: CachedGroup, scope_filter: ScopeFilter) -> CachedGroup:
     members = tuple(member for member in group.members if _is_allowed(member.tool, scope_filter))
     return CachedGroup(
-        group.pk,
-        group.group_id,
-        group.display_name,
-        group.description,
-        group.position,
-        members,
+        group.pk, group.group_id, group.display_name, group.description, group.position, members
     )
 
 

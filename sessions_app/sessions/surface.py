@@ -17,12 +17,7 @@ from catalog import cache, rendering
 from catalog.cache import CachedTool
 from catalog.models import CatalogSnapshot
 from catalog.rendering import GroupLine
-from sessions_app.models import (
-    Agent,
-    AgentSession,
-    Mode,
-    Strategy,
-)
+from sessions_app.models import Agent, AgentSession, Mode, Strategy
 from sessions_app.sessions.scope import SessionScope, scope_of_session
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.token_counter import count
