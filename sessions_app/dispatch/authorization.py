@@ -10,7 +10,7 @@ session at the next request, with the reason.
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import TypeVar, cast
 
@@ -124,7 +124,7 @@ class Authorization(SessionContext):
         server_row: Row | None = None,
     ) -> int | None:
         """Return the agent's calls in flight; None if this authorization is outdated."""
-        row = _fetch_row(cursor, self.digest, self.session_id, server, now)
+        row = cursor.fetch_one(REVALIDATE_SQL, (now, server, self.digest, self.session_id))
         if row is None:
             return None
         *columns, last_used_at, in_flight = row
@@ -188,9 +188,9 @@ async def run_authorized(caller: Caller, attempt: Callable[[Authorization], Awai
     """Run an operation, which commits at most once and last, with a current authorization."""
     for number in range(MAX_ATTEMPTS):
         session_id = await caller.find_session(renew=number > 0)
-        entry = None if number else _get(caller.digest, session_id)
-        is_new = entry is None
-        if entry is None:
+        entry = None if number else _entries.get((caller.digest, session_id))
+        is_new = entry is None or time.monotonic() - entry.loaded_at >= TTL_SECONDS
+        if entry is None or is_new:
             entry = await ledger_writer.run_off_loop(_load, caller, session_id)
         try:
             return await attempt(entry)
@@ -209,16 +209,12 @@ async def run_authorized(caller: Caller, attempt: Callable[[Authorization], Awai
 
 async def find_server(server_id: int, *, renew: bool = False) -> Row | None:
     """Return the columns of a server that a call needs; with `renew`, not from the cache."""
-    row = None if renew else _server_rows.get(server_id)
+    row: Row | None = None if renew else _server_rows.get(server_id)
     if row is None:
-        row = await ledger_writer.run_off_loop(_read_server, server_id)
+        rows = Server.objects.filter(pk=server_id).values_list(*SERVER_COLUMNS)
+        row = await ledger_writer.run_off_loop(rows.first)
         if row is not None:
             _server_rows[server_id] = row
-    return row
-
-
-def _read_server(server_id: int) -> Row | None:
-    row: Row | None = Server.objects.filter(pk=server_id).values_list(*SERVER_COLUMNS).first()
     return row
 
 
@@ -227,12 +223,6 @@ def clear() -> None:
         _server_rows.clear()
         for cache_key in list(_entries):
             _remove(cache_key)
-
-
-def _get(digest: str, session_id: str) -> Authorization | None:
-    entry = _entries.get((digest, session_id))
-    is_valid = entry is not None and time.monotonic() - entry.loaded_at < TTL_SECONDS
-    return entry if is_valid else None
 
 
 def _remove(cache_key: CacheKey) -> None:
@@ -265,21 +255,14 @@ def _store(entry: Authorization) -> None:
 # --- Loading --------------------------------------------------------------------------------------
 
 
-def _fetch_row(
-    cursor: LedgerCursor, digest: str, session_id: str, server: int | None, now: datetime
-) -> Row | None:
-    values = (cursor.encode_time(now), server, digest, session_id)
-    return cursor.fetch_one(REVALIDATE_SQL, values)
-
-
 def _load(caller: Caller, session_id: str) -> Authorization:
     """Load an authorization from the database and cache it; raise if there is none."""
     # Read the row before the data it describes: revalidation then notices every later change.
     row = None
     if "\0" not in session_id:
         with connection.wrap_database_errors:
-            cursor = LedgerCursor(connection)
-            row = _fetch_row(cursor, caller.digest, session_id, None, timezone.now())
+            values = (timezone.now(), None, caller.digest, session_id)
+            row = LedgerCursor(connection).fetch_one(REVALIDATE_SQL, values)
     key = api_keys.require_agent_key(caller.digest)
     session = lifecycle.find_session(key.agent, session_id)
     loading.check_open(session)
@@ -287,14 +270,7 @@ def _load(caller: Caller, session_id: str) -> Authorization:
     loads = SessionLoads(context)
     bits, older = _split_pins(context.scope, loads.pins)
     entry = Authorization(
-        session_pk=context.session_pk,
-        session_id=context.session_id,
-        agent=context.agent,
-        strategy=context.strategy,
-        surface=context.surface,
-        scope=context.scope,
-        tokens_loaded=context.tokens_loaded,
-        loads_version=context.loads_version,
+        **{field.name: getattr(context, field.name) for field in fields(context)},
         digest=caller.digest,
         key_id=key.pk,
         key_expires_at=key.expires_at,

@@ -6,6 +6,7 @@ Errors that a model can correct are returned as results that explain the correct
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from django.db import DatabaseError
@@ -28,15 +29,13 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.calls import CallResponse, CallResult
 from sessions_app.ledger.writer import LedgerCursor
-from sessions_app.models import CallState
+from sessions_app.models import Call, CallState
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.jsonrpc import LARGE_BYTES
 from toolcrib.lib.payloads import check_value
 from toolcrib.lib.token_counter import count
-
-__all__ = ["CallNotSent", "CallPlan", "CallRequest", "call", "try_tool"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +97,15 @@ async def call(
 
     async def plan_and_accept(authorization: Authorization) -> CallPlan | CallResponse:
         nonlocal counted_limit
-        await _check(request)
-        stored = await _stored_response(authorization, request)
-        if stored is not None:
-            return stored
+        if request.size > ON_LOOP_BYTES:
+            await asyncio.to_thread(request.check)
+        else:
+            request.check()
+        if (key := request.idempotency_key) is not None:
+            agent, digest = authorization.agent.pk, request.digest(authorization.session_id)
+            find = call_ledger.stored_response
+            if (stored := await ledger_writer.run_off_loop(find, agent, key, digest)) is not None:
+                return stored
         if counted_limit != authorization.agent.calls_per_minute:
             await rate_limits.check_call(authorization.agent)
             counted_limit = authorization.agent.calls_per_minute
@@ -132,24 +136,6 @@ async def try_tool(tool: Tool, arguments: dict[str, Any], *, actor: Actor) -> Ca
 
 
 # --- Plan and accept ------------------------------------------------------------------------------
-
-
-async def _check(request: CallRequest) -> None:
-    if request.size > ON_LOOP_BYTES:
-        await asyncio.to_thread(request.check)
-    else:
-        request.check()
-
-
-async def _stored_response(
-    authorization: Authorization, request: CallRequest
-) -> CallResponse | None:
-    key = request.idempotency_key
-    if key is None:
-        return None
-    digest = request.digest(authorization.session_id)
-    agent = authorization.agent.pk
-    return await ledger_writer.run_off_loop(call_ledger.stored_response, agent, key, digest)
 
 
 async def _plan(
@@ -238,13 +224,13 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
     async def on_sent() -> None:
         nonlocal mark_timer
         plan.entry.sent_at, plan.sent = timezone.now(), True
-        mark_timer = asyncio.get_running_loop().call_later(MARK_SENT_AFTER, _mark_sent, plan)
+        mark_timer = asyncio.get_running_loop().call_later(
+            MARK_SENT_AFTER, lambda: _run_in_background(call_ledger.mark_sent(plan.entry))
+        )
 
     def on_late(note: str) -> None:
-        task = asyncio.ensure_future(
-            run_in_db_thread(call_ledger.record_late_answer, plan.entry.pk or 0, note)
-        )
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        entries = Call.objects.filter(pk=plan.entry.pk or 0)
+        _run_in_background(run_in_db_thread(entries.update, note=note))
 
     try:
         return await upstream_calls.call(
@@ -263,8 +249,9 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
             mark_timer.cancel()
 
 
-def _mark_sent(plan: CallPlan) -> None:
-    task = asyncio.ensure_future(call_ledger.mark_sent(plan.entry))
+def _run_in_background(work: Coroutine[Any, Any, object]) -> None:
+    """Run what no caller waits for; its errors are ignored."""
+    task = asyncio.ensure_future(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
@@ -353,10 +340,9 @@ def _call_result(plan: CallPlan, outcome: CallOutcome) -> CallResult:
         busy = outcome.code in ("busy", "stopping")
         state = CallState.REFUSED if busy else CallState.FAILED
     text = f"{outcome.message}\n{outcome.hint}" if outcome.hint else outcome.message
-    return CallResult(
+    return CallResult.of_text(
         state,
-        True,
-        [{"type": "text", "text": text}],
+        text,
         tokens=count(text),
         code=outcome.code or state,
         message=outcome.message,
@@ -381,10 +367,9 @@ def _output_problems(tool: CachedTool, outcome: CallOutcome) -> list[str]:
 def _invalid_output(tool: CachedTool, outcome: CallOutcome, problems: list[str]) -> CallResult:
     lines = "\n".join(f"- {problem}" for problem in problems)
     message = f"{tool.name} ran, but its result does not match its output schema:\n{lines}"
-    return CallResult(
+    return CallResult.of_text(
         CallState.FAILED,
-        True,
-        [{"type": "text", "text": message}],
+        message,
         tokens=count(message),
         code="output_invalid",
         message=message,

@@ -19,10 +19,10 @@ from servers.connections.calls import CallTarget
 from sessions_app.dispatch.authorization import SERVER_COLUMNS, Authorization, Outdated
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger.calls import THIS_PROCESS, CallResult
-from sessions_app.ledger.writer import CallRow, Row, new_call_id
-from sessions_app.models import CallPath, CallState
+from sessions_app.ledger.writer import CallRow, Row
+from sessions_app.models import CallPath, CallState, new_call_id
 from sessions_app.sessions import loading, scope
-from toolcrib.lib.errors import Invalid
+from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.payloads import check_value, parse_arguments, stored_arguments
 from toolcrib.lib.token_counter import count
@@ -81,20 +81,11 @@ class CallFinishedLocally:
     result: CallResult
 
 
-class CallRejected(Exception):
+class CallRejected(ToolcribError):
     """The call is rejected, with a message for the model."""
 
-    def __init__(
-        self,
-        code: str,
-        message: str,
-        hint: str = "",
-        schema: str = "",
-        quoted_definition: tuple[int, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.code, self.message, self.hint, self.schema = code, message, hint, schema
-        self.quoted_definition = quoted_definition
+    schema = ""  # quoted in the message
+    quoted_definition: tuple[int, str] | None = None
 
 
 def plan_call(
@@ -172,9 +163,9 @@ def _new_row(
 def _find_tool(authorization: Authorization, name: str) -> CachedTool:
     if name in META_TOOLS:
         raise CallRejected(
-            "meta_tool",
             f"{name} is a meta-tool of Toolcrib and cannot be run through a call.",
-            "Name the tool you want to run.",
+            hint="Name the tool you want to run.",
+            code="meta_tool",
         )
     return authorization.scope.find_tool(name)
 
@@ -217,10 +208,9 @@ _REJECTIONS = (CallRejected, scope.NotAvailable, scope.Ambiguous, Invalid)
 def _rejected(entry: CallRow, error: Any) -> CallFinishedLocally:
     schema = getattr(error, "schema", "")
     text = "\n\n".join(part for part in (error.message, schema, error.hint) if part)
-    result = CallResult(
+    result = CallResult.of_text(
         CallState.REFUSED,
-        True,
-        [{"type": "text", "text": text}],
+        text,
         tokens=count(text),
         code=error.code,
         message=error.message,
@@ -238,17 +228,13 @@ def _assign_tool(entry: CallRow, tool: CachedTool) -> None:
 def _check_usable(tool: CachedTool) -> None:
     """Reject a tool that is unavailable, pending review on a strict server, or denied."""
     strict_pending = tool.trust == "strict" and tool.state == ToolState.WAITING
+    hint = "Use another tool, or tell your operator."
     if not tool.offered or strict_pending:
         code = loading.unavailable_code(tool)
-        raise CallRejected(
-            code, loading.unavailable_reason(tool), "Use another tool, or tell your operator."
-        )
+        raise CallRejected(loading.unavailable_reason(tool), hint=hint, code=code)
     if tool.call_policy == CallPolicy.DENY:
-        raise CallRejected(
-            "denied",
-            f"{tool.name} may not be called: an admin has denied calls of it.",
-            "Use another tool, or tell your operator.",
-        )
+        message = f"{tool.name} may not be called: an admin has denied calls of it."
+        raise CallRejected(message, hint=hint, code="denied")
 
 
 def _validate_arguments(
@@ -266,9 +252,9 @@ def _validate_arguments(
     assert validator is not None  # noqa: S101 - every definition has an input schema
     if not validator.can_check(arguments):
         raise CallRejected(
-            "invalid_arguments",
             f"The arguments for {tool.name} have too many values to be validated by its schema.",
-            "Send fewer values in one call.",
+            hint="Send fewer values in one call.",
+            code="invalid_arguments",
         )
     problems = validator.problems(arguments)
     if not problems:
@@ -281,22 +267,24 @@ def _validate_arguments(
         else f"The arguments for {tool.name} do not match its schema"
     )
     lines = "\n".join(f"- {line}" for line in problems)
-    raise CallRejected(
-        "definition_changed" if changed else "invalid_arguments",
+    rejected = CallRejected(
         f"{problem}:\n{lines}",
-        "Correct the arguments and call again.",
-        schema=f"Input schema of {tool.name}:\n{canonical(approved.input_schema)}",
-        quoted_definition=(approved.pk, tool.description_override) if changed else None,
+        hint="Correct the arguments and call again.",
+        code="definition_changed" if changed else "invalid_arguments",
     )
+    rejected.schema = f"Input schema of {tool.name}:\n{canonical(approved.input_schema)}"
+    if changed:
+        rejected.quoted_definition = approved.pk, tool.description_override
+    raise rejected
 
 
 def _client_result(tool: CachedTool, arguments: dict[str, Any]) -> CallResult:
     text = f"Run {tool.name} yourself with these arguments: {canonical(arguments)}"
-    return CallResult(
+    return CallResult.of_text(
         CallState.CLIENT,
-        False,
-        [{"type": "text", "text": text}],
-        arguments,
+        text,
+        is_error=False,
+        structured=arguments,
         tokens=count(text),
         raw={"structuredContent": arguments},  # as an object, in which secrets are redacted
     )

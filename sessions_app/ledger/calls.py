@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
+from sessions_app.ledger.events import write_event
 from sessions_app.ledger.writer import CallRow, LedgerCursor, WriteJob, commit
 from sessions_app.models import IN_FLIGHT, AgentSession, Call, CallAnswer, CallState, EventKind
 from toolcrib.lib.errors import Conflict, Invalid
@@ -53,6 +54,11 @@ class CallResult:
     raw: object = None  # the server's response, if the caller receives something else
     large: bool = False  # too large to be processed on the event loop
     quoted_definition: tuple[int, str] | None = None  # newer definition in the message, override
+
+    @classmethod
+    def of_text(cls, state: str, text: str, *, is_error: bool = True, **fields: Any) -> Self:
+        """Return a result with one text block."""
+        return cls(state, is_error, [{"type": "text", "text": text}], **fields)
 
 
 @dataclass(frozen=True)
@@ -130,10 +136,18 @@ def stored_response(agent: int, key: str, request: str) -> CallResponse | None:
         )
     if call.state in IN_FLIGHT:
         raise KeyInProgress
-    answer = CallAnswer.objects.filter(call=call).first()
-    if answer is None:
-        return _response(CallRow.from_model(call), _expired_answer(call))
-    return CallResponse.from_json(answer.body)
+    if (answer := getattr(call, "answer", None)) is not None:
+        return CallResponse.from_json(answer.body)
+    text = f"This call ended as {call.state}; its response is no longer stored."
+    result = CallResult.of_text(
+        call.state,
+        text,
+        is_error=call.is_error,
+        code="answer_gone",
+        message=text,
+        hint="See the session's timeline.",
+    )
+    return _response(CallRow.from_model(call), result)
 
 
 class KeyInProgress(Conflict):
@@ -145,14 +159,6 @@ class KeyInProgress(Conflict):
             hint="Retry in a second to get its response.",
             details={"retry_after": 1},
         )
-
-
-def _expired_answer(call: Call) -> CallResult:
-    text = f"This call ended as {call.state}; its response is no longer stored."
-    return CallResult(
-        call.state, call.is_error, [{"type": "text", "text": text}], code="answer_gone",
-        message=text, hint="See the session's timeline.",
-    )  # fmt: skip
 
 
 # --- Writing ------------------------------------------------------------------------------------
@@ -191,8 +197,7 @@ def close_abandoned(entry: CallRow) -> None:
     Nothing was sent. An open row would count as in flight until after its deadline.
     """
     text = "The caller disconnected before the call was sent."
-    content = [{"type": "text", "text": text}]
-    result = CallResult(CallState.CANCELLED, True, content, code="cancelled", message=text)
+    result = CallResult.of_text(CallState.CANCELLED, text, code="cancelled", message=text)
     task = asyncio.ensure_future(finish(entry, result))
     _abandoned_tasks.add(task)
     task.add_done_callback(_on_abandoned_closed)
@@ -273,19 +278,21 @@ def write_result(
         return False
     if entry.session_id is not None and is_new:
         if entry.implicit_load:
-            kind, at = EventKind.IMPLICIT_LOAD.value, entry.accepted_at
+            kind, at = EventKind.IMPLICIT_LOAD, entry.accepted_at
             cursor.insert_event(entry.session_id, kind, at, tool_name=entry.tool_name)
         refused = result.state == CallState.REFUSED
-        cursor.insert_event(
+        write_event(
+            cursor,
             entry.session_id,
-            EventKind.REFUSED.value if refused else EventKind.CALLED.value,
-            now,
+            EventKind.REFUSED if refused else EventKind.CALLED,
+            tokens=result.tokens,
             tool_name=entry.tool_name,
             call=entry.pk,
-            tokens=result.tokens,
-            details=canonical({"code": result.code}) if refused else "{}",
+            details={"code": result.code} if refused else None,
+            at=now,
+            calls=1,
+            errors=int(result.is_error),
         )
-        cursor.touch_session(entry.session_id, now, result.tokens, 1, int(result.is_error))
         if result.quoted_definition is not None and entry.tool_id is not None:
             cursor.set_shown_definition(entry.session_id, entry.tool_id, *result.quoted_definition)
     if entry.idempotency_key is not None and entry.pk is not None:
@@ -310,10 +317,6 @@ def _response(entry: CallRow, result: CallResult) -> CallResponse:
         duration_ms=entry.duration_ms,
         implicit_load=entry.implicit_load,
     )
-
-
-def record_late_answer(call_pk: int, note: str) -> None:
-    Call.objects.filter(pk=call_pk).update(note=note)
 
 
 # --- Recovery and retention ---------------------------------------------------------------------
@@ -344,10 +347,9 @@ def _mark_unknown(call: Call) -> int:
             return 0
         text = "Toolcrib stopped during this call. Whether the tool ran is not known."
         entry = CallRow.from_model(row)
-        result = CallResult(
+        result = CallResult.of_text(
             CallState.UNKNOWN,
-            True,
-            [{"type": "text", "text": text}],
+            text,
             code="unknown_outcome",
             message=text,
             hint="Check whether the tool ran before retrying.",

@@ -30,6 +30,7 @@ def write_event(
     tokens: int = 0,
     tool_name: str = "",
     group_id: str = "",
+    call: int | None = None,
     details: Mapping[str, object] | None = None,
     at: datetime | None = None,
     **increments: int,
@@ -37,15 +38,16 @@ def write_event(
     """Append an event and add its tokens; `increments` are added to other session columns."""
     at = at or timezone.now()
     if tokens and kind in TOKEN_COLUMNS:
-        increments[TOKEN_COLUMNS[kind]] = increments.get(TOKEN_COLUMNS[kind], 0) + tokens
+        increments[TOKEN_COLUMNS[kind]] = tokens
     cursor.insert_event(
         session,
         kind,
         at,
         tool_name=tool_name,
         group_id=group_id,
+        call=call,
         tokens=tokens,
-        details=canonical(details or {}),
+        details=canonical(details) if details else "{}",
     )
     cursor.increment(session, at, increments)
 

@@ -13,7 +13,6 @@ is a function of a cursor. If a job raises, the batch is rolled back and each jo
 import asyncio
 import json
 import logging
-import secrets
 import sqlite3
 import threading
 import time
@@ -103,8 +102,7 @@ class CallRow:
     @classmethod
     def from_model(cls, call: Call) -> "CallRow":
         """Return the row of a call that is in the database."""
-        values = {name: getattr(call, name) for name in COLUMNS}
-        return cls(**values, pk=call.pk)
+        return cls(**{name: getattr(call, name) for name in COLUMNS}, pk=call.pk)
 
     @property
     def duration_ms(self) -> int:
@@ -126,29 +124,20 @@ class ExpansionRow:
 
 
 COLUMNS = tuple(field.name for field in fields(CallRow) if field.name != "pk")
-TIME_COLUMNS = frozenset({"accepted_at", "deadline", "sent_at", "finished_at"})
 RESULT_COLUMNS = (
     *("state", "is_error", "sent_at", "finished_at", "tokens", "error_code", "error_message"),
     *("result_bytes", "result_sha256", "result_copy", "idempotency_key"),
 )
 read_columns, read_result_columns = attrgetter(*COLUMNS), attrgetter(*RESULT_COLUMNS)
-TIME_POSITIONS, RESULT_TIME_POSITIONS = (
-    [position for position, name in enumerate(names) if name in TIME_COLUMNS]
-    for names in (COLUMNS, RESULT_COLUMNS)
-)
 AGENT, SESSION, CALL, ANSWER, EVENT, EXPANSION, SHOWN = (
     model._meta.db_table
     for model in (Agent, AgentSession, Call, CallAnswer, Event, Expansion, ShownDefinition)
 )
 
 
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
-
-
 @lru_cache(maxsize=64)
-def _with_placeholder(sql: str, placeholder: str) -> str:
-    return sql.replace("%s", placeholder)
+def _as_sqlite(sql: str) -> str:
+    return sql.replace("%s", "?")
 
 
 class LedgerCursor:
@@ -157,24 +146,25 @@ class LedgerCursor:
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         connection.ensure_connection()
         self.is_sqlite = connection.vendor == "sqlite"
-        self._placeholder = "?" if self.is_sqlite else "%s"
         # The driver's cursor: Django's cursor rewrites and logs each statement.
         self._cursor: Any = connection.connection.cursor()
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> Any:
-        return self._cursor.execute(_with_placeholder(sql, self._placeholder), values)
+        if self.is_sqlite:
+            sql = _as_sqlite(sql)
+            # A time is stored in UTC, without the offset.
+            values = [
+                value.isoformat(" ", "microseconds")[:26] if isinstance(value, datetime) else value
+                for value in values
+            ]
+        return self._cursor.execute(sql, values)
 
     def fetch_one(self, sql: str, values: Sequence[Any] = ()) -> Row | None:
         row: Row | None = self.execute(sql, values).fetchone()
         return row
 
-    def encode_time(self, time: datetime | None) -> Any:
-        if time is None or not self.is_sqlite:
-            return time
-        return time.isoformat(" ", "microseconds")[:26]  # in UTC, without the offset
-
     def decode_time(self, value: Any) -> datetime | None:
-        """Return a time column's value as an aware datetime; the inverse of `encode_time`."""
+        """Return a time column's value as an aware datetime."""
         time: datetime | None = datetime.fromisoformat(value) if isinstance(value, str) else value
         return time.replace(tzinfo=UTC) if time is not None and time.tzinfo is None else time
 
@@ -203,7 +193,7 @@ class LedgerCursor:
 
     def insert(self, entry: CallRow) -> bool:
         """Insert a new row; return False if its idempotency key is already used."""
-        row = self.fetch_one(INSERT_CALL, self._values(entry, read_columns, TIME_POSITIONS))
+        row = self.fetch_one(INSERT_CALL, read_columns(entry))
         entry.pk = row[0] if row else None
         return row is not None
 
@@ -212,21 +202,17 @@ class LedgerCursor:
 
         A call that recovery has marked `unknown` is overwritten with its actual result.
         """
-        values = [*self._values(entry, read_result_columns, RESULT_TIME_POSITIONS), entry.pk]
+        values = (*read_result_columns(entry), entry.pk)
         was_open: bool = self.execute(FINISH_OPEN_CALL, values).rowcount > 0
         if not was_open:
             self.execute(FINISH_CALL, values)
         return was_open
 
     def mark_sent(self, entry: CallRow) -> None:
-        self.execute(MARK_SENT, (self.encode_time(entry.sent_at), entry.pk))
-
-    def count_in_flight(self, agent: int, now: datetime) -> int:
-        row = self.fetch_one(COUNT_IN_FLIGHT, (agent, self.encode_time(now)))
-        return int(row[0]) if row else 0
+        self.execute(MARK_SENT, (entry.sent_at, entry.pk))
 
     def store_answer(self, call: int, body: str, now: datetime) -> None:
-        self.execute(STORE_ANSWER, (call, body, self.encode_time(now)))
+        self.execute(STORE_ANSWER, (call, body, now))
 
     def set_shown_definition(self, session: int, tool: int, definition: int, override: str) -> None:
         """Record the definition of a tool that the session was last shown."""
@@ -244,7 +230,6 @@ class LedgerCursor:
         ]
 
     def save_expansion(self, row: ExpansionRow) -> None:
-        """Write what a session has loaded of a group."""
         names, listed = (
             None if value is None else json.dumps(value) for value in (row.names, row.listed)
         )
@@ -265,27 +250,11 @@ class LedgerCursor:
     ) -> None:
         """Append an event to a session's timeline."""
         names = tool_name[:200], group_id[:80]
-        values = (session, self.encode_time(at), str(kind), *names, tokens, details, call)
-        self.execute(INSERT_EVENT, values)
-
-    def touch_session(
-        self, session: int, at: datetime, tokens: int = 0, calls: int = 0, errors: int = 0
-    ) -> None:
-        """Set a session's last use, and add to its call counters."""
-        self.execute(TOUCH_SESSION, (self.encode_time(at), tokens, calls, errors, session))
+        self.execute(INSERT_EVENT, (session, at, str(kind), *names, tokens, details, call))
 
     def increment(self, session: int, at: datetime, columns: Mapping[str, int]) -> None:
         """Set a session's last use, and add to the given counter columns."""
-        values = (self.encode_time(at), *columns.values(), session)
-        self.execute(_increment_sql(tuple(columns)), values)
-
-    def _values(
-        self, entry: CallRow, read: Callable[[CallRow], Row], time_positions: Sequence[int]
-    ) -> Sequence[Any]:
-        values = list(read(entry))
-        for position in time_positions:
-            values[position] = self.encode_time(values[position])
-        return values
+        self.execute(_increment_sql(tuple(columns)), (at, *columns.values(), session))
 
 
 def _decode_json(value: Any) -> Any:
@@ -306,10 +275,6 @@ FINISH_CALL = (
 )
 FINISH_OPEN_CALL = f"{FINISH_CALL} AND state IN ('accepted', 'sent')"
 MARK_SENT = f"UPDATE {CALL} SET state = 'sent', sent_at = %s WHERE id = %s AND state = 'accepted'"  # noqa: S608
-COUNT_IN_FLIGHT = (
-    f"SELECT COUNT(*) FROM {CALL} WHERE agent_id = %s "  # noqa: S608
-    "AND state IN ('accepted', 'sent') AND deadline > %s"
-)
 STORE_ANSWER = (
     f"INSERT INTO {ANSWER} (call_id, body, created_at) VALUES (%s, %s, %s) "  # noqa: S608
     "ON CONFLICT (call_id) DO UPDATE SET body = excluded.body"
@@ -333,10 +298,6 @@ INSERT_EVENT = (
     f"INSERT INTO {EVENT} (session_id, at, kind, tool_name, group_id, tokens, details, call_id) "  # noqa: S608
     f"VALUES ({_placeholders(8)})"
 )
-TOUCH_SESSION = (
-    f"UPDATE {SESSION} SET last_used_at = %s, tokens_call = tokens_call + %s, "  # noqa: S608
-    "calls = calls + %s, errors = errors + %s WHERE id = %s"
-)
 
 
 @lru_cache(maxsize=64)
@@ -355,6 +316,9 @@ class QueueFull(ToolcribError):
 
     code = "busy"
     status = 503
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, hint="Try again.", details={"retry_after": 1})
 
 
 @dataclass(eq=False)
@@ -419,11 +383,9 @@ class BatchWriter:
     async def submit(self, job: WriteJob[T]) -> T:
         """Queue a job, and return its result once it is committed."""
         if self._stopping or not self._thread.is_alive():
-            raise QueueFull("Toolcrib is stopping.", hint="Try again.", details={"retry_after": 1})
+            raise QueueFull("Toolcrib is stopping.")
         if len(self._queue) >= MAX_QUEUED and not job.must_commit:
-            raise QueueFull(
-                "The ledger queue is full.", hint="Try again.", details={"retry_after": 1}
-            )
+            raise QueueFull("The ledger queue is full.")
         job.loop = asyncio.get_running_loop()
         job.done = job.loop.create_future()
         # Threads that compute would take the GIL at every statement of the event loop.
@@ -469,9 +431,7 @@ class BatchWriter:
         if self._loop_writer is not None:
             self._loop_writer.close()
         unwritten = [self._queue.popleft() for _ in range(len(self._queue))]
-        _deliver(
-            (job, None, QueueFull("Toolcrib is stopping.", hint="Try again.")) for job in unwritten
-        )
+        _deliver((job, None, QueueFull("Toolcrib is stopping.")) for job in unwritten)
 
     def _run(self) -> None:
         try:
@@ -486,11 +446,7 @@ class BatchWriter:
             connection.close()
 
     def _take_batch(self) -> list[WriteJob[Any]]:
-        batch: list[WriteJob[Any]] = []
-        while self._queue and len(batch) < MAX_BATCH:
-            job = self._queue.popleft()
-            assert job.done is not None  # noqa: S101 - set by submit
-            batch.append(job)
+        batch = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH))]
         for _ in range(len(batch) - 1):  # _run has acquired the first
             self._wakeups.acquire()
         return batch

@@ -20,9 +20,9 @@ from django.utils import timezone
 from sessions_app.agents import api_keys
 from sessions_app.dispatch.authorization import Caller
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.models import Agent, AgentSession, ApiKey, McpConnection, SessionState, Strategy
+from sessions_app.models import Agent, AgentSession, ApiKey, McpConnection, SessionState
 from sessions_app.sessions import lifecycle, loading
-from sessions_app.sessions.lifecycle import OpenSessionRequest
+from sessions_app.sessions.schemas import OpenIn
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
 
@@ -134,8 +134,8 @@ def _rolling_session(caller: RollingCaller) -> tuple[str, bool]:
         if key.rolling_session is not None and key.rolling_session.state == SessionState.OPEN:
             lifecycle.end_session(key.rolling_session, SessionState.EXPIRED)
         # The tool list of such a client must not change, so loaded tools are not added to it.
-        request = OpenSessionRequest(strategy=Strategy.DISPATCH, metadata=_metadata(caller.client))
-        key.rolling_session = lifecycle.open_session(agent, request).session
+        request = OpenIn(strategy="dispatch", metadata=_metadata(caller.client))
+        key.rolling_session, _ = lifecycle.open_session(agent, request)
         key.save(update_fields=["rolling_session"])
         return key.rolling_session.session_id, True
 
@@ -216,9 +216,11 @@ def _open_session(caller: ConnectionCaller) -> Connection:
     row.refresh_from_db(fields=["session"])
     if row.session is None:
         client = json.loads(row.client)
-        metadata = {"client": client} if client else {}
-        request = OpenSessionRequest(strategy=row.strategy or None, metadata=metadata)
-        row.session = lifecycle.open_session(agent, request).session
+        values = {
+            "strategy": row.strategy or None,
+            "metadata": {"client": client} if client else {},
+        }
+        row.session, _ = lifecycle.open_session(agent, OpenIn.model_validate(values))
         row.save(update_fields=["session"])
     return _describe(row)
 

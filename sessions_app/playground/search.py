@@ -30,7 +30,7 @@ from sessions_app.models import Agent, AgentSession, Mode
 from sessions_app.playground.golden_runs import any_agent
 from sessions_app.sessions import lifecycle, loading, scope
 from sessions_app.sessions import search as session_search
-from sessions_app.sessions.lifecycle import OpenSessionRequest
+from sessions_app.sessions.schemas import OpenIn
 from sessions_app.sessions.scope import SessionScope
 from sessions_app.sessions.search import SessionQuery
 from sessions_app.usage.searches import TEST_SESSION_KEY
@@ -297,9 +297,7 @@ def open_test_session(agent: Agent, name: str, *, actor: Actor) -> AgentSession:
             hint="Search as this agent to see why.",
         )
     metadata = {TEST_SESSION_KEY: actor.label}
-    session = lifecycle.open_session(
-        agent, OpenSessionRequest(mode="deferred", metadata=metadata)
-    ).session
+    session, _ = lifecycle.open_session(agent, OpenIn(mode="deferred", metadata=metadata))
     loading.preload(session, [tool.name])
     audit.record(actor, "agent.test", agent, after={"session": session.session_id, "tool": name})
     return lifecycle.close_session(session)

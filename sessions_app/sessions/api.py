@@ -20,28 +20,7 @@ from sessions_app.formats import catalog
 from sessions_app.ledger import events
 from sessions_app.models import Agent, AgentSession, Event, EventKind, SessionState
 from sessions_app.review.queries import SessionFilter
-from sessions_app.sessions import lifecycle, loading, surface
-from sessions_app.sessions.schemas import (
-    CallIn,
-    CallOut,
-    DetailIn,
-    EventPage,
-    FormatIn,
-    FoundIn,
-    LoadIn,
-    LoadOut,
-    OpenIn,
-    PreloadIn,
-    PreloadOut,
-    SearchIn,
-    SearchOut,
-    SessionOut,
-    SessionPage,
-    StateOut,
-    Stats,
-    ToolResult,
-    ToolSearchOutput,
-)
+from sessions_app.sessions import lifecycle, loading, schemas, surface
 from toolcrib.lib.api_schemas import ERRORS, ErrorBody
 from toolcrib.lib.errors import Forbidden, Invalid
 from toolcrib.lib.json_codec import canonical, digest
@@ -112,38 +91,20 @@ def _charged(base: float) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 # --- Sessions -------------------------------------------------------------------------------------
 
 
-@router.post("/sessions", response={201: SessionOut, **AGENT_ERRORS})
+@router.post("/sessions", response={201: schemas.SessionOut, **AGENT_ERRORS})
 @_charged(CATALOG_COST)
-def open_session(request: HttpRequest, body: OpenIn) -> HttpResponse:
+def open_session(request: HttpRequest, body: schemas.OpenIn) -> HttpResponse:
     """Open a session. Returns its catalog, its tools array and how its mode was chosen."""
     check_value(body.metadata, "/metadata")
-    resumed = body.resume.expanded_groups if body.resume else {}
-    check_value({"model": body.model, "header": body.header, "preload": body.preload}, "")
-    check_value({"groups": body.groups, "servers": body.servers}, "")
-    check_value(resumed, "/resume/expanded_groups")
-    opened = lifecycle.open_session(
-        agent_of(request),
-        lifecycle.OpenSessionRequest(
-            strategy=body.strategy,
-            mode=body.mode,
-            context_window=body.context_window,
-            model=body.model,
-            groups=body.groups,
-            servers=body.servers,
-            without_mcp=body.without_mcp,
-            preload=body.preload,
-            header=body.header,
-            metadata=body.metadata,
-            resume_strategy=body.resume.strategy if body.resume else None,
-            resume_groups=body.resume.expanded_groups if body.resume else None,
-        ),
-    )
-    return _json(_session_body(opened.session, opened.unknown), 201)
+    names = ("model", "header", "preload", "groups", "servers")
+    check_value({name: getattr(body, name) for name in names}, "")
+    check_value(body.resume.expanded_groups if body.resume else {}, "/resume/expanded_groups")
+    session, unknown = lifecycle.open_session(agent_of(request), body)
+    return _json(_session_body(session, unknown), 201)
 
 
 def _session_body(session: AgentSession, unknown: list[str] | None = None) -> dict[str, Any]:
     text, tokens, left_out = surface.catalog_text(session)
-    tools = surface.tools_array(session)
     return {
         "id": session.session_id,
         "agent": session.agent.name,
@@ -160,7 +121,7 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
             "tokens": tokens,
             "left_out": left_out,
         },
-        "tools": tools,
+        "tools": surface.tools_array(session),
         "stats": loading.stats(session),
         "suggested_iteration_multiplier": (
             lifecycle.DEFERRED_ITERATION_MULTIPLIER if session.mode == "deferred" else 1
@@ -171,7 +132,7 @@ def _session_body(session: AgentSession, unknown: list[str] | None = None) -> di
     }
 
 
-@router.get("/sessions", response={200: SessionPage, **AGENT_ERRORS})
+@router.get("/sessions", response={200: schemas.SessionPage, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
 def list_sessions(
     request: HttpRequest,
@@ -221,13 +182,13 @@ def _row_body(session: AgentSession) -> dict[str, Any]:
     }
 
 
-@router.get("/sessions/{session_id}", response={200: SessionOut, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}", response={200: schemas.SessionOut, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
 def get_session(request: HttpRequest, session_id: str) -> HttpResponse:
     return _json(_session_body(_readable_session(request, session_id)))
 
 
-@router.post("/sessions/{session_id}/close", response={200: SessionOut, **AGENT_ERRORS})
+@router.post("/sessions/{session_id}/close", response={200: schemas.SessionOut, **AGENT_ERRORS})
 async def close_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Close a session and its upstream connections."""
     response = await sync_to_async(_close)(request, session_id)
@@ -243,7 +204,7 @@ def _close(request: HttpRequest, session_id: str) -> HttpResponse:
     return response
 
 
-@router.post("/sessions/{session_id}/fork", response={201: SessionOut, **AGENT_ERRORS})
+@router.post("/sessions/{session_id}/fork", response={201: schemas.SessionOut, **AGENT_ERRORS})
 @_charged(CATALOG_COST)
 def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
     """Copy a session with its catalog and loaded tools. The copy is independent."""
@@ -257,7 +218,7 @@ def fork_session(request: HttpRequest, session_id: str) -> HttpResponse:
 @router.get("/sessions/{session_id}/catalog", response=CATALOG, openapi_extra=TEXT_RESPONSE)
 @_charged(CATALOG_COST)
 def session_catalog(
-    request: HttpRequest, session_id: str, options: Query[FormatIn]
+    request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
 ) -> HttpResponse:
     """Get the text for the system prompt and the tools array, in a provider's format."""
     catalog.check_format(options)
@@ -285,7 +246,9 @@ def _etag_response(request: HttpRequest, body: str, format_: str) -> HttpRespons
 
 @router.get("/sessions/{session_id}/tools", response={200: list[dict[str, Any]], **AGENT_ERRORS})
 @_charged(CATALOG_COST)
-def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn]) -> HttpResponse:
+def session_tools(
+    request: HttpRequest, session_id: str, options: Query[schemas.FormatIn]
+) -> HttpResponse:
     """Get the current tools array."""
     catalog.check_format(options)
     return _json(catalog.current_tools(_readable_session(request, session_id), options))
@@ -293,7 +256,7 @@ def session_tools(request: HttpRequest, session_id: str, options: Query[FormatIn
 
 @router.get("/sessions/{session_id}/tools/{name}", response={200: dict[str, Any], **AGENT_ERRORS})
 def tool_details(
-    request: HttpRequest, session_id: str, name: str, options: Query[DetailIn]
+    request: HttpRequest, session_id: str, name: str, options: Query[schemas.DetailIn]
 ) -> HttpResponse:
     """Get a tool's definition, including its output schema."""
     return _served_by_endpoint()
@@ -301,7 +264,7 @@ def tool_details(
 
 @router.get("/catalog", response=CATALOG, tags=["catalog"], openapi_extra=TEXT_RESPONSE)
 @_charged(CATALOG_COST)
-def agent_catalog(request: HttpRequest, options: Query[FormatIn]) -> HttpResponse:
+def agent_catalog(request: HttpRequest, options: Query[schemas.FormatIn]) -> HttpResponse:
     """Get the catalog that a session opened now would receive."""
     catalog.check_format(options)
     body = catalog.preview_catalog(agent_of(request), options)
@@ -316,15 +279,15 @@ def _served_by_endpoint() -> HttpResponse:
     raise NotImplementedError("toolcrib.asgi routes this request to sessions/endpoint.py.")
 
 
-@router.post("/sessions/{session_id}/load", response={200: LoadOut, **AGENT_ERRORS})
-def load(request: HttpRequest, session_id: str, body: LoadIn) -> HttpResponse:
+@router.post("/sessions/{session_id}/load", response={200: schemas.LoadOut, **AGENT_ERRORS})
+def load(request: HttpRequest, session_id: str, body: schemas.LoadIn) -> HttpResponse:
     """Load a group's tools, all or by name. Returns their schemas."""
     return _served_by_endpoint()
 
 
-@router.post("/sessions/{session_id}/preload", response={200: PreloadOut, **AGENT_ERRORS})
+@router.post("/sessions/{session_id}/preload", response={200: schemas.PreloadOut, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
-def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpResponse:
+def preload(request: HttpRequest, session_id: str, body: schemas.PreloadIn) -> HttpResponse:
     """Load tools by name from any group."""
     check_value(body.tool_names, "/tool_names")
     return _response(loading.preload(_own_session(request, session_id), body.tool_names))
@@ -332,10 +295,13 @@ def preload(request: HttpRequest, session_id: str, body: PreloadIn) -> HttpRespo
 
 @router.post(
     "/sessions/{session_id}/search",
-    response={200: SearchOut | ToolResult | ToolSearchOutput, **AGENT_ERRORS},
+    response={
+        200: schemas.SearchOut | schemas.ToolResult | schemas.ToolSearchOutput,
+        **AGENT_ERRORS,
+    },
 )
 def search(
-    request: HttpRequest, session_id: str, body: SearchIn, options: Query[FoundIn]
+    request: HttpRequest, session_id: str, body: schemas.SearchIn, options: Query[schemas.FoundIn]
 ) -> HttpResponse:
     """Search tools by query, by pattern, or by exact name."""
     return _served_by_endpoint()
@@ -353,11 +319,11 @@ KEY_PARAMETER = {
 
 @router.post(
     "/sessions/{session_id}/call",
-    response={200: CallOut, **CALL_ERRORS},
+    response={200: schemas.CallOut, **CALL_ERRORS},
     by_alias=True,
     openapi_extra={"parameters": [KEY_PARAMETER]},
 )
-def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
+def call(request: HttpRequest, session_id: str, body: schemas.CallIn) -> HttpResponse:
     """Call a tool. Errors that the model can correct are returned as a result with is_error."""
     return _served_by_endpoint()
 
@@ -365,7 +331,7 @@ def call(request: HttpRequest, session_id: str, body: CallIn) -> HttpResponse:
 # --- State, stats, events -------------------------------------------------------------------------
 
 
-@router.get("/sessions/{session_id}/state", response={200: StateOut, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/state", response={200: schemas.StateOut, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
 def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     """Get the loaded groups and tools, to resume in another session."""
@@ -374,13 +340,13 @@ def session_state(request: HttpRequest, session_id: str) -> HttpResponse:
     return HttpResponse(json.dumps(body, ensure_ascii=False), content_type="application/json")
 
 
-@router.get("/sessions/{session_id}/stats", response={200: Stats, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/stats", response={200: schemas.Stats, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
 def session_stats(request: HttpRequest, session_id: str) -> HttpResponse:
     return _json(loading.stats(_readable_session(request, session_id)))
 
 
-@router.get("/sessions/{session_id}/events", response={200: EventPage, **AGENT_ERRORS})
+@router.get("/sessions/{session_id}/events", response={200: schemas.EventPage, **AGENT_ERRORS})
 @_charged(REQUEST_COST)
 def session_events(
     request: HttpRequest, session_id: str, limit: int = 100, cursor: str = ""

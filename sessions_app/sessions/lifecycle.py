@@ -3,29 +3,24 @@
 Opening a session stores the catalog and the initial tools in an immutable snapshot.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from catalog import preferences
 from catalog.models import CatalogSnapshot
 from sessions_app.ledger import events
-from sessions_app.models import (
-    Agent,
-    AgentSession,
-    EventKind,
-    Expansion,
-    Mode,
-    SessionState,
-    ShownDefinition,
-)
+from sessions_app.models import Agent, AgentSession, EventKind, Mode, SessionState
 from sessions_app.sessions import loading
 from sessions_app.sessions.loading import SessionLoads
-from sessions_app.sessions.scope import ScopeFilter, scope_of_agent, unknown_names
+from sessions_app.sessions.schemas import OpenIn
+from sessions_app.sessions.scope import ScopeFilter, scope_of_agent
 from sessions_app.sessions.surface import context_of, surface_of, take_snapshot
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.json_codec import canonical
@@ -48,34 +43,10 @@ class TooManySessions(ToolcribError):
 
 
 @dataclass(frozen=True)
-class OpenSessionRequest:
-    """Parameters of a new session."""
-
-    strategy: str | None = None
-    mode: str | None = None
-    context_window: int | None = None
-    model: str = ""
-    groups: Sequence[str] | None = None
-    servers: Sequence[str] | None = None
-    without_mcp: bool = False
-    preload: Sequence[str] = ()
-    header: str | None = None
-    metadata: dict[str, Any] = field(default_factory=dict)
-    resume_strategy: str | None = None
-    resume_groups: dict[str, list[str] | None] | None = None
-
-
-@dataclass(frozen=True)
 class ModeDecision:
     mode: str
     auto_deferred: bool
     decided_by: str
-
-
-@dataclass(frozen=True)
-class OpenedSession:
-    session: AgentSession
-    unknown: list[str]  # names to preload or resume that are not available
 
 
 def choose_mode(
@@ -94,14 +65,17 @@ def choose_mode(
 
 
 @transaction.atomic
-def open_session(agent: Agent, request: OpenSessionRequest) -> OpenedSession:
-    """Open a session. May expire idle sessions of the agent; raises TooManySessions."""
-    strategy = request.strategy or agent.strategy
-    if request.resume_strategy not in (None, strategy):
+def open_session(agent: Agent, request: OpenIn) -> tuple[AgentSession, list[str]]:
+    """Open a session; also return the names to preload or resume that are not available.
+
+    May expire idle sessions of the agent. Raises TooManySessions.
+    """
+    strategy, resume = request.strategy or agent.strategy, request.resume
+    if resume is not None and resume.strategy != strategy:
         raise Conflict(
-            f"The state to resume has the strategy {request.resume_strategy}; this session "
+            f"The state to resume has the strategy {resume.strategy}; this session "
             f"would have {strategy}.",
-            hint=f'Open it with "strategy": "{request.resume_strategy}".',
+            hint=f'Open it with "strategy": "{resume.strategy}".',
             code="strategy_mismatch",
         )
     now = timezone.now()
@@ -135,51 +109,57 @@ def open_session(agent: Agent, request: OpenSessionRequest) -> OpenedSession:
         last_used_at=now,
         tokens_all=scope.tokens_all,
     )
-    events.record_event(
-        session,
-        EventKind.OPENED,
-        tokens=snapshot.tokens + surface_of(snapshot).tools_tokens,
-        details={
-            "mode": decision.mode,
-            "decided_by": decision.decided_by,
-            "strategy": strategy,
-            "groups": [line.group_id for line in scope.lines],
-            "tools": len(scope.offered),
-            "model": request.model,
-        },
-        at=now,
-    )
-    if request.resume_groups is not None:
-        unknown += _resume(session, request.resume_groups)
+    tokens = snapshot.tokens + surface_of(snapshot).tools_tokens
+    groups = [line.group_id for line in scope.lines]
+    _record_opened(session, groups=groups, tools=len(scope.offered), tokens=tokens)
+    if resume is not None:
+        unknown += _resume(session, resume.expanded_groups)
     session.refresh_from_db(fields=LEDGER_FIELDS)
-    return OpenedSession(session, unknown)
+    return session, unknown
 
 
-def _scope_filter(agent: Agent, request: OpenSessionRequest) -> ScopeFilter:
+def _record_opened(
+    session: AgentSession,
+    *,
+    groups: Sequence[str] = (),
+    tools: int = 0,
+    tokens: int = 0,
+    **more: str,
+) -> None:
+    details = {
+        "mode": session.mode,
+        "decided_by": session.decided_by,
+        "strategy": session.strategy,
+        "groups": groups,
+        "tools": tools,
+        "model": session.model,
+        **more,
+    }
+    at = session.last_used_at
+    events.record_event(session, EventKind.OPENED, tokens=tokens, details=details, at=at)
+
+
+def _scope_filter(agent: Agent, request: OpenIn) -> ScopeFilter:
     """Resolve ids to a filter. Groups and servers out of scope are reported as unknown."""
     if request.groups is None and request.servers is None:
         return ScopeFilter(without_mcp=request.without_mcp)
-    scope = scope_of_agent(agent)
-    keys = None
-    if request.groups is not None:
-        unknown = unknown_names(request.groups, scope.by_id)
-        if unknown:
-            raise Invalid(
-                f"Not available to this agent: {', '.join(unknown[:10])}.",
-                hint=f"Its groups: {', '.join(list(scope.by_id)[:50]) or 'none'}.",
-                code="unknown_group",
-            )
-        keys = tuple(scope.by_id[group_id].pk for group_id in request.groups)
-    if request.servers is not None:
-        unknown = unknown_names(request.servers, scope.servers)
-        if unknown:
-            raise Invalid(
-                f"Not available to this agent: {', '.join(unknown[:10])}.",
-                hint=f"Its servers: {', '.join(scope.servers[:50]) or 'none'}.",
-                code="unknown_server",
-            )
-    servers = None if request.servers is None else tuple(request.servers)
-    return ScopeFilter(keys, servers, request.without_mcp)
+    scope, groups, servers = scope_of_agent(agent), request.groups, request.servers
+    _check_known("group", groups or (), scope.by_id)
+    _check_known("server", servers or (), scope.servers)
+    return ScopeFilter(
+        None if groups is None else tuple(scope.by_id[group_id].pk for group_id in groups),
+        None if servers is None else tuple(servers),
+        request.without_mcp,
+    )
+
+
+def _check_known(kind: str, requested: Iterable[str], known: Collection[str]) -> None:
+    if unknown := [name for name in requested if name not in known]:
+        raise Invalid(
+            f"Not available to this agent: {', '.join(unknown[:10])}.",
+            hint=f"Its {kind}s: {', '.join(islice(known, 50)) or 'none'}.",
+            code=f"unknown_{kind}",
+        )
 
 
 def _enforce_session_limit(agent: Agent, now: datetime, keep: int | None = None) -> None:
@@ -241,41 +221,13 @@ def fork_session(session: AgentSession) -> AgentSession:
     child._state.adding = True
     child.save()
     AgentSession.objects.filter(pk=child.pk).update(created_at=now)
-    Expansion.objects.bulk_create(
-        Expansion(
-            session=child,
-            group_id=row.group_id,
-            names=row.names,
-            listed=row.listed,
-            pins=row.pins,
-            sequence=row.sequence,
-        )
-        for row in session.expansions.all()
-    )
-    ShownDefinition.objects.bulk_create(
-        ShownDefinition(
-            session=child,
-            tool_id=row.tool_id,
-            definition_id=row.definition_id,
-            override=row.override,
-        )
-        for row in session.shown_definitions.all()
-    )
+    copied: tuple[QuerySet[Any], ...] = session.expansions.all(), session.shown_definitions.all()
+    for rows in copied:
+        for row in rows:
+            row.pk, row.session = None, child
+        rows.model.objects.bulk_create(rows)
     events.record_event(session, EventKind.FORKED, details={"to": child.session_id}, at=now)
-    events.record_event(
-        child,
-        EventKind.OPENED,
-        details={
-            "mode": child.mode,
-            "decided_by": child.decided_by,
-            "strategy": child.strategy,
-            "groups": [],
-            "tools": 0,
-            "model": child.model,
-            "forked_from": session.session_id,
-        },
-        at=now,
-    )
+    _record_opened(child, forked_from=session.session_id)
     child.refresh_from_db()
     return child
 

@@ -19,19 +19,9 @@ from catalog.models import ToolState
 from sessions_app.ledger.events import write_event
 from sessions_app.ledger.writer import ExpansionRow, LedgerCursor
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
+from sessions_app.sessions import surface
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, scope_of_session
-from sessions_app.sessions.surface import (
-    Pin,
-    SessionContext,
-    context_of,
-    first_pins,
-    newer_definitions,
-    pin_of,
-    pins_of,
-    render_pin,
-    surface_of,
-    with_newer,
-)
+from sessions_app.sessions.surface import Pin, SessionContext
 from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
 from toolcrib.lib.json_codec import canonical, join_items, join_members
 from toolcrib.lib.token_counter import count
@@ -132,7 +122,7 @@ class SessionLoads:
 
     def __init__(self, context: SessionContext) -> None:
         self.context = context
-        self.newer = newer_definitions(context.session_pk)
+        self.newer = surface.newer_definitions(context.session_pk)
         with connection.wrap_database_errors:
             rows = LedgerCursor(connection).read_expansions(context.session_pk)
         self._rows = {row.group_id: row for row in rows}
@@ -146,7 +136,7 @@ class SessionLoads:
     @property
     def pins(self) -> dict[str, Pin]:
         """Return the pins of all loaded tools, by name, with the definitions last shown."""
-        return with_newer(first_pins(self._pins.values()), self.newer)
+        return surface.with_newer(surface.first_pins(self._pins.values()), self.newer)
 
     def load(self, group_id: str, names: Sequence[str] | None, *, how: str = "load") -> LoadResult:
         """Load all tools of a group (`names` is None) or those named."""
@@ -196,8 +186,10 @@ class SessionLoads:
                 f"{max(budget - self.tokens_loaded, 0):,} of {budget:,} are free.",
                 hint="Load fewer tools, by name, or ask for a larger budget.",
             )
-        pins = with_newer(load.pins, self.newer)
-        result.schemas = [canonical(render_pin(name, pins[name])) for name in result.tool_names]
+        pins = surface.with_newer(load.pins, self.newer)
+        result.schemas = [
+            canonical(surface.render_pin(name, pins[name])) for name in result.tool_names
+        ]
         self.tokens_loaded += load.cost
         is_new = load.row.group_id not in self._rows
         row = load.row if is_new or load.is_changed else None
@@ -255,7 +247,7 @@ class _GroupLoad:
     ) -> None:
         self.group, self.row = group, row
         self.pins = dict(pins)
-        self.other_pins = first_pins(others.values())
+        self.other_pins = surface.first_pins(others.values())
         self.next_seq = 1 + len(pins) + sum(map(len, others.values()))
         self.offered = group.offered_by_name
         # The names in the group's catalog line when the session opened.
@@ -345,7 +337,7 @@ class _GroupLoad:
         if pin := self.other_pins.get(name):  # keep the definition and the load order
             self.pins[name] = {**pin, "position": member.position}
             return
-        self.pins[name] = pin = pin_of(member.tool, member.position, self.next_seq)
+        self.pins[name] = pin = surface.pin_of(member.tool, member.position, self.next_seq)
         self.next_seq += 1
         self.newly_loaded.append(name)
         self.cost += cache.cached_definition(pin["definition"]).tokens
@@ -402,7 +394,7 @@ def write_loads(loads: SessionLoads) -> None:
 @transaction.atomic
 def preload(session: AgentSession, names: Sequence[str]) -> str:
     """Load tools by name from any group, and return the response."""
-    loads = SessionLoads(context_of(lock_session(session)))
+    loads = SessionLoads(surface.context_of(lock_session(session)))
     results, unknown = loads.load_by_name(names, how="preload")
     write_loads(loads)
     schemas = [schema for result in results for schema in result.schemas or []]
@@ -442,7 +434,10 @@ def token_ledger(session: AgentSession) -> dict[str, Any]:
 
 def stats(session: AgentSession) -> dict[str, Any]:
     offered = {tool.name for tool in scope_of_session(session).offered}
-    loaded = {**surface_of(session.snapshot).pins, **pins_of(session)}.keys() & offered
+    loaded = {
+        **surface.surface_of(session.snapshot).pins,
+        **surface.pins_of(session),
+    }.keys() & offered
     return {
         "total_registered": len(offered),
         "loaded": len(loaded),

@@ -9,9 +9,9 @@ import logging
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -77,8 +77,7 @@ class SessionScope:
                 if tool.name in self.tools:
                     continue
                 self.tools[tool.name] = tool
-                # The server's name for the tool, and its safe form as printed in the catalog.
-                for name in {tool.original_name, tool.name.partition("__")[2]} - {tool.name, ""}:
+                for name in tool.bare_names:
                     self.by_bare_name.setdefault(name, []).append(tool)
 
     @cached_property
@@ -102,7 +101,7 @@ class SessionScope:
         return [
             GroupLine(group.group_id, group.display_name, group.description, names)
             for group in self.groups
-            if (names := offered_names(group))
+            if (names := tuple(group.offered_by_name))
         ]
 
     @cached_property
@@ -165,10 +164,6 @@ class SessionScope:
             f"Groups: {groups}.",
             details={"suggestions": similar, "servers": self.servers},
         )
-
-
-def offered_names(group: CachedGroup) -> tuple[str, ...]:
-    return tuple(member.tool.name for member in group.members if member.tool.offered)
 
 
 def _join_names(names: Sequence[str]) -> str:
@@ -249,21 +244,15 @@ def _build(
 
 
 def _filter_group(group: CachedGroup, scope_filter: ScopeFilter) -> CachedGroup:
-    members = tuple(member for member in group.members if _is_allowed(member.tool, scope_filter))
-    return CachedGroup(
-        group.pk, group.group_id, group.display_name, group.description, group.position, members
-    )
+    def is_allowed(tool: CachedTool) -> bool:
+        servers = scope_filter.servers
+        is_excluded = scope_filter.without_mcp or (
+            servers is not None and tool.server not in servers
+        )
+        return not tool.server_id or not is_excluded
 
-
-def _is_allowed(tool: CachedTool, scope_filter: ScopeFilter) -> bool:
-    if not tool.server_id:
-        return True
-    servers = scope_filter.servers
-    return not scope_filter.without_mcp and (servers is None or tool.server in servers)
-
-
-def unknown_names(requested: Collection[str], known: Collection[str]) -> list[str]:
-    return [name for name in requested if name not in known]
+    members = tuple(member for member in group.members if is_allowed(member.tool))
+    return replace(group, members=members)
 
 
 # --- Index warming --------------------------------------------------------------------------------

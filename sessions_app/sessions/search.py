@@ -51,17 +51,13 @@ class SessionQuery:
 def parse_body(body: SearchIn, *, max_limit: int = MAX_HITS, full: bool = False) -> SessionQuery:
     """Convert a request body to a query. A search by name loads the tool and returns it in full."""
     full = full or (bool(body.name) and body.detail == "summary")
-    return SessionQuery(
-        query=body.query,
-        pattern=body.pattern,
-        name=body.name,
-        strategy=body.strategy or "",
-        server=body.server,
-        limit=max(1, min(max_limit, body.limit)),
-        detail="full" if full else body.detail,
-        load=bool(body.name) if body.load is None else body.load,
-        server_hint=body.server_hint,
-    )
+    decided = {
+        "strategy": body.strategy or "",
+        "limit": max(1, min(max_limit, body.limit)),
+        "detail": "full" if full else body.detail,
+        "load": bool(body.name) if body.load is None else body.load,
+    }
+    return SessionQuery(**{**dict(body), **decided})
 
 
 @dataclass

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from django.db import connection
@@ -26,7 +27,8 @@ MAX_SNAPSHOTS_PER_SCOPE = 64
 MAX_CACHED_CHARACTERS = 16_000_000  # of snapshot bodies; parsed, a body takes several times that
 
 Pin = dict[str, Any]  # definition, override, server, source, position, seq
-DeferredTool = list[Any]  # a tool not shown yet: definition, override, server
+DEFERRED_FIELDS = ("definition", "override", "server")  # of the pin of a tool not shown yet
+_read_deferred = itemgetter(*DEFERRED_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Surface:
     tools_tokens: int
     mode: str
     preloaded: tuple[str, ...]
-    deferred: dict[str, DeferredTool]
+    deferred: dict[str, list[Any]]  # values of DEFERRED_FIELDS, to render a tool as it was
 
     @cached_property
     def names_by_group(self) -> dict[str, frozenset[str]]:
@@ -188,23 +190,13 @@ def pin_of(tool: CachedTool, position: int = 0, seq: int = 0) -> Pin:
     }
 
 
-def deferred_tool_of(tool: CachedTool) -> DeferredTool:
-    """Return what a snapshot stores of a deferred tool, to render it later as it was."""
-    return [tool.approved.pk if tool.approved else None, tool.description_override, tool.server]
-
-
 def all_tools(snapshot: CatalogSnapshot) -> dict[str, dict[str, Any]]:
     """Return every tool in the snapshot's scope by name, in the order of the groups."""
     surface = surface_of(snapshot)
     pins = dict(surface.pins)
-    for name, (definition, override, server) in surface.deferred.items():
-        source = "mcp" if server else "custom"
-        pins[name] = {
-            "definition": definition,
-            "override": override,
-            "server": server,
-            "source": source,
-        }
+    for name, values in surface.deferred.items():
+        pin = dict(zip(DEFERRED_FIELDS, values, strict=True))
+        pins[name] = {**pin, "source": "mcp" if pin["server"] else "custom"}
     names = dict.fromkeys(name for line in surface.groups for name in line.names)
     return {name: render_pin(name, pins[name]) for name in names if name in pins}
 
@@ -266,7 +258,9 @@ def _build_snapshot(
         {
             "budget": budget,
             "deferred": {
-                tool.name: deferred_tool_of(tool) for tool in scope.offered if tool.name not in pins
+                tool.name: _read_deferred(pin_of(tool))
+                for tool in scope.offered
+                if tool.name not in pins
             },
             "groups": [
                 {

@@ -175,7 +175,7 @@ def test_header_mappings_are_those_of_the_approved_definition(github):
     tool = Tool.objects.get(public_name="github__get_file")
     assert (tool.state, "x-mcp-header" in tool.latest.body) == ("waiting", True)
     request = planner.CallRequest("github__get_file", {"what": "x"})
-    server_row = authorization._read_server(tool.server_id)
+    server_row = async_to_sync(authorization.find_server)(tool.server_id, renew=True)
 
     def plan():
         caller = Caller(api_keys.find_key(agent.key).sha256, session.id)

@@ -28,8 +28,7 @@ from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event
-from sessions_app.sessions import endpoint, lifecycle, loading
-from sessions_app.sessions.surface import context_of
+from sessions_app.sessions import endpoint, lifecycle, loading, surface
 from tests.support.agent_client import make_agent_client
 from tests.support.asgi_requests import AsgiResponse, bearer_headers, exchange, make_scope
 from tests.support.factories import ingest_tools, make_program, tool_object
@@ -725,8 +724,8 @@ def test_two_loads_of_one_session_at_once_are_both_kept(run):
     assert [answer.json["expanded"] for answer in answers] == [True] * 3
     session = AgentSession.objects.get()
     assert loading.export_state(session)["expanded_groups"] == {"mcp:raw": None}
-    pins = context_of(session).scope.tools.keys() & set(loading.pins_of(session))
+    pins = surface.context_of(session).scope.tools.keys() & set(surface.pins_of(session))
     assert len(pins) == 3
     assert session.loads_version == 3
-    seqs = sorted(pin["seq"] for pin in loading.pins_of(session).values())
+    seqs = sorted(pin["seq"] for pin in surface.pins_of(session).values())
     assert seqs == [1, 2, 3]
