@@ -4,19 +4,13 @@ Each is in `running` while it runs. Every process checks the keys in the databas
 so work of a revoked or expired key, or of a disabled agent, is cancelled in all processes.
 """
 
-import asyncio
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from django.db import DatabaseError
-
 from sessions_app.agents import api_keys
+from sessions_app.dispatch import polling
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
-
-logger = logging.getLogger(__name__)
 
 CHECK_INTERVAL = 0.5  # seconds
 
@@ -43,27 +37,9 @@ class Cancellable(Protocol):
 running: set[Cancellable] = set()
 
 
-@asynccontextmanager
-async def watch_revocations() -> AsyncIterator[None]:
+def watch_revocations() -> AbstractAsyncContextManager[None]:
     """Check the keys of running work for the duration of the block."""
-    task = asyncio.create_task(_watch(), name="keys")
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def _watch() -> None:
-    while True:
-        await asyncio.sleep(CHECK_INTERVAL)
-        try:
-            await _check_keys()
-        except DatabaseError as error:
-            logger.warning("Key revocation check failed: %s", error)
-        except Exception:
-            logger.exception("Key revocation check failed")
+    return polling.running(polling.repeat(_check_keys, CHECK_INTERVAL, "Key revocation check"))
 
 
 async def _check_keys() -> None:

@@ -23,7 +23,10 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from servers.connections import calls as upstream_calls
 from sessions_app.agents import api_keys, rate_limits
 from sessions_app.agents.rate_limits import CATALOG_COST, REQUEST_COST
+from sessions_app.dispatch import polling
 from sessions_app.dispatch.authorization import Caller
+from sessions_app.dispatch.planner import ON_LOOP_BYTES
+from sessions_app.dispatch.polling import repeat
 from sessions_app.ledger import writer as ledger_writer
 from sessions_app.mcp import server as mcp_server
 from sessions_app.mcp import sessions as mcp_sessions
@@ -31,7 +34,7 @@ from sessions_app.mcp import tool_calls
 from sessions_app.mcp.errors import ProtocolError, send_error, send_protocol_error
 from sessions_app.mcp.server import AuthenticatedRequest
 from sessions_app.mcp.sessions import Client, ConnectionCaller, RollingCaller, UrlCaller
-from sessions_app.mcp.streams import Streams
+from sessions_app.mcp.streams import POLL_SECONDS, Streams
 from sessions_app.models import ApiKey, Strategy
 from sessions_app.sessions import lifecycle
 from toolcrib.lib.asgi import (
@@ -50,7 +53,6 @@ from toolcrib.lib.errors import DatabaseUnavailable, Forbidden, Invalid, NotFoun
 from toolcrib.lib.json_codec import parse_strict
 
 PATH = re.compile(r"/mcp(?:/(?P<session>[^/]+))?/?")
-ON_LOOP_BYTES = 64 * 1024  # larger bodies are parsed off the event loop
 STREAM_CLOSE_SECONDS = 1.0  # time for streams to end before they are cancelled
 SESSION_HEADER = "mcp-session-id"
 BROWSER_NOTICE = (
@@ -61,8 +63,6 @@ BROWSER_NOTICE = (
 
 
 class Request:
-    """One request: its headers, its key's digest, and the session in its URL."""
-
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.headers = read_headers(scope)
@@ -82,6 +82,11 @@ class Request:
 
     async def check_key(self) -> ApiKey:
         return await ledger_writer.run_off_loop(api_keys.require_agent_key, self.digest)
+
+    async def check_session(self, key: ApiKey) -> None:
+        if self.url_session_id:
+            find = lifecycle.find_session
+            await ledger_writer.run_off_loop(find, key.agent, self.url_session_id)
 
     async def find_caller(self, client: Client | None = None, *, renew: bool = False) -> Caller:
         """Return who asks, for which session. Raises UnknownConnection or ProtocolError."""
@@ -119,17 +124,11 @@ class Endpoint:
             stateless=True,  # connections are rows (sessions.py)
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        watches = [
-            asyncio.create_task(watch(), name="mcp")
-            for watch in (self.streams.watch_lists, self.calls.watch_cancellations)
-        ]
-        try:
-            async with self.manager.run():
-                yield
-        finally:
-            for watch in watches:
-                watch.cancel()
-            await asyncio.gather(*watches, return_exceptions=True)
+        lists = repeat(self.streams.compare_lists, POLL_SECONDS, "Comparison of tool lists")
+        poll_seconds = tool_calls.CANCELLATION_POLL_SECONDS
+        calls = repeat(self.calls.take_cancellations, poll_seconds, "Reading of cancellations")
+        async with polling.running(lists, calls), self.manager.run():
+            yield
 
     async def close_streams(self) -> None:
         """Close every stream, so that shutdown does not wait for them."""
@@ -201,8 +200,7 @@ class Endpoint:
             return
         await request.find_connection(renew=True)
         if message.get("method") == "notifications/cancelled":
-            params = message.get("params")
-            request_id = params.get("requestId") if isinstance(params, dict) else None
+            request_id = _member(message.get("params"), "requestId")
             await self.calls.cancel(request.connection_id, request_id)
         await send_response(send, 202, "application/json", b"")
 
@@ -211,7 +209,6 @@ class Endpoint:
     async def _serve_sdk(
         self, request: Request, message: Mapping[str, Any], receive: Receive, send: Send
     ) -> None:
-        """Let the SDK's server answer."""
         assert self.manager is not None  # noqa: S101 - set by run
         method = message.get("method")
         key = await request.check_key()
@@ -223,38 +220,24 @@ class Endpoint:
         caller = None
         if not is_handshake and message:
             caller = await request.find_caller(_client(message), renew=True)
-        if request.url_session_id:
-            find = lifecycle.find_session
-            await ledger_writer.run_off_loop(find, key.agent, request.url_session_id)
-        live = self.streams.register(key.pk, stream=method == "subscriptions/listen")
-        try:
+        await request.check_session(key)
+        with self.streams.register(key.pk, stream=method == "subscriptions/listen") as live:
             sdk_scope = await _sdk_scope(request, AuthenticatedRequest(key, key.agent, caller))
             tracking_send = live.track(send)
             if is_handshake:
                 tracking_send = _Handshake(request, message, key, tracking_send).send
             await live.run(self.manager.handle_request(sdk_scope, receive, tracking_send), send)
-        finally:
-            self.streams.unregister(live)
         await rate_limits.add_bytes(key.agent, live.sent_bytes)
 
     async def _open_stream(self, request: Request, receive: Receive, send: Send) -> None:
         """Open the notification stream of a handshake connection."""
         key = await request.check_key()
         await request.find_connection(renew=True)
-        if request.url_session_id:
-            find = lifecycle.find_session
-            await ledger_writer.run_off_loop(find, key.agent, request.url_session_id)
-        live = self.streams.register(key.pk, stream=True)
-        try:
-            stream = await self.streams.open_notifications(
-                request.connection_id, request.url_session_id
-            )
-            try:
+        await request.check_session(key)
+        ids = request.connection_id, request.url_session_id
+        with self.streams.register(key.pk, stream=True) as live:
+            async with self.streams.notifications_of(*ids) as stream:
                 await live.run(stream.serve(receive, live.track(send)), send)
-            finally:
-                self.streams.close_notifications(stream)
-        finally:
-            self.streams.unregister(live)
 
     async def _close_connection(self, request: Request, send: Send) -> None:
         """Close a handshake connection, and the session that was opened for it."""
@@ -310,9 +293,12 @@ class _Handshake:
 
 
 def _negotiated_version(body: bytes) -> str:
-    message = parse_strict(body)
-    result = message.get("result") if isinstance(message, dict) else None
-    return str(result.get("protocolVersion", "")) if isinstance(result, dict) else ""
+    return str(_member(_member(parse_strict(body), "result"), "protocolVersion") or "")
+
+
+def _member(value: Any, name: str) -> Any:
+    """Return a member of a JSON object; None if there is none."""
+    return value.get(name) if isinstance(value, dict) else None
 
 
 async def _parse(body: bytes) -> Mapping[str, Any]:
@@ -331,8 +317,7 @@ async def _parse(body: bytes) -> Mapping[str, Any]:
 
 def _client(message: Mapping[str, Any]) -> Client | None:
     """Return the client that a message of a modern protocol version names."""
-    params = message.get("params")
-    meta = params.get("_meta") if isinstance(params, dict) else None
+    meta = _member(message.get("params"), "_meta")
     if not isinstance(meta, dict):
         return None
     version = str(meta.get(f"{tool_calls.META}protocolVersion", ""))[:20]

@@ -20,7 +20,6 @@ class ProtocolError(Exception):
 
 
 def error_message(request_id: Id, code: int, message: str, data: object = None) -> str:
-    """Return a JSON-RPC error response."""
     error = {"code": code, "message": message}
     if data is not None:
         error["data"] = data

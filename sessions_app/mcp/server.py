@@ -162,7 +162,6 @@ async def _merge_raw_result(ctx: Context, call_next: CallNext) -> HandlerResult:
 
 @asynccontextmanager
 async def _translate_errors() -> AsyncIterator[None]:
-    """Convert errors to JSON-RPC errors."""
     try:
         yield
     except ToolcribError as error:

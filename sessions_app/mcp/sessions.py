@@ -72,8 +72,6 @@ _with_client: dict[str, None] = {}  # ids of sessions whose client is recorded
 
 @dataclass(frozen=True)
 class UrlCaller(Caller):
-    """A request with a session id in the URL."""
-
     client: Client | None = None
 
     async def find_session(self, *, renew: bool) -> str:
@@ -165,8 +163,6 @@ _connections: dict[str, Connection] = {}  # by connection id
 
 @dataclass(frozen=True)
 class ConnectionCaller(Caller):
-    """A request on a handshake connection."""
-
     session_id: str = ""
     connection_id: str = ""
 
@@ -194,9 +190,8 @@ def _read_connection(digest: str, connection_id: str) -> Connection:
 
 def _row(digest: str, connection_id: str) -> McpConnection:
     rows = McpConnection.objects.select_related("key__agent", "session")
-    row = None
-    if "\0" not in connection_id:
-        row = rows.filter(connection_id=connection_id, key__sha256=digest).first()
+    found = rows.filter(connection_id=connection_id, key__sha256=digest)
+    row = None if "\0" in connection_id else found.first()
     if row is None or (row.session is not None and row.session.state != SessionState.OPEN):
         raise UnknownConnection
     return row
@@ -278,24 +273,23 @@ def _close(row: McpConnection) -> None:
         lifecycle.close_session(session)
 
 
+@transaction.atomic
 def add_cancellation(connection_id: str, request_id: int | str) -> None:
     """Leave a cancellation for the process that runs the call."""
-    with transaction.atomic():
-        rows = McpConnection.objects.select_for_update().filter(connection_id=connection_id)
-        for row in rows:
-            row.cancelled = json.dumps([*json.loads(row.cancelled), request_id][-MAX_CANCELLED:])
-            row.save(update_fields=["cancelled"])
+    for row in McpConnection.objects.select_for_update().filter(connection_id=connection_id):
+        row.cancelled = json.dumps([*json.loads(row.cancelled), request_id][-MAX_CANCELLED:])
+        row.save(update_fields=["cancelled"])
 
 
+@transaction.atomic
 def take_cancellations(connection_ids: Collection[str]) -> list[tuple[str, int | str]]:
     """Return and remove the cancellations of these connections."""
     taken = []
-    with transaction.atomic():
-        rows = McpConnection.objects.select_for_update().exclude(cancelled="[]")
-        for row in rows.filter(connection_id__in=connection_ids).order_by("pk"):
-            taken += [(row.connection_id, request_id) for request_id in json.loads(row.cancelled)]
-            row.cancelled = "[]"
-            row.save(update_fields=["cancelled"])
+    rows = McpConnection.objects.select_for_update().exclude(cancelled="[]")
+    for row in rows.filter(connection_id__in=connection_ids).order_by("pk"):
+        taken += [(row.connection_id, request_id) for request_id in json.loads(row.cancelled)]
+        row.cancelled = "[]"
+        row.save(update_fields=["cancelled"])
     return taken
 
 

@@ -5,11 +5,10 @@ when Toolcrib stops.
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from django.conf import settings
-from django.db import DatabaseError
 
 from sessions_app.dispatch import key_revocation
 from sessions_app.ledger import writer as ledger_writer
@@ -18,14 +17,7 @@ from sessions_app.models import AgentSession, McpConnection, Strategy
 from toolcrib.lib.asgi import Message, Receive, Send
 from toolcrib.lib.errors import ToolcribError
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 1.0
-
-
-class TooManyStreams(ToolcribError):
-    code = "too_many_streams"
-    status = 429
 
 
 class LiveRequest:
@@ -40,7 +32,6 @@ class LiveRequest:
         self._started = self._finished = False
 
     def track(self, send: Send) -> Send:
-        """Return a `send` that notes what was sent."""
 
         async def tracking_send(message: Message) -> None:
             self._started = True
@@ -110,59 +101,56 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class Streams:
-    """All open requests of this process."""
-
     def __init__(self) -> None:
         self.requests: set[LiveRequest] = set()
         self.notifications: dict[str, NotificationStream] = {}  # by connection id
 
-    def register(self, key: int, *, stream: bool) -> LiveRequest:
-        """Register a request; raise if the key has too many open streams."""
+    @contextmanager
+    def register(self, key: int, *, stream: bool) -> Iterator[LiveRequest]:
+        """Register a request for the duration of the block; raise if there are too many streams."""
         open_streams = sum(request.stream and request.key == key for request in self.requests)
         if stream and open_streams >= settings.MAX_STREAMS:
-            raise TooManyStreams(
+            raise ToolcribError(
                 f"This key has reached the limit of {open_streams} open streams.",
                 hint="Close a stream. TOOLCRIB_MAX_STREAMS sets the limit.",
+                code="too_many_streams",
+                status=429,
                 details={"retry_after": 30},
             )
         request = LiveRequest(key, stream=stream)
         self.requests.add(request)
         key_revocation.running.add(request)
-        return request
+        try:
+            yield request
+        finally:
+            self.requests.discard(request)
+            key_revocation.running.discard(request)
 
-    def unregister(self, request: LiveRequest) -> None:
-        self.requests.discard(request)
-        key_revocation.running.discard(request)
-
-    async def open_notifications(
+    @asynccontextmanager
+    async def notifications_of(
         self, connection_id: str, url_session_id: str
-    ) -> NotificationStream:
-        """Return a stream for a connection, which replaces an earlier one."""
+    ) -> AsyncIterator[NotificationStream]:
+        """Open the stream of a connection, which replaces an earlier one."""
         stream = NotificationStream(connection_id, url_session_id)
         await self._compare([stream])
         if (earlier := self.notifications.pop(connection_id, None)) is not None:
             earlier.closed.set()
         self.notifications[connection_id] = stream
-        return stream
-
-    def close_notifications(self, stream: NotificationStream) -> None:
-        if self.notifications.get(stream.connection_id) is stream:
-            del self.notifications[stream.connection_id]
+        try:
+            yield stream
+        finally:
+            if self.notifications.get(connection_id) is stream:
+                del self.notifications[connection_id]
 
     def set_known(self, connection_id: str, list_version: int) -> None:
         """Note that the client of a connection knows about this version of its tool list."""
         if (stream := self.notifications.get(connection_id)) is not None:
             stream.list_version = max(stream.list_version, list_version)
 
-    async def watch_lists(self) -> None:
+    async def compare_lists(self) -> None:
         """Notify streams whose session has loaded tools, in whichever process."""
-        while True:
-            await asyncio.sleep(POLL_SECONDS)
-            if streams := list(self.notifications.values()):
-                try:
-                    await self._compare(streams)
-                except DatabaseError as error:
-                    logger.warning("Tool lists of MCP clients could not be compared: %s", error)
+        if streams := list(self.notifications.values()):
+            await self._compare(streams)
 
     async def _compare(self, streams: list[NotificationStream]) -> None:
         versions = await ledger_writer.run_off_loop(_list_versions, streams)

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import mcp_types as types
 from django.conf import settings
@@ -27,7 +28,7 @@ from mcp.shared.inbound import (
 from mcp_types.jsonrpc import HEADER_MISMATCH
 from mcp_types.methods import validate_client_request
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from catalog import rendering
 from catalog.definitions.public_names import META_TOOLS
@@ -56,7 +57,6 @@ from toolcrib.lib.json_codec import canonical, join_members
 
 logger = logging.getLogger(__name__)
 
-M = TypeVar("M", bound=BaseModel)
 METHOD = "tools/call"
 META = "io.modelcontextprotocol/"
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")
@@ -217,20 +217,11 @@ async def _dispatch(caller: Caller, call: ToolCall, on_progress: OnProgress | No
     key = call.headers.get("idempotency-key")
     if call.name in META_TOOLS:
         body = CallIn.model_validate(call.arguments)
-        request = CallRequest(
-            body.tool_name, body.arguments, body.timeout, key, CallPath.DISPATCH, call.size
-        )
+        request = CallRequest(body.tool_name, body.arguments, body.timeout, key, size=call.size)
     else:
-        request = CallRequest(
-            call.name,
-            call.arguments,
-            idempotency_key=key,
-            path=CallPath.NATIVE,
-            size=call.size,
-            check_headers=(
-                (lambda schema: _check_parameter_headers(call, schema)) if call.is_modern else None
-            ),
-        )
+        check = partial(_check_parameter_headers, call) if call.is_modern else None
+        native = CallPath.NATIVE
+        request = CallRequest(call.name, call.arguments, None, key, native, call.size, check)
     return _call_result(await dispatcher.call(caller, request, on_progress))
 
 
@@ -244,7 +235,6 @@ def _call_result(response: CallResponse) -> Result:
 
 
 def text_result(text: str, *, is_error: bool = False, list_version: int = 0) -> Result:
-    """Return a result with one text block."""
     content = canonical([{"type": "text", "text": text}])
     members = {"content": content, "isError": "true" if is_error else "false"}
     return Result(members, list_version)
@@ -356,7 +346,6 @@ def _with_server_info(meta: str | None) -> str:
 
 
 async def start_stream(send: Send, headers: Mapping[bytes, bytes] | None = None) -> None:
-    """Start a response that is an event stream."""
     fields = {
         b"content-type": b"text/event-stream",
         b"cache-control": b"no-cache, no-transform",
@@ -409,19 +398,6 @@ async def respond(
 # --- Cancellation by older clients ----------------------------------------------------------------
 
 
-class _RunningCall:
-    """A call of a handshake connection that runs in this process."""
-
-    def __init__(self) -> None:
-        self.task = asyncio.current_task()
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        if self.task is not None and not self.is_cancelled:
-            self.is_cancelled = True
-            self.task.cancel()
-
-
 class ConnectionCalls:
     """Running calls of handshake connections, which their clients may cancel by request id.
 
@@ -430,7 +406,8 @@ class ConnectionCalls:
     """
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, Id], list[_RunningCall]] = {}
+        self._running: dict[tuple[str, Id], set[asyncio.Task[Any]]] = {}
+        self._cancelled: set[asyncio.Task[Any]] = set()
 
     @contextmanager
     def running(self, connection_id: str, request_id: Id) -> Iterator[Callable[[], bool]]:
@@ -438,17 +415,18 @@ class ConnectionCalls:
 
         A client may reuse an id: each of its calls gets its own response.
         """
-        call, key = _RunningCall(), (connection_id, request_id)
-        self._running.setdefault(key, []).append(call)
+        task, key = asyncio.current_task(), (connection_id, request_id)
+        assert task is not None  # noqa: S101 - a running coroutine has a task
+        self._running.setdefault(key, set()).add(task)
         try:
-            yield lambda: call.is_cancelled
+            yield lambda: task in self._cancelled
         finally:
-            self._running[key].remove(call)
+            self._cancelled.discard(task)
+            self._running[key].discard(task)
             if not self._running[key]:
                 del self._running[key]
 
     async def cancel(self, connection_id: str, request_id: object) -> None:
-        """Cancel the calls with this id."""
         if not isinstance(request_id, int | str):
             return
         if (connection_id, request_id) in self._running:
@@ -457,20 +435,14 @@ class ConnectionCalls:
             await ledger_writer.run_off_loop(add_cancellation, connection_id, request_id)
 
     def _cancel(self, connection_id: str, request_id: Id) -> None:
-        for call in self._running.get((connection_id, request_id), ()):
-            call.cancel()
+        for task in self._running.get((connection_id, request_id), set()) - self._cancelled:
+            self._cancelled.add(task)
+            task.cancel()
 
-    async def watch_cancellations(self) -> None:
+    async def take_cancellations(self) -> None:
         """Cancel calls whose cancellation another process received."""
-        while not settings.EMBEDDED:
-            await asyncio.sleep(CANCELLATION_POLL_SECONDS)
-            connections = {connection_id for connection_id, _ in self._running}
-            if not connections:
-                continue
-            try:
-                rows = await ledger_writer.run_off_loop(take_cancellations, connections)
-            except DatabaseError as error:
-                logger.warning("Cancellations could not be read: %s", error)
-                continue
-            for connection_id, request_id in rows:
-                self._cancel(connection_id, request_id)
+        connections = {connection_id for connection_id, _ in self._running}
+        if settings.EMBEDDED or not connections:
+            return
+        for row in await ledger_writer.run_off_loop(take_cancellations, connections):
+            self._cancel(*row)

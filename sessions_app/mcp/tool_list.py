@@ -59,11 +59,16 @@ def list_tools(session: AgentSession, *, fixed: bool, fits: Fits) -> list[Object
 
 
 def _tool_entry(tool: Object, pin: session_surface.Pin, fits: Fits) -> Object:
-    full = full_tool(tool, cache.cached_definition(pin["definition"]).tool)
-    if fits(full):
-        return full
-    minimal = minimal_tool(tool)
-    return minimal if fits(minimal) else {**minimal, "inputSchema": {"type": "object"}}
+    """Return the list entry of a server's tool or a custom tool, as the session was shown it."""
+    definition = cache.cached_definition(pin["definition"]).tool
+    optional = {key: definition[key] for key in OPTIONAL_FIELDS if definition.get(key) is not None}
+    minimal = {
+        "name": tool["name"],
+        "description": tool["description"],
+        "inputSchema": tool["parameters"],
+    }
+    variants = {**minimal, **optional}, minimal  # every protocol version has the minimal fields
+    return next(filter(fits, variants), {**minimal, "inputSchema": {"type": "object"}})
 
 
 def meta_tool(tool: Object, groups: Sequence[GroupLine]) -> Object:
@@ -80,19 +85,4 @@ def meta_tool(tool: Object, groups: Sequence[GroupLine]) -> Object:
         "description": description,
         "inputSchema": tool["parameters"],
         "annotations": ANNOTATIONS[tool["name"]],
-    }
-
-
-def full_tool(tool: Object, definition: Mapping[str, Any]) -> Object:
-    """Return the list entry of a server's tool or a custom tool, as the session was shown it."""
-    optional = {key: definition[key] for key in OPTIONAL_FIELDS if definition.get(key) is not None}
-    return {**minimal_tool(tool), **optional}
-
-
-def minimal_tool(tool: Object) -> Object:
-    """Return the list entry of a tool with only the fields that every protocol version has."""
-    return {
-        "name": tool["name"],
-        "description": tool["description"],
-        "inputSchema": tool["parameters"],
     }
