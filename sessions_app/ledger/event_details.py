@@ -26,10 +26,7 @@ def read_count(details: Mapping[str, object], key: str) -> int:
 
 def read_object(text: str) -> dict[str, object]:
     """Parse a JSON object; return an empty one for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
+    value = read_value(text)
     return value if isinstance(value, dict) else {}
 
 

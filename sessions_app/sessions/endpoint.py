@@ -20,7 +20,7 @@ from catalog.search.engine import MAX_HITS
 from sessions_app.agents import api_keys
 from sessions_app.dispatch import dispatcher, operations
 from sessions_app.dispatch.authorization import Caller
-from sessions_app.dispatch.planner import CallRequest
+from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallRequest
 from sessions_app.formats import catalog
 from sessions_app.formats.native import MAX_REFERENCES
 from sessions_app.ledger import writer as ledger_writer
@@ -55,12 +55,9 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 PREFIX = "/api/v1/sessions/"
 TOOLS = "tools/"
-ON_LOOP_BYTES = 64 * 1024  # larger bodies are parsed off the event loop
 
 
 class Request:
-    """One request: its caller, headers, query and body."""
-
     def __init__(self, scope: Scope, session_id: str, body: bytes) -> None:
         self.headers = read_headers(scope)
         self.caller = Caller(bearer_digest(self.headers), session_id)

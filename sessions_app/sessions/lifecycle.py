@@ -37,11 +37,6 @@ MIN_IDLE_FOR_EVICTION = timedelta(minutes=30)
 DEFERRED_ITERATION_MULTIPLIER = 3  # a deferred session needs more turns for the same work
 
 
-class TooManySessions(ToolcribError):
-    code = "too_many_sessions"
-    status = 429
-
-
 @dataclass(frozen=True)
 class ModeDecision:
     mode: str
@@ -68,7 +63,7 @@ def choose_mode(
 def open_session(agent: Agent, request: OpenIn) -> tuple[AgentSession, list[str]]:
     """Open a session; also return the names to preload or resume that are not available.
 
-    May expire idle sessions of the agent. Raises TooManySessions.
+    May expire idle sessions of the agent.
     """
     strategy, resume = request.strategy or agent.strategy, request.resume
     if resume is not None and resume.strategy != strategy:
@@ -173,11 +168,13 @@ def _enforce_session_limit(agent: Agent, now: datetime, keep: int | None = None)
     idle_since = now - MIN_IDLE_FOR_EVICTION
     idle = candidates.filter(last_used_at__lt=idle_since).order_by("last_used_at")[:excess]
     if len(idle) < excess:
-        raise TooManySessions(
+        raise ToolcribError(
             f"{agent.name} has {open_sessions.count()} open sessions; "
             f"its limit is {agent.max_sessions}.",
             hint="Close sessions you no longer need. Sessions idle for 30 minutes expire "
             "automatically when a new one opens.",
+            code="too_many_sessions",
+            status=429,
             details={"retry_after": 60},
         )
     for session in idle:
@@ -185,7 +182,6 @@ def _enforce_session_limit(agent: Agent, now: datetime, keep: int | None = None)
 
 
 def preview_snapshot(agent: Agent) -> CatalogSnapshot:
-    """Return the snapshot that a session opened now would receive."""
     scope = scope_of_agent(agent)
     decision = choose_mode(agent, agent.mode, len(scope.offered), scope.tokens_all, None)
     return take_snapshot(agent, scope, agent.strategy, decision.mode)[0]

@@ -22,17 +22,12 @@ from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
 from sessions_app.sessions import surface
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, scope_of_session
 from sessions_app.sessions.surface import Pin, SessionContext
-from toolcrib.lib.errors import Conflict, Invalid, ToolcribError
+from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.json_codec import canonical, join_items, join_members
 from toolcrib.lib.token_counter import count
 
 MAX_NAMES = 10_000
 MIN_IDLE_SECONDS = preferences.PREFERENCES["session_idle_seconds"].minimum
-
-
-class OverBudget(ToolcribError):
-    code = "over_budget"
-    status = 409
 
 
 class SessionEnded(Conflict):
@@ -41,8 +36,6 @@ class SessionEnded(Conflict):
 
 @dataclass
 class LoadResult:
-    """The response to a load."""
-
     group_id: str
     expanded: bool = False
     tool_names: list[str] = field(default_factory=list)
@@ -59,17 +52,10 @@ class LoadResult:
         return 200 + sum(map(len, self.schemas or ()))
 
     def as_json(self) -> str:
-        members = {
-            "group_id": self.group_id,
-            "expanded": self.expanded,
-            "tool_names": self.tool_names,
-            "remaining": self.remaining,
-            "unknown": self.unknown,
-            "error": self.error,
-        }
-        encoded = {name: canonical(value) for name, value in members.items()}
-        schemas = "null" if self.schemas is None else join_items(self.schemas)
-        return join_members({**encoded, "schemas": schemas})
+        names = ("group_id", "expanded", "tool_names", "remaining", "unknown", "error")
+        members = {name: canonical(getattr(self, name)) for name in names}
+        members["schemas"] = "null" if self.schemas is None else join_items(self.schemas)
+        return join_members(members)
 
 
 # --- Loading --------------------------------------------------------------------------------------
@@ -172,7 +158,6 @@ class SessionLoads:
         return [self.load(group_id, some, how=how) for group_id, some in by_group.items()], unknown
 
     def write(self, cursor: LedgerCursor) -> None:
-        """Write the loads and their events."""
         for row, event in self._unwritten:
             if row is not None:
                 cursor.save_expansion(row)
@@ -181,10 +166,11 @@ class SessionLoads:
     def _apply(self, load: "_GroupLoad", result: LoadResult, how: str) -> None:
         budget = self.context.agent.budget
         if budget is not None and load.cost and self.tokens_loaded + load.cost > budget:
-            raise OverBudget(
+            raise Conflict(
                 f"Loading this needs {load.cost:,} tokens; "
                 f"{max(budget - self.tokens_loaded, 0):,} of {budget:,} are free.",
                 hint="Load fewer tools, by name, or ask for a larger budget.",
+                code="over_budget",
             )
         pins = surface.with_newer(load.pins, self.newer)
         result.schemas = [
@@ -258,10 +244,7 @@ class _GroupLoad:
 
     @property
     def is_changed(self) -> bool:
-        """Return whether there is anything to write."""
-        row = self.row
-        after = row.names, row.listed, len(self.pins)
-        return after != self._before
+        return (self.row.names, self.row.listed, len(self.pins)) != self._before
 
     def load_all(self) -> LoadResult:
         if self.row.listed is None:
@@ -412,7 +395,6 @@ def preload(session: AgentSession, names: Sequence[str]) -> str:
 
 
 def export_state(session: AgentSession) -> dict[str, Any]:
-    """Export the loaded groups and tools, to resume in another session."""
     return {
         "strategy": session.strategy,
         "expanded_groups": {row.group_id: row.names for row in session.expansions.all()},

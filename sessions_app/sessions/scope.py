@@ -171,68 +171,56 @@ def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_IN_ERROR]) + (f" and {more} more" if more > 0 else "")
 
 
-def group_keys(agent: Agent) -> tuple[int, ...] | None:
-    """Return the keys of the groups an agent may use, in order. None means all groups."""
-    if agent.all_groups:
-        return None
-    return tuple(agent.group_links.values_list("group_id", flat=True))
-
-
 def scope_of_agent(agent: Agent, scope_filter: ScopeFilter = NO_FILTER) -> SessionScope:
-    """Return the current scope of an agent, restricted by the filter."""
-    return _scope(cache.current(), group_keys(agent), scope_filter)
+    if agent.all_groups:
+        return _scope((None, scope_filter))
+    return _scope((tuple(agent.group_links.values_list("group_id", flat=True)), scope_filter))
 
 
 def scope_of_session(session: AgentSession) -> SessionScope:
-    return scope_of_agent(session.agent, scope_filter_of(session))
-
-
-def scope_filter_of(session: AgentSession) -> ScopeFilter:
     groups, servers = session.wanted_groups, session.wanted_servers
-    return ScopeFilter(
+    scope_filter = ScopeFilter(
         None if groups is None else tuple(groups),
         None if servers is None else tuple(servers),
         session.without_mcp,
     )
+    return scope_of_agent(session.agent, scope_filter)
 
 
 # --- Scope cache ----------------------------------------------------------------------------------
 
-ScopeKey = tuple[tuple[int, ...] | None, ScopeFilter]  # group keys, filter
+ScopeKey = tuple[tuple[int, ...] | None, ScopeFilter]  # keys of groups (None: all), filter
 _scopes: WeakKeyDictionary[CatalogCache, dict[ScopeKey, SessionScope]] = WeakKeyDictionary()
 _recent: dict[ScopeKey, None] = {}  # least recently used first
 
 
 def rebuild_recent_indexes() -> None:
     """Build the indexes of recently used scopes at the current revision."""
-    for keys, scope_filter in list(_recent)[::-1]:
-        _scope(cache.current(), keys, scope_filter).index  # noqa: B018 - cached property
+    for key in list(_recent)[::-1]:
+        _scope(key).index  # noqa: B018 - cached property
 
 
-def _scope(
-    catalog: CatalogCache, keys: tuple[int, ...] | None, scope_filter: ScopeFilter
-) -> SessionScope:
+def _scope(key: ScopeKey) -> SessionScope:
     """Return the cached scope. It lives as long as the catalog of its revision."""
-    key = keys, scope_filter
     _recent[key] = _recent.pop(key, None)
     if len(_recent) > MAX_RECENT_SCOPES:
         with suppress(KeyError, RuntimeError):  # another thread changed it
             del _recent[next(iter(_recent))]
+    catalog = cache.current()
     scopes = _scopes.setdefault(catalog, {})
     scope = scopes.get(key)
     if scope is None:
         if len(scopes) >= MAX_SCOPES_PER_REVISION:
             scopes.clear()  # other threads keep references to the scopes they use
-        scope = scopes[key] = _build(catalog, keys, scope_filter)
+        scope = scopes[key] = _build(catalog, *key)
     return scope
 
 
 def _build(
     catalog: CatalogCache, keys: tuple[int, ...] | None, scope_filter: ScopeFilter
 ) -> SessionScope:
-    if keys is None:
-        groups = list(catalog.groups)
-    else:
+    groups = list(catalog.groups)
+    if keys is not None:
         groups = [catalog.by_pk[key] for key in keys if key in catalog.by_pk]
     if scope_filter.groups is not None:
         groups = [group for group in groups if group.pk in scope_filter.groups]

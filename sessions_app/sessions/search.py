@@ -80,7 +80,6 @@ class SessionSearch:
         return self.loads.version if self.loads else self.context.loads_version
 
     def write(self, cursor: LedgerCursor) -> None:
-        """Write the event, and with `load` what was loaded."""
         if self.loads is not None:
             self.loads.write(cursor)
         query, terms = self.query, ("query", "pattern", "name")
@@ -136,15 +135,7 @@ def search_response(
 ) -> dict[str, Any]:
     """Return the response to a search. `pins`: what the session was shown of loaded tools."""
     tools = [
-        _render_hit(
-            scope,
-            scope.tools[hit.name],
-            hit,
-            query.detail,
-            pins.get(hit.name),
-            is_loaded=hit.name in pins or is_shown(hit.name),
-        )
-        for hit in result.hits
+        _render_hit(scope, hit, query.detail, pins.get(hit.name), is_shown) for hit in result.hits
     ]
     response: dict[str, Any] = {
         "status": "success" if tools else "no_matches",
@@ -188,13 +179,12 @@ def search_scope(
 
 def _render_hit(
     scope: SessionScope,
-    tool: CachedTool,
     hit: Hit,
     detail: str,
     pin: surface.Pin | None,
-    *,
-    is_loaded: bool,
+    is_shown: Callable[[str], bool],
 ) -> dict[str, Any]:
+    tool = scope.tools[hit.name]
     body: dict[str, Any] = {"name": tool.name}
     if detail != "name":
         full = detail == "full"
@@ -203,7 +193,7 @@ def _render_hit(
         "group_id": scope.groups_by_tool[tool.name][0].group_id,
         "server": tool.server or None,
         "source": tool.source,
-        "loaded": is_loaded,
+        "loaded": pin is not None or is_shown(hit.name),
         "tokens": tool.approved.tokens if tool.approved else 0,
     }
     if tool.server:

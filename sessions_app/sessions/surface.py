@@ -106,13 +106,8 @@ def _parse(text: str) -> Surface:
             for row in body["groups"]
         ),
         keys={row["group_id"]: row["key"] for row in body["groups"]},
-        tools=body["tools"],
-        pins=body["pins"],
-        left_out=body["left_out"],
-        header=body["header"],
-        budget=body["budget"],
+        **{name: body[name] for name in ("tools", "pins", "left_out", "header", "budget", "mode")},
         tools_tokens=count(canonical(body["tools"])) if body["tools"] else 0,
-        mode=body["mode"],
         # Snapshots of older releases lack these two fields.
         preloaded=tuple(body.get("preloaded", body["pins"])),
         deferred=body.get("deferred", {}),
@@ -144,7 +139,6 @@ def tools_array(session: AgentSession) -> list[dict[str, Any]]:
 
 
 def pins_of(session: AgentSession) -> dict[str, Pin]:
-    """Return the pins of all loaded tools, by name."""
     return first_pins(json.loads(row.pins) for row in session.expansions.all())
 
 
@@ -237,7 +231,9 @@ def take_snapshot(
         if len(scope.snapshots) < MAX_SNAPSHOTS_PER_SCOPE:
             scope.snapshots[key] = snapshot
     catalog, body, sha256, unknown = snapshot
-    return _store(catalog, body, sha256), list(unknown)
+    values = {"text": catalog.text, "body": body, "tokens": catalog.tokens}
+    stored, _ = CatalogSnapshot.objects.get_or_create(sha256=sha256, defaults=values)
+    return stored, list(unknown)
 
 
 def _build_snapshot(
@@ -302,12 +298,3 @@ def _preloaded_tools(
         else:
             unknown.append(name)
     return list(tools.values()), unknown
-
-
-def _store(catalog: rendering.Catalog, body: str, sha256: str) -> CatalogSnapshot:
-    snapshot = CatalogSnapshot.objects.filter(sha256=sha256).first()
-    if snapshot is None:
-        row = CatalogSnapshot(sha256=sha256, text=catalog.text, body=body, tokens=catalog.tokens)
-        CatalogSnapshot.objects.bulk_create([row], ignore_conflicts=True)
-        snapshot = CatalogSnapshot.objects.get(sha256=sha256)
-    return snapshot
