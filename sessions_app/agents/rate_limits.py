@@ -190,14 +190,15 @@ def add_cost(agent: Agent | None, size: int) -> None:
 # On the event loop: in a thread only if Redis is configured.
 
 
-async def check_call(agent: Agent) -> None:
-    """Count a call of an agent. Raises RateLimited."""
-    await _run(check_rate, agent, "calls", agent.calls_per_minute)
+async def count_once(agent: Agent, what: str, counted: int | None) -> int:
+    """Count a call or search against its limit, unless that was done; return the limit.
 
-
-async def check_search(agent: Agent) -> None:
-    """Count a search of an agent. Raises RateLimited."""
-    await _run(check_rate, agent, "searches", agent.searches_per_minute)
+    Raises RateLimited.
+    """
+    limit: int = getattr(agent, f"{what}_per_minute")
+    if limit != counted:
+        await _run(check_rate, agent, what, limit)
+    return limit
 
 
 async def check_request(agent: Agent, base: float = REQUEST_COST) -> None:
@@ -206,7 +207,6 @@ async def check_request(agent: Agent, base: float = REQUEST_COST) -> None:
 
 
 async def add_bytes(agent: Agent | None, size: int) -> None:
-    """Charge for the bytes of a response."""
     await _run(add_cost, agent, size)
 
 

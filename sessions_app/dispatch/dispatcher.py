@@ -27,7 +27,7 @@ from sessions_app.dispatch.authorization import Authorization, Caller, Outdated
 from sessions_app.dispatch.planner import ON_LOOP_BYTES, CallFinishedLocally, CallPlan, CallRequest
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
-from sessions_app.ledger.calls import CallResponse, CallResult
+from sessions_app.ledger.calls import CHECK_BEFORE_RETRY, CallResponse, CallResult
 from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.models import Call, CallState
 from toolcrib.lib.db_threads import run_in_db_thread
@@ -41,20 +41,6 @@ logger = logging.getLogger(__name__)
 
 MARK_SENT_AFTER = 0.25  # seconds after which a running call is marked as sent in the ledger
 OUTDATED = -1  # instead of a number of calls in flight
-
-
-class CallNotSent(ToolcribError):
-    """Nothing was sent to the server; a retry may succeed."""
-
-    code = "busy"
-    status = 503
-
-
-class OutcomeNotRecorded(ToolcribError):
-    """The call was sent, but its result could not be recorded."""
-
-    code = "unknown_outcome"
-    status = 502
 
 
 class _InFlightCall:
@@ -106,9 +92,7 @@ async def call(
             find = call_ledger.stored_response
             if (stored := await ledger_writer.run_off_loop(find, agent, key, digest)) is not None:
                 return stored
-        if counted_limit != authorization.agent.calls_per_minute:
-            await rate_limits.check_call(authorization.agent)
-            counted_limit = authorization.agent.calls_per_minute
+        counted_limit = await rate_limits.count_once(authorization.agent, "calls", counted_limit)
         plan = await _plan(authorization, request)
         if isinstance(plan, CallFinishedLocally):
             return await _record_local(authorization, plan)
@@ -256,31 +240,20 @@ def _run_in_background(work: Coroutine[Any, Any, object]) -> None:
 
 
 def _cancelled(plan: CallPlan) -> CallOutcome:
+    state = "unknown" if plan.sent else "cancelled"
+    effect = "Whether the tool ran is not known." if plan.sent else "It was not sent."
     if plan.revoked:
-        effect = "Whether the tool ran is not known." if plan.sent else "It was not sent."
-        return CallOutcome(
-            "unknown" if plan.sent else "cancelled",
-            code="key_revoked",
-            message=f"The key of this call was revoked during the call. {effect}",
-        )
+        message = f"The key of this call was revoked during the call. {effect}"
+        return CallOutcome(state, code="key_revoked", message=message)
     if plan.stopping and not plan.sent:
         return CallOutcome("not_sent", code="stopping", message="Toolcrib is stopping.")
     if plan.stopping:
-        return CallOutcome(
-            "unknown",
-            code="stopping",
-            message="Toolcrib stopped during the call. Whether the tool ran is not known.",
-            hint="Check whether the tool ran before retrying.",
-        )
+        message, hint = f"Toolcrib stopped during the call. {effect}", CHECK_BEFORE_RETRY
+        return CallOutcome(state, code="stopping", message=message, hint=hint)
+    message = "The caller disconnected before the call was sent."
     if plan.sent:
-        return CallOutcome(
-            "unknown",
-            code="cancelled",
-            message="The caller disconnected during the call. Whether the tool ran is not known.",
-        )
-    return CallOutcome(
-        "cancelled", code="cancelled", message="The caller disconnected before the call was sent."
-    )
+        message = f"The caller disconnected during the call. {effect}"
+    return CallOutcome(state, code="cancelled", message=message)
 
 
 # --- Record -------------------------------------------------------------------------------------
@@ -300,17 +273,20 @@ async def _record(plan: CallPlan, outcome: CallOutcome) -> CallResponse:
         logger.exception("Recording the result of call %s failed", plan.entry.call_id)
         if not plan.sent:
             raise
-        raise OutcomeNotRecorded(
+        raise ToolcribError(
             "The call was sent, but its result could not be recorded.",
-            hint="Check whether the tool ran before retrying.",
+            hint=CHECK_BEFORE_RETRY,
+            code="unknown_outcome",
+            status=502,
         ) from None
     if outcome.code == "key_revoked":
         raise key_revocation.KeyRevoked
     if outcome.state == "not_sent" and outcome.code in ("busy", "stopping"):
-        raise CallNotSent(
+        raise ToolcribError(
             outcome.message,
             hint=outcome.hint or "Try again.",
             code=outcome.code,
+            status=503,
             details={"retry_after": 1},
         )
     return response

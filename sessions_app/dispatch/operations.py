@@ -5,19 +5,23 @@ As calls (dispatcher.py): planned from the authorization, in a thread, and commi
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from sessions_app.agents import rate_limits
 from sessions_app.dispatch.authorization import Authorization, Caller, run_authorized
 from sessions_app.ledger import writer as ledger_writer
+from sessions_app.ledger.writer import LedgerCursor
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import LoadResult, SessionLoads
 from sessions_app.sessions.search import SessionQuery, SessionSearch, ToolDetails
 from toolcrib.lib.payloads import check_value
 
 T = TypeVar("T")
+Write = Callable[[LedgerCursor], None]
+Planned = tuple[T, Write, SessionLoads | None]  # the result, what to commit, and the loads
+Plan = Callable[[Authorization], Planned[T]]
 
 # Searches are CPU-bound and compete for the GIL with each other and with the event loop, which
 # serves the calls of all agents. More than one per CPU gives no more throughput.
@@ -32,19 +36,15 @@ async def search(caller: Caller, query: SessionQuery) -> SessionSearch:
     """Search the tools of a session; with `load`, also load the hits."""
     counted_limit = None  # that the search was counted against
 
-    def plan(authorization: Authorization) -> tuple[SessionSearch, Authorization | None]:
+    def plan(authorization: Authorization) -> Planned[SessionSearch]:
         found = session_search.search_session(authorization, query, authorization.is_shown)
-        return found, _successor(authorization, found.loads)
+        return found, found.write, found.loads
 
     async def attempt(authorization: Authorization) -> SessionSearch:
         nonlocal counted_limit
         check_value(query.texts, "")
-        if counted_limit != authorization.agent.searches_per_minute:
-            await rate_limits.check_search(authorization.agent)
-            counted_limit = authorization.agent.searches_per_minute
-        found, successor = await _run_with_slot(plan, authorization)
-        await authorization.commit(found.write, successor)
-        return found
+        counted_limit = await rate_limits.count_once(authorization.agent, "searches", counted_limit)
+        return await _plan_and_commit(plan, authorization)
 
     return await run_authorized(caller, attempt)
 
@@ -52,64 +52,56 @@ async def search(caller: Caller, query: SessionQuery) -> SessionSearch:
 async def load(caller: Caller, group_id: str, names: Sequence[str] | None) -> LoadResult:
     """Load all tools of a group, or those named."""
 
-    def plan(authorization: Authorization) -> tuple[LoadResult, SessionLoads, Authorization | None]:
+    def plan(authorization: Authorization) -> Planned[LoadResult]:
         check_value({"group_id": group_id, "tool_names": names}, "")
         loads = SessionLoads(authorization)
-        result = loads.load(group_id, names)
-        return result, loads, _successor(authorization, loads)
-
-    async def attempt(authorization: Authorization) -> LoadResult:
-        result, loads, successor = await _run_with_slot(plan, authorization)
-        await authorization.commit(loads.write, successor)
-        return result
+        return loads.load(group_id, names), loads.write, loads
 
     # One at a time in a session: each would be outdated by the one before it.
     session = await caller.find_session(renew=False)
     key = asyncio.get_running_loop(), caller.digest, session
     async with _load_locks.setdefault(key, asyncio.Lock()):
-        return await _charged(caller, attempt, lambda result: result.size)
+        return await _run_charged(caller, plan, lambda result: result.size)
 
 
 async def details(caller: Caller, name: str, detail: str) -> ToolDetails:
     """Return a tool's definition. Raises if the session has no such tool."""
 
-    def plan(authorization: Authorization) -> ToolDetails:
+    def plan(authorization: Authorization) -> Planned[ToolDetails]:
         check_value(name, "/name")
-        return session_search.tool_details(authorization, name, detail)
+        found = session_search.tool_details(authorization, name, detail)
+        return found, found.write, None
 
-    async def attempt(authorization: Authorization) -> ToolDetails:
-        found = await _run_with_slot(plan, authorization)
-        await authorization.commit(found.write)
-        return found
-
-    found = await _charged(caller, attempt, lambda found: len(found.text))
+    found = await _run_charged(caller, plan, lambda found: len(found.text))
     if found.error is not None:
         raise found.error
     return found
 
 
-def _successor(authorization: Authorization, loads: SessionLoads | None) -> Authorization | None:
-    """Return the authorization after loads; None if they change nothing."""
-    if loads is None or loads.version == authorization.loads_version:
-        return None
-    return authorization.after(loads)
-
-
-async def _charged(
-    caller: Caller, attempt: Callable[[Authorization], Awaitable[T]], size_of: Callable[[T], int]
-) -> T:
+async def _run_charged(caller: Caller, plan: Plan[T], size_of: Callable[[T], int]) -> T:
     """Run an operation; charge its agent a base cost before, and the bytes of the result after."""
     agent = None
 
-    async def charge_and_attempt(authorization: Authorization) -> T:
+    async def attempt(authorization: Authorization) -> T:
         nonlocal agent
         if agent is None:
             await rate_limits.check_request(authorization.agent)
             agent = authorization.agent
-        return await attempt(authorization)
+        return await _plan_and_commit(plan, authorization)
 
-    result = await run_authorized(caller, charge_and_attempt)
+    result = await run_authorized(caller, attempt)
     await rate_limits.add_bytes(agent, size_of(result))
+    return result
+
+
+async def _plan_and_commit(plan: Plan[T], authorization: Authorization) -> T:
+    def plan_with_successor(authorization: Authorization) -> tuple[T, Write, Authorization | None]:
+        result, write, loads = plan(authorization)
+        is_changed = loads is not None and loads.version != authorization.loads_version
+        return result, write, authorization.after(loads) if loads and is_changed else None
+
+    result, write, successor = await _run_with_slot(plan_with_successor, authorization)
+    await authorization.commit(write, successor)
     return result
 
 

@@ -27,7 +27,7 @@ from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.payloads import check_value, parse_arguments, stored_arguments
 from toolcrib.lib.token_counter import count
 
-ON_LOOP_BYTES = 64 * 1024  # larger requests are planned off the event loop
+ON_LOOP_BYTES = 64 * 1024  # larger requests are parsed and planned off the event loop
 
 
 @dataclass(frozen=True)
@@ -92,19 +92,20 @@ def plan_call(
     authorization: Authorization, request: CallRequest, server_row: Row | None
 ) -> CallPlan | CallFinishedLocally:
     """Plan a call of a session. `server_row` is that of the tool's server."""
-    entry = _new_row(
-        request,
-        request.digest(authorization.session_id),
-        session_id=authorization.session_pk,
-        agent_id=authorization.agent.pk,
-    )
+    entry, session_id = _new_row(request), authorization.session_id
+    entry.session_id, entry.agent_id = authorization.session_pk, authorization.agent.pk
+    entry.request_digest = request.digest(session_id)
     try:
-        tool = _find_tool(authorization, request.tool_name)
-        _assign_tool(entry, tool)
+        if request.tool_name in META_TOOLS:
+            raise CallRejected(
+                f"{request.tool_name} is a meta-tool of Toolcrib and cannot be run through a call.",
+                hint="Name the tool you want to run.",
+                code="meta_tool",
+            )
+        tool = authorization.scope.find_tool(request.tool_name)
         if request.check_headers and tool.approved and tool.approved.has_header_mapping:
             request.check_headers(tool.approved.input_schema)
         shown = authorization.shown_definition(tool.name)
-        session_id = authorization.session_id
         plan = _plan(entry, tool, request, server_row, session_id=session_id, shown=shown)
     except _REJECTIONS as error:
         return _rejected(entry, error)
@@ -119,8 +120,8 @@ def plan_try(
 ) -> CallPlan | CallFinishedLocally:
     """Plan a call by a user, outside any session."""
     request = CallRequest(tool.name, arguments, path=CallPath.TRY)
-    entry = _new_row(request, "", actor=actor.label[:200])
-    _assign_tool(entry, tool)
+    entry = _new_row(request)
+    entry.actor = actor.label[:200]
     try:
         return _plan(entry, tool, request, server_row, session_id=entry.call_id, shown=None)
     except _REJECTIONS as error:
@@ -135,39 +136,18 @@ def is_cheap(tool: CachedTool | None, request: CallRequest) -> bool:
     return is_compiled and request.size <= ON_LOOP_BYTES
 
 
-def _new_row(
-    request: CallRequest,
-    request_digest: str,
-    *,
-    session_id: int | None = None,
-    agent_id: int | None = None,
-    actor: str = "",
-) -> CallRow:
+def _new_row(request: CallRequest) -> CallRow:
     now = timezone.now()
     return CallRow(
         call_id=new_call_id(),
-        session_id=session_id,
-        agent_id=agent_id,
-        actor=actor,
         tool_name=request.tool_name[:200],
         path=str(request.path),
         idempotency_key=request.idempotency_key,
-        request_digest=request_digest,
         arguments=stored_arguments(request.arguments),
         accepted_at=now,
         deadline=now,
         holder=THIS_PROCESS,
     )
-
-
-def _find_tool(authorization: Authorization, name: str) -> CachedTool:
-    if name in META_TOOLS:
-        raise CallRejected(
-            f"{name} is a meta-tool of Toolcrib and cannot be run through a call.",
-            hint="Name the tool you want to run.",
-            code="meta_tool",
-        )
-    return authorization.scope.find_tool(name)
 
 
 def _plan(
@@ -179,6 +159,8 @@ def _plan(
     session_id: str,
     shown: int | None,
 ) -> CallPlan | CallFinishedLocally:
+    entry.tool_id, entry.tool_name = tool.tool_id, tool.name
+    entry.server_id, entry.server_slug = tool.server_id, tool.server
     arguments = parse_arguments(request.arguments)
     _check_usable(tool)
     entry.definition_id = _validate_arguments(tool, shown, arguments)
@@ -218,11 +200,6 @@ def _rejected(entry: CallRow, error: Any) -> CallFinishedLocally:
         quoted_definition=getattr(error, "quoted_definition", None),
     )
     return CallFinishedLocally(entry, result)
-
-
-def _assign_tool(entry: CallRow, tool: CachedTool) -> None:
-    entry.tool_id, entry.tool_name = tool.tool_id, tool.name
-    entry.server_id, entry.server_slug = tool.server_id, tool.server
 
 
 def _check_usable(tool: CachedTool) -> None:

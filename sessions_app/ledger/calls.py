@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -27,12 +27,12 @@ from toolcrib.lib.payloads import stored_copy
 from toolcrib.lib.process_identity import is_dead, this_process
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 ANSWER_RETENTION = timedelta(days=1)
 GRACE = timedelta(seconds=15)  # after the deadline, before an open call is marked unknown
 OTHER_PROCESS_GRACE = timedelta(seconds=60)  # another process may still run it, on its own clock
 THIS_PROCESS = this_process()
+CHECK_BEFORE_RETRY = "Check whether the tool ran before retrying."
 active_call_ids: set[str] = set()  # calls that this process is executing
 
 
@@ -57,7 +57,6 @@ class CallResult:
 
     @classmethod
     def of_text(cls, state: str, text: str, *, is_error: bool = True, **fields: Any) -> Self:
-        """Return a result with one text block."""
         return cls(state, is_error, [{"type": "text", "text": text}], **fields)
 
 
@@ -98,7 +97,6 @@ class CallResponse:
 
     @classmethod
     def from_json(cls, text: str) -> "CallResponse":
-        """Return a stored response."""
         body = json.loads(text)
         names = ("content", "structured_content", "_meta")
         content, structured, meta = (canonical(body.pop(name, None)) for name in names)
@@ -165,18 +163,18 @@ class KeyInProgress(Conflict):
 
 
 async def accept(
-    entry: CallRow, check: Callable[[LedgerCursor], T | None], agent: int = 0
-) -> T | None:
+    entry: CallRow, check: Callable[[LedgerCursor], int | None], agent: int = 0
+) -> int | None:
     """Commit a call's row if `check` returns None; otherwise return what it returns.
 
     The agent's row is locked, so concurrent requests cannot exceed its limit.
     """
 
-    def work(cursor: LedgerCursor) -> tuple[T | None, bool]:
+    def work(cursor: LedgerCursor) -> tuple[int | None, bool]:
         obstacle = check(cursor)
         return obstacle, obstacle is None and not cursor.insert(entry)
 
-    def close_if_accepted(outcome: tuple[T | None, bool]) -> None:
+    def close_if_accepted(outcome: tuple[int | None, bool]) -> None:
         if outcome == (None, False):
             close_abandoned(entry)
 
@@ -352,7 +350,7 @@ def _mark_unknown(call: Call) -> int:
             text,
             code="unknown_outcome",
             message=text,
-            hint="Check whether the tool ran before retrying.",
+            hint=CHECK_BEFORE_RETRY,
         )
         response = fill_in_result(entry, result)
         write_result(LedgerCursor(connection), entry, result, response, is_accepted=True)

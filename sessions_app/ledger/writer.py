@@ -17,8 +17,8 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -70,17 +70,17 @@ class CallRow:
     """One row of the ledger before it is written. The fields are the columns of models.Call."""
 
     call_id: str
-    session_id: int | None
-    agent_id: int | None
-    actor: str
     tool_name: str
     path: str
     idempotency_key: str | None
-    request_digest: str
     arguments: str
     accepted_at: datetime
     deadline: datetime
     holder: str
+    session_id: int | None = None
+    agent_id: int | None = None
+    actor: str = ""
+    request_digest: str = ""
     state: str = CallState.ACCEPTED.value
     tool_id: int | None = None
     server_id: int | None = None
@@ -101,7 +101,6 @@ class CallRow:
 
     @classmethod
     def from_model(cls, call: Call) -> "CallRow":
-        """Return the row of a call that is in the database."""
         return cls(**{name: getattr(call, name) for name in COLUMNS}, pk=call.pk)
 
     @property
@@ -248,7 +247,6 @@ class LedgerCursor:
         tokens: int = 0,
         details: str = "{}",
     ) -> None:
-        """Append an event to a session's timeline."""
         names = tool_name[:200], group_id[:80]
         self.execute(INSERT_EVENT, (session, at, str(kind), *names, tokens, details, call))
 
@@ -331,7 +329,6 @@ class WriteJob(Generic[T]):
     must_commit: bool = False  # a call's result: retried while the database is unavailable
     on_abandoned: Callable[[T], None] | None = None  # gets the result if the caller has left
     done: "asyncio.Future[T] | None" = field(default=None, repr=False)
-    loop: asyncio.AbstractEventLoop | None = field(default=None, repr=False)
 
 
 class LoopWriter:
@@ -351,19 +348,14 @@ class LoopWriter:
         if started < self._paused_until or not self._database.write_queue.try_acquire():
             return None
         try:
-            self._cursor.execute("BEGIN IMMEDIATE")
-            results = _run_jobs(self._cursor, batch)
-            self._cursor.execute("COMMIT")
+            return _commit_in_sqlite(self._database, self._cursor, batch)
         except Exception:  # noqa: BLE001 - the thread tries again, and reports it
-            with suppress(sqlite3.Error):
-                self._database.connection.rollback()
             return None
         finally:
             self._database.write_queue.release()
             now = time.monotonic()
             if now - started > MAX_LOOP_SECONDS:
                 self._paused_until = now + LOOP_PAUSE
-        return results
 
     def close(self) -> None:
         """Close the connection: with its timeout nobody else may reuse it."""
@@ -386,10 +378,10 @@ class BatchWriter:
             raise QueueFull("Toolcrib is stopping.")
         if len(self._queue) >= MAX_QUEUED and not job.must_commit:
             raise QueueFull("The ledger queue is full.")
-        job.loop = asyncio.get_running_loop()
-        job.done = job.loop.create_future()
+        loop = asyncio.get_running_loop()
+        job.done = loop.create_future()
         # Threads that compute would take the GIL at every statement of the event loop.
-        if self._loop_writer is not None and job.loop is self._loop and not _threads_running:
+        if self._loop_writer is not None and loop is self._loop and not _threads_running:
             if not self._loop_queue:
                 self._loop.call_soon(self._write_on_loop)
             self._loop_queue.append(job)
@@ -513,9 +505,9 @@ def _deliver(outcomes: Iterable[Outcome]) -> None:
     """Deliver outcomes to their callers, with one callback for each event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Outcome]] = {}
     for outcome in outcomes:
-        loop = outcome[0].loop
-        assert loop is not None  # noqa: S101 - set by submit
-        by_loop.setdefault(loop, []).append(outcome)
+        done = outcome[0].done
+        assert done is not None  # noqa: S101 - set by submit
+        by_loop.setdefault(done.get_loop(), []).append(outcome)
     for loop, loop_outcomes in by_loop.items():
         try:
             loop.call_soon_threadsafe(_resolve, loop_outcomes)
@@ -538,9 +530,30 @@ def _resolve(outcomes: list[Outcome]) -> None:
 def write_batch(batch: list[WriteJob[Any]]) -> list[Any]:
     """Run jobs in one transaction, sorted by `order`; return results in the order of `batch`."""
     # Not `django.db.connection`, which looks up the thread's connection at every attribute.
-    database = connections[DEFAULT_DB_ALIAS]
-    with database.wrap_database_errors, _transaction(database) as cursor:
-        return _run_jobs(cursor, batch)
+    database: Any = connections[DEFAULT_DB_ALIAS]
+    with database.wrap_database_errors:
+        cursor = LedgerCursor(database)
+        if not cursor.is_sqlite or database.in_atomic_block:
+            with transaction.atomic():
+                return _run_jobs(cursor, batch)
+        database.acquire_write_lock()
+        try:
+            return _commit_in_sqlite(database, cursor, batch)
+        finally:
+            database.release_write_lock()
+
+
+def _commit_in_sqlite(database: Any, cursor: LedgerCursor, batch: list[WriteJob[Any]]) -> list[Any]:
+    """Run jobs without `transaction.atomic`, which adds a fifth to the time of the statements."""
+    try:
+        cursor.execute("BEGIN IMMEDIATE")
+        results = _run_jobs(cursor, batch)
+        cursor.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            database.connection.rollback()
+        raise
+    return results
 
 
 def _run_jobs(cursor: LedgerCursor, batch: list[WriteJob[Any]]) -> list[Any]:
@@ -550,30 +563,6 @@ def _run_jobs(cursor: LedgerCursor, batch: list[WriteJob[Any]]) -> list[Any]:
     for position in sorted(range(len(batch)), key=lambda position: batch[position].order):
         results[position] = batch[position].work(cursor)
     return results
-
-
-@contextmanager
-def _transaction(database: Any) -> Iterator[LedgerCursor]:
-    """Open a transaction.
-
-    On SQLite without `transaction.atomic`, which adds a fifth to the time of the statements.
-    """
-    cursor = LedgerCursor(database)
-    if database.vendor != "sqlite" or database.in_atomic_block:
-        with transaction.atomic():
-            yield cursor
-        return
-    database.acquire_write_lock()
-    try:
-        cursor.execute("BEGIN IMMEDIATE")
-        yield cursor
-        cursor.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):
-            database.connection.rollback()
-        raise
-    finally:
-        database.release_write_lock()
 
 
 # --- Public interface -------------------------------------------------------------------------
