@@ -139,8 +139,8 @@ def _scope_filter(agent: Agent, request: OpenIn) -> ScopeFilter:
     if request.groups is None and request.servers is None:
         return ScopeFilter(without_mcp=request.without_mcp)
     scope, groups, servers = scope_of_agent(agent), request.groups, request.servers
-    _check_known("group", groups or (), scope.by_id)
-    _check_known("server", servers or (), scope.servers)
+    _check_known("groups", groups or (), scope.by_id, code="unknown_group")
+    _check_known("servers", servers or (), scope.servers, code="unknown_server")
     return ScopeFilter(
         None if groups is None else tuple(scope.by_id[group_id].pk for group_id in groups),
         None if servers is None else tuple(servers),
@@ -148,12 +148,12 @@ def _scope_filter(agent: Agent, request: OpenIn) -> ScopeFilter:
     )
 
 
-def _check_known(kind: str, requested: Iterable[str], known: Collection[str]) -> None:
+def _check_known(what: str, requested: Iterable[str], known: Collection[str], code: str) -> None:
     if unknown := [name for name in requested if name not in known]:
         raise Invalid(
             f"Not available to this agent: {', '.join(unknown[:10])}.",
-            hint=f"Its {kind}s: {', '.join(islice(known, 50)) or 'none'}.",
-            code=f"unknown_{kind}",
+            hint=f"Its {what}: {', '.join(islice(known, 50)) or 'none'}.",
+            code=code,
         )
 
 
