@@ -35,9 +35,9 @@ from mcp import Client  # noqa: E402
 
 from catalog.audit import SYSTEM  # noqa: E402
 from catalog.models import Definition, DefinitionChange, Tool  # noqa: E402
-from servers.mcp_json.parser import ServerDraft  # noqa: E402
 from servers.models import Server, SyncRun, Trigger  # noqa: E402
 from servers.registration import actions as server_actions  # noqa: E402
+from servers.registration.drafts import ServerDraft  # noqa: E402
 from servers.sync import runner  # noqa: E402
 from tests.support.upstreams.running import running_http  # noqa: E402
 

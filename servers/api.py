@@ -14,12 +14,13 @@ from ninja import Router, Schema, Status
 from pydantic import Field
 
 from catalog.models import ToolState
-from servers.mcp_json import importer
-from servers.mcp_json.parser import ServerDraft, make_slug
-from servers.models import Credential, CredentialKind, Server, ServerQuerySet, SyncRun, Trigger
+from servers.mcp_json import exporter, importer
+from servers.models import Credential, Server, ServerQuerySet, SyncRun, Trigger
 from servers.registration import actions as server_actions
+from servers.registration.drafts import ServerDraft, make_slug
 from servers.secret import Secret
 from servers.sync import connection_test, scheduling
+from servers.sync.connection_test import ConnectionTestResult
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
@@ -33,6 +34,10 @@ class CredentialOut(Schema):
     name: str
     has_secret: bool
     set_at: datetime
+
+    @staticmethod
+    def resolve_has_secret(credential: Credential) -> bool:
+        return not credential.voided
 
 
 class ServerOut(Schema):
@@ -60,6 +65,10 @@ class ServerOut(Schema):
     last_synced_at: datetime | None
     tools: int
     credentials: list[CredentialOut]
+
+    @staticmethod
+    def resolve_tools(server: Server) -> int:
+        return server.tool_count  # type: ignore[attr-defined,no-any-return]  # annotated below
 
 
 class ServerPage(Schema):
@@ -135,18 +144,6 @@ class SyncRunPage(Schema):
     next_cursor: str | None
 
 
-class TestOut(Schema):
-    ok: bool
-    code: str
-    message: str
-    hint: str
-    detail: str
-    tools: int
-    protocol_version: str
-    server_info: dict[str, str]
-    milliseconds: int
-
-
 def servers_with_tool_counts() -> ServerQuerySet:
     current = Q(tools__isnull=False) & ~Q(tools__state=ToolState.MISSING)
     servers = Server.objects.annotate(tool_count=Count("tools", filter=current))
@@ -155,22 +152,6 @@ def servers_with_tool_counts() -> ServerQuerySet:
 
 def find_server(slug: str) -> Server:
     return servers_with_tool_counts().get_by_slug(slug)
-
-
-def serialize_server(server: Server) -> dict[str, Any]:
-    body = {name: getattr(server, name) for name in ServerOut.model_fields if hasattr(server, name)}
-    return body | {
-        "tools": server.tool_count,  # type: ignore[attr-defined]
-        "credentials": [
-            {
-                "kind": row.kind,
-                "name": row.name,
-                "has_secret": not row.voided,
-                "set_at": row.set_at,
-            }
-            for row in server.credentials.all()
-        ],
-    }
 
 
 def parse_connection(
@@ -188,16 +169,11 @@ def parse_connection(
     elif body.url:
         raise Invalid("Set either command (stdio) or url (http, sse), not both.")
     entry = {"type": body.transport, **{key: value for key, value in fields.items() if value}}
-    draft = importer.parse_single_entry(entry, name=name, slug=slug, variables=body.variables)
-    variables = Credential.objects.filter(server=known, kind=CredentialKind.VARIABLE)
-    stored = set(variables.values_list("name", flat=True)) if known else set()
-    draft = replace(
-        draft,
-        description=description,
-        missing=tuple(name for name in draft.missing if name not in stored),
-    )
+    text = json.dumps({"mcpServers": {name: entry}})
+    draft = importer.parse_connection(text, variables=body.variables, known=known)
     confirmed = body.confirm_argv == [body.command, *body.args]
-    return draft, importer.draft_digest(draft) if confirmed else ""
+    draft = replace(draft, name=name, slug=slug, description=description)
+    return draft, draft.digest if confirmed else ""
 
 
 @router.get("", response={200: ServerPage, **ERRORS})
@@ -208,11 +184,11 @@ def list_servers(
     if state:
         servers = servers.filter(state=state)
     items, next_cursor = cut_page(servers, limit, lambda server: server.slug)
-    return {"items": [serialize_server(server) for server in items], "next_cursor": next_cursor}
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("", response={201: ServerOut, **ERRORS})
-def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
+def add_server(request: HttpRequest, body: ServerIn) -> Status[Server]:
     taken = set(Server.objects.values_list("slug", flat=True))
     draft, confirmed = parse_connection(
         body,
@@ -222,11 +198,11 @@ def add_server(request: HttpRequest, body: ServerIn) -> Status[dict[str, Any]]:
     )
     server = server_actions.add_server(draft, actor=key_actor(request), confirmed=confirmed)
     scheduling.request_sync(server.pk, Trigger.ADDED)
-    return Status(201, serialize_server(find_server(server.slug)))
+    return Status(201, find_server(server.slug))
 
 
-@router.post("/test", response={200: TestOut, **ERRORS})
-def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.ConnectionTestResult:
+@router.post("/test", response={200: ConnectionTestResult, **ERRORS})
+def test_draft(request: HttpRequest, body: ServerIn) -> ConnectionTestResult:
     """Test a connection without registering the server. For stdio this runs the command."""
     slug = body.slug or make_slug(body.name, set())
     draft, confirmed = parse_connection(body, name=body.name, slug=slug)
@@ -237,7 +213,7 @@ def test_draft(request: HttpRequest, body: ServerIn) -> connection_test.Connecti
 def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
     """Check an mcp.json, or save its valid servers. Commands need their digest in `confirm`."""
     check = importer.check_import(body.text, body.variables)
-    drafts = [draft.masked() | {"confirm": importer.draft_digest(draft)} for draft in check.drafts]
+    drafts = [draft.masked() | {"confirm": draft.digest} for draft in check.drafts]
     response: dict[str, Any] = {
         "shape": check.shape,
         "drafts": drafts,
@@ -254,12 +230,7 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
         "saved": [result.server.slug for result in results if result.server],
         "known": [result.known.slug for result in results if result.known],
         "failed": [
-            {
-                "name": result.name,
-                "code": result.code,
-                "message": result.message,
-                "hint": result.hint,
-            }
+            {key: getattr(result, key) for key in ("name", "code", "message", "hint")}
             for result in results
             if not result.server and not result.known
         ],
@@ -269,17 +240,17 @@ def import_servers(request: HttpRequest, body: ImportIn) -> dict[str, Any]:
 @router.get("/export", response={200: dict[str, Any], **ERRORS})
 def export_servers(request: HttpRequest) -> dict[str, Any]:
     """Export all servers as mcp.json, with ${NAME} for each secret."""
-    exported: dict[str, Any] = json.loads(importer.export_text())
+    exported: dict[str, Any] = json.loads(exporter.export_servers())
     return exported
 
 
 @router.get("/{slug}", response={200: ServerOut, **ERRORS})
-def get_server(request: HttpRequest, slug: str) -> dict[str, Any]:
-    return serialize_server(find_server(slug))
+def get_server(request: HttpRequest, slug: str) -> Server:
+    return find_server(slug)
 
 
 @router.patch("/{slug}", response={200: ServerOut, **ERRORS})
-def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, Any]:
+def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> Server:
     server, actor = find_server(slug), key_actor(request)
     changes = body.model_dump(exclude_none=True, exclude={"connection", "enabled"})
     if changes:
@@ -294,7 +265,7 @@ def edit_server(request: HttpRequest, slug: str, body: ServerEdit) -> dict[str, 
         server_actions.set_enabled(server, body.enabled, actor=actor)
         if body.enabled:
             scheduling.request_sync(server.pk, Trigger.MANUAL)
-    return serialize_server(find_server(slug))
+    return find_server(slug)
 
 
 @router.delete("/{slug}", response={204: None, **ERRORS})
@@ -304,7 +275,7 @@ def delete_server(request: HttpRequest, slug: str) -> Status[None]:
 
 
 @router.put("/{slug}/credentials", response={200: ServerOut, **ERRORS})
-def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dict[str, Any]:
+def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Server:
     """Set credentials; null deletes one. Values are never returned."""
     values = {
         name: Secret(text) if text is not None else None for name, text in body.values.items()
@@ -312,7 +283,7 @@ def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> dic
     server = find_server(slug)
     server_actions.set_credentials(server, body.kind, values, actor=key_actor(request))
     scheduling.request_sync(server.pk, Trigger.MANUAL)
-    return serialize_server(find_server(slug))
+    return find_server(slug)
 
 
 @router.post("/{slug}/sync", response={202: dict[str, str], **ERRORS})
@@ -325,8 +296,8 @@ def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     return Status(202, {"status": "asked"})
 
 
-@router.post("/{slug}/test", response={200: TestOut, **ERRORS})
-def test_server(request: HttpRequest, slug: str) -> connection_test.ConnectionTestResult:
+@router.post("/{slug}/test", response={200: ConnectionTestResult, **ERRORS})
+def test_server(request: HttpRequest, slug: str) -> ConnectionTestResult:
     return connection_test.test_server(find_server(slug), actor=key_actor(request))
 
 
@@ -338,4 +309,4 @@ def list_sync_runs(
     if cursor is not None:
         runs = runs.filter(id__lt=cursor)
     items, next_cursor = cut_page(runs, limit, lambda run: str(run.pk))
-    return {"items": list(items), "next_cursor": next_cursor}
+    return {"items": items, "next_cursor": next_cursor}

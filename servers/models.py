@@ -67,9 +67,7 @@ class Server(models.Model):
     description = models.TextField(blank=True)
     transport = models.CharField(max_length=5, choices=Transport.choices)
     command = models.CharField(max_length=1000, blank=True)
-    args = models.JSONField(
-        default=list, blank=True
-    )  # may contain ${NAME} of a variable credential
+    args = models.JSONField(default=list, blank=True)  # may contain ${NAME} of a variable
     cwd = models.CharField(max_length=1000, blank=True)
     url = models.CharField(max_length=2000, blank=True)  # may contain ${NAME} too
     # Digest of the argv that an admin confirmed, checked at every start of the program.
@@ -141,17 +139,12 @@ class Server(models.Model):
 
     @property
     def origin(self) -> str:
-        """The origin that credentials are bound to."""
-        return origin_of(self.transport, self.url, self.command, self.args, self.cwd)
-
-
-def origin_of(transport: str, url: str, command: str, args: list[str], cwd: str) -> str:
-    """Return the recipient of credentials: a URL's origin, or an exact command."""
-    if transport == Transport.STDIO:
-        return "program:" + json.dumps([cwd, command, *args])
-    parts = urlsplit(url)
-    default = 443 if parts.scheme == "https" else 80
-    return f"{parts.scheme}://{parts.hostname}:{parts.port or default}"
+        """The recipient that credentials are bound to: a URL's origin, or an exact command."""
+        if self.transport == Transport.STDIO:
+            return "program:" + json.dumps([self.cwd, *self.argv])
+        parts = urlsplit(self.url)
+        default = 443 if parts.scheme == "https" else 80
+        return f"{parts.scheme}://{parts.hostname}:{parts.port or default}"
 
 
 class CredentialKind(models.TextChoices):

@@ -24,7 +24,7 @@ class ServerSpec:
     env: Mapping[str, Secret] = field(default_factory=dict)
     url: Secret = EMPTY  # the query may contain a key
     headers: Mapping[str, Secret] = field(default_factory=dict)
-    hidden: tuple[Secret, ...] = ()  # variables and environment, to redact in output
+    hidden: tuple[Secret, ...] = ()  # values of variables, to redact in output
 
     @cached_property
     def credential_filter(self) -> CredentialFilter:

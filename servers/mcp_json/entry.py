@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 from servers.mcp_json import plaintext_secrets
 from servers.mcp_json.jsonc import JsonMap, repeated_keys
 from servers.mcp_json.placeholders import Bindings, Reference, References, format_reference
-from servers.registration.argv_warnings import runs_inline_code
-from servers.registration.drafts import MASK, ServerDraft, draft_target
+from servers.registration.argv_warnings import argv_warnings, runs_inline_code
+from servers.registration.drafts import MASK, ServerDraft
 from servers.registration.validation import (
     PLACEHOLDER,
     TRANSPORT_HEADERS,
-    argv_warnings,
     check_argv,
     check_env,
     check_header,
     check_url,
-    escape_ambiguous,
     url_warnings,
 )
 from servers.secret import Secret
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.text import escape_ambiguous
 
 MAX_PAIRS = 200
 MAX_EXTRACTED_SECRETS = 50
@@ -45,44 +45,42 @@ _SINGLE_ONLY_FIELDS = frozenset(["inputs", "$schema"])
 _PATH_VALUE = re.compile(r"/[\w./@+ -]*")
 
 
-class EntryError(Exception):
+class EntryError(Invalid):
     """The entry or the file cannot be imported."""
 
     def __init__(self, message: str, hint: str = "", code: str = "bad_server") -> None:
-        super().__init__(message)
-        self.hint = hint
-        self.code = code
+        super().__init__(message, hint=hint, code=code)
 
 
-class EntryParser:
-    """Parses the entries of one file, which share their variables and inputs."""
+def parse_entry(
+    name: str,
+    slug: str,
+    entry: object,
+    *,
+    references: References,
+    targets: Mapping[str, str],
+    allow_http: bool,
+) -> ServerDraft:
+    """Parse one entry or raise Invalid.
 
-    def __init__(self, references: References, *, allow_http: bool) -> None:
-        self.references = references
-        self.allow_http = allow_http
-
-    def parse(self, name: str, slug: str, entry: object, targets: Mapping[str, str]) -> ServerDraft:
-        """Parse one entry. Raises `EntryError` or `Invalid`.
-
-        `targets` maps the `target_string` of each known server to its slug.
-        """
-        if not isinstance(entry, JsonMap):
-            raise EntryError(
-                "The entry is not a JSON object.", "Use an object with command or url."
-            )
-        for key, line in repeated_keys(entry)[:1]:
-            raise EntryError(
-                f"Duplicate key {escape_ambiguous(key[:40])} on line {line}.",
-                "Keep one of them.",
-                "duplicate_key",
-            )
-        draft = _Entry(entry, slug, Bindings(self.references), allow_http=self.allow_http).parse()
-        duplicate = targets.get(draft_target(draft))
-        warnings = [f"Duplicate of {duplicate}."] if duplicate else []
-        display_name = escape_ambiguous(name)[:120] or slug
-        if display_name != name:
-            warnings.append("The name was shortened, or invisible characters in it were escaped.")
-        return dataclasses.replace(draft, name=display_name, warnings=(*warnings, *draft.warnings))
+    `references` are the variables and inputs that the entries of a file share. `targets` maps the
+    `target_string` of each known server to its slug.
+    """
+    if not isinstance(entry, JsonMap):
+        raise EntryError("The entry is not a JSON object.", "Use an object with command or url.")
+    for key, line in repeated_keys(entry)[:1]:
+        raise EntryError(
+            f"Duplicate key {escape_ambiguous(key[:40])} on line {line}.",
+            "Keep one of them.",
+            "duplicate_key",
+        )
+    draft = _Entry(entry, slug, Bindings(references), allow_http=allow_http).parse()
+    duplicate = targets.get(draft.target)
+    warnings = [f"Duplicate of {duplicate}."] if duplicate else []
+    display_name = escape_ambiguous(name)[:120] or slug
+    if display_name != name:
+        warnings.append("The name was shortened, or invisible characters in it were escaped.")
+    return dataclasses.replace(draft, name=display_name, warnings=(*warnings, *draft.warnings))
 
 
 class _Entry:

@@ -7,32 +7,12 @@ the others. No message repeats a value of the text, because any value may be a s
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
-from servers.mcp_json.entry import EntryError, EntryParser
-from servers.mcp_json.exporter import ExportRow, export_mcp_json
+from servers.mcp_json.entry import EntryError, parse_entry
 from servers.mcp_json.jsonc import JsonMap, NotJson, parse
 from servers.mcp_json.placeholders import References
-from servers.registration.drafts import (
-    ImportCheck,
-    Problem,
-    ServerDraft,
-    draft_target,
-    make_slug,
-    target_string,
-)
+from servers.registration.drafts import ImportCheck, Problem, ServerDraft, make_slug
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import escape_ambiguous
-
-__all__ = [
-    "ExportRow",
-    "ImportCheck",
-    "Problem",
-    "ServerDraft",
-    "draft_target",
-    "export_mcp_json",
-    "make_slug",
-    "parse_mcp_json",
-    "target_string",
-]
 
 MAX_BYTES = 1024 * 1024
 MAX_SERVERS = 200
@@ -59,7 +39,7 @@ def parse_mcp_json(
     except NotJson as error:
         return ImportCheck("", problems=(Problem("", "not_json", str(error), _syntax_hint(text)),))
     except EntryError as error:
-        return ImportCheck("", problems=(Problem("", error.code, str(error), error.hint),))
+        return ImportCheck("", problems=(Problem("", error.code, error.message, error.hint),))
     shape, entries, problems = _find_entries(document)
     if not entries and not problems:
         problems.append(Problem("", "no_servers", "The text contains no servers.", _EXAMPLE))
@@ -72,11 +52,22 @@ def parse_mcp_json(
         MappingProxyType({**item, "name": references.assign_name("input", str(item["id"]))})
         for item in inputs
     )
-    parser = EntryParser(references, allow_http=allow_http)
-    drafts, invalid = _parse_entries(
-        entries[:MAX_SERVERS], parser, set(taken_slugs), dict(existing)
-    )
-    return ImportCheck(shape, tuple(drafts), (*problems, *invalid), named_inputs)
+    taken, targets = set(taken_slugs), dict(existing)
+    drafts: list[ServerDraft] = []
+    for name, entry in entries[:MAX_SERVERS]:
+        slug = make_slug(name, taken)
+        try:
+            draft = parse_entry(
+                *(name, slug, entry), references=references, targets=targets, allow_http=allow_http
+            )
+        except Invalid as error:
+            display_name = escape_ambiguous(name)[:120]
+            problems.append(Problem(display_name, error.code, error.message, error.hint))
+        else:
+            drafts.append(draft)
+            taken.add(slug)
+            targets.setdefault(draft.target, slug)
+    return ImportCheck(shape, tuple(drafts), tuple(problems), named_inputs)
 
 
 def _parse_document(text: str) -> JsonMap:
@@ -178,27 +169,3 @@ def _parse_inputs(document: JsonMap) -> tuple[list[dict[str, object]], dict[str,
         if isinstance(default, str) and default:
             defaults[key] = default
     return list(inputs.values()), defaults
-
-
-def _parse_entries(
-    entries: list[tuple[str, object]],
-    parser: EntryParser,
-    taken: set[str],
-    targets: dict[str, str],
-) -> tuple[list[ServerDraft], list[Problem]]:
-    drafts: list[ServerDraft] = []
-    problems: list[Problem] = []
-    for name, entry in entries:
-        slug = make_slug(name, taken)
-        display_name = escape_ambiguous(name)[:120]
-        try:
-            draft = parser.parse(name, slug, entry, targets)
-        except EntryError as error:
-            problems.append(Problem(display_name, error.code, str(error), error.hint))
-        except Invalid as error:
-            problems.append(Problem(display_name, error.code, error.message, error.hint))
-        else:
-            drafts.append(draft)
-            taken.add(slug)
-            targets.setdefault(draft_target(draft), slug)
-    return drafts, problems

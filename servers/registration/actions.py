@@ -25,7 +25,6 @@ from servers.models import (
     ServerState,
     Transport,
     Trust,
-    origin_of,
 )
 from servers.registration import validation
 from servers.registration.argv_warnings import runs_inline_code
@@ -150,11 +149,7 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
         slug=draft.slug,
         name=draft.name[:120] or draft.slug,
         description=draft.description,
-        transport=draft.transport,
-        command=draft.command,
-        args=list(draft.args),
-        cwd=draft.cwd,
-        url=draft.url,
+        **draft.connection_fields(),
         confirmed_argv=confirmed if draft.transport == Transport.STDIO else "",
         enabled=not draft.disabled,
         state=ServerState.DISABLED if draft.disabled else ServerState.NEW,
@@ -165,9 +160,7 @@ def add_server(draft: ServerDraft, *, actor: Actor, confirmed: str = "") -> Serv
     try:
         with transaction.atomic():
             server.save()
-            _store_credentials(server, CredentialKind.HEADER, draft.headers)
-            _store_credentials(server, CredentialKind.ENV, draft.env)
-            _store_credentials(server, CredentialKind.VARIABLE, draft.variables)
+            _store_draft_credentials(server, draft)
             group, _ = Group.objects.get_or_create(
                 group_id=f"mcp:{server.slug}",
                 defaults={
@@ -195,21 +188,16 @@ def edit_connection(
 ) -> Server:
     """Change how to connect. A new origin or command removes all stored credential values."""
     server = Server.objects.select_for_update().get(pk=server.pk)
-    before = _audit_values(server)
-    new_origin = origin_of(draft.transport, draft.url, draft.command, list(draft.args), draft.cwd)
+    before, old_origin = _audit_values(server), server.origin
     check_draft(draft, confirmed=confirmed or server.confirmed_argv)
-    if new_origin != server.origin:
-        server.credentials.update(ciphertext="", origin_sha256=origin_digest(new_origin))
-    server.transport, server.url = draft.transport, draft.url
-    server.command, server.args, server.cwd = draft.command, list(draft.args), draft.cwd
-    server.confirmed_argv = ""
-    if server.transport == Transport.STDIO:
-        server.confirmed_argv = validation.argv_digest(server.argv, server.cwd)
+    for name, value in draft.connection_fields().items():
+        setattr(server, name, value)
+    if server.origin != old_origin:
+        server.credentials.update(ciphertext="", origin_sha256=origin_digest(server.origin))
+    server.confirmed_argv = draft.digest
     server.generation += 1
     server.save()
-    _store_credentials(server, CredentialKind.HEADER, draft.headers)
-    _store_credentials(server, CredentialKind.ENV, draft.env)
-    _store_credentials(server, CredentialKind.VARIABLE, draft.variables)
+    _store_draft_credentials(server, draft)
     if _audit_values(server) != before:
         audit.record(actor, "server.edit", server, before=before, after=_audit_values(server))
     return server
@@ -223,15 +211,15 @@ def set_credentials(
     if kind not in CredentialKind.values:
         raise Invalid("kind must be header, env or variable.")
     server = Server.objects.select_for_update().get(pk=server.pk)
-    for name, value in values.items():
-        if kind == CredentialKind.HEADER and value is not None:
-            validation.check_header(name, value.reveal())
-        elif kind == CredentialKind.ENV and value is not None:
-            validation.check_env(name, value.reveal())
-        elif kind == CredentialKind.VARIABLE and value is not None:
-            check_variable(name, value, server.argv)
     removed = [name for name, value in values.items() if value is None]
     new_values = {name: value for name, value in values.items() if value is not None}
+    for name, value in new_values.items():
+        if kind == CredentialKind.HEADER:
+            validation.check_header(name, value.reveal())
+        elif kind == CredentialKind.ENV:
+            validation.check_env(name, value.reveal())
+        else:
+            check_variable(name, value, server.argv)
     server.credentials.filter(kind=kind, name__in=removed).delete()
     _store_credentials(server, kind, new_values)
     Server.objects.filter(pk=server.pk).update(generation=F("generation") + 1)
@@ -244,17 +232,17 @@ def set_credentials(
     )
 
 
+def _store_draft_credentials(server: Server, draft: ServerDraft) -> None:
+    _store_credentials(server, CredentialKind.HEADER, draft.headers)
+    _store_credentials(server, CredentialKind.ENV, draft.env)
+    _store_credentials(server, CredentialKind.VARIABLE, draft.variables)
+
+
 def _store_credentials(server: Server, kind: str, values: Mapping[str, Secret]) -> None:
+    digest = origin_digest(server.origin)
     for name, value in values.items():
-        Credential.objects.update_or_create(
-            server=server,
-            kind=kind,
-            name=name,
-            defaults={
-                "ciphertext": encrypt(value),
-                "origin_sha256": origin_digest(server.origin),
-            },
-        )
+        stored = {"ciphertext": encrypt(value), "origin_sha256": digest}
+        Credential.objects.update_or_create(server=server, kind=kind, name=name, defaults=stored)
 
 
 @transaction.atomic
@@ -336,24 +324,33 @@ def build_spec(server: Server) -> ServerSpec:
                 hint="Enter the value again in the server's settings, or delete the credential.",
             )
         values[credential.kind][credential.name] = decrypt(credential.ciphertext)
-    variables = values[CredentialKind.VARIABLE]
+    return fill_spec(server, **values)
+
+
+def fill_spec(
+    server: Server,
+    *,
+    header: Mapping[str, Secret],
+    env: Mapping[str, Secret],
+    variable: Mapping[str, Secret],
+) -> ServerSpec:
+    """Return the connection settings of a server, or of an unsaved one, with its credentials."""
+    argv = server.argv if server.transport == Transport.STDIO else []
     return ServerSpec(
-        server_id=server.pk,
+        server_id=server.pk or 0,
         slug=server.slug,
         generation=server.generation,
         transport=server.transport,
-        argv=tuple(fill_variables(arg, variables) for arg in server.argv)
-        if server.transport == Transport.STDIO
-        else (),
+        argv=tuple(_fill_variables(arg, variable) for arg in argv),
         cwd=server.cwd,
-        env=values[CredentialKind.ENV],
-        url=fill_variables(server.url, variables),
-        headers=values[CredentialKind.HEADER],
-        hidden=(*variables.values(), *values[CredentialKind.ENV].values()),
+        env=env,
+        url=_fill_variables(server.url, variable),
+        headers=header,
+        hidden=tuple(variable.values()),
     )
 
 
-def fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
+def _fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
     """Replace each ${NAME} by the value of that variable."""
 
     def replacement(match: re.Match[str]) -> str:
@@ -368,15 +365,10 @@ def _audit_values(server: Server) -> dict[str, object]:
 
 
 def report_state(
-    server_id: int,
-    generation: int,
-    state: str,
-    *,
-    code: str = "",
-    reason: str = "",
-    detail: str = "",
+    server_id: int, generation: int, state: str, error: ToolcribError | None = None
 ) -> None:
     """Record a server's connection state, unless it was edited meanwhile or is disabled."""
+    code, reason = (error.code[:40], error.sentence) if error else ("", "")
     rows = Server.objects.filter(pk=server_id, generation=generation, enabled=True)
     unchanged = rows.filter(state=state, state_code=code, state_reason=reason)
     if state == ServerState.FAILING:
@@ -388,7 +380,7 @@ def report_state(
         state=state,
         state_code=code,
         state_reason=reason,
-        state_detail=detail,
+        state_detail=getattr(error, "detail", ""),
         state_since=timezone.now(),
         **fields,
     )

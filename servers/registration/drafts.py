@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from servers.registration.validation import PLACEHOLDER, escape_ambiguous, format_argv
+from servers.registration.validation import PLACEHOLDER, argv_digest, format_argv
 from servers.secret import Secret
+from toolcrib.lib.text import escape_ambiguous
 
 MASK = "•••"
 RESERVED_SLUGS = frozenset({"add", "bulk", "export", "import", "test"})  # URL paths of Toolcrib
@@ -20,8 +22,8 @@ class Problem:
     """A server, or a whole file, that could not be parsed, with a hint."""
 
     name: str  # of the server; empty when it concerns the whole file
-    code: str
-    message: str
+    code: str = ""
+    message: str = ""
     hint: str = ""
 
 
@@ -57,6 +59,20 @@ class ServerDraft:
     @property
     def argv(self) -> tuple[str, ...]:
         return (self.command, *self.args) if self.transport == "stdio" else ()
+
+    @property
+    def digest(self) -> str:
+        """The digest to confirm before the command may run; empty if it runs none."""
+        return argv_digest(self.argv, self.cwd) if self.argv else ""
+
+    @property
+    def target(self) -> str:
+        return target_string(self.transport, self.url, self.command, self.args)
+
+    def connection_fields(self) -> dict[str, Any]:
+        """Return the fields of a `models.Server` that say how to connect."""
+        fields = {name: getattr(self, name) for name in ("transport", "command", "cwd", "url")}
+        return fields | {"args": list(self.args)}
 
     def masked(self) -> dict[str, object]:
         """Return everything except secret values, as plain JSON values."""
@@ -100,11 +116,6 @@ def target_string(transport: str, url: str, command: str, args: Sequence[str]) -
     """
     parts = [command, *args] if transport == "stdio" else [url]
     return f"{transport} " + json.dumps([PLACEHOLDER.sub("${}", part) for part in parts])
-
-
-def draft_target(draft: ServerDraft) -> str:
-    """Return the `target_string` of a draft."""
-    return target_string(draft.transport, draft.url, draft.command, draft.args)
 
 
 def make_slug(name: str, taken: set[str]) -> str:

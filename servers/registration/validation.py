@@ -13,24 +13,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 from urllib.parse import quote
 
-from servers.registration.argv_warnings import argv_warnings
 from servers.transports.ssrf import NON_HTTP_PORTS
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import escape_ambiguous, is_hidden
-
-__all__ = [
-    "PLACEHOLDER",
-    "TRANSPORT_HEADERS",
-    "argv_digest",
-    "argv_warnings",
-    "check_argv",
-    "check_env",
-    "check_header",
-    "check_url",
-    "escape_ambiguous",
-    "format_argv",
-    "url_warnings",
-]
 
 MAX_URL = 2000
 MAX_COMMAND = 1000

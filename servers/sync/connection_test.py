@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from catalog import audit
 from catalog.audit import Actor
-from servers.models import Server, ServerState, Transport
+from servers.models import Server, ServerState
 from servers.registration import actions as server_actions
+from servers.registration.actions import report_state
 from servers.registration.drafts import ServerDraft
 from servers.spec import ServerSpec
 from servers.sync import runner
@@ -35,54 +36,31 @@ def test_server(server: Server, *, actor: Actor) -> ConnectionTestResult:
         spec = server_actions.build_spec(server)
     except ToolcribError as error:
         return _failure(error, 0)
-    result = _connect_and_list(spec)
-    server_actions.report_state(
-        server.pk,
-        server.generation,
-        ServerState.CONNECTED if result.ok else ServerState.FAILING,
-        code=result.code,
-        reason=f"{result.message} {result.hint}".strip() if not result.ok else "",
-        detail=result.detail,
-    )
-    return result
+    return _connect_and_list(spec)
 
 
 def test_draft(draft: ServerDraft, *, confirmed: str, actor: Actor) -> ConnectionTestResult:
     """Test a draft before saving it. Needs the same confirmation: a test runs the program."""
     server_actions.check_draft(draft, confirmed=confirmed)
-    server = Server(
-        slug=draft.slug,
-        transport=draft.transport,
-        command=draft.command,
-        args=list(draft.args),
-        cwd=draft.cwd,
-        url=draft.url,
-    )
+    server = Server(slug=draft.slug, **draft.connection_fields())
     audit.record(actor, "server.test", server, after={"address": server.address, "saved": False})
-    argv = [server_actions.fill_variables(part, draft.variables) for part in server.argv]
     return _connect_and_list(
-        ServerSpec(
-            server_id=0,
-            slug=draft.slug,
-            generation=0,
-            transport=draft.transport,
-            argv=tuple(argv) if draft.transport == Transport.STDIO else (),
-            cwd=draft.cwd,
-            env=draft.env,
-            url=server_actions.fill_variables(draft.url, draft.variables),
-            headers=draft.headers,
-            hidden=(*draft.variables.values(), *draft.env.values()),
+        server_actions.fill_spec(
+            server, header=draft.headers, env=draft.env, variable=draft.variables
         )
     )
 
 
 def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
+    """Connect, list the tools, and record the state of a saved server."""
     started = time.monotonic()
     try:
-        fetched = asyncio.run(runner.fetch_tools(spec))
+        listing, connection = asyncio.run(runner.fetch_tools(spec))
     except ToolcribError as error:
+        report_state(spec.server_id, spec.generation, ServerState.FAILING, error)
         return _failure(error, _milliseconds_since(started))
-    count = len(fetched.listing.tools)
+    report_state(spec.server_id, spec.generation, ServerState.CONNECTED)
+    count = len(listing.tools)
     return ConnectionTestResult(
         ok=True,
         code="",
@@ -90,8 +68,8 @@ def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
         hint="",
         detail="",
         tools=count,
-        protocol_version=fetched.protocol_version,
-        server_info=fetched.server_info,
+        protocol_version=connection.protocol_version,
+        server_info=connection.server_info,
         milliseconds=_milliseconds_since(started),
     )
 

@@ -75,20 +75,16 @@ class Listener(PoolWatcher):
         return await run_in_db_thread(coordination.claim_reconnect, server_id, interval)
 
     async def connecting(self, spec: ServerSpec) -> None:
-        await run_in_db_thread(
-            _report, spec.server_id, spec.generation, ServerState.CONNECTING, None
-        )
+        await run_in_db_thread(_report_connecting, spec)
 
     async def connected(self, spec: ServerSpec, *, persistent: bool) -> None:
-        await run_in_db_thread(
-            _report, spec.server_id, spec.generation, ServerState.CONNECTED, None
-        )
+        await run_in_db_thread(report_state, spec.server_id, spec.generation, ServerState.CONNECTED)
         await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
         if persistent:  # a change may have been missed while disconnected
             await run_in_db_thread(_sync_if_stale, spec.server_id)
 
     async def failed(self, server_id: int, generation: int, error: ToolcribError) -> None:
-        await run_in_db_thread(_report, server_id, generation, ServerState.FAILING, error)
+        await run_in_db_thread(report_state, server_id, generation, ServerState.FAILING, error)
 
     def list_changed(self, server_id: int) -> None:
         """Record a notification. Debounced: thousands of them make a few sync requests."""
@@ -122,21 +118,10 @@ def _load_state(sessions: set[str]) -> tuple[dict[int, int], dict[int, int], set
     )
 
 
-def _report(server_id: int, generation: int, state: str, error: ToolcribError | None) -> None:
-    if state == ServerState.CONNECTING:
-        # Only for new servers: a failing server stays failing until it is reached.
-        Server.objects.filter(
-            pk=server_id, generation=generation, enabled=True, state=ServerState.NEW
-        ).update(state=state)
-        return
-    report_state(
-        server_id,
-        generation,
-        state,
-        code=error.code if error else "",
-        reason=error.sentence if error else "",
-        detail=getattr(error, "detail", "") if error else "",
-    )
+def _report_connecting(spec: ServerSpec) -> None:
+    # Only for new servers: a failing server stays failing until it is reached.
+    servers = Server.objects.filter(pk=spec.server_id, generation=spec.generation, enabled=True)
+    servers.filter(state=ServerState.NEW).update(state=ServerState.CONNECTING)
 
 
 def _sync_if_stale(server_id: int) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import connection as database
+from django.db import transaction
 from django.db.models import Case, F, Q, When
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -43,6 +44,8 @@ PARKED_INTERVAL = timedelta(minutes=35)
 MAX_RUNS_KEPT = 200
 MAX_NAMES_KEPT = 200
 
+Fetched = tuple[Listing, Connection]  # a closed connection, for what the server says about itself
+
 
 @dataclass(frozen=True)
 class Lease:
@@ -50,16 +53,6 @@ class Lease:
     fence: int
     trigger: str
     started_at: datetime
-
-
-@dataclass(frozen=True)
-class FetchedTools:
-    """The tools and server information from one connection."""
-
-    listing: Listing
-    protocol_version: str
-    server_info: dict[str, str]
-    instructions: str
 
 
 class Superseded(Exception):
@@ -136,7 +129,7 @@ def run(lease: Lease) -> SyncRun:
     try:
         fetched = asyncio.run(_fetch_renewing(lease, record, build_spec(server), shared))
         _set_phase(record, "saving")
-        _apply(lease, record, fetched)
+        _apply(lease, record, *fetched)
     except ToolcribError as error:
         if error.code == "closed" and shared is not None and pool.process_pool() is not shared:
             _record_interruption(lease, record)
@@ -160,7 +153,7 @@ def run(lease: Lease) -> SyncRun:
 
 async def _fetch_renewing(
     lease: Lease, record: SyncRun, spec: ServerSpec, shared: pool.Pool | None
-) -> FetchedTools:
+) -> Fetched:
     renewing = asyncio.create_task(_renew_lease(lease))
     try:
         if shared is not None:
@@ -178,27 +171,20 @@ async def _renew_lease(lease: Lease) -> None:
         await run_in_db_thread(renew, lease)
 
 
-async def _fetch_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> FetchedTools:
-    connection = await shared.connection(spec.server_id, spec.generation)
-    return await _list_tools(connection, record)
+async def _fetch_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) -> Fetched:
+    return await _list_tools(await shared.connection(spec.server_id, spec.generation), record)
 
 
-async def fetch_tools(spec: ServerSpec, record: SyncRun | None = None) -> FetchedTools:
+async def fetch_tools(spec: ServerSpec, record: SyncRun | None = None) -> Fetched:
     """Connect, list all tools, disconnect."""
     async with connect(spec) as connection:
         return await _list_tools(connection, record)
 
 
-async def _list_tools(connection: Connection, record: SyncRun | None) -> FetchedTools:
+async def _list_tools(connection: Connection, record: SyncRun | None) -> Fetched:
     if record is not None:
         await run_in_db_thread(_set_phase, record, "listing")
-    listing = await connection.list_tools()
-    return FetchedTools(
-        listing=listing,
-        protocol_version=connection.protocol_version,
-        server_info=connection.server_info,
-        instructions=connection.instructions,
-    )
+    return await connection.list_tools(), connection
 
 
 def _set_phase(record: SyncRun, phase: str) -> None:
@@ -206,9 +192,9 @@ def _set_phase(record: SyncRun, phase: str) -> None:
     record.phase = phase
 
 
-def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
+def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connection) -> None:
     tools, rejections = read_tools(
-        fetched.listing.tools,
+        listing.tools,
         max_bytes=settings.MAX_DEFINITION_BYTES,
         max_description=settings.MAX_DESCRIPTION_BYTES,
         known=ingest.known_digests(lease.server),
@@ -224,7 +210,7 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
             findings=findings,
             allow_removals=server.removals_held,
         )
-        _update_protocol(server, fetched)
+        _update_protocol(server, connection)
         notified = lease.trigger == Trigger.LIST_CHANGED
         server.quiet_syncs = server.quiet_syncs + 1 if notified and not result.has_changes else 0
         server.removals_held = result.removals_held
@@ -242,8 +228,8 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
         record.outcome = SyncRun.Outcome.OK
         record.added, record.changed = len(result.added), len(result.changed)
         record.removed, record.unchanged = len(result.removed), result.unchanged
-        record.rejected, record.pages = len(rejections), fetched.listing.pages
-        record.warnings = [*fetched.listing.warnings, *_flap_warning(server)]
+        record.rejected, record.pages = len(rejections), listing.pages
+        record.warnings = [*listing.warnings, *_flap_warning(server)]
         record.names = {
             "added": result.added[:MAX_NAMES_KEPT],
             "changed": result.changed[:MAX_NAMES_KEPT],
@@ -263,7 +249,7 @@ def _apply(lease: Lease, record: SyncRun, fetched: FetchedTools) -> None:
     wait = (
         CONFIRM_REMOVALS_AFTER
         if result.removals_held
-        else scheduling.next_poll(server, fetched.listing.ttl_ms)
+        else scheduling.next_poll(server, listing.ttl_ms)
     )
     _release(lease, wait)
 
@@ -291,21 +277,21 @@ def _lock_server(lease: Lease) -> Server:
     return server
 
 
-def _update_protocol(server: Server, fetched: FetchedTools) -> None:
-    if server.protocol_version and server.protocol_version != fetched.protocol_version:
+def _update_protocol(server: Server, connection: Connection) -> None:
+    if server.protocol_version and server.protocol_version != connection.protocol_version:
         audit.record(
             audit.SYSTEM,
             "server.protocol",
             server,
             before={"version": server.protocol_version},
-            after={"version": fetched.protocol_version},
+            after={"version": connection.protocol_version},
         )
-    server.protocol_version = fetched.protocol_version[:20]
+    server.protocol_version = connection.protocol_version[:20]
     # PostgreSQL accepts neither NUL nor lone surrogates.
     server.server_info = {
-        key: escape_hidden(text, keep="\n\t") for key, text in fetched.server_info.items()
+        key: escape_hidden(text, keep="\n\t") for key, text in connection.server_info.items()
     }
-    server.instructions = fetched.instructions.replace("\0", " ")
+    server.instructions = connection.instructions.replace("\0", " ")
 
 
 def _record_failure(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
@@ -314,14 +300,7 @@ def _record_failure(lease: Lease, record: SyncRun, error: ToolcribError) -> None
     record.detail = getattr(error, "detail", "")
     _finish(record)
     server = lease.server
-    report_state(
-        server.pk,
-        server.generation,
-        ServerState.FAILING,
-        code=record.code,
-        reason=record.error,
-        detail=record.detail,
-    )
+    report_state(server.pk, server.generation, ServerState.FAILING, error)
     parked = not isinstance(error, UpstreamError) or error.parked
     backoff = timedelta(seconds=min(30.0 * 2 ** min(server.failures, 6), server.poll_seconds))
     _release(lease, PARKED_INTERVAL if parked else backoff * random.uniform(0.8, 1.2))  # noqa: S311
@@ -376,7 +355,7 @@ def sync_many(servers: Sequence[Server], trigger: str) -> dict[int, SyncRun | To
         except ToolcribError as error:
             return error
         finally:
-            connection.close()
+            database.close()
 
     with ThreadPoolExecutor(max_workers=8) as threads:
         return dict(zip((server.pk for server in servers), threads.map(sync, servers), strict=True))

@@ -15,17 +15,10 @@ from django.http import QueryDict
 
 from catalog.audit import Actor
 from servers.mcp_json import importer
-from servers.mcp_json.parser import parse_mcp_json
-from servers.models import Server, Transport, Trigger
+from servers.models import Server, Trigger
 from servers.registration import validation
 from servers.registration.credentials import UnreadableCredential, decrypt, encrypt
-from servers.registration.drafts import (
-    ImportCheck,
-    Problem,
-    ServerDraft,
-    draft_target,
-    target_string,
-)
+from servers.registration.drafts import ImportCheck, Problem, ServerDraft
 from servers.secret import Secret
 from servers.sync import scheduling
 from toolcrib.lib.errors import Conflict, Invalid
@@ -108,7 +101,6 @@ class CheckedRow:
     """One parsed server in the check step. Contains no printable secret."""
 
     draft: ServerDraft
-    digest: str
     duplicate: bool
     stdio_off: bool
 
@@ -156,21 +148,13 @@ def check(state: WizardState) -> Checked:
     result = importer.check_import(
         state.text.reveal(), {name: value.reveal() for name, value in state.variables.items()}
     )
-    fields = ("transport", "url", "command", "args")
-    seen = {target_string(*row) for row in Server.objects.values_list(*fields)}
+    seen = set(importer.servers_by_target())
     rows = []
     for draft in result.drafts:
-        target = draft_target(draft)
         if draft.name not in state.saved_names:
-            rows.append(
-                CheckedRow(
-                    draft=draft,
-                    digest=importer.draft_digest(draft),
-                    duplicate=target in seen,
-                    stdio_off=bool(draft.argv) and not settings.ALLOW_STDIO,
-                )
-            )
-        seen.add(target)
+            stdio_off = bool(draft.argv) and not settings.ALLOW_STDIO
+            rows.append(CheckedRow(draft, draft.target in seen, stdio_off))
+        seen.add(draft.target)
     return Checked(result, tuple(rows), tuple(_variable_fields(result, rows, state)))
 
 
@@ -220,7 +204,7 @@ def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState
     for result in results:
         if result.server:
             scheduling.request_sync(result.server.pk, Trigger.ADDED)
-    problems: list[Problem | importer.ImportResult] = [*checked.check.problems]
+    problems: list[Problem] = [*checked.check.problems]
     problems += [result for result in results if not result.server]
     if not problems and len(results) == len(checked.rows):
         state = replace(state, text=EMPTY, variables={})  # the secrets are no longer needed
@@ -262,28 +246,17 @@ def discard_edit(session: SessionBase) -> None:
 
 
 def parse_edit(server: Server, text: Secret) -> ServerDraft:
-    """Parse an edited connection like an import, so that plaintext secrets are extracted.
-
-    A ${NAME} with a stored credential is not missing: it is filled in when connecting, unless
-    the edit removes that credential.
-    """
-    check = parse_mcp_json(text.reveal(), variables={}, allow_http=settings.ALLOW_PLAIN_HTTP)
-    for problem in check.problems:
-        raise Invalid(problem.message, hint=problem.hint, code=problem.code)
-    draft = check.drafts[0]
-    known = set(server.credentials.filter(kind="variable").values_list("name", flat=True))
-    missing = tuple(name for name in draft.missing if name not in known)
-    if missing:
+    """Parse an edited connection."""
+    draft = importer.parse_connection(text.reveal(), variables={}, known=server)
+    if draft.missing:
         raise Invalid(
-            f"Missing values for variables: {', '.join(missing)}.",
+            f"Missing values for variables: {', '.join(draft.missing)}.",
             hint="Add them under Credentials as variables first.",
             code="variables_missing",
         )
-    return replace(draft, name=server.name, slug=server.slug, missing=())
+    return replace(draft, name=server.name, slug=server.slug)
 
 
 def needs_confirmation(server: Server, draft: ServerDraft) -> bool:
     """Return whether the draft runs a command other than the confirmed one."""
-    return draft.transport == Transport.STDIO and (
-        importer.draft_digest(draft) != server.confirmed_argv
-    )
+    return bool(draft.argv) and draft.digest != server.confirmed_argv

@@ -12,7 +12,6 @@ from django.shortcuts import redirect, render
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from servers.mcp_json import importer
 from servers.models import Server, Trigger
 from servers.registration import actions as server_actions
 from servers.registration import validation
@@ -49,7 +48,7 @@ def _pending_command(server: Server, text: Secret) -> dict[str, str] | None:
     except ToolcribError:
         return None
     argv = validation.format_argv(draft.argv)
-    return {"argv": argv, "cwd": draft.cwd, "digest": importer.draft_digest(draft)}
+    return {"argv": argv, "cwd": draft.cwd, "digest": draft.digest}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -90,8 +89,7 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         draft = import_wizard.parse_edit(server, text)
         confirmed = request.POST.get("confirm", "")
-        digest = importer.draft_digest(draft)
-        if import_wizard.needs_confirmation(server, draft) and confirmed != digest:
+        if import_wizard.needs_confirmation(server, draft) and confirmed != draft.digest:
             import_wizard.save_edit(request.session, server, text)
             return redirect_to("server-settings", server, "connection")
         server_actions.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)

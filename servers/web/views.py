@@ -12,7 +12,7 @@ from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
 from servers.connections import metrics
-from servers.mcp_json import importer
+from servers.mcp_json import exporter
 from servers.models import Server, Transport, Trigger
 from servers.registration import actions as server_actions
 from servers.registration import validation
@@ -83,7 +83,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
 def export(request: HttpRequest) -> HttpResponse:
     """Download all servers as mcp.json, with ${NAME} for each secret."""
     return HttpResponse(
-        importer.export_text(),
+        exporter.export_servers(),
         content_type="application/json",
         headers={"Content-Disposition": 'attachment; filename="mcp.json"'},
     )

@@ -16,6 +16,7 @@ from servers.registration import validation
 from servers.sync import scheduling
 from servers.sync.runner import sync_many
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.text import escape_ambiguous
 
 # Toolcrib's own environment variables, never available to the file.
 PRIVATE_VARIABLES = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
@@ -100,7 +101,7 @@ def _row(
 ) -> dict[str, Any]:
     server = item.server or item.known
     row: dict[str, Any] = {
-        "name": validation.escape_ambiguous(item.name),
+        "name": escape_ambiguous(item.name),
         "slug": server.slug if server else None,
         "status": "saved" if item.server else "known" if item.known else "failed",
         "code": item.code,

@@ -7,16 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.mcp_json.parser import (
-    ExportRow,
-    ImportCheck,
-    ServerDraft,
-    draft_target,
-    export_mcp_json,
-    make_slug,
-    parse_mcp_json,
-    target_string,
-)
+from servers.mcp_json.exporter import ExportRow, export_mcp_json
+from servers.mcp_json.parser import parse_mcp_json
+from servers.models import Server
+from servers.registration.drafts import ImportCheck, ServerDraft, make_slug, target_string
 from servers.secret import Secret
 
 
@@ -469,7 +463,7 @@ class TestNamesAndDuplicates:
         existing = {target_string("http", "https://x.example/mcp", "", []): "known"}
         draft = parse_one(server(url="https://X.example:443/mcp"), existing=existing)
         assert "Duplicate of known." in draft.warnings
-        assert draft_target(draft) in existing
+        assert draft.target in existing
 
     def test_unknown_fields_are_stored_and_listed(self):
         draft = parse_one(server(command="x", autoApprove=["a"], timeout=30, disabled=True))
@@ -486,12 +480,21 @@ class TestNamesAndDuplicates:
         assert "hunter2" not in json.dumps(masked)
 
 
+def http_row(slug: str, url: str, header: str) -> ExportRow:
+    return ExportRow(Server(slug=slug, transport="http", url=url), header_names=[header])
+
+
+def stdio_row(slug: str, env_names: list[str], **fields) -> ExportRow:
+    server = Server(slug=slug, transport="stdio", command="srv", **fields)
+    return ExportRow(server, env_names)
+
+
 class TestExport:
     def test_every_credential_is_a_reference(self):
         rows = [
-            ExportRow("web", "http", url="https://x.example/?k=${WEB_K}", header_names=("X-Key",)),
-            ExportRow("a", "stdio", "srv", ("-t", "${T}"), "/srv", env_names=("KEY", "ONLY_A")),
-            ExportRow("b", "stdio", "srv", env_names=("KEY",), unknown={"timeout": 3}),
+            http_row("web", "https://x.example/?k=${WEB_K}", "X-Key"),
+            stdio_row("a", ["KEY", "ONLY_A"], args=["-t", "${T}"], cwd="/srv"),
+            stdio_row("b", ["KEY"], unknown_fields={"timeout": 3}),
         ]
         document = json.loads(export_mcp_json(rows))
         assert document == {
@@ -529,25 +532,16 @@ class TestExport:
 
     def test_colliding_variable_names_are_numbered(self):
         rows = [
-            ExportRow("a", "http", url="https://x.example", header_names=("B-C",)),
-            ExportRow("a-b", "http", url="https://y.example", header_names=("C",)),
+            http_row("a", "https://x.example", "B-C"),
+            http_row("a-b", "https://y.example", "C"),
         ]
         missing = [draft.missing for draft in parse(export_mcp_json(rows)).drafts]
         assert missing == [("A_B_C",), ("A_B_C_2",)]
 
 
 def to_export_row(draft: ServerDraft) -> ExportRow:
-    return ExportRow(
-        slug=draft.slug,
-        transport=draft.transport,
-        command=draft.command,
-        args=draft.args,
-        cwd=draft.cwd,
-        url=draft.url,
-        env_names=tuple(draft.env),
-        header_names=tuple(draft.headers),
-        unknown=draft.unknown,
-    )
+    fields = {**draft.connection_fields(), "unknown_fields": draft.unknown}
+    return ExportRow(Server(slug=draft.slug, **fields), [*draft.env], [*draft.headers])
 
 
 SECRET = "ghp_Zq81LmNc02VxPwRt7YkDs5HbJf3G"

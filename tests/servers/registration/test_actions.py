@@ -3,10 +3,10 @@
 import pytest
 
 from catalog.audit import SYSTEM
-from servers.mcp_json.parser import ServerDraft
 from servers.models import Server
 from servers.registration import actions as server_actions
 from servers.registration import validation
+from servers.registration.drafts import ServerDraft
 from servers.secret import Secret
 from toolcrib.lib.errors import Invalid
 

@@ -4,18 +4,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from servers.registration.argv_warnings import argv_warnings
 from servers.registration.validation import (
     argv_digest,
-    argv_warnings,
     check_argv,
     check_env,
     check_header,
     check_url,
-    escape_ambiguous,
     format_argv,
     url_warnings,
 )
 from toolcrib.lib.errors import Invalid
+from toolcrib.lib.text import escape_ambiguous
 
 PEM = "-----BEGIN PRIVATE KEY-----\nMIIBVQ==\nabc+/=\n-----END PRIVATE KEY-----\n"
 
