@@ -14,14 +14,7 @@ from urllib.parse import urlsplit
 from django import forms
 from django.conf import settings
 
-from servers.models import (
-    ConnectionPolicy,
-    CredentialKind,
-    Isolation,
-    Server,
-    Transport,
-    Trust,
-)
+from servers.models import ConnectionPolicy, CredentialKind, Isolation, Server, Transport, Trust
 from servers.registration.actions import SETTING_RULES
 from servers.secret import Secret
 
@@ -33,11 +26,43 @@ CODE_ATTRS = {
     "spellcheck": "false",
     "class": "mono",
 }
+TRANSPORTS = [("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")]
 
 
 def mcp_json(name: str, entry: Mapping[str, object]) -> Secret:
-    """Return an mcp.json with one server."""
-    return Secret(json.dumps({"mcpServers": {name: dict(entry)}}))
+    """Return an mcp.json with one server, without empty fields."""
+    filled = {key: value for key, value in entry.items() if value or key == "args"}
+    return Secret(json.dumps({"mcpServers": {name: filled}}))
+
+
+def _code_field(
+    label: str, max_length: int, help_text: str = "", *, required: bool = True, **attrs: object
+) -> forms.CharField:
+    widget = forms.TextInput(attrs={**CODE_ATTRS, **attrs})
+    return forms.CharField(
+        label=label, max_length=max_length, required=required, widget=widget, help_text=help_text
+    )
+
+
+def _arguments_field(help_text: str, rows: int) -> forms.CharField:
+    widget = forms.Textarea(attrs={**CODE_ATTRS, "rows": rows})
+    return forms.CharField(
+        label="Arguments", required=False, strip=False, widget=widget, help_text=help_text
+    )
+
+
+def _directory_field() -> forms.CharField:
+    return _code_field("Working directory", 1000, "Absolute path.", required=False)
+
+
+def _name_field(help_text: str = "", *, required: bool = False) -> forms.CharField:
+    return forms.CharField(
+        label="Name",
+        required=required,
+        max_length=120,
+        widget=forms.TextInput(attrs={"autocomplete": "off"}),
+        help_text=help_text,
+    )
 
 
 class SourceForm(forms.Form):
@@ -89,63 +114,38 @@ class PasteForm(SourceForm):
         return Secret(self.cleaned_data["text"])
 
 
-class NameField(forms.CharField):
-    def __init__(self, help_text: str) -> None:
-        super().__init__(
-            label="Name",
-            required=False,
-            max_length=120,
-            help_text=help_text,
-            widget=forms.TextInput(attrs={"autocomplete": "off"}),
-        )
-
-
 class UrlForm(SourceForm):
     source, label, pairs_field = "url", "URL", "headers"
-    url = forms.CharField(
-        label="URL",
-        max_length=2000,
-        widget=forms.TextInput(attrs={**CODE_ATTRS, "inputmode": "url", "autofocus": True}),
-        help_text="URL of the MCP endpoint. It often ends in /mcp.",
+    url = _code_field(
+        "URL",
+        2000,
+        "URL of the MCP endpoint. It often ends in /mcp.",
+        inputmode="url",
+        autofocus=True,
     )
-    name = NameField("Display name. Default: the host name.")
+    name = _name_field("Display name. Default: the host name.")
     transport = forms.ChoiceField(
-        label="Transport",
-        choices=[("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")],
-        help_text="Most servers use Streamable HTTP.",
+        label="Transport", choices=TRANSPORTS, help_text="Most servers use Streamable HTTP."
     )
 
     def to_mcp_json(self) -> Secret:
         cleaned = self.cleaned_data
-        entry = {"type": cleaned["transport"], "url": cleaned["url"]}
-        if cleaned["pairs"]:
-            entry["headers"] = cleaned["pairs"]
-        return mcp_json(cleaned["name"] or _host_name(cleaned["url"]), entry)
+        url, headers = cleaned["url"], cleaned["pairs"]
+        entry = {"type": cleaned["transport"], "url": url, "headers": headers}
+        return mcp_json(cleaned["name"] or _host_name(url), entry)
 
 
 class CommandForm(SourceForm):
     source, label, pairs_field = "command", "Command", "env"
-    command = forms.CharField(
-        label="Command",
-        max_length=1000,
-        widget=forms.TextInput(attrs={**CODE_ATTRS, "autofocus": True}),
-        help_text="A program, or a full command line such as npx -y some-server.",
+    command = _code_field(
+        "Command",
+        1000,
+        "A program, or a full command line such as npx -y some-server.",
+        autofocus=True,
     )
-    args = forms.CharField(
-        label="Arguments",
-        required=False,
-        strip=False,
-        widget=forms.Textarea(attrs={**CODE_ATTRS, "rows": 3}),
-        help_text="One per line. If empty, the command is split at spaces.",
-    )
-    cwd = forms.CharField(
-        label="Working directory",
-        required=False,
-        max_length=1000,
-        widget=forms.TextInput(attrs=CODE_ATTRS),
-        help_text="Absolute path.",
-    )
-    name = NameField("Display name. Default: the program name.")
+    args = _arguments_field("One per line. If empty, the command is split at spaces.", rows=3)
+    cwd = _directory_field()
+    name = _name_field("Display name. Default: the program name.")
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean()
@@ -160,11 +160,7 @@ class CommandForm(SourceForm):
     def to_mcp_json(self) -> Secret:
         cleaned = self.cleaned_data
         command, *args = cleaned["argv"]
-        entry: dict[str, object] = {"command": command, "args": args}
-        if cleaned["cwd"]:
-            entry["cwd"] = cleaned["cwd"]
-        if cleaned["pairs"]:
-            entry["env"] = cleaned["pairs"]
+        entry = {"command": command, "args": args, "cwd": cleaned["cwd"], "env": cleaned["pairs"]}
         return mcp_json(cleaned["name"] or PurePath(command).name or "server", entry)
 
 
@@ -190,9 +186,6 @@ def _host_name(url: str) -> str:
         return urlsplit(url).hostname or "server"
     except ValueError:
         return "server"
-
-
-# --- Server settings ----------------------------------------------------------------------------
 
 
 TRUST_LABELS = {
@@ -221,9 +214,7 @@ def _integer_field(label: str, key: str, help_text: str = "") -> forms.IntegerFi
 
 
 class SettingsForm(forms.Form):
-    name = forms.CharField(
-        label="Name", max_length=120, widget=forms.TextInput(attrs={"autocomplete": "off"})
-    )
+    name = _name_field(required=True)
     description = forms.CharField(
         label="Description",
         required=False,
@@ -255,17 +246,8 @@ class SettingsForm(forms.Form):
 
 
 class UrlConnectionForm(forms.Form):
-    """Connection of an HTTP or SSE server."""
-
-    url = forms.CharField(label="URL", max_length=2000, widget=forms.TextInput(attrs=CODE_ATTRS))
-    transport = forms.ChoiceField(
-        label="Transport",
-        choices=[("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")],
-    )
-
-    @classmethod
-    def initial_values(cls, server: Server) -> dict[str, object]:
-        return {"url": server.url, "transport": server.transport}
+    url = _code_field("URL", 2000)
+    transport = forms.ChoiceField(label="Transport", choices=TRANSPORTS)
 
     def to_mcp_json(self, server: Server) -> Secret:
         cleaned = self.cleaned_data
@@ -273,47 +255,23 @@ class UrlConnectionForm(forms.Form):
 
 
 class CommandConnectionForm(forms.Form):
-    """Connection of a stdio server."""
-
-    command = forms.CharField(
-        label="Command", max_length=1000, widget=forms.TextInput(attrs=CODE_ATTRS)
-    )
-    args = forms.CharField(
-        label="Arguments",
-        required=False,
-        strip=False,
-        widget=forms.Textarea(attrs={**CODE_ATTRS, "rows": 4}),
-        help_text="One per line.",
-    )
-    cwd = forms.CharField(
-        label="Working directory",
-        required=False,
-        max_length=1000,
-        widget=forms.TextInput(attrs=CODE_ATTRS),
-        help_text="Absolute path.",
-    )
-
-    @classmethod
-    def initial_values(cls, server: Server) -> dict[str, object]:
-        return {"command": server.command, "args": "\n".join(server.args), "cwd": server.cwd}
+    command = _code_field("Command", 1000)
+    args = _arguments_field("One per line.", rows=4)
+    cwd = _directory_field()
 
     def to_mcp_json(self, server: Server) -> Secret:
-        cleaned = self.cleaned_data
-        entry = {
-            "type": "stdio",
-            "command": cleaned["command"],
-            "args": split_lines(cleaned["args"]),
-        }
-        return mcp_json(server.slug, entry | ({"cwd": cleaned["cwd"]} if cleaned["cwd"] else {}))
+        args = split_lines(self.cleaned_data["args"])
+        return mcp_json(server.slug, {"type": "stdio", **self.cleaned_data, "args": args})
 
 
 ConnectionForm = UrlConnectionForm | CommandConnectionForm
 
 
 def connection_form(server: Server, data: Any = None) -> ConnectionForm:
-    """Return the form for the server's transport."""
     form = CommandConnectionForm if server.transport == Transport.STDIO else UrlConnectionForm
-    return form(data, initial=form.initial_values(server), auto_id="connection_%s")
+    initial = {name: getattr(server, name) for name in form.base_fields}
+    initial |= {"args": "\n".join(server.args)}
+    return form(data, initial=initial, auto_id="connection_%s")
 
 
 KIND_LABELS = {
@@ -325,7 +283,7 @@ KIND_LABELS = {
 
 class CredentialForm(forms.Form):
     kind = forms.ChoiceField(label="Kind", choices=list(KIND_LABELS.items()))
-    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs=CODE_ATTRS))
+    name = _code_field("Name", 200)
     value = forms.CharField(
         label="Value",
         strip=False,

@@ -25,10 +25,7 @@ STEPS = ("Source", "Check", "Connect")
 
 
 def _steps(current: int) -> list[dict[str, str]]:
-    states = [
-        "done" if index < current else "current" if index == current else "todo"
-        for index in range(len(STEPS))
-    ]
+    states = ["done"] * current + ["current"] + ["todo"] * (len(STEPS) - current - 1)
     return [{"label": label, "state": state} for label, state in zip(STEPS, states, strict=True)]
 
 
@@ -63,11 +60,14 @@ def source(request: HttpRequest) -> HttpResponse:
 @admin_required
 def check(request: HttpRequest) -> HttpResponse:
     """Store a source or variable values (POST), or show the parsed servers (GET)."""
-    if request.method == "POST":
-        return _save_values(request) if "again" in request.POST else _save_source(request)
+    if request.method == "POST" and "again" not in request.POST:
+        return _save_source(request)
     state = import_wizard.load(request.session)
     if state is None:
         return redirect("server-add")
+    if request.method == "POST":
+        import_wizard.save(request.session, import_wizard.with_values(state, request.POST))
+        return redirect("server-add-check")
     if state.text == import_wizard.EMPTY:
         return redirect("server-add-progress")
     context = {"checked": import_wizard.check(state), "steps": _steps(1)}
@@ -86,7 +86,10 @@ def _save_source(request: HttpRequest) -> HttpResponse:
             # A form that shows the command beside its button also sends the confirmation.
             if request.POST.getlist("confirm"):
                 return connect(request)
-            return _redirect(request, "server-add-check")
+            if is_htmx_fragment(request):
+                headers = {"HX-Redirect": reverse("server-add-check")}
+                return HttpResponse(status=204, headers=headers)
+            return redirect("server-add-check")
         first = checked.check.problems[0]
         problem = {"message": first.message, "hint": first.hint}
     else:
@@ -97,19 +100,10 @@ def _save_source(request: HttpRequest) -> HttpResponse:
     return render(request, "servers/web/add.html", context, status=422)
 
 
-def _save_values(request: HttpRequest) -> HttpResponse:
-    state = import_wizard.load(request.session)
-    if state is None:
-        return redirect("server-add")
-    import_wizard.save(request.session, import_wizard.with_values(state, request.POST))
-    return redirect("server-add-check")
-
-
 @sensitive_post_parameters()
 @require_POST
 @admin_required
 def connect(request: HttpRequest) -> HttpResponse:
-    """Save the selected servers, queue their syncs, and redirect to the progress page."""
     state = import_wizard.load(request.session)
     if state is None:
         return redirect("server-add")
@@ -166,10 +160,3 @@ def _progress_context(state: import_wizard.WizardState) -> dict[str, Any]:
         if connected and not running
         else None,
     }
-
-
-def _redirect(request: HttpRequest, name: str) -> HttpResponse:
-    """Redirect the browser, also in response to an htmx request."""
-    if is_htmx_fragment(request):
-        return HttpResponse(status=204, headers={"HX-Redirect": reverse(name)})
-    return redirect(name)

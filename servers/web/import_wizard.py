@@ -36,8 +36,6 @@ WIZARD_HINTS = {
 
 @dataclass(frozen=True)
 class WizardState:
-    """State of one import between its steps."""
-
     text: Secret
     variables: Mapping[str, Secret] = field(default_factory=dict)
     saved: tuple[int, ...] = ()  # primary keys of the servers
@@ -93,9 +91,6 @@ def with_values(state: WizardState, post: QueryDict) -> WizardState:
     return replace(state, variables={**state.variables, **new})
 
 
-# --- Check --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class CheckedRow:
     """One parsed server in the check step. Contains no printable secret."""
@@ -110,7 +105,6 @@ class CheckedRow:
 
     @property
     def credential_names(self) -> list[tuple[str, list[str]]]:
-        """Return the names of the credentials by kind."""
         kinds = [
             ("Headers", self.draft.headers),
             ("Environment", self.draft.env),
@@ -178,9 +172,6 @@ def _variable_fields(
     ]
 
 
-# --- Connect ------------------------------------------------------------------------------------
-
-
 def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
     """Save the valid selected servers, queue their syncs, and return the new state.
 
@@ -223,9 +214,6 @@ def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState
     )
 
 
-# --- Editing a connection -----------------------------------------------------------------------
-
-
 def save_edit(session: SessionBase, server: Server, text: Secret) -> None:
     session[EDIT_KEY] = {"server": server.pk, "sealed": encrypt(text)}
 
@@ -241,12 +229,7 @@ def load_edit(session: SessionBase, server: Server) -> Secret | None:
         return None
 
 
-def discard_edit(session: SessionBase) -> None:
-    session.pop(EDIT_KEY, None)
-
-
 def parse_edit(server: Server, text: Secret) -> ServerDraft:
-    """Parse an edited connection."""
     draft = importer.parse_connection(text.reveal(), variables={}, known=server)
     if draft.missing:
         raise Invalid(
@@ -255,8 +238,3 @@ def parse_edit(server: Server, text: Secret) -> ServerDraft:
             code="variables_missing",
         )
     return replace(draft, name=server.name, slug=server.slug)
-
-
-def needs_confirmation(server: Server, draft: ServerDraft) -> bool:
-    """Return whether the draft runs a command other than the confirmed one."""
-    return bool(draft.argv) and draft.digest != server.confirmed_argv

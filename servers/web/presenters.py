@@ -3,9 +3,9 @@
 Reads only. The number of queries does not depend on the number of servers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import Case, Count, F, Max, Q, Sum, When
@@ -18,7 +18,7 @@ from django.utils import timezone
 from catalog.models import Tool, ToolState
 from servers.models import Server, ServerQuerySet, ServerState, SyncRun, Transport
 from sessions_app.usage import call_stats
-from toolcrib.lib.pagination import Page, offset_of, page_by_offset
+from toolcrib.lib.pagination import Page, cut_page, offset_of, page_by_offset
 from toolcrib.lib.text import plural
 from toolcrib.templatetags.toolcrib import duration
 
@@ -48,6 +48,7 @@ OUTCOME_LABELS = {
     "failed": "Failed",
     "superseded": "Superseded",
 }
+APPLIED = (SyncRun.Outcome.OK, SyncRun.Outcome.HELD)
 PHASE_LABELS = {"connecting": "Connecting", "listing": "Listing tools", "saving": "Saving"}
 TemplateContext = dict[str, Any]
 
@@ -59,9 +60,6 @@ def with_costs(servers: ServerQuerySet) -> ServerQuerySet:
         tool_count=Count("tools", filter=~Q(tools__state=ToolState.MISSING)),
         token_sum=Coalesce(Sum("tools__approved__tokens", filter=servable), 0),
     )
-
-
-# --- List ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,6 @@ class ServerFilter:
 
 
 def server_list(filters: ServerFilter) -> TemplateContext:
-    """Fetch one page of servers with its totals."""
     servers = filters.apply(Server.objects.all())
     page: Page[Server] = page_by_offset(
         filters.order(with_costs(servers)), filters.start, SERVERS_PER_PAGE, total=servers.count()
@@ -135,11 +132,9 @@ def server_list(filters: ServerFilter) -> TemplateContext:
 
 
 def facets(filters: ServerFilter) -> list[TemplateContext]:
-    states = _count_by("state")
-    transports = _count_by("transport")
     return [
-        _facet("state", "State", ServerState.values, states, filters.states),
-        _facet("transport", "Transport", Transport.values, transports, filters.transports),
+        _facet("state", "State", ServerState.values, filters.states),
+        _facet("transport", "Transport", Transport.values, filters.transports),
     ]
 
 
@@ -149,8 +144,9 @@ def _count_by(field: str) -> dict[str, int]:
 
 
 def _facet(
-    name: str, label: str, values: Iterable[str], counts: Mapping[str, int], selected: Sequence[str]
+    name: str, label: str, values: Iterable[str], selected: Sequence[str]
 ) -> TemplateContext:
+    counts = _count_by(name)
     options = [
         {
             "value": value,
@@ -165,7 +161,6 @@ def _facet(
 
 
 def health() -> TemplateContext:
-    """Count servers by state, for the line below the title."""
     states = _count_by("state")
     return {
         "total": sum(states.values()),
@@ -188,12 +183,9 @@ def failing_label(server: Server) -> str:
     return label
 
 
-# --- Running syncs ------------------------------------------------------------------------------
-
-
-def is_busy(server: Server, now: datetime | None = None) -> bool:
+def is_busy(server: Server) -> bool:
     """Return whether a sync of the server is running or due."""
-    now = now or timezone.now()
+    now = timezone.now()
     due = server.sync_due_at is not None and server.sync_due_at <= now
     leased = server.sync_lease_until is not None and server.sync_lease_until > now
     return server.enabled and (due or leased)
@@ -212,7 +204,6 @@ def newest_runs(server_ids: Iterable[int]) -> dict[int, SyncRun]:
 
 
 def progress_row(server: Server, run: SyncRun | None) -> TemplateContext:
-    """Return the progress of a server's sync. `server` is annotated by `with_costs`."""
     row: TemplateContext = {"server": server, "stage": "connecting", "ended": "", "note": ""}
     if not server.enabled:
         return row | {"stage": "", "ended": "disabled", "note": "Added as disabled."}
@@ -223,7 +214,7 @@ def progress_row(server: Server, run: SyncRun | None) -> TemplateContext:
         due = server.sync_due_at
         late = due is not None and timezone.now() - due > QUEUE_NOTICE_DELAY
         return row | {"note": "Waiting for a free worker." if late else ""}
-    if run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD):
+    if run.outcome in APPLIED:
         count, tokens = server.tool_count, server.token_sum  # type: ignore[attr-defined]
         note = f"{plural(count, 'tool')} · ≈{plural(tokens, 'token')}"
         return row | {"stage": "done", "ended": "done", "note": note}
@@ -239,14 +230,8 @@ def summarize_changes(run: SyncRun) -> str:
 
 
 def run_row(run: SyncRun) -> TemplateContext:
-    """Return one row of the sync history: a summary, and the tool names for its details."""
-    finished = run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD)
-    names: Mapping[str, Any] = run.names if isinstance(run.names, dict) else {}
-    sections = [
-        ("Added", names.get("added") or []),
-        ("Changed", names.get("changed") or []),
-        ("Missing", names.get("removed") or []),
-    ]
+    finished = run.outcome in APPLIED
+    sections = {"Added": "added", "Changed": "changed", "Missing": "removed"}
     phase = f"{PHASE_LABELS.get(run.phase, run.phase)}…"
     return {
         "run": run,
@@ -254,17 +239,15 @@ def run_row(run: SyncRun) -> TemplateContext:
         "summary": summarize_changes(run) if finished else run.error or phase,
         "finished": finished,
         "trigger": TRIGGER_LABELS.get(run.trigger, run.trigger),
-        "sections": [(label, tools) for label, tools in sections if tools],
-        "rejections": names.get("rejected") or [],
+        "sections": [
+            (label, tools) for label, key in sections.items() if (tools := run.names.get(key))
+        ],
+        "rejections": run.names.get("rejected") or [],
     }
 
 
-# --- Server detail ------------------------------------------------------------------------------
-
-
 def format_server_info(server: Server) -> str:
-    """Format the name, version and title that the server reports, on one line."""
-    info = server.server_info if isinstance(server.server_info, dict) else {}
+    info = server.server_info
     name, version, title = (str(info.get(key) or "") for key in ("name", "version", "title"))
     name_and_version = f"{name} {version}".strip()
     return f"{name_and_version} ({title})" if title and title != name else name_and_version
@@ -273,23 +256,18 @@ def format_server_info(server: Server) -> str:
 def sum_costs(servers: Iterable[int]) -> TemplateContext:
     """Return the tool count of these servers, and the tokens to preload all their tools."""
     tools = Tool.objects.servable().filter(server_id__in=list(servers))
-    sums = tools.aggregate(tools=Count("pk"), tokens=Coalesce(Sum("approved__tokens"), 0))
-    return {"tools": sums["tools"], "tokens": sums["tokens"]}
+    return tools.aggregate(tools=Count("pk"), tokens=Coalesce(Sum("approved__tokens"), 0))
 
 
 def overview_numbers(server: Server) -> list[TemplateContext]:
     tools = Tool.objects.filter(server=server)
-    pending = tools.waiting().count()
     tools_url = reverse("tools") + f"?server={server.slug}"
+    count, tokens = server.tool_count, server.token_sum  # type: ignore[attr-defined]
     numbers = [
-        {"label": "Tools", "value": server.tool_count, "url": tools_url},  # type: ignore[attr-defined]
-        {
-            "label": "Tokens (all preloaded)",
-            "value": server.token_sum,  # type: ignore[attr-defined]
-            "approximate": True,
-        },
+        {"label": "Tools", "value": count, "url": tools_url},
+        {"label": "Tokens (all preloaded)", "value": tokens, "approximate": True},
     ]
-    if pending:
+    if pending := tools.waiting().count():
         pending_url = f"{tools_url}&state=waiting"
         numbers.append({"label": "Pending review", "value": pending, "url": pending_url})
     return numbers
@@ -312,24 +290,19 @@ def tool_list(server: Server) -> TemplateContext:
 
 
 def sync_history(server: Server, after: str) -> TemplateContext:
-    """Fetch one page of a server's sync runs, newest first."""
     runs = server.sync_runs.order_by("-pk")
     if after.isascii() and after.isdigit():
         runs = runs.filter(pk__lt=min(int(after), 2**62))
-    page = list(runs[: RUNS_PER_PAGE + 1])
-    has_more = len(page) > RUNS_PER_PAGE
-    return {
-        "rows": [run_row(run) for run in page[:RUNS_PER_PAGE]],
-        "next_cursor": str(page[RUNS_PER_PAGE - 1].pk) if has_more else None,
-        "first_page": not after,
-    }
+    page, next_cursor = cut_page(runs, RUNS_PER_PAGE, lambda run: str(run.pk))
+    rows = [run_row(run) for run in page]
+    return {"rows": rows, "next_cursor": next_cursor, "first_page": not after}
 
 
 def describe_outcome(server: Server, run: SyncRun | None) -> str:
     """Return the screen reader announcement for the end of a sync."""
     if run is None or run.outcome == SyncRun.Outcome.RUNNING:
         return f"{server.name}: no sync is running."
-    if run.outcome in (SyncRun.Outcome.OK, SyncRun.Outcome.HELD):
+    if run.outcome in APPLIED:
         return f"{server.name} synced: {summarize_changes(run)}."
     return f"Sync of {server.name} failed: {run.error}"
 
@@ -341,7 +314,6 @@ def describe_progress(row: TemplateContext) -> str:
 
 
 def form_errors(form: BaseForm) -> list[str]:
-    """Return a form's errors as sentences with their field labels."""
     errors = [str(error) for error in form.non_field_errors()]
     for bound in form.visible_fields():
         errors += [f"{bound.label}: {error}" for error in bound.errors]

@@ -42,7 +42,6 @@ def render_settings(request: HttpRequest, server: Server, **overrides: Any) -> H
 
 
 def _pending_command(server: Server, text: Secret) -> dict[str, str] | None:
-    """Return the command that needs confirmation."""
     try:
         draft = import_wizard.parse_edit(server, text)
     except ToolcribError:
@@ -76,7 +75,7 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
     """Save the connection. A new command stays in the session until it is confirmed."""
     server = find_server(slug)
     if "cancel" in request.POST:
-        import_wizard.discard_edit(request.session)
+        request.session.pop(import_wizard.EDIT_KEY, None)
         return redirect_to("server-settings", server, "connection")
     pending = (
         import_wizard.load_edit(request.session, server) if "confirm" in request.POST else None
@@ -89,13 +88,13 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
     try:
         draft = import_wizard.parse_edit(server, text)
         confirmed = request.POST.get("confirm", "")
-        if import_wizard.needs_confirmation(server, draft) and confirmed != draft.digest:
+        if draft.digest not in (server.confirmed_argv, confirmed):
             import_wizard.save_edit(request.session, server, text)
             return redirect_to("server-settings", server, "connection")
         server_actions.edit_connection(server, draft, actor=actor_of(request), confirmed=confirmed)
     except ToolcribError as error:
         return render_settings(request, server, connection_problem=error.sentence)
-    import_wizard.discard_edit(request.session)
+    request.session.pop(import_wizard.EDIT_KEY, None)
     request_sync(server.pk, Trigger.MANUAL)
     messages.success(request, f"Saved connection of {server.name}. Sync queued.")
     return redirect_to("server-settings", server, "connection")
@@ -105,7 +104,6 @@ def connection(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def credentials(request: HttpRequest, slug: str) -> HttpResponse:
-    """Set or remove one credential."""
     server = find_server(slug)
     removing = "remove_credential" in request.POST
     form = forms.CredentialForm(request.POST, server=server)

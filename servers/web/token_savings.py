@@ -41,7 +41,6 @@ class TokenSavings:
 
 
 def compute_savings(server_ids: Collection[int]) -> TokenSavings:
-    """Compute the cost of these servers with the groups that mirror them."""
     baseline = presenters.sum_costs(server_ids)
     mirrors = Group.objects.filter(follows__in=server_ids)
     group_pks = set(mirrors.values_list("pk", flat=True))
