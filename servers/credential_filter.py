@@ -23,8 +23,6 @@ BINARY_FIELDS = {"image": "data", "audio": "data"}  # by type of content item
 
 
 class CredentialFilter:
-    """Finds and replaces a fixed set of credentials in strings and JSON values."""
-
     def __init__(self, values: Iterable[str]) -> None:
         forms = {form for value in values for form in _encoded_forms(value)}
         self._forms = sorted(forms, key=len, reverse=True)

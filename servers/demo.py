@@ -165,11 +165,7 @@ def convert_length(value: float, unit: Unit, to: Unit) -> float:
 @tool
 def convert_temperature(value: float, scale: Scale, to: Scale) -> float:
     """Convert a temperature between Celsius, Fahrenheit and Kelvin."""
-    celsius = {
-        "celsius": value,
-        "fahrenheit": (value - 32) / 1.8,
-        "kelvin": value - 273.15,
-    }[scale]
+    celsius = {"celsius": value, "fahrenheit": (value - 32) / 1.8, "kelvin": value - 273.15}[scale]
     return {"celsius": celsius, "fahrenheit": celsius * 1.8 + 32, "kelvin": celsius + 273.15}[to]
 
 

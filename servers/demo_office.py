@@ -238,14 +238,10 @@ _mail: list[Row] = [
 ]
 
 
-def _delay(seconds: float) -> None:
-    time.sleep(seconds)
-
-
 @calendar.tool(annotations=READ)
 def list_events(day: Day, people: Annotated[list[str] | None, Field()] = None) -> list[Row]:
     """List the meetings of a day, of everybody or of some people."""
-    _delay(0.05)
+    time.sleep(0.05)
     rows = [row for row in _events if row["day"] == day]
     return [row for row in rows if not people or set(people) & set(row["people"])]
 
@@ -256,7 +252,7 @@ def find_free_slot(
     first_day: Day = 0,
 ) -> Row:
     """Find the first hour in which all of these people are free."""
-    _delay(0.4)
+    time.sleep(0.4)
     busy = {(row["day"], row["hour"]) for row in _events if set(people) & set(row["people"])}
     slots = ((day, hour) for day in range(first_day, 62) for hour in range(9, 17))
     day, hour = next(slot for slot in slots if slot not in busy)
@@ -272,7 +268,7 @@ def create_event(
     people: Annotated[list[str], Field(description="Who is invited", min_length=1)],
 ) -> Row:
     """Put a meeting in the calendar and invite people."""
-    _delay(0.1)
+    time.sleep(0.1)
     event = {"id": len(_events) + 1, "day": day, "hour": hour, "title": title, "people": people}
     _events.append(event)
     return event
@@ -307,7 +303,7 @@ def send_mail(
     text: str,
 ) -> str:
     """Write a mail. Nothing is really sent."""
-    _delay(0.2)
+    time.sleep(0.2)
     return f"Queued for {to}: {subject} ({len(text)} characters)."
 
 
@@ -350,7 +346,7 @@ def run_report(
     """Run a report in the warehouse: total, mean and best day of a metric."""
     global _reports
     _reports += 1
-    _delay(0.15)
+    time.sleep(0.15)
     if _reports % 6 == 0:
         raise ToolError("The warehouse is busy and dropped the report. Run it again in a minute.")
     values = _values(metric, days)

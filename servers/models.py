@@ -48,7 +48,6 @@ class Trigger(models.TextChoices):
 
 class ServerQuerySet(models.QuerySet["Server"]):
     def get_by_slug(self, slug: str) -> "Server":
-        """Return the server, or raise NotFound."""
         # PostgreSQL rejects NUL in a parameter; a slug is ASCII.
         valid = slug.isascii() and "\0" not in slug
         server = self.filter(slug=slug).first() if valid else None
@@ -120,7 +119,7 @@ class Server(models.Model):
                 condition=Q(transport="stdio", url="") & ~Q(command="")
                 | Q(transport__in=["http", "sse"], command="") & ~Q(url=""),
                 name="server_has_command_or_url",
-            ),
+            )
         ]
         indexes = [models.Index(fields=["enabled", "sync_due_at"], name="server_by_due")]
 
@@ -180,8 +179,6 @@ class Credential(models.Model):
 
 
 class SyncRun(models.Model):
-    """One sync of one server."""
-
     class Outcome(models.TextChoices):
         RUNNING = "running"
         OK = "ok"

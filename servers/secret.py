@@ -7,8 +7,6 @@ from typing import NoReturn
 
 
 class Secret:
-    """A string that formats as ***."""
-
     __slots__ = ("_text",)
 
     def __init__(self, text: str) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from servers.mcp_json import plaintext_secrets
 from servers.mcp_json.jsonc import JsonMap, repeated_keys
@@ -46,8 +47,6 @@ _PATH_VALUE = re.compile(r"/[\w./@+ -]*")
 
 
 class EntryError(Invalid):
-    """The entry or the file cannot be imported."""
-
     def __init__(self, message: str, hint: str = "", code: str = "bad_server") -> None:
         super().__init__(message, hint=hint, code=code)
 
@@ -74,7 +73,7 @@ def parse_entry(
             "Keep one of them.",
             "duplicate_key",
         )
-    draft = _Entry(entry, slug, Bindings(references), allow_http=allow_http).parse()
+    draft = _Entry(entry, slug, Bindings(references), allow_http).parse()
     duplicate = targets.get(draft.target)
     warnings = [f"Duplicate of {duplicate}."] if duplicate else []
     display_name = escape_ambiguous(name)[:120] or slug
@@ -83,17 +82,17 @@ def parse_entry(
     return dataclasses.replace(draft, name=display_name, warnings=(*warnings, *draft.warnings))
 
 
+@dataclasses.dataclass
 class _Entry:
-    """Parser state of one entry: warnings and extracted secrets."""
-
-    def __init__(self, entry: JsonMap, slug: str, bindings: Bindings, *, allow_http: bool) -> None:
-        self.entry = entry
-        self.slug = slug
-        self.bindings = bindings
-        self.allow_http = allow_http
-        self.warnings: list[str] = []
-        self.extracted: list[str] = []  # references that replaced plaintext secrets
-        self.literal_secrets = 0
+    entry: JsonMap
+    slug: str
+    bindings: Bindings
+    allow_http: bool
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    extracted: list[str] = dataclasses.field(
+        default_factory=list
+    )  # references to plaintext secrets
+    literal_secrets: int = 0
 
     def parse(self) -> ServerDraft:
         for field in ("command", "args", "cwd", "env", "headers", *_URL_FIELDS):
@@ -109,15 +108,14 @@ class _Entry:
             headers=self.ignore("headers") if stdio else self.parse_headers(),
             description=self.get_string("description")[:2000],
             disabled=self.is_disabled(),
+            **(self.parse_command() if stdio else {"url": self.parse_url()}),
         )
-        if stdio:
-            command, args, cwd = self.parse_command()
-            draft = dataclasses.replace(draft, command=command, args=args, cwd=cwd)
-        else:
-            draft = dataclasses.replace(draft, url=self.parse_url())
         self.check_variables(transport)
         unknown = self.collect_unknown_fields()
-        self.warn_about_variables()
+        for name in self.bindings.editor_only:
+            self.warnings.append(f"{name} is an editor variable; enter a value for it.")
+        for name in self.bindings.conflicting:
+            self.warnings.append(f"{name} has conflicting defaults; the first one is used.")
         return dataclasses.replace(
             draft,
             variables={name: Secret(value) for name, value in self.bindings.used.items()},
@@ -168,7 +166,7 @@ class _Entry:
         path = re.split(r"[?#]", url)[0]
         return "stdio" if has_command else "sse" if path.rstrip("/").endswith("/sse") else "http"
 
-    def parse_command(self) -> tuple[str, tuple[str, ...], str]:
+    def parse_command(self) -> dict[str, Any]:
         command = self.expand_path("command")
         cwd = self.expand_path("cwd")
         if plaintext_secrets.looks_like_secret(command):
@@ -189,7 +187,7 @@ class _Entry:
             args = plaintext_secrets.extract_from_args(args, self.extract)
         check_argv([command, *args], "" if "${" in cwd else cwd)
         self.warnings += argv_warnings([command, *args])
-        return command, tuple(args), cwd
+        return {"command": command, "args": tuple(args), "cwd": cwd}
 
     def parse_args(self) -> list[str]:
         value = self.entry.get("args")
@@ -384,12 +382,6 @@ class _Entry:
                 )
             return _without_nul(redacted)
         return _without_nul(value)
-
-    def warn_about_variables(self) -> None:
-        for name in self.bindings.editor_only:
-            self.warnings.append(f"{name} is an editor variable; enter a value for it.")
-        for name in self.bindings.conflicting:
-            self.warnings.append(f"{name} has conflicting defaults; the first one is used.")
 
 
 def _strings(value: object) -> Iterator[str]:

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import NoReturn
 
 MAX_DEPTH = 32
@@ -29,12 +30,7 @@ class JsonMap(dict[str, object]):
 
 
 class NotJson(Exception):
-    """A syntax error at this line and column."""
-
-    def __init__(self, message: str, line: int, column: int) -> None:
-        super().__init__(f"Line {line}, column {column}: {message}")
-        self.line = line
-        self.column = column
+    """A syntax error, with its line and column."""
 
 
 def parse(text: str) -> object:
@@ -60,8 +56,8 @@ class _Parser:
 
     def fail(self, message: str, position: int | None = None) -> NoReturn:
         position = self.position if position is None else position
-        line_start = self.text.rfind("\n", 0, position) + 1
-        raise NotJson(message, self.line_number(position), position - line_start + 1)
+        column = position - self.text.rfind("\n", 0, position)
+        raise NotJson(f"Line {self.line_number(position)}, column {column}: {message}")
 
     def line_number(self, position: int) -> int:
         return bisect_left(self.line_ends, position) + 1
@@ -128,10 +124,7 @@ class _Parser:
 
     def parse_object(self, depth: int) -> JsonMap:
         result = JsonMap()
-        start = self.position
-        self.position += 1
-        while not self.skip_closing("}", start):
-            key_position = self.position
+        for key_position in self.iterate_items("}"):
             if not self.text.startswith('"', self.position):
                 self.fail("expected a key in double quotes, or }.")
             key = self.parse_string()
@@ -145,33 +138,29 @@ class _Parser:
                 result.repeated.append((key, self.line_number(key_position)))
             else:
                 result[key] = value
-            self.skip_comma("}")
         return result
 
     def parse_array(self, depth: int) -> list[object]:
-        result: list[object] = []
+        return [self.parse_value(depth + 1) for _ in self.iterate_items("]")]
+
+    def iterate_items(self, bracket: str) -> Iterator[int]:
+        """Yield the position of each item, for the caller to parse, up to the closing bracket.
+
+        A trailing comma is allowed, as in VS Code.
+        """
         start = self.position
         self.position += 1
-        while not self.skip_closing("]", start):
-            result.append(self.parse_value(depth + 1))
-            self.skip_comma("]")
-        return result
-
-    def skip_closing(self, bracket: str, start: int) -> bool:
-        """Skip the closing bracket if it is next. `start` is the position of the opening one."""
-        self.skip_blank()
-        if self.position == len(self.text):
-            line = self.line_number(start)
-            self.fail(f"unexpected end of text: the bracket on line {line} is not closed.")
-        if self.text.startswith(bracket, self.position):
-            self.position += 1
-            return True
-        return False
-
-    def skip_comma(self, bracket: str) -> None:
-        """Skip the comma after an item. A trailing comma is allowed, as in VS Code."""
-        self.skip_blank()
-        if self.text.startswith(",", self.position):
-            self.position += 1
-        elif self.position < len(self.text) and not self.text.startswith(bracket, self.position):
-            self.fail(f"expected a comma or {bracket}.")
+        while True:
+            self.skip_blank()
+            if self.position == len(self.text):
+                line = self.line_number(start)
+                self.fail(f"unexpected end of text: the bracket on line {line} is not closed.")
+            if self.text.startswith(bracket, self.position):
+                self.position += 1
+                return
+            yield self.position
+            self.skip_blank()
+            if self.text.startswith(",", self.position):
+                self.position += 1
+            elif self.text[self.position : self.position + 1] not in (bracket, ""):
+                self.fail(f"expected a comma or {bracket}.")

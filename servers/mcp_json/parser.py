@@ -37,7 +37,8 @@ def parse_mcp_json(
     try:
         document = _parse_document(text)
     except NotJson as error:
-        return ImportCheck("", problems=(Problem("", "not_json", str(error), _syntax_hint(text)),))
+        hint = "Correct the text at this position and check again." if text.strip() else _EXAMPLE
+        return ImportCheck("", problems=(Problem("", "not_json", str(error), hint),))
     except EntryError as error:
         return ImportCheck("", problems=(Problem("", error.code, error.message, error.hint),))
     shape, entries, problems = _find_entries(document)
@@ -90,12 +91,7 @@ def _parse_document(text: str) -> JsonMap:
     return document
 
 
-def _syntax_hint(text: str) -> str:
-    return "Correct the text at this position and check again." if text.strip() else _EXAMPLE
-
-
 def _find_entries(document: JsonMap) -> tuple[str, list[tuple[str, object]], list[Problem]]:
-    """Return the shape of the document, its server entries and problems."""
     if any(isinstance(document.get(field), str) for field in _SERVER_FIELDS):
         name = document.get("name")
         return "single", [(name if isinstance(name, str) else "server", document)], []

@@ -22,20 +22,16 @@ _EDITOR_KINDS = frozenset(["config", "command", "workspaceFolder", "extension"])
 
 
 def to_variable_name(text: str) -> str:
-    """Convert a string to a valid variable name."""
     name = re.sub(r"[^A-Za-z0-9_]+", "_", text)[:100]
     return f"_{name}" if not name or name[0].isdigit() else name
 
 
 def format_reference(name: str) -> str:
-    """Return the reference to a variable in Toolcrib's own dialect."""
     return f"${{{name}}}"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """One parsed ${…}."""
-
     name: str
     default: str | None
     editor_only: bool
@@ -69,7 +65,6 @@ class References:
         return set(self._keys)
 
     def parse(self, inner: str) -> Reference:
-        """Parse the text between ${ and }."""
         text, has_default, default = inner.partition(":-")
         kind, colon, key = text.partition(":")
         if not colon:
@@ -116,7 +111,6 @@ class Bindings:
                 self.conflicting.append(reference.name)
 
     def resolve(self, reference: Reference) -> str | None:
-        """Return the value, or record that it is missing."""
         value = self.references.get_value(reference.name)
         if value is None:
             value = self.defaults.get(reference.name)
@@ -165,7 +159,6 @@ class Bindings:
 
 
 def make_unique(name: str, taken: Collection[str]) -> str:
-    """Return the name, with the first free number appended if it is taken."""
     candidate, number = name, 2
     while candidate in taken:
         candidate, number = f"{name}_{number}", number + 1

@@ -47,7 +47,6 @@ def is_secret_name(name: str) -> bool:
 
 
 def looks_like_secret(text: str) -> bool:
-    """Return whether the text contains a token in a known format."""
     return bool(_TOKEN.search(text))
 
 
@@ -72,7 +71,6 @@ def _is_secret_value(strength: int, value: str) -> bool:
 
 
 def extract_from_args(args: list[str], extract: Extract) -> list[str]:
-    """Return the arguments with each secret replaced by `${NAME}`."""
     result: list[str] = []
     option = ""
     for arg in args:
@@ -107,7 +105,6 @@ def _extract_password(match: re.Match[str], extract: Extract) -> str:
 
 
 def extract_from_url(url: str, extract: Extract) -> str:
-    """Return the URL with each secret in its path and query replaced by `${NAME}`."""
     base, question_mark, query = url.partition("?")
     segments = re.split(r"(?<=[^/:])/", base)
     segments[1:] = [_extract_from_segment(segment, extract) for segment in segments[1:]]

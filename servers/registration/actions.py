@@ -6,6 +6,7 @@ all call `check_program`, and `build_spec`, which every connection needs, calls 
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -47,6 +48,9 @@ SETTING_RULES: dict[str, Any] = {
 }
 
 
+bad_variable = partial(Invalid, code="bad_variable")
+
+
 class StdioDisabled(Forbidden):
     code = "stdio_off"
 
@@ -69,9 +73,8 @@ class CommandNotConfirmed(Conflict):
         )
 
 
-class CredentialsMissing(ToolcribError):
+class CredentialsMissing(Conflict):
     code = "credentials_missing"
-    status = 409
 
 
 def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
@@ -80,16 +83,14 @@ def check_program(argv: Sequence[str], cwd: str, *, confirmed: str) -> None:
         raise StdioDisabled
     validation.check_argv(argv, cwd)
     if validation.PLACEHOLDER.search(argv[0]) or validation.PLACEHOLDER.search(cwd):
-        raise Invalid(
+        raise validation.bad_argv(
             "The command and the working directory must not contain variables.",
             hint="Write both out in full; arguments may contain variables.",
-            code="bad_argv",
         )
     if runs_inline_code(argv) and any(validation.PLACEHOLDER.search(arg) for arg in argv):
-        raise Invalid(
+        raise validation.bad_argv(
             "Inline code in the arguments must not contain variables.",
             hint="Write the code out in full, and pass values in env.",
-            code="bad_argv",
         )
     if confirmed != validation.argv_digest(argv, cwd):
         raise CommandNotConfirmed(argv)
@@ -128,17 +129,14 @@ def check_draft(draft: ServerDraft, *, confirmed: str) -> None:
 def check_variable(name: str, value: Secret, argv: Sequence[str]) -> None:
     """Validate a variable. Its value must not become an option of a confirmed command."""
     if not validation.PLACEHOLDER.fullmatch(f"${{{name}}}") or len(name) > 200:
-        raise Invalid(
-            "A variable name has at most 200 letters, digits and underscores.", code="bad_variable"
-        )
+        raise bad_variable("A variable name has at most 200 letters, digits and underscores.")
     text = value.reveal()
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise Invalid(f"The value of {name} contains control characters.", code="bad_variable")
+        raise bad_variable(f"The value of {name} contains control characters.")
     if text.startswith("-") and any(arg.startswith(f"${{{name}}}") for arg in argv):
-        raise Invalid(
+        raise bad_variable(
             f"The value of {name} starts with -, which would make it a command option.",
             hint="Write options directly in the arguments, so that they can be confirmed.",
-            code="bad_variable",
         )
 
 
@@ -351,8 +349,6 @@ def fill_spec(
 
 
 def _fill_variables(text: str, variables: Mapping[str, Secret]) -> Secret:
-    """Replace each ${NAME} by the value of that variable."""
-
     def replacement(match: re.Match[str]) -> str:
         value = variables.get(match[1])
         return value.reveal() if value else match[0]

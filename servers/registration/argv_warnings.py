@@ -38,19 +38,11 @@ _OPTIONS_WITH_VALUE = frozenset([
 ])  # fmt: skip
 
 # Commands that download a package by name -> the package ecosystem.
-_RUNNERS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("npx",), "npm"),
-    (("bunx",), "npm"),
-    (("pnpx",), "npm"),
-    (("npm", "exec"), "npm"),
-    (("npm", "x"), "npm"),
-    (("pnpm", "dlx"), "npm"),
-    (("yarn", "dlx"), "npm"),
-    (("bun", "x"), "npm"),
-    (("uvx",), "python"),
-    (("uv", "tool", "run"), "python"),
-    (("pipx", "run"), "python"),
-)
+_RUNNERS = {
+    "npx": "npm", "bunx": "npm", "pnpx": "npm", "npm exec": "npm", "npm x": "npm",
+    "pnpm dlx": "npm", "yarn dlx": "npm", "bun x": "npm",
+    "uvx": "python", "uv tool run": "python", "pipx run": "python",
+}  # fmt: skip
 _PACKAGE_OPTIONS = frozenset(["-p", "--package", "--from", "--spec"])
 _RUNNER_OPTIONS_WITH_VALUE = _PACKAGE_OPTIONS | frozenset([
     "--with", "--with-editable", "--python", "--index", "--index-url", "--extra-index-url",
@@ -62,7 +54,6 @@ _COMMIT = re.compile(r"#[0-9a-f]{7,40}$")
 
 
 def argv_warnings(argv: Sequence[str]) -> list[str]:
-    """Return a sentence for each risk of this command line."""
     if not argv:
         return []
     warnings: list[str] = []
@@ -154,9 +145,10 @@ def _has_inline_code(program: str, args: list[str]) -> bool:
 
 def _unpinned_package(program: str, args: list[str]) -> str:
     words = [program, *args]
-    for runner, kind in _RUNNERS:
-        if tuple(words[: len(runner)]) == runner:
-            package = _package_name(words[len(runner) :])
+    for runner, kind in _RUNNERS.items():
+        size = len(runner.split())
+        if words[:size] == runner.split():
+            package = _package_name(words[size:])
             pinned = _NPM_PIN.match(package) if kind == "npm" else _PYTHON_PIN.search(package)
             local = package.startswith((".", "/", "~"))
             if package and not pinned and not local and not _COMMIT.search(package):

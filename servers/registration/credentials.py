@@ -44,12 +44,10 @@ def decrypt(ciphertext: str) -> Secret:
 
 
 def rotate(ciphertext: str) -> str:
-    """Re-encrypt with the first key."""
     return _fernet(_keys()).rotate(ciphertext.encode("ascii")).decode("ascii")
 
 
 def is_readable(ciphertext: str, keys: Sequence[str]) -> bool:
-    """Return whether one of these keys decrypts the ciphertext."""
     try:
         _fernet(tuple(keys)).decrypt(ciphertext.encode("ascii"))
     except (InvalidToken, UnicodeEncodeError):
@@ -64,5 +62,4 @@ def key_fingerprint(key: str | None = None) -> str:
 
 
 def origin_digest(origin: str) -> str:
-    """Return the digest that binds a credential to its origin."""
     return hashlib.sha256(origin.encode()).hexdigest()

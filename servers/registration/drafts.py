@@ -19,8 +19,6 @@ RESERVED_SLUGS = frozenset({"add", "bulk", "export", "import", "test"})  # URL p
 
 @dataclass(frozen=True)
 class Problem:
-    """A server, or a whole file, that could not be parsed, with a hint."""
-
     name: str  # of the server; empty when it concerns the whole file
     code: str = ""
     message: str = ""

@@ -10,6 +10,8 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import NoReturn
 from urllib.parse import quote
 
@@ -29,6 +31,11 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _ENCODED_CONTROL = re.compile(r"%(?:[01][0-9a-f]|7f)", re.IGNORECASE)
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _ASCII = "".join(map(chr, range(33, 127)))
+
+
+bad_env = partial(Invalid, code="bad_env")
+bad_header = partial(Invalid, code="bad_header")
+bad_argv = partial(Invalid, code="bad_argv")
 
 
 def _bad_url(message: str, hint: str) -> NoReturn:
@@ -57,7 +64,6 @@ def check_url(url: str, *, allow_http: bool) -> str:
 
 
 def url_warnings(url: str) -> list[str]:
-    """Return a sentence for each risk of a URL that `check_url` accepts."""
     try:
         scheme, authority, _ = _split(url.strip(" \t\r\n"))
         host, _ = _host_and_port(authority)
@@ -164,38 +170,34 @@ def _host(text: str) -> str:
     return host
 
 
-_LOADER = "It can load code that was not confirmed."
-_SHELL_START = "It can make shells run code that was not confirmed."
-_LOOKUP = "It changes which program or library a name resolves to."
-_DNS = "It changes host name resolution."
-_GIT = "It can make git run another program."
+# Reasons, and the names that they apply to; * stands for any ending.
 _ENV_DENIED = {
-    "PATH": _LOOKUP, "PATHEXT": _LOOKUP, "COMSPEC": _LOOKUP, "SHELL": _LOOKUP, "IFS": _SHELL_START,
-    "ENV": _SHELL_START, "BASH_ENV": _SHELL_START, "ZDOTDIR": _SHELL_START, "PS4": _SHELL_START,
-    "SHELLOPTS": _SHELL_START, "BASHOPTS": _SHELL_START, "PROMPT_COMMAND": _SHELL_START,
-    "PYTHONSTARTUP": _LOADER, "PYTHONPATH": _LOOKUP, "PYTHONHOME": _LOOKUP,
-    "PYTHONINSPECT": _LOADER, "PYTHONBREAKPOINT": _LOADER, "PYTHONWARNINGS": _LOADER,
-    "PYTHONEXECUTABLE": _LOOKUP, "PYTHONUSERBASE": _LOOKUP, "PYTHONPLATLIBDIR": _LOOKUP,
-    "NODE_OPTIONS": _LOADER, "NODE_PATH": _LOOKUP, "NPM_CONFIG_NODE_OPTIONS": _LOADER,
-    "NPM_CONFIG_SCRIPT_SHELL": _LOOKUP, "ELECTRON_RUN_AS_NODE": _LOADER,
-    "PERL5OPT": _LOADER, "PERL5LIB": _LOOKUP, "PERL5DB": _LOADER, "PERLLIB": _LOOKUP,
-    "RUBYOPT": _LOADER, "RUBYLIB": _LOOKUP, "LUA_INIT": _LOADER, "PHPRC": _LOADER,
-    "PHP_INI_SCAN_DIR": _LOADER, "JAVA_TOOL_OPTIONS": _LOADER, "_JAVA_OPTIONS": _LOADER,
-    "JDK_JAVA_OPTIONS": _LOADER, "CLASSPATH": _LOOKUP, "DOTNET_STARTUP_HOOKS": _LOADER,
-    "COR_PROFILER": _LOADER, "CORECLR_PROFILER": _LOADER, "GCONV_PATH": _LOADER,
-    "GLIBC_TUNABLES": _LOADER, "LOCPATH": _LOOKUP, "HOSTALIASES": _DNS,
-    "RES_OPTIONS": _DNS, "OPENSSL_CONF": _LOADER,
-    "OPENSSL_MODULES": _LOADER, "OPENSSL_ENGINES": _LOADER,
-    "SSLKEYLOGFILE": "It writes TLS session keys to a file.",
-    "SSH_ASKPASS": "It can make ssh run another program.",
-}  # fmt: skip
-_ENV_DENIED_PREFIXES = {
-    "LD_": "It can inject code through the dynamic linker.",
-    "DYLD_": "It can inject code through the dynamic linker.",
-    "GIT_SSH": _GIT, "GIT_ASKPASS": _GIT, "GIT_EXTERNAL_DIFF": _GIT, "GIT_CONFIG": _GIT,
-    "GIT_PROXY_COMMAND": _GIT, "GIT_EXEC_PATH": _GIT, "GIT_EDITOR": _GIT, "GIT_PAGER": _GIT,
-    "BASH_FUNC_": _SHELL_START, "TOOLCRIB_": "It is a Toolcrib setting.",
-}  # fmt: skip
+    "It changes which program or library a name resolves to.": (
+        "PATH PATHEXT COMSPEC SHELL PYTHONPATH PYTHONHOME PYTHONEXECUTABLE PYTHONUSERBASE "
+        "PYTHONPLATLIBDIR NODE_PATH NPM_CONFIG_SCRIPT_SHELL PERL5LIB PERLLIB RUBYLIB CLASSPATH "
+        "LOCPATH"
+    ),
+    "It can make shells run code that was not confirmed.": (
+        "IFS ENV BASH_ENV ZDOTDIR PS4 SHELLOPTS BASHOPTS PROMPT_COMMAND BASH_FUNC_*"
+    ),
+    "It can load code that was not confirmed.": (
+        "PYTHONSTARTUP PYTHONINSPECT PYTHONBREAKPOINT PYTHONWARNINGS NODE_OPTIONS "
+        "NPM_CONFIG_NODE_OPTIONS ELECTRON_RUN_AS_NODE PERL5OPT PERL5DB RUBYOPT LUA_INIT PHPRC "
+        "PHP_INI_SCAN_DIR JAVA_TOOL_OPTIONS _JAVA_OPTIONS JDK_JAVA_OPTIONS DOTNET_STARTUP_HOOKS "
+        "COR_PROFILER CORECLR_PROFILER GCONV_PATH GLIBC_TUNABLES OPENSSL_CONF OPENSSL_MODULES "
+        "OPENSSL_ENGINES"
+    ),
+    "It changes host name resolution.": "HOSTALIASES RES_OPTIONS",
+    "It writes TLS session keys to a file.": "SSLKEYLOGFILE",
+    "It can make ssh run another program.": "SSH_ASKPASS",
+    "It can inject code through the dynamic linker.": "LD_* DYLD_*",
+    "It can make git run another program.": (
+        "GIT_SSH* GIT_ASKPASS* GIT_EXTERNAL_DIFF* GIT_CONFIG* GIT_PROXY_COMMAND* GIT_EXEC_PATH* "
+        "GIT_EDITOR* GIT_PAGER*"
+    ),
+    "It is a Toolcrib setting.": "TOOLCRIB_*",
+}
+_DENIED_NAMES = {name: reason for reason, names in _ENV_DENIED.items() for name in names.split()}
 _PEM_LINE = r"(?!-----)[A-Za-z0-9+/=:,. -]*\r?\n"
 _PEM = re.compile(rf"\s*(?:-----BEGIN ([A-Z0-9 ]+)-----\r?\n(?:{_PEM_LINE})+-----END \1-----\s*)+")
 
@@ -203,27 +205,22 @@ _PEM = re.compile(rf"\s*(?:-----BEGIN ([A-Z0-9 ]+)-----\r?\n(?:{_PEM_LINE})+----
 def check_env(name: str, value: str) -> None:
     """Reject an environment variable that is invalid or could run code."""
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > MAX_NAME:
-        raise Invalid(
+        raise bad_env(
             f"{_quote_name(name)} is not a valid environment variable name.",
             hint="Use letters, digits and underscores; the first character is not a digit.",
-            code="bad_env",
         )
-    upper = name.upper()
-    by_prefix = (why for start, why in _ENV_DENIED_PREFIXES.items() if upper.startswith(start))
-    if reason := _ENV_DENIED.get(upper) or next(by_prefix, ""):
+    reasons = (why for denied, why in _DENIED_NAMES.items() if fnmatchcase(name.upper(), denied))
+    if reason := next(reasons, ""):
         hint = "Remove it. If the program is not found, use an absolute path as the command."
-        raise Invalid(f"{name} must not be set. {reason}", hint=hint, code="bad_env")
+        raise bad_env(f"{name} must not be set. {reason}", hint=hint)
     if len(value.encode(errors="replace")) > MAX_VALUE_BYTES:
-        raise Invalid(f"The value of {name} exceeds 32 KB.", hint="Shorten it.", code="bad_env")
+        raise bad_env(f"The value of {name} exceeds 32 KB.", hint="Shorten it.")
     if "\x00" in value:
-        raise Invalid(
-            f"The value of {name} contains a NUL character.", hint="Remove it.", code="bad_env"
-        )
+        raise bad_env(f"The value of {name} contains a NUL character.", hint="Remove it.")
     if _CONTROL.search(value.replace("\t", "")) and not _PEM.fullmatch(value):
-        raise Invalid(
+        raise bad_env(
             f"The value of {name} contains a line break or a control character.",
             hint="Use a single line. Only PEM blocks (keys, certificates) can have several lines.",
-            code="bad_env",
         )
 
 
@@ -240,63 +237,52 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 def check_header(name: str, value: str) -> None:
     """Reject a header that is invalid or that the transport sets."""
     if not _TOKEN.fullmatch(name) or len(name) > MAX_NAME:
-        raise Invalid(
+        raise bad_header(
             f"{_quote_name(name)} is not a valid header name.",
             hint="Use letters, digits and hyphens. Example: X-Api-Key.",
-            code="bad_header",
         )
     if name.lower() in _HEADERS_DENIED or name.lower().startswith(_HEADERS_DENIED_PREFIXES):
-        raise Invalid(
+        raise bad_header(
             f"The header {name} must not be set: it is reserved for the transport.",
             hint="Remove it. Send credentials in Authorization or a header such as X-Api-Key.",
-            code="bad_header",
         )
     if _CONTROL.search(value.replace("\t", "")):
-        raise Invalid(
+        raise bad_header(
             f"The value of {name} contains a line break or a control character.",
             hint="Use a single line.",
-            code="bad_header",
         )
     if not value.isascii() or value != value.strip():
-        raise Invalid(
+        raise bad_header(
             f"The value of {name} has leading or trailing spaces or non-ASCII characters.",
             hint="Remove these characters.",
-            code="bad_header",
         )
     if len(value) > MAX_VALUE_BYTES:
-        raise Invalid(f"The value of {name} exceeds 32 KB.", hint="Shorten it.", code="bad_header")
+        raise bad_header(f"The value of {name} exceeds 32 KB.", hint="Shorten it.")
 
 
 def check_argv(argv: Sequence[str], cwd: str) -> None:
     """Reject a command line that cannot be started or cannot be shown on one line."""
     if not argv or not argv[0].strip():
-        raise Invalid("The command is empty.", hint="Enter the program to run.", code="bad_argv")
+        raise bad_argv("The command is empty.", hint="Enter the program to run.")
     if any("\x00" in text for text in (*argv, cwd)):
-        raise Invalid(
-            "The command line contains a NUL character.", hint="Remove it.", code="bad_argv"
-        )
+        raise bad_argv("The command line contains a NUL character.", hint="Remove it.")
     if _CONTROL.search(argv[0]) or _CONTROL.search(cwd):
-        raise Invalid(
+        raise bad_argv(
             "The command or working directory contains a line break or a control character.",
             hint="Enter only the program as the command, and each argument separately.",
-            code="bad_argv",
         )
     if len(argv[0]) > MAX_COMMAND or len(cwd) > MAX_COMMAND:
-        raise Invalid(
+        raise bad_argv(
             f"The command or working directory is longer than {MAX_COMMAND:,} characters.",
             hint="Use a shorter path.",
-            code="bad_argv",
         )
     if cwd and not cwd.startswith("/"):
-        raise Invalid(
+        raise bad_argv(
             "The working directory is not an absolute path.",
             hint="Start it with /, or leave it empty.",
-            code="bad_argv",
         )
     if sum(len(arg.encode(errors="replace")) + 1 for arg in argv) > MAX_ARGV_BYTES:
-        raise Invalid(
-            "The command line exceeds 32 KB.", hint="Move long values to a file.", code="bad_argv"
-        )
+        raise bad_argv("The command line exceeds 32 KB.", hint="Move long values to a file.")
 
 
 def argv_digest(argv: Sequence[str], cwd: str) -> str:

@@ -46,9 +46,7 @@ class Command(BaseCommand):
         }
         check = importer.check_import(text, variables)
         results = importer.save_drafts(
-            check,
-            actor=Actor.command("import_servers"),
-            allow_programs=options["allow_stdio"],
+            check, actor=Actor.command("import_servers"), allow_programs=options["allow_stdio"]
         )
         saved = [item.server for item in results if item.server]
         runs = sync_many(saved, Trigger.ADDED) if options["wait"] else {}
