@@ -145,9 +145,8 @@ class SyncRunPage(Schema):
 
 
 def servers_with_tool_counts() -> ServerQuerySet:
-    current = Q(tools__isnull=False) & ~Q(tools__state=ToolState.MISSING)
-    servers = Server.objects.annotate(tool_count=Count("tools", filter=current))
-    return servers.prefetch_related("credentials")
+    tool_count = Count("tools", filter=~Q(tools__state=ToolState.MISSING))
+    return Server.objects.annotate(tool_count=tool_count).prefetch_related("credentials")
 
 
 def find_server(slug: str) -> Server:
@@ -161,14 +160,13 @@ def parse_connection(
 
     `confirm_argv` repeats the request; the draft may have ${NAME} in place of a secret.
     """
-    fields = {"command": body.command, "args": body.args, "env": body.env, "cwd": body.cwd}
-    if body.transport != "stdio":
-        fields = {"url": body.url, "headers": body.headers}
-        if body.command:
-            raise Invalid("Set either command (stdio) or url (http, sse), not both.")
-    elif body.url:
+    is_program = body.transport == "stdio"
+    other = body.url if is_program else body.command
+    if other:
         raise Invalid("Set either command (stdio) or url (http, sse), not both.")
-    entry = {"type": body.transport, **{key: value for key, value in fields.items() if value}}
+    names = ("command", "args", "env", "cwd") if is_program else ("url", "headers")
+    fields = {name: value for name in names if (value := getattr(body, name))}
+    entry = {"type": body.transport, **fields}
     text = json.dumps({"mcpServers": {name: entry}})
     draft = importer.parse_connection(text, variables=body.variables, known=known)
     confirmed = body.confirm_argv == [body.command, *body.args]
@@ -289,10 +287,7 @@ def set_credentials(request: HttpRequest, slug: str, body: CredentialsIn) -> Ser
 @router.post("/{slug}/sync", response={202: dict[str, str], **ERRORS})
 def sync_server(request: HttpRequest, slug: str) -> Status[dict[str, str]]:
     """Queue a sync, which runs in a worker. `/sync-runs` has its outcome."""
-    server = find_server(slug)
-    if not server.enabled:
-        raise Invalid("This server is disabled.", hint="Enable it first.")
-    scheduling.request_manual_sync(server, actor=key_actor(request))
+    scheduling.request_manual_sync(find_server(slug), actor=key_actor(request))
     return Status(202, {"status": "asked"})
 
 

@@ -5,7 +5,6 @@ arguments, variables or queries: only numbers, class names and host names.
 """
 
 import ssl
-from collections.abc import Mapping
 
 from toolcrib.lib.errors import ToolcribError
 
@@ -13,26 +12,34 @@ from toolcrib.lib.errors import ToolcribError
 class UpstreamError(ToolcribError):
     """A server could not be reached, or violated the protocol.
 
-    `parked`: retrying is pointless until the server is edited. `detail` is for operators, e.g.
-    the last lines of a program's stderr.
+    `detail` is for operators, e.g. the last lines of a program's stderr.
     """
 
     code = "protocol"
     status = 502
+    parked = False
 
     def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        hint: str = "",
-        detail: str = "",
-        parked: bool = False,
-        details: Mapping[str, object] | None = None,
+        self, message: str, *, code: str | None = None, hint: str = "", detail: str = ""
     ) -> None:
-        super().__init__(message, hint=hint, code=code, details=details)
+        super().__init__(message, hint=hint, code=code)
         self.detail = detail
-        self.parked = parked
+
+
+class ParkedError(UpstreamError):
+    """A failure that is not retried until the server is edited."""
+
+    parked = True
+
+
+class ServerErrorResponse(UpstreamError):
+    """The server answered a call with a JSON-RPC error. `server_message` is untrusted text."""
+
+    code = "server_error"
+
+    def __init__(self, server_message: str) -> None:
+        super().__init__("The server answered with an error.")
+        self.server_message = server_message
 
 
 class ListingError(UpstreamError):
@@ -50,21 +57,19 @@ def format_bytes(count: int) -> str:
 
 
 def not_mcp_error(what: str) -> UpstreamError:
-    return UpstreamError(
+    return ParkedError(
         f"The server answered with {what}.",
         code="not_mcp",
         hint="Did you mean /mcp? The URL must be the MCP endpoint, not a web page.",
-        parked=True,
     )
 
 
 def auth_error(status: int) -> UpstreamError:
-    return UpstreamError(
+    return ParkedError(
         f"The server requires credentials, or rejected those sent (HTTP {status}).",
         code="auth",
         hint="Toolcrib does not support OAuth yet. If the server accepts a token in a header, add "
         "it, e.g. Authorization: Bearer …",
-        parked=True,
     )
 
 
@@ -74,12 +79,9 @@ def status_error(status: int) -> UpstreamError:
         hint = "Check the path: most servers use /mcp."
     elif status < 500:
         hint = "Check the URL and the headers."
-    return UpstreamError(
-        f"The server answered HTTP {status}.",
-        code="http_status",
-        hint=hint,
-        parked=status < 500 and status not in (408, 425, 429),
-    )
+    is_temporary = status >= 500 or status in (408, 425, 429)
+    error = UpstreamError if is_temporary else ParkedError
+    return error(f"The server answered HTTP {status}.", code="http_status", hint=hint)
 
 
 def tls_error(error: ssl.SSLError) -> UpstreamError:
@@ -96,4 +98,4 @@ def tls_error(error: ssl.SSLError) -> UpstreamError:
             62: "its certificate is for another host name",
             64: "its certificate is for another address",
         }.get(error.verify_code, "its certificate is not valid")
-    return UpstreamError(f"TLS error: {reason}.", code="tls", hint=hint, parked=True)
+    return ParkedError(f"TLS error: {reason}.", code="tls", hint=hint)

@@ -17,15 +17,14 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.connections import coordination, pool
-from servers.connections.connection import Connection, RawResult, ServerErrorResponse
-from servers.connections.coordination import POLL_SECONDS, current_spec, server_generations
+from servers.connections import pool
+from servers.connections.connection import Connection, RawResult
+from servers.connections.coordination import DatabaseWatcher, maintain_forever
 from servers.connections.pool import ConnectionOwner, Pool, Slot
 from servers.credential_filter import CredentialFilter
-from servers.errors import UpstreamError, format_bytes
-from servers.spec import OnProgress, ServerSpec
+from servers.errors import ServerErrorResponse, UpstreamError, format_bytes
+from servers.spec import OnProgress
 from servers.transports.request_trace import RequestTrace, TooLarge
-from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.text import escape_hidden
@@ -44,8 +43,6 @@ _call_pool: Pool | None = None
 
 @dataclass(frozen=True)
 class CallTarget:
-    """The connection that a call uses."""
-
     server_id: int
     slug: str
     generation: int
@@ -77,8 +74,6 @@ class CallOutcome:
 
 @dataclass(frozen=True)
 class UpstreamRequest:
-    """The parameters of one call."""
-
     target: CallTarget
     tool: str
     arguments: dict[str, Any]
@@ -88,7 +83,6 @@ class UpstreamRequest:
     on_sent: Callable[[], Awaitable[None]] | None
     on_late: Callable[[str], None] | None
     on_progress: OnProgress | None
-    checked: bool
 
 
 async def call(
@@ -101,14 +95,13 @@ async def call(
     on_sent: Callable[[], Awaitable[None]] | None = None,
     on_late: Callable[[str], None] | None = None,
     on_progress: OnProgress | None = None,
-    checked: bool = False,
 ) -> CallOutcome:
     """Call a tool by the server's own name for it.
 
-    `on_sent` is awaited right before the request is sent: if it raises, nothing is sent.
-    `on_late` is called when an answer arrives shortly after the deadline, `on_progress` on each
-    progress notification. `schema` is the tool's input schema, which maps arguments to HTTP
-    headers in the modern protocol. `checked`: the arguments are known to be valid JSON.
+    `arguments` are valid JSON. `on_sent` is awaited right before the request is sent: if it raises,
+    nothing is sent. `on_late` is called when an answer arrives shortly after the deadline,
+    `on_progress` on each progress notification. `schema` is the tool's input schema, which maps
+    arguments to HTTP headers in the modern protocol.
     """
     active = current_pool()
     if active is None:
@@ -117,8 +110,7 @@ async def call(
     async def run() -> CallOutcome:
         deadline = asyncio.get_running_loop().time() + timeout
         request = UpstreamRequest(
-            *(target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress),
-            checked=checked,
+            target, tool, arguments, schema, timeout, deadline, on_sent, on_late, on_progress
         )
         return await _call_in_slot(active, request)
 
@@ -126,39 +118,19 @@ async def call(
 
 
 async def forget_session(session: str) -> None:
-    """Close the connections of a session."""
     if (active := current_pool()) is not None:
         await active.run_on_loop(active.forget_session(session))
 
 
-def in_flight(server_id: int) -> int:
-    """Return how many calls of this process a server is working on."""
-    active = current_pool()
-    return active.bulkhead(server_id).running if active is not None else 0
-
-
 # --- The pool for calls -----------------------------------------------------------------------
-
-
-class CallPoolWatcher(pool.PoolWatcher):
-    """Watches a pool that only serves calls. The listener reports states and changes."""
-
-    async def spec(self, server_id: int) -> ServerSpec | None:
-        return await run_in_db_thread(current_spec, server_id)
-
-    async def may_reconnect(self, server_id: int, interval: float) -> bool:
-        return await run_in_db_thread(coordination.claim_reconnect, server_id, interval)
-
-    async def connected(self, spec: ServerSpec, *, persistent: bool) -> None:
-        await run_in_db_thread(coordination.clear_reconnect_claim, spec.server_id)
 
 
 @asynccontextmanager
 async def call_pool() -> AsyncIterator[None]:
     """Enable calls inside the block, in a process or test without a listener."""
     global _call_pool
-    own = _call_pool = Pool(CallPoolWatcher())
-    maintenance = asyncio.create_task(_maintain(own), name="calls")
+    own = _call_pool = Pool(DatabaseWatcher())
+    maintenance = asyncio.create_task(maintain_forever(own, persistent=False), name="calls")
     try:
         yield
     finally:
@@ -176,23 +148,7 @@ async def run() -> None:
         await asyncio.Event().wait()
 
 
-async def _maintain(own: Pool) -> None:
-    """Close connections that are idle, or whose server was edited or session ended."""
-    while True:
-        await asyncio.sleep(POLL_SECONDS)
-        if own.owners:
-            try:
-                await own.maintain({}, *await run_in_db_thread(_load_state, own.sessions))
-            except Exception:  # nothing restarts this loop
-                logger.exception("Connection maintenance failed; retrying")
-
-
-def _load_state(sessions: set[str]) -> tuple[dict[int, int], set[str]]:
-    return server_generations(), coordination.ended_sessions(sessions)
-
-
 def current_pool() -> Pool | None:
-    """Return the pool that calls of this process use."""
     return _call_pool or pool.process_pool()
 
 
@@ -200,16 +156,6 @@ def current_pool() -> Pool | None:
 
 
 async def _call_in_slot(active: Pool, request: UpstreamRequest) -> CallOutcome:
-    """Wait for a concurrency slot and make the call."""
-    try:
-        if not request.checked:
-            serialize(request.arguments)
-    except InvalidResult as problem:
-        return _not_sent(
-            "invalid_arguments",
-            f"The call {problem} in its arguments.",
-            "Correct the arguments.",
-        )
     bulkhead = active.bulkhead(request.target.server_id)
     size = request.target.concurrency or settings.CALLS_IN_FLIGHT
     try:
@@ -264,8 +210,7 @@ async def _call_connected(
         if request.on_sent is not None and not tries:
             await request.on_sent()
         tries += 1
-        trace = RequestTrace(is_call=True)
-        outcome = await _exchange(active, owner, connection, request, trace, slot)
+        outcome = await _exchange(active, owner, connection, request, slot)
         # The connection may turn out to be dead before anything was sent: try another.
         if outcome.state == "not_sent" and tries < MAX_TRIES and connection.closed.is_set():
             continue
@@ -277,11 +222,9 @@ async def _exchange(
     owner: ConnectionOwner,
     connection: Connection,
     request: UpstreamRequest,
-    trace: RequestTrace,
     slot: Slot,
 ) -> CallOutcome:
-    """Send the request and wait for its answer until the deadline."""
-    loop = asyncio.get_running_loop()
+    loop, trace = asyncio.get_running_loop(), RequestTrace(is_call=True)
     task = asyncio.create_task(
         connection.call_tool(
             request.tool,
@@ -361,22 +304,17 @@ async def _build_outcome(
 ) -> CallOutcome:
     credentials = owner.spec.credential_filter if owner.spec else CredentialFilter(())
     try:
-        raw = task.result()
+        result, size = task.result()
     except ServerErrorResponse as response:
         message = credentials.redact_text(response.server_message)
         return _failed("server_error", f"The server returned an error: {_quote(message)}")
     except UpstreamError as error:
         return _lost_outcome(error, trace)
-    parse = partial(
-        parse_result,
-        raw.result,
-        max_items=settings.MAX_CONTENT_ITEMS,
-        credentials=credentials,
-    )
+    parse = partial(parse_result, result, credentials, max_items=settings.MAX_CONTENT_ITEMS)
     try:
         if trace.malformed:
             raise InvalidResult(trace.malformed)
-        result = await asyncio.to_thread(parse) if raw.size > MAX_BYTES_ON_LOOP else parse()
+        outcome = await asyncio.to_thread(parse) if size > MAX_BYTES_ON_LOOP else parse()
     except InputRequired:
         return _failed(
             "input_required",
@@ -385,18 +323,9 @@ async def _build_outcome(
         )
     except InvalidResult as problem:
         return _invalid(str(problem))
-    if result.size > settings.MAX_RESULT_BYTES:
-        return _too_large(format_bytes(result.size))
-    return CallOutcome(
-        "succeeded",
-        content=result.content,
-        structured=result.structured,
-        has_structured=result.has_structured,
-        is_error=result.is_error,
-        meta=result.meta,
-        serialized=result.serialized,
-        size=result.size,
-    )
+    if outcome.size > settings.MAX_RESULT_BYTES:
+        return _too_large(format_bytes(outcome.size))
+    return outcome
 
 
 def _redact_progress(on_progress: OnProgress | None, owner: ConnectionOwner) -> OnProgress | None:
@@ -412,7 +341,6 @@ def _redact_progress(on_progress: OnProgress | None, owner: ConnectionOwner) -> 
 
 
 def _lost_outcome(error: UpstreamError, trace: RequestTrace) -> CallOutcome:
-    """Return the outcome of a call without an answer."""
     if not trace.sent:
         return _not_sent(error.code, error.message, error.hint)
     if trace.malformed:
@@ -472,19 +400,6 @@ def _quote(text: str) -> str:
 # --- Results --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ToolResult:
-    """A valid result."""
-
-    content: list[Any]
-    structured: Any
-    has_structured: bool
-    is_error: bool
-    meta: dict[str, Any] | None  # the result's `_meta`
-    serialized: tuple[str, str, str]  # content, structured and meta, as canonical JSON
-    size: int  # bytes of all three
-
-
 class InvalidResult(ValueError):
     """Why a result cannot be passed on, as a verb phrase."""
 
@@ -494,9 +409,9 @@ class InputRequired(InvalidResult):
 
 
 def parse_result(
-    response: Mapping[str, Any], *, max_items: int, credentials: CredentialFilter
-) -> ToolResult:
-    """Return the result in a response to tools/call, or raise InvalidResult."""
+    response: Mapping[str, Any], credentials: CredentialFilter, *, max_items: int
+) -> CallOutcome:
+    """Return the outcome of a call with this response, or raise InvalidResult."""
     kind = response.get("resultType", "complete")
     if kind == "input_required":
         raise InputRequired("asks for input, which Toolcrib does not support yet")
@@ -520,7 +435,8 @@ def parse_result(
     content, content_text, content_size = _redact(content, credentials)
     structured, text, size = _redact(response.get("structuredContent"), credentials)
     meta, meta_text, meta_size = _redact(meta, credentials)
-    return ToolResult(
+    return CallOutcome(
+        "succeeded",
         content=content,
         structured=structured,
         has_structured="structuredContent" in response,

@@ -7,15 +7,16 @@ results are returned raw; callers validate them.
 
 import asyncio
 import logging
+import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import mcp_types as types
 from django.conf import settings
 from mcp.client import Client, ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from mcp.client.subscriptions import SubscriptionLost
 from mcp.server import MCPServer, Server
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
@@ -24,9 +25,8 @@ from servers.connections.connection_state import ConnectionState
 from servers.connections.sdk_compat import param_headers, raw_request, stamp_of
 from servers.connections.sdk_errors import explain_error, flatten_errors, handshake_timeout
 from servers.connections.streams import Streams, connect_streams, watch_streams
-from servers.connections.subscriptions import Subscription
 from servers.connections.tool_listing import list_all_pages
-from servers.errors import ListingError, UpstreamError
+from servers.errors import ListingError, ParkedError, ServerErrorResponse, UpstreamError
 from servers.spec import Listing, OnProgress, ServerSpec
 from servers.transports import http as upstream_http
 from servers.transports import sse, stdio
@@ -34,13 +34,10 @@ from servers.transports.direct_http import (
     NO_CONTENT_STATUSES,
     DirectHttpCaller,
     FallBackToSdk,
-    ProtocolErrorResponse,
     no_response_error,
 )
 from servers.transports.http1 import HttpConnectionPool
 from servers.transports.request_trace import RequestTrace, trace_context
-
-__all__ = ["Connection", "ListingError", "UpstreamError", "connect", "run_session"]
 
 logger = logging.getLogger(__name__)
 # The SDK logs what servers send, with tracebacks. Everything relevant is also raised as an error.
@@ -49,29 +46,14 @@ logging.getLogger("mcp.client").setLevel(logging.CRITICAL)
 MAX_INSTRUCTIONS_BYTES = 32 * 1024
 MAX_SERVER_INFO_LENGTH = 200  # characters of each field
 CLOSE_TIMEOUT = 2
+MAX_SUBSCRIPTION_FAILURES = 3  # to open one, before the connection is marked suspect
+STABLE_AFTER = 60  # seconds after which the backoff of a lost subscription starts again
 # The server is gone. Over HTTP only a request reveals it.
 UNREACHABLE = frozenset({"refused", "resolve", "tls", "timeout"})
 
 T = TypeVar("T")
+RawResult = tuple[dict[str, Any], int]  # not validated; its bytes as received, 0 where unknown
 Transport = AbstractAsyncContextManager[Streams] | Server[Any] | MCPServer[Any]
-
-
-@dataclass(frozen=True)
-class RawResult:
-    """The unvalidated result of a call."""
-
-    result: dict[str, Any]
-    size: int  # bytes as received; 0 where unknown
-
-
-class ServerErrorResponse(UpstreamError):
-    """The server answered a call with a JSON-RPC error. `server_message` is untrusted text."""
-
-    code = "server_error"
-
-    def __init__(self, server_message: str) -> None:
-        super().__init__("The server answered with an error.")
-        self.server_message = server_message
 
 
 class Connection:
@@ -84,7 +66,7 @@ class Connection:
         self._stamp = stamp_of(client.session)
         self._client = client
         self._state = state
-        self._subscription = Subscription(client, state, on_list_changed)
+        self._on_list_changed = on_list_changed
         self.closed = state.closed
         self.protocol_version: str = client.protocol_version
         self._direct_caller = state.direct_caller
@@ -97,13 +79,8 @@ class Connection:
             for name in ("name", "version", "title")
             if isinstance(value := getattr(info, name, None), str)
         }
-        self.instructions = _truncate(client.instructions or "", MAX_INSTRUCTIONS_BYTES)
-
-    def stderr_tail(self) -> str:
-        """Return the last lines of a program's stderr, control characters escaped."""
-        return self._state.stderr_tail()
-
-    # --- Listing ------------------------------------------------------------------------------
+        instructions = (client.instructions or "").encode("utf-8", "replace")
+        self.instructions = instructions[:MAX_INSTRUCTIONS_BYTES].decode("utf-8", "ignore")
 
     async def list_tools(self) -> Listing:
         """Return all tools, raw. Raises rather than return an incomplete list."""
@@ -128,9 +105,8 @@ class Connection:
             has_no_tools = error.code == types.METHOD_NOT_FOUND and capabilities.tools is None
             if has_no_tools and cursor is None and trace.error is None:
                 return None
-            raise await self._explain(error, trace, "while listing its tools") from None
-
-    # --- Calling ------------------------------------------------------------------------------
+            when = "while listing its tools"
+            raise await explain_error(error, trace, self._state, when) from None
 
     async def call_tool(
         self,
@@ -171,12 +147,11 @@ class Connection:
         on_progress: OnProgress | None = None,
         resume: str | None = None,
     ) -> RawResult:
-        """Call a tool through the SDK, or resume the stream of a call."""
         request = raw_request(
             self._session, "tools/call", params, headers, on_progress=on_progress, resume=resume
         )
         try:
-            return RawResult(await self._run_until_closed(request, trace), trace.size)
+            return await self._run_until_closed(request, trace), trace.size
         except MCPError as error:
             raise await self._call_error(error, trace) from None
 
@@ -193,9 +168,7 @@ class Connection:
         self._stamp(message, options)
         options["headers"].update(headers)
         try:
-            return RawResult(*await caller.call(message["params"], options["headers"], trace))
-        except ProtocolErrorResponse as response:
-            raise ServerErrorResponse(str(response)) from None
+            return await caller.call(message["params"], options["headers"], trace)
         except FallBackToSdk as fallback:
             if fallback.resume is None:  # a redirect: nothing ran; later calls are redirected too
                 self._direct_caller, trace.sent = None, False
@@ -215,7 +188,7 @@ class Connection:
             return no_response_error(trace.status)  # the SDK's error, not the server's
         elif from_server or (trace.error is None and error.code != types.CONNECTION_CLOSED):
             return ServerErrorResponse(error.message)
-        return await self._explain(error, trace, "while the tool ran")
+        return await explain_error(error, trace, self._state, "while the tool ran")
 
     async def _run_until_closed(self, request: Coroutine[Any, Any, T], trace: RequestTrace) -> T:
         """Run a request of the SDK; raise if the connection closes first."""
@@ -234,16 +207,14 @@ class Connection:
             if running.done() and not running.cancelled():
                 running.exception()  # retrieved, whether or not it was raised above
 
-    async def _explain(self, error: BaseException, trace: RequestTrace, when: str) -> UpstreamError:
-        return await explain_error(error, trace, self._state, when)
-
     async def listen(self) -> None:
         """Call on_list_changed on every change, until the connection is lost (then raise).
 
         Also calls it when a change may have been missed.
         """
         if self.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            listening = asyncio.create_task(self._subscription.run())
+            subscribe = _keep_subscription(self._client, self._state, self._on_list_changed)
+            listening = asyncio.create_task(subscribe)
             closed = asyncio.create_task(self.closed.wait())
             try:
                 await asyncio.wait({listening, closed}, return_when=asyncio.FIRST_COMPLETED)
@@ -255,27 +226,66 @@ class Connection:
                 await asyncio.wait({listening, closed})
         await self.closed.wait()
         reason = await self._state.close_reason("while waiting for changes")
-        raise UpstreamError(
-            reason.message,
-            code="too_large" if reason.code == "too_large" else "closed",
-            hint=reason.hint,
-            detail=reason.detail,
-            parked=reason.parked,
-        )
+        error = ParkedError if reason.parked else UpstreamError
+        code = "too_large" if reason.code == "too_large" else "closed"
+        raise error(reason.message, code=code, hint=reason.hint, detail=reason.detail)
 
 
-def _truncate(text: str, limit: int) -> str:
-    return text.encode("utf-8", "replace")[:limit].decode("utf-8", "ignore")
+async def _keep_subscription(
+    client: Client, state: ConnectionState, on_list_changed: Callable[[], None]
+) -> None:
+    """Keep a subscription open, renewing it after a loss; return if none is possible."""
+    losses = failures = 0
+
+    async def listen(established: asyncio.Event, *, is_renewal: bool) -> None:
+        async with asyncio.timeout(settings.HANDSHAKE_TIMEOUT) as acknowledgement:
+            async with client.listen(tools_list_changed=True) as subscription:
+                acknowledgement.reschedule(None)
+                established.set()
+                if is_renewal:  # a change may have been missed
+                    on_list_changed()
+                if not subscription.honored.tools_list_changed:
+                    await state.closed.wait()
+                async for _ in subscription:
+                    on_list_changed()
+
+    while True:
+        trace, established = RequestTrace(), asyncio.Event()
+        attempt = listen(established, is_renewal=losses > 0)
+        listening = asyncio.create_task(attempt, context=trace_context(trace))
+        try:
+            done, _ = await asyncio.wait({listening}, timeout=STABLE_AFTER)
+            losses = losses + 1 if done else 1
+            await asyncio.wait({listening})
+        finally:
+            listening.cancel()
+            await asyncio.wait({listening}, timeout=1)
+        if listening.cancelled() or not _is_retryable(listening.exception(), trace):
+            return
+        failures = 0 if established.is_set() else failures + 1
+        if failures >= MAX_SUBSCRIPTION_FAILURES:
+            if trace.error is not None:
+                state.mark_suspect(trace.error)
+            return
+        jitter = random.uniform(0.5, 1)  # noqa: S311 - spreads load, hides nothing
+        await asyncio.sleep(jitter * 2 ** min(losses, 7) / 2)
 
 
-# --- Connecting -------------------------------------------------------------------------------
+def _is_retryable(error: BaseException | None, trace: RequestTrace) -> bool:
+    """Tell a lost subscription from a server that does not support subscriptions."""
+    if error is None:  # the server closed it properly
+        return True
+    if trace.error is not None:
+        return not trace.error.parked
+    if isinstance(error, MCPError):
+        return error.code == types.CONNECTION_CLOSED
+    return isinstance(error, SubscriptionLost | TimeoutError)
 
 
 @asynccontextmanager
 async def connect(
     spec: ServerSpec, *, on_list_changed: Callable[[], None] | None = None
 ) -> AsyncIterator[Connection]:
-    """Connect to a server for the duration of the block."""
     state = ConnectionState()
     async with (
         _open_transport(spec, state) as transport,
@@ -290,20 +300,16 @@ async def _open_transport(spec: ServerSpec, state: ConnectionState) -> AsyncIter
         raise ValueError(f"Unknown transport: {spec.transport}.")
     if spec.transport == "stdio":
         if not settings.ALLOW_STDIO:
-            raise UpstreamError(
+            raise ParkedError(
                 "Running programs is disabled in this installation.",
                 code="blocked",
                 hint="An administrator of the machine can enable it with TOOLCRIB_ALLOW_STDIO=1.",
-                parked=True,
             )
         async with stdio.run_process(
             [argument.reveal() for argument in spec.argv],
             cwd=spec.cwd,
             env={name: value.reveal() for name, value in spec.env.items()},
             redact=spec.credential_filter.redact_text,
-            max_line=settings.MAX_MESSAGE_BYTES,
-            stderr_bytes=settings.STDERR_BYTES,
-            max_processes=settings.MAX_PROCESSES,
         ) as process:
             state.stderr_tail, state.exit_error = process.stderr_tail, process.exit_error
             yield watch_streams(connect_streams(process, state), state)
@@ -335,7 +341,6 @@ async def _open_transport(spec: ServerSpec, state: ConnectionState) -> AsyncIter
 async def _within_handshake(
     opening: AbstractAsyncContextManager[sse.EventStream], state: ConnectionState
 ) -> AsyncIterator[sse.EventStream]:
-    """Open an event stream before the handshake deadline."""
     try:
         async with asyncio.timeout_at(state.handshake_deadline):
             stream = await opening.__aenter__()
@@ -408,7 +413,6 @@ async def run_session(
 
 
 async def _finish(owner: asyncio.Task[None]) -> None:
-    """Wait for the owner task to finish, then cancel it."""
     try:
         await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT)
     finally:

@@ -23,8 +23,6 @@ Id = int | str | None
 
 
 class ConnectionState:
-    """The shared state of one connection."""
-
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.draining = False  # no new call may start
@@ -73,14 +71,11 @@ class ConnectionState:
                 self.mark_dead(self._suspected)
 
     async def close_reason(self, when: str) -> UpstreamError:
-        """Return why the connection is dead."""
         if self.error is None and self.exit_error is not None:
             self.error = await self.exit_error(when)
         return self.error or UpstreamError(
             f"The connection to the server was lost {when}.", code="closed"
         )
-
-    # --- Pending requests -----------------------------------------------------------------------
 
     def record_sent(self, message: types.JSONRPCMessage) -> None:
         """Record a request as pending, until its response arrives or it is cancelled."""
@@ -125,7 +120,6 @@ class ConnectionState:
             )
 
     def find_trace(self, response_id: object) -> RequestTrace | None:
-        """Return the trace of the pending request with this id."""
         return self.pending.get(normalize_id(response_id))
 
     def is_busy(self, *, besides: object) -> bool:
@@ -138,7 +132,6 @@ class ConnectionState:
         )
 
     def only_trace(self) -> RequestTrace | None:
-        """Return the trace of the only pending request, if there is exactly one."""
         traces = [
             trace
             for request_id, trace in self.pending.items()

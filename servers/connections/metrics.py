@@ -29,15 +29,11 @@ class ServerMetrics:
     retry_in: int | None  # seconds until the next connection attempt, while pausing
 
     @property
-    def is_full(self) -> bool:
-        return self.in_flight >= self.at_once
-
-    @property
     def sentence(self) -> str:
         """A warning for operators; empty if there is nothing to report."""
         if self.connection == "pausing":
             return f"Circuit open: calls fail fast, retry in {self.retry_in} s."
-        if not self.is_full:
+        if self.in_flight < self.at_once:
             return ""
         full = f"All {self.at_once} slots in use" if self.at_once > 1 else "The only slot is in use"
         queued = f"{plural(self.waiting, 'call')} queued"
@@ -49,7 +45,6 @@ class ServerMetrics:
 
 
 def server_metrics(server: Server) -> ServerMetrics:
-    """Return the current metrics of a server."""
     active = upstream_calls.current_pool()
     bulkhead = active.bulkheads.get(server.pk) if active is not None else None
     owners = [] if active is None else list(active.owners.items())

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 
-from servers.connections.connection import Connection, UpstreamError, connect
+from servers.connections.connection import Connection, connect
+from servers.errors import UpstreamError
 from servers.spec import ServerSpec
 from toolcrib.lib.errors import ToolcribError
 
@@ -57,7 +58,6 @@ class Slot:
         self._bulkhead = bulkhead
 
     def hold_after_timeout(self) -> None:
-        """Keep the slot after the caller's deadline, until another call needs it."""
         self.is_late, self.needed = True, asyncio.Event()
         self._bulkhead.hold_after_timeout(self)
 
@@ -152,7 +152,6 @@ class PoolWatcher:
         raise NotImplementedError
 
     async def may_reconnect(self, server_id: int, interval: float) -> bool:
-        """Tell whether this process may try an unreachable server again."""
         return True
 
     async def connecting(self, spec: ServerSpec) -> None: ...
@@ -285,7 +284,6 @@ class ConnectionOwner:
 
     @property
     def live_connection(self) -> Connection | None:
-        """The connection, if it is open."""
         is_open = self.ready.done() and not self.ready.exception()
         connection = self.ready.result() if is_open else None
         return connection if connection is not None and not connection.closed.is_set() else None
@@ -325,9 +323,12 @@ class ConnectionOwner:
         if not self.calls:
             self.no_calls.set()
 
-    def is_idle_for(self, seconds: float) -> bool:
+    def is_idle(self, session: str) -> bool:
+        """Tell whether it is unused for too long. Closing one of a session loses its state."""
+        has_state = session and self.live_connection is not None
+        limit = settings.SESSION_DISCONNECT if has_state else settings.IDLE_DISCONNECT
         unused = time.monotonic() - self.last_used
-        return not self.persistent and not self.calls and unused >= seconds
+        return not self.persistent and not self.calls and unused >= limit
 
     async def stop(self) -> None:
         self.last_error = UpstreamError(
@@ -346,16 +347,8 @@ class ConnectionOwner:
 
 def _disabled_error() -> UpstreamError:
     return UpstreamError(
-        "The server is disabled or was removed.",
-        code="disabled",
-        hint="An admin can enable it.",
+        "The server is disabled or was removed.", code="disabled", hint="An admin can enable it."
     )
-
-
-def _idle_timeout(session: str, owner: ConnectionOwner) -> float:
-    """Return how long a connection may be idle. Closing one of a session loses its state."""
-    has_state = session and owner.live_connection is not None
-    return settings.SESSION_DISCONNECT if has_state else settings.IDLE_DISCONNECT
 
 
 class Pool:
@@ -382,27 +375,21 @@ class Pool:
 
     @property
     def sessions(self) -> set[str]:
-        """The agent sessions with their own connections."""
         return {session for _, session in self.owners if session}
 
     async def maintain(
-        self,
-        persistent: Mapping[int, int],
-        enabled: Mapping[int, int] | None = None,
-        ended: Collection[str] = (),
+        self, persistent: Mapping[int, int], enabled: Mapping[int, int], ended: Collection[str]
     ) -> None:
         """Keep connections to the `persistent` servers; both mappings are id to generation.
 
         Connections that calls opened to other `enabled` servers stay until they are idle, or until
         the session they belong to has `ended`.
         """
-        enabled = persistent if enabled is None else enabled
         obsolete, replaced = [], []
         for key, owner in self.owners.items():
             server_id, session = key
             owner.persistent = not session and server_id in persistent
-            is_idle = owner.is_idle_for(_idle_timeout(session, owner))
-            if owner.task.done() or server_id not in enabled or is_idle:
+            if owner.task.done() or server_id not in enabled or owner.is_idle(session):
                 obsolete.append(key)
             elif session in ended or owner.generation not in (0, enabled[server_id]):
                 replaced.append((key, owner))
@@ -453,7 +440,6 @@ class Pool:
             )
 
     async def forget_session(self, session: str) -> None:
-        """Close the connections of one session, after their calls have ended."""
         own = [each for each in self.owners.items() if session and each[0][1] == session]
         await asyncio.gather(*(self._retire(*each) for each in own))
 

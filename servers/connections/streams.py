@@ -8,6 +8,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import anyio
@@ -18,15 +19,9 @@ from pydantic import ValidationError
 
 from servers.connections.connection_state import ConnectionState, Id, normalize_id
 from servers.errors import UpstreamError
-from servers.transports.request_trace import RequestTrace, current_trace
+from servers.transports.request_trace import RequestTrace, current_trace, parse_off_loop
 from servers.transports.response_body import BodyError
-from toolcrib.lib.jsonrpc import (
-    BOM,
-    LARGE_BYTES,
-    id_at_head,
-    parse_leading_values,
-    parse_message,
-)
+from toolcrib.lib.jsonrpc import BOM, LARGE_BYTES, id_at_head, parse_leading_values, parse_message
 
 MAX_UNANSWERED = 100  # requests of a server to the client
 MAX_NON_MCP_LINES = 50  # such as a banner
@@ -59,42 +54,40 @@ def unreadable_error() -> UpstreamError:
 # --- Response matching on any transport -------------------------------------------------------
 
 
+@dataclass(eq=False)
 class _Stream:
-    """Wraps a stream of the SDK."""
-
-    def __init__(self, inner: Any, state: ConnectionState) -> None:
-        self._inner = inner
-        self._state = state
+    inner: Any
+    state: ConnectionState
 
     async def aclose(self) -> None:
-        await self._inner.aclose()
+        await self.inner.aclose()
 
     async def __aenter__(self) -> Self:
-        await self._inner.__aenter__()
+        await self.inner.__aenter__()
         return self
 
     async def __aexit__(self, *exception: Any) -> None:
-        await self._inner.__aexit__(*exception)
+        await self.inner.__aexit__(*exception)
 
 
 class _Outgoing(_Stream):
     async def send(self, item: SessionMessage) -> None:
-        self._state.record_sent(item.message)
-        await self._inner.send(item)
+        self.state.record_sent(item.message)
+        await self.inner.send(item)
 
 
 class _Incoming(_Stream):
     @property
     def last_context(self) -> Any:
-        return getattr(self._inner, "last_context", None)
+        return getattr(self.inner, "last_context", None)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
         while True:
-            item: SessionMessage | Exception = await self._inner.__anext__()
-            if isinstance(item, Exception) or self._state.match_response(item.message):
+            item: SessionMessage | Exception = await self.inner.__anext__()
+            if isinstance(item, Exception) or self.state.match_response(item.message):
                 return item
             # Over HTTP a response with the wrong id still belongs to a request, which ends here.
             context = self.last_context
@@ -102,7 +95,7 @@ class _Incoming(_Stream):
             if (
                 trace is not None
                 and trace.is_call
-                and self._state.pending.pop(normalize_id(trace.request_id), None)
+                and self.state.pending.pop(normalize_id(trace.request_id), None)
             ):
                 trace.malformed = "has the id of another request"
                 return SessionMessage(_parse_error(trace.request_id))
@@ -115,7 +108,6 @@ class _Incoming(_Stream):
 async def watch_streams(
     transport: AbstractAsyncContextManager[Streams], state: ConnectionState
 ) -> AsyncIterator[Streams]:
-    """Match responses to requests on a transport's streams."""
     async with transport as (read, write):
         yield _Incoming(read, state), _Outgoing(write, state)
 
@@ -136,57 +128,46 @@ async def connect_streams(stream: MessageStream, state: ConnectionState) -> Asyn
         tasks.cancel_scope.cancel()
 
 
+@dataclass(eq=False)
 class _StreamBridge:
-    """Carries messages between a MessageStream and the SDK's streams."""
-
-    def __init__(
-        self,
-        stream: MessageStream,
-        state: ConnectionState,
-        read_end: Any,
-        write_end: Any,
-        tasks: TaskGroup,
-    ) -> None:
-        self._stream = stream
-        self._tasks = tasks
-        self._state = state
-        self._read_end = read_end
-        self._write_end = write_end
-        self._non_mcp_lines = 0
-        self._unanswered = 0  # requests of the server without a response yet
-
-    # --- Receiving ------------------------------------------------------------------------------
+    stream: MessageStream
+    state: ConnectionState
+    read_end: Any
+    write_end: Any
+    tasks: TaskGroup
+    non_mcp_lines: int = 0
+    unanswered: int = 0  # requests of the server without a response yet
 
     async def receive(self) -> None:
         try:
-            async for raw in self._stream.messages():
+            async for raw in self.stream.messages():
                 for message in await self._parse(raw):
                     if isinstance(message, types.JSONRPCRequest):
-                        self._unanswered += 1
-                    await self._read_end.send(SessionMessage(message))
+                        self.unanswered += 1
+                    await self.read_end.send(SessionMessage(message))
                 self._check_limits()
-            self._state.mark_dead()
+            self.state.mark_dead()
         except UpstreamError as error:
             self._assign_error(error, getattr(error, "head", b""))
-            self._state.mark_dead(error)
+            self.state.mark_dead(error)
         except BodyError as body_error:
             self._assign_error(body_error.error, b"")
-            self._state.mark_dead(body_error.error)
+            self.state.mark_dead(body_error.error)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass
         finally:
-            self._read_end.close()
+            self.read_end.close()
 
     async def _parse(self, raw: bytes) -> list[types.JSONRPCMessage]:
         """Return the messages of a line or event: usually one."""
         raw = raw.removeprefix(BOM)
-        large = len(raw) > LARGE_BYTES
-        messages = await asyncio.to_thread(parse_large, raw) if large else parse(raw)
+        parser = parse_large if len(raw) > LARGE_BYTES else parse
+        messages = await parse_off_loop(parser, raw)
         if not messages and raw.strip():
             messages = await self._handle_non_message(raw)
         for message in messages:
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                trace = self._state.find_trace(message.id)
+                trace = self.state.find_trace(message.id)
                 if trace is not None and trace.is_call:
                     await trace.examine(raw)
         return messages
@@ -194,17 +175,13 @@ class _StreamBridge:
     async def _handle_non_message(self, raw: bytes) -> list[types.JSONRPCMessage]:
         """Handle a line that is not a message; raise if the stream cannot continue after it."""
         if b'"jsonrpc"' not in raw[:4096]:
-            self._non_mcp_lines += 1
+            self.non_mcp_lines += 1
             return []
-        values = (
-            await asyncio.to_thread(parse_leading_values, raw)
-            if len(raw) > LARGE_BYTES
-            else parse_leading_values(raw)
-        )
-        if values:  # JSON that is not a message, such as a response whose id is 1.0
-            self._state.count_unmatched()
+        # JSON that is not a message, such as a response whose id is 1.0
+        if await parse_off_loop(parse_leading_values, raw):
+            self.state.count_unmatched()
             return []
-        trace = self._state.find_trace(id_at_head(raw)) or self._state.only_trace()
+        trace = self.state.find_trace(id_at_head(raw)) or self.state.only_trace()
         if trace is None or not trace.is_call or trace.request_id is None:
             raise unreadable_error()
         trace.malformed = "cannot be read: it is not valid JSON, or nested too deeply"
@@ -212,54 +189,58 @@ class _StreamBridge:
 
     def _assign_error(self, error: UpstreamError, head: bytes) -> None:
         """Record the error on the call whose response ended the connection, if known."""
-        trace = self._state.find_trace(id_at_head(head)) or self._state.only_trace()
+        trace = self.state.find_trace(id_at_head(head)) or self.state.only_trace()
         if error.code == "too_large" and trace is not None:
             trace.error = error
 
     def _check_limits(self) -> None:
-        if self._unanswered > MAX_UNANSWERED:
+        if self.unanswered > MAX_UNANSWERED:
             raise UpstreamError(
                 f"The server sent more than {MAX_UNANSWERED} requests without accepting a "
                 "response.",
                 hint="This is a bug in the server.",
             )
-        if self._non_mcp_lines > MAX_NON_MCP_LINES:
+        if self.non_mcp_lines > MAX_NON_MCP_LINES:
             raise UpstreamError(
                 f"The server wrote more than {MAX_NON_MCP_LINES} lines that are not MCP.",
                 hint="A stdio server must write its logs to stderr, not to stdout.",
-                detail=self._state.stderr_tail(),
+                detail=self.state.stderr_tail(),
             )
 
-    # --- Sending --------------------------------------------------------------------------------
-
     async def forward(self) -> None:
-        async for item in self._write_end:
+        async for item in self.write_end:
             message = item.message
             if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                self._unanswered -= 1
-            trace = self._state.find_trace(_request_id(message))
+                self.unanswered -= 1
+            trace = self.state.find_trace(_request_id(message))
             if trace is not None:
                 trace.sent = True
             if self._is_sent_concurrently(message):
-                self._tasks.start_soon(self._send, message, trace)
+                self.tasks.start_soon(self._send, message, trace)
             else:
                 await self._send(message, trace)
-            if self._state.closed.is_set():
-                self._read_end.close()
+            if self.state.closed.is_set():
+                self.read_end.close()
                 return
 
     async def _send(self, message: types.JSONRPCMessage, trace: RequestTrace | None) -> None:
         line = message.model_dump_json(by_alias=True, exclude_unset=True)
         try:
             async with self._send_timeout(message):
-                await self._stream.send(line.encode(), trace)
+                await self.stream.send(line.encode(), trace)
         except UpstreamError as error:
             await self._fail_request(message, trace, error)
         except BodyError as body_error:
             self._mark_dead(body_error.error)
         except TimeoutError:
             if not self._is_sent_concurrently(message):  # else the request was cancelled
-                self._mark_dead(_send_timeout_error())
+                self._mark_dead(
+                    UpstreamError(
+                        f"The server did not accept a message within {SEND_TIMEOUT:g} s.",
+                        code="timeout",
+                        hint="It may hang. Toolcrib reconnects.",
+                    )
+                )
         except OSError:  # a broken pipe: the exit status of the program gives the reason
             self._mark_dead()
 
@@ -295,12 +276,12 @@ class _StreamBridge:
         A program may not read its stdin while it runs a tool, and a server may not answer the POST
         of a request before the tool has run.
         """
-        if self._stream.concurrent_sends:
-            return self._state.find_trace(_request_id(message)) is not None
-        return self._state.is_busy(besides=_request_id(message))
+        if self.stream.concurrent_sends:
+            return self.state.find_trace(_request_id(message)) is not None
+        return self.state.is_busy(besides=_request_id(message))
 
     def _is_sent_concurrently(self, message: types.JSONRPCMessage) -> bool:
-        return self._stream.concurrent_sends and isinstance(message, types.JSONRPCRequest)
+        return self.stream.concurrent_sends and isinstance(message, types.JSONRPCRequest)
 
     async def _fail_request(
         self, message: types.JSONRPCMessage, trace: RequestTrace | None, error: UpstreamError
@@ -313,27 +294,19 @@ class _StreamBridge:
             self._mark_dead(error)
             return
         if trace.status == 404:  # the server no longer knows this stream
-            self._state.drain()
+            self.state.drain()
         data = types.ErrorData(code=types.INTERNAL_ERROR, message="not accepted")
         response = types.JSONRPCError(jsonrpc="2.0", id=_request_id(message), error=data)
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            await self._read_end.send(SessionMessage(response))
+            await self.read_end.send(SessionMessage(response))
 
     def _mark_dead(self, error: UpstreamError | None = None) -> None:
-        self._state.mark_dead(error)
-        self._read_end.close()
+        self.state.mark_dead(error)
+        self.read_end.close()
 
 
 def _request_id(message: types.JSONRPCMessage) -> types.RequestId | None:
     return message.id if isinstance(message, types.JSONRPCRequest) else None
-
-
-def _send_timeout_error() -> UpstreamError:
-    return UpstreamError(
-        f"The server did not accept a message within {SEND_TIMEOUT:g} s.",
-        code="timeout",
-        hint="It may hang. Toolcrib reconnects.",
-    )
 
 
 def parse_large(raw: bytes) -> list[types.JSONRPCMessage]:

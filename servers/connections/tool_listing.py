@@ -66,8 +66,7 @@ def _check_cursor(cursor: object, previous: list[str]) -> str:
         or len(cursor.encode("utf-8", "surrogatepass")) > MAX_CURSOR_BYTES
     ):
         raise ListingError(
-            "The server sent a cursor that is not a string, or is too long.",
-            code="cursor_invalid",
+            "The server sent a cursor that is not a string, or is too long.", code="cursor_invalid"
         )
     if previous and previous[-1] == cursor:
         raise ListingError("The server returns the same cursor repeatedly.", code="cursor_repeated")

@@ -30,7 +30,6 @@ class ConnectionTestResult:
 
 
 def test_server(server: Server, *, actor: Actor) -> ConnectionTestResult:
-    """Test a registered server and record its state."""
     audit.record(actor, "server.test", server)
     try:
         spec = server_actions.build_spec(server)
@@ -58,7 +57,7 @@ def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
         listing, connection = asyncio.run(runner.fetch_tools(spec))
     except ToolcribError as error:
         report_state(spec.server_id, spec.generation, ServerState.FAILING, error)
-        return _failure(error, _milliseconds_since(started))
+        return _failure(error, time.monotonic() - started)
     report_state(spec.server_id, spec.generation, ServerState.CONNECTED)
     count = len(listing.tools)
     return ConnectionTestResult(
@@ -70,11 +69,11 @@ def _connect_and_list(spec: ServerSpec) -> ConnectionTestResult:
         tools=count,
         protocol_version=connection.protocol_version,
         server_info=connection.server_info,
-        milliseconds=_milliseconds_since(started),
+        milliseconds=round((time.monotonic() - started) * 1000),
     )
 
 
-def _failure(error: ToolcribError, milliseconds: int) -> ConnectionTestResult:
+def _failure(error: ToolcribError, seconds: float) -> ConnectionTestResult:
     return ConnectionTestResult(
         ok=False,
         code=error.code,
@@ -84,9 +83,5 @@ def _failure(error: ToolcribError, milliseconds: int) -> ConnectionTestResult:
         tools=0,
         protocol_version="",
         server_info={},
-        milliseconds=milliseconds,
+        milliseconds=round(seconds * 1000),
     )
-
-
-def _milliseconds_since(started: float) -> int:
-    return round((time.monotonic() - started) * 1000)

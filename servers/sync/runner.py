@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import connection as database
@@ -25,7 +26,8 @@ from catalog import audit
 from catalog.definitions import ingest
 from catalog.definitions.parsing import read_tools
 from servers.connections import pool
-from servers.connections.connection import Connection, UpstreamError, connect
+from servers.connections.connection import Connection, connect
+from servers.errors import UpstreamError
 from servers.models import ConnectionPolicy, Isolation, Server, ServerState, SyncRun, Trigger
 from servers.registration.actions import build_spec, report_state
 from servers.spec import Listing, ServerSpec
@@ -41,6 +43,10 @@ LEASE = timedelta(seconds=30)  # renewed while the sync runs
 RENEW_INTERVAL = 8.0
 CONFIRM_REMOVALS_AFTER = timedelta(seconds=60)
 PARKED_INTERVAL = timedelta(minutes=35)
+REMOVALS_HELD = (
+    "More than half of the tools are missing. They stay in the catalog until a second sync "
+    "confirms it."
+)
 MAX_RUNS_KEPT = 200
 MAX_NAMES_KEPT = 200
 
@@ -81,7 +87,6 @@ def sync_now(server_id: int, trigger: str, *, patience: float = 120.0) -> SyncRu
 
 
 def _acquire_lease(condition: Q) -> Lease | None:
-    """Acquire the lease of one enabled server and clear its due time."""
     with transaction.atomic():
         free = Q(sync_lease_until=None) | Q(sync_lease_until__lt=Now())
         rows = Server.objects.select_for_update().filter(condition, enabled=True)
@@ -132,22 +137,24 @@ def run(lease: Lease) -> SyncRun:
         _apply(lease, record, *fetched)
     except ToolcribError as error:
         if error.code == "closed" and shared is not None and pool.process_pool() is not shared:
-            _record_interruption(lease, record)
+            # A shutdown during the sync: the server has not failed, and is due again.
+            message = "Toolcrib was stopped during this sync; nothing was saved."
+            _finish(record, SyncRun.Outcome.FAILED, message, code="interrupted")
+            _release(lease, timedelta(0))
         else:
             _record_failure(lease, record, error)
     except Superseded:
-        record.outcome = SyncRun.Outcome.SUPERSEDED
-        record.error = "Superseded by another sync or an edit of the server; nothing was saved."
-        _finish(record)
+        message = "Superseded by another sync or an edit of the server; nothing was saved."
+        _finish(record, SyncRun.Outcome.SUPERSEDED, message)
         _release(lease, timedelta(0))
     except BaseException:
         # Not the server's failure: release the lease for the next attempt, and re-raise.
         _release(lease, timedelta(seconds=settings.SYNC_GAP))
-        record.outcome, record.code = SyncRun.Outcome.FAILED, "internal"
-        record.error = "Internal error during the sync. See the log for details."
-        _finish(record)
+        message = "Internal error during the sync. See the log for details."
+        _finish(record, SyncRun.Outcome.FAILED, message, code="internal")
         raise
-    _prune(server)
+    old = server.sync_runs.values_list("pk", flat=True)[MAX_RUNS_KEPT:]
+    SyncRun.objects.filter(pk__in=list(old)).delete()
     return record
 
 
@@ -176,7 +183,6 @@ async def _fetch_shared(shared: pool.Pool, spec: ServerSpec, record: SyncRun) ->
 
 
 async def fetch_tools(spec: ServerSpec, record: SyncRun | None = None) -> Fetched:
-    """Connect, list all tools, disconnect."""
     async with connect(spec) as connection:
         return await _list_tools(connection, record)
 
@@ -203,12 +209,7 @@ def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connecti
     with transaction.atomic():
         server = _lock_server(lease)
         result = ingest.apply_listing(
-            server,
-            tools,
-            rejections,
-            ids,
-            findings=findings,
-            allow_removals=server.removals_held,
+            server, tools, rejections, ids, findings=findings, allow_removals=server.removals_held
         )
         _update_protocol(server, connection)
         notified = lease.trigger == Trigger.LIST_CHANGED
@@ -225,32 +226,23 @@ def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connecti
                 *("protocol_version", "server_info", "instructions"),
             ]
         )
-        record.outcome = SyncRun.Outcome.OK
         record.added, record.changed = len(result.added), len(result.changed)
         record.removed, record.unchanged = len(result.removed), result.unchanged
         record.rejected, record.pages = len(rejections), listing.pages
         record.warnings = [*listing.warnings, *_flap_warning(server)]
-        record.names = {
-            "added": result.added[:MAX_NAMES_KEPT],
-            "changed": result.changed[:MAX_NAMES_KEPT],
-            "removed": result.removed[:MAX_NAMES_KEPT],
-            "rejected": [
-                {"name": rejection.name, "reason": rejection.reason}
-                for rejection in rejections[:MAX_NAMES_KEPT]
-            ],
+        names: dict[str, list[Any]] = {
+            "added": result.added,
+            "changed": result.changed,
+            "removed": result.removed,
+            "rejected": [{"name": each.name, "reason": each.reason} for each in rejections],
         }
+        record.names = {kind: items[:MAX_NAMES_KEPT] for kind, items in names.items()}
         if result.removals_held:
-            record.outcome = SyncRun.Outcome.HELD
-            record.error = (
-                "More than half of the tools are missing. They stay in the catalog until a second "
-                "sync confirms it."
-            )
-        _finish(record)
-    wait = (
-        CONFIRM_REMOVALS_AFTER
-        if result.removals_held
-        else scheduling.next_poll(server, listing.ttl_ms)
-    )
+            _finish(record, SyncRun.Outcome.HELD, REMOVALS_HELD)
+            wait = CONFIRM_REMOVALS_AFTER
+        else:
+            _finish(record, SyncRun.Outcome.OK)
+            wait = scheduling.next_poll(server, listing.ttl_ms)
     _release(lease, wait)
 
 
@@ -295,23 +287,13 @@ def _update_protocol(server: Server, connection: Connection) -> None:
 
 
 def _record_failure(lease: Lease, record: SyncRun, error: ToolcribError) -> None:
-    record.outcome = SyncRun.Outcome.FAILED
-    record.code, record.error = error.code[:40], error.sentence
     record.detail = getattr(error, "detail", "")
-    _finish(record)
+    _finish(record, SyncRun.Outcome.FAILED, error.sentence, code=error.code[:40])
     server = lease.server
     report_state(server.pk, server.generation, ServerState.FAILING, error)
     parked = not isinstance(error, UpstreamError) or error.parked
     backoff = timedelta(seconds=min(30.0 * 2 ** min(server.failures, 6), server.poll_seconds))
     _release(lease, PARKED_INTERVAL if parked else backoff * random.uniform(0.8, 1.2))  # noqa: S311
-
-
-def _record_interruption(lease: Lease, record: SyncRun) -> None:
-    """Record a shutdown during the sync: the server has not failed, and is due again."""
-    record.outcome, record.code = SyncRun.Outcome.FAILED, "interrupted"
-    record.error = "Toolcrib was stopped during this sync; nothing was saved."
-    _finish(record)
-    _release(lease, timedelta(0))
 
 
 def _release(lease: Lease, wait: timedelta) -> None:
@@ -331,19 +313,12 @@ def _release(lease: Lease, wait: timedelta) -> None:
         scheduling.queue_sync(server.pk, due)
 
 
-def _finish(record: SyncRun) -> None:
+def _finish(record: SyncRun, outcome: str, error: str = "", *, code: str = "") -> None:
+    record.outcome, record.error, record.code = outcome, error, code
     record.finished_at = timezone.now()
     with transaction.atomic():
         if Server.objects.filter(pk=record.server_id).exists():
             record.save()
-
-
-def _prune(server: Server) -> None:
-    old = server.sync_runs.values_list("pk", flat=True)[MAX_RUNS_KEPT:]
-    SyncRun.objects.filter(pk__in=list(old)).delete()
-
-
-# --- Many servers ---------------------------------------------------------------------------------
 
 
 def sync_many(servers: Sequence[Server], trigger: str) -> dict[int, SyncRun | ToolcribError]:

@@ -22,6 +22,7 @@ from catalog.models import DefinitionChange
 from servers.connections import pool
 from servers.models import Server, Trigger
 from toolcrib.lib import process_identity
+from toolcrib.lib.errors import Invalid
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ FLAP_WINDOW = timedelta(hours=1)
 @transaction.atomic
 def request_manual_sync(server: Server, *, actor: Actor) -> None:
     """Request an immediate sync on behalf of a user, with an audit entry."""
+    if not server.enabled:
+        raise Invalid("This server is disabled.", hint="Enable it first.")
     audit.record(actor, "server.sync", server)
     request_sync(server.pk, Trigger.MANUAL)
 
@@ -87,7 +90,6 @@ def flapping_tools(server: Server) -> list[str]:
 
 
 def queue_due_syncs() -> None:
-    """Queue a task for each server whose sync is due and not queued yet."""
     now = timezone.now()
     # Registered without a sync request: the command was killed in between.
     forgotten = Q(
@@ -102,7 +104,7 @@ def queue_due_syncs() -> None:
         if (until is not None and until < now) or process_identity.is_dead(holder):
             held.filter(pk=server_id).update(sync_due_at=now, sync_sent_at=None)
     rows = Server.objects.filter(enabled=True, sync_due_at__lte=now).filter(
-        Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30)),
+        Q(sync_sent_at=None) | Q(sync_sent_at__lt=now - timedelta(seconds=30))
     )
     for server_id in list(rows.values_list("pk", flat=True)):
         queue_sync(server_id, now)

@@ -8,23 +8,21 @@ returned unchanged. The SDK still does the handshake and the listening, and take
 import asyncio
 import itertools
 import json
-import zlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from django.conf import settings
 
-from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
+from servers.errors import ServerErrorResponse, UpstreamError, auth_error, status_error
 from servers.transports import http as upstream_http
-from servers.transports.http import UpstreamTransport, check_redirect, session_lost_error
+from servers.transports.http import BackgroundPosts, check_redirect, session_lost_error
 from servers.transports.http1 import HttpConnectionPool, Response
 from servers.transports.request_trace import ACCEPTED_STATUSES, RequestTrace, TooLarge
 from servers.transports.response_body import (
-    Decoder,
     EventParser,
-    body_error,
     decode_in_slices,
     decoder,
+    wrong_content_error,
 )
 from toolcrib.lib.jsonrpc import BOM, LARGE_BYTES, ParsedMessage, parse_message
 
@@ -42,25 +40,21 @@ class FallBackToSdk(Exception):
         self.resume, self.wait = resume, wait
 
 
-class ProtocolErrorResponse(Exception):
-    """The server answered with a JSON-RPC error. Its message is untrusted text."""
-
-
 class DirectHttpCaller:
     """Calls the tools of one server, next to an SDK connection that did the handshake."""
 
     def __init__(
         self,
         connections: HttpConnectionPool,
-        transport: UpstreamTransport,
+        transport: upstream_http.UpstreamTransport,
         on_session_lost: Callable[[], None],
     ) -> None:
         self._connections = connections
         self._transport = transport
         self._on_session_lost = on_session_lost
         self._ids = itertools.count(FIRST_ID)
-        self._replies = upstream_http.BackgroundPosts()  # to requests of the server
-        self._cancels = upstream_http.BackgroundPosts()
+        self._replies = BackgroundPosts()  # to requests of the server
+        self._cancels = BackgroundPosts()
         self.modern = False
         self.on_list_changed: Callable[[], None] = lambda: None
 
@@ -123,8 +117,6 @@ class DirectHttpCaller:
         self._handle_server_message(message.value, headers)
         return None
 
-    # --- Responses ----------------------------------------------------------------------------
-
     def _check_response(self, response: Response, trace: RequestTrace) -> None:
         """Raise where the body is not needed, as UpstreamTransport does for the SDK."""
         status, location = response.status, response.headers.get("location")
@@ -144,8 +136,7 @@ class DirectHttpCaller:
         elif status in NO_CONTENT_STATUSES:
             raise no_response_error(status)
         elif response.content_type not in ("application/json", "text/event-stream"):
-            is_html = "html" in response.content_type
-            raise not_mcp_error("HTML" if is_html else "something that is not MCP")
+            raise wrong_content_error(response.content_type)
 
     async def _read_body(self, response: Response) -> bytes:
         chunks, size = list[bytes](), 0
@@ -163,7 +154,7 @@ class DirectHttpCaller:
         is_stream = response.content_type == "text/event-stream"
         events = EventParser(limit)
         while raw := await self._connections.read_chunk(response):
-            async for chunk in _decode(raw, decode):
+            async for chunk in decode_in_slices(raw, decode):
                 if is_stream:
                     for name, data in events.feed(chunk):
                         if data and name == "message":
@@ -185,7 +176,7 @@ class DirectHttpCaller:
         if parsed.is_error:
             trace.error_response = True
             text = message["error"].get("message")
-            raise ProtocolErrorResponse(text if isinstance(text, str) else "")
+            raise ServerErrorResponse(text if isinstance(text, str) else "")
         if trace.status >= 400:  # the body of an HTTP error is not a response
             raise trace.error or status_error(trace.status)
         trace.size, trace.malformed = size, parsed.malformed
@@ -197,8 +188,6 @@ class DirectHttpCaller:
             raise UpstreamError("The server sent an invalid message.")
         result: dict[str, Any] = message["result"]
         return result
-
-    # --- Messages of the server during a call ---------------------------------------------------
 
     def _handle_server_message(self, message: Any, headers: Mapping[str, str]) -> None:
         method = message.get("method")
@@ -246,14 +235,6 @@ def no_response_error(status: int) -> UpstreamError:
         f"The server accepted the call and sent no result (HTTP {status}).",
         hint="This is a bug in the server.",
     )
-
-
-async def _decode(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
-    try:
-        async for chunk in decode_in_slices(raw, decode):
-            yield chunk
-    except zlib.error as error:
-        raise body_error(error) from None
 
 
 def _is_same_id(response_id: object, request_id: int) -> bool:

@@ -30,14 +30,20 @@ import httpcore2
 import httpx2
 from django.conf import settings
 
-from servers.errors import UpstreamError, auth_error, not_mcp_error, status_error
+from servers.errors import ParkedError, UpstreamError, auth_error, status_error
 from servers.transports.request_trace import (
     ACCEPTED_STATUSES,
     RequestTrace,
     current_trace,
     record_error,
 )
-from servers.transports.response_body import BodyError, CappedBody, connection_error, decoder
+from servers.transports.response_body import (
+    CappedBody,
+    connection_error,
+    content_type_of,
+    decoder,
+    wrong_content_error,
+)
 from servers.transports.ssrf import (
     NON_HTTP_PORTS,
     Address,
@@ -47,15 +53,6 @@ from servers.transports.ssrf import (
 )
 from toolcrib.lib.jsonrpc import LARGE_BYTES
 
-__all__ = [
-    "BodyError",
-    "RequestTrace",
-    "Upstream",
-    "check_url",
-    "current_trace",
-    "record_error",
-    "upstream",
-]
 MAX_CANCELS = 50  # cancel notifications in flight to one server
 POST_TIMEOUT = 5.0  # seconds for a fire-and-forget POST
 
@@ -87,7 +84,7 @@ def check_url(url: str) -> httpx2.URL:
     """Return the parsed URL, or raise if it is invalid or not allowed. Does not connect."""
 
     def refuse(reason: str, hint: str = "") -> UpstreamError:
-        return UpstreamError(f"The URL {reason}.", code="blocked", hint=hint, parked=True)
+        return ParkedError(f"The URL {reason}.", code="blocked", hint=hint)
 
     try:
         parsed = httpx2.URL(url)
@@ -109,7 +106,6 @@ def check_url(url: str) -> httpx2.URL:
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """Resolve a host with the system resolver; addresses are in order of preference."""
     entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in entries]
 
@@ -146,13 +142,12 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         raise last_error or httpcore2.ConnectError("no address")
 
     async def resolve_checked(self, host: str, port: int, deadline: float) -> list[Address]:
-        """Resolve a host and check all its addresses. `deadline` is in loop time."""
         try:
             async with asyncio.timeout_at(deadline):
                 resolved = await self._resolver(host, port)
-        except (OSError, UnicodeError) as error:
-            if isinstance(error, TimeoutError):
-                raise httpcore2.ConnectTimeout("resolving") from None
+        except TimeoutError:
+            raise connection_error(httpx2.ConnectTimeout("resolving")) from None
+        except (OSError, UnicodeError):
             resolved = []
         addresses = list(
             dict.fromkeys(check_address(text, self._allowed) for text in resolved)
@@ -252,13 +247,13 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
         elif status >= 400:
             record_error(self._status_error(request, status))
         else:
-            check_content_type(request, response)
+            _check_content_type(request, response)
             record_error(None)
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         body = CappedBody(
             response,
             decoder=decoder(encoding),
-            per_event=_content_type(response) == "text/event-stream",
+            per_event=content_type_of(response.headers) == "text/event-stream",
             limit=LARGE_BYTES if _is_listen_only(request, trace) else settings.MAX_MESSAGE_BYTES,
             trace=trace if trace is not None and trace.is_call else None,
         )
@@ -282,7 +277,6 @@ def session_lost_error() -> UpstreamError:
 
 
 def _is_cancel(request: httpx2.Request) -> bool:
-    """Tell whether a request of the SDK is a cancel notification."""
     from_sse = request.extensions.get("answer") == "ignored"  # sse.py sends in the background
     try:
         body = request.content if request.method == "POST" and not from_sse else b""
@@ -339,32 +333,21 @@ def error_response(error: UpstreamError) -> httpx2.Response:
     return httpx2.Response(503, json={"jsonrpc": "2.0", "id": None, "error": body})
 
 
-def _content_type(response: httpx2.Response) -> str:
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def check_content_type(request: httpx2.Request, response: httpx2.Response) -> None:
-    """Reject a successful response that is not MCP, such as a web page."""
-    content_type = _content_type(response)
-    if response.status_code in (202, 204) or request.method == "DELETE":
+def _check_content_type(request: httpx2.Request, response: httpx2.Response) -> None:
+    content_type = content_type_of(response.headers)
+    is_json = request.method == "POST" and content_type == "application/json"
+    if is_json or content_type == "text/event-stream":
         return
-    if content_type == "text/event-stream":
-        return
-    if request.method == "POST" and content_type == "application/json":
-        return
-    if request.extensions.get("answer") == "ignored":
-        return
-    raise not_mcp_error("HTML" if "html" in content_type else "something that is not MCP")
+    is_ignored = request.method == "DELETE" or request.extensions.get("answer") == "ignored"
+    if not is_ignored and response.status_code not in (202, 204):
+        raise wrong_content_error(content_type)
 
 
 def join_url(url: httpx2.URL, reference: str) -> httpx2.URL:
-    """Resolve a URL sent by a server, relative to the request's URL."""
     try:
         return url.join(reference.strip())
     except (httpx2.InvalidURL, ValueError):
-        raise UpstreamError(
-            "The server redirects to an invalid URL.", code="redirect", parked=True
-        ) from None
+        raise ParkedError("The server redirects to an invalid URL.", code="redirect") from None
 
 
 def origin(url: httpx2.URL) -> tuple[str, str, int | None, bytes]:
@@ -381,15 +364,12 @@ def check_redirect(url: httpx2.URL, location: str) -> UpstreamError:
     if origin(target) != origin(url):
         scheme, host, port, _ = origin(target)
         target_origin = f"{scheme}://{host[:200]}" + (f":{port}" if port else "")
-        raise UpstreamError(
+        raise ParkedError(
             f"The server redirects to another origin, {target_origin}, which is not followed.",
             code="redirect",
             hint=hint,
-            parked=True,
         )
-    return UpstreamError(
-        "The server answers with redirects only.", code="redirect", hint=hint, parked=True
-    )
+    return ParkedError("The server answers with redirects only.", code="redirect", hint=hint)
 
 
 # --- Clients ----------------------------------------------------------------------------------
@@ -417,9 +397,7 @@ class Upstream:
 
 @contextlib.asynccontextmanager
 async def upstream(
-    headers: Mapping[str, str],
-    *,
-    resolver: Resolver = resolve,
+    headers: Mapping[str, str], *, resolver: Resolver = resolve
 ) -> AsyncIterator[Upstream]:
     """Open a client that sends these headers and the protocol's, and no others."""
     certificates = (os.environ.get(name, "") for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"))
@@ -455,9 +433,6 @@ def _encode_headers(headers: Mapping[str, str]) -> dict[bytes, bytes]:
     if any(not name or set(name + value) & set(b"\r\n\0") for name, value in pairs.items()):
         raise connection_error(httpx2.LocalProtocolError(""))
     return pairs
-
-
-# --- Fire-and-forget POSTs ------------------------------------------------------------------------
 
 
 class BackgroundPosts:

@@ -23,7 +23,7 @@ from django.conf import settings
 from servers.errors import UpstreamError
 from servers.transports.http import KEEPALIVE, GuardedBackend, Upstream
 from servers.transports.request_trace import RequestTrace
-from servers.transports.response_body import connection_error
+from servers.transports.response_body import connection_error, content_type_of
 from servers.transports.ssrf import allowed_networks
 
 logger = logging.getLogger(__name__)
@@ -51,21 +51,15 @@ class Response:
 
     @property
     def content_type(self) -> str:
-        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+        return content_type_of(self.headers)
 
     @property
     def is_plain_json(self) -> bool:
         """Tell whether the body is one JSON text as it is sent."""
         return self.content_type == "application/json" and "content-encoding" not in self.headers
 
-    async def read_chunk(self) -> bytes:
-        """Return the next chunk of the body, empty at its end."""
-        return await self.connection.read_chunk()
-
 
 class HttpConnection(asyncio.Protocol):
-    """One connection, with one request at a time."""
-
     def __init__(self) -> None:
         self.transport: asyncio.Transport | None = None
         self.error: BaseException | None = None
@@ -85,8 +79,6 @@ class HttpConnection(asyncio.Protocol):
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
         self._waiter: asyncio.Future[None] | None = None
-
-    # --- Callbacks of the event loop ------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has another base class
@@ -122,8 +114,6 @@ class HttpConnection(asyncio.Protocol):
         if not self.complete:
             self._fail(error or httpx2.RemoteProtocolError("incomplete"))
         self._wake()
-
-    # --- Callbacks of the parser ----------------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._headers_complete:
@@ -161,8 +151,6 @@ class HttpConnection(asyncio.Protocol):
             self._keep_alive = self._parser.should_keep_alive()
             self._wake()
 
-    # --- Requests -------------------------------------------------------------------------------
-
     async def send(self, request: bytes, trace: RequestTrace | None) -> Response:
         """Send a request and return its response once the headers are complete."""
         assert self.transport is not None  # noqa: S101 - connected
@@ -178,6 +166,7 @@ class HttpConnection(asyncio.Protocol):
         return Response(self._status, self._headers, self)
 
     async def read_chunk(self) -> bytes:
+        """Return the next chunk of the body, empty at its end."""
         while not self._chunks and not self.complete:
             await self._wait_for_data()
         if not self._chunks:
@@ -223,7 +212,6 @@ class HttpConnection(asyncio.Protocol):
         return not poll.poll(0)
 
     def reset(self) -> None:
-        """Prepare for another request."""
         self.last_used = time.monotonic()
         self._reset_request()
 
@@ -263,7 +251,7 @@ class HttpConnectionPool:
 
     async def read_chunk(self, response: Response) -> bytes:
         try:
-            return await response.read_chunk()
+            return await response.connection.read_chunk()
         except (httpx2.HTTPError, OSError) as error:
             raise connection_error(error) from None
 
@@ -282,7 +270,7 @@ class HttpConnectionPool:
     async def _drain(self, response: Response) -> None:
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT):
-                while await response.read_chunk():
+                while await response.connection.read_chunk():
                     pass
         except (TimeoutError, httpx2.HTTPError, OSError):
             response.connection.close()
@@ -319,12 +307,7 @@ class HttpConnectionPool:
             raise UpstreamError("Toolcrib closed the connection.", code="closed", hint="Try again.")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + settings.CONNECT_TIMEOUT
-        try:
-            addresses = await self._backend.resolve_checked(self._host, self._port, deadline)
-        except UpstreamError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a timeout of the resolver, as httpcore's class
-            raise connection_error(httpx2.ConnectTimeout(str(error))) from None
+        addresses = await self._backend.resolve_checked(self._host, self._port, deadline)
         last_error: Exception = httpx2.ConnectError("no address")
         for index, address in enumerate(addresses):
             share = (deadline - loop.time()) / (len(addresses) - index)

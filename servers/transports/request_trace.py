@@ -6,12 +6,15 @@ a context variable assigns every observation to its own request, also with concu
 """
 
 import asyncio
+from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
+from typing import TypeVar
 
 from servers.errors import UpstreamError, format_bytes
 from toolcrib.lib import jsonrpc
 
+T = TypeVar("T")
 # HTTP statuses of a request that was processed; 303 names the result.
 ACCEPTED_STATUSES = frozenset({*range(100, 300), 303})
 HEAD_BYTES = 200  # of a message, searched for its id
@@ -47,23 +50,23 @@ class RequestTrace:
 
     async def examine(self, raw: bytes) -> None:
         """Parse a response strictly, to record what the SDK's lenient parser hides."""
-        large = len(raw) > jsonrpc.LARGE_BYTES
-        message = (
-            await asyncio.to_thread(jsonrpc.parse_message, raw)
-            if large
-            else jsonrpc.parse_message(raw)
-        )
+        message = await parse_off_loop(jsonrpc.parse_message, raw)
         if message.is_response:
             self.error_response = message.is_error
             if self.status < 400:  # the body of an HTTP error is not a response
                 self.size, self.malformed = len(raw), message.malformed
 
 
+async def parse_off_loop(parse: Callable[[bytes], T], raw: bytes) -> T:
+    """Parse a message; a large one in a thread."""
+    large = len(raw) > jsonrpc.LARGE_BYTES
+    return await asyncio.to_thread(parse, raw) if large else parse(raw)
+
+
 current_trace: ContextVar[RequestTrace | None] = ContextVar("request_trace", default=None)
 
 
 def record_error(error: UpstreamError | None) -> None:
-    """Set or clear the error of the current request."""
     if (trace := current_trace.get()) is not None:
         trace.error = error
 

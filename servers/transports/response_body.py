@@ -4,18 +4,19 @@ import asyncio
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import httpx2
 from django.conf import settings
 
-from servers.errors import UpstreamError, not_mcp_error, tls_error
+from servers.errors import ParkedError, UpstreamError, not_mcp_error, tls_error
 from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer
 from servers.transports.request_trace import RequestTrace, TooLarge, record_error
 from toolcrib.lib.jsonrpc import BOM
 
 SLICE_BYTES = 16 * 1024  # processed at once
+Decoder = Callable[[bytes], Iterable[bytes]]
 
 
 class BodyError(httpx2.SSEError, httpx2.StreamError):
@@ -26,59 +27,54 @@ class BodyError(httpx2.SSEError, httpx2.StreamError):
         self.error = error
 
 
+@dataclass(eq=False)
 class CappedBody(httpx2.AsyncByteStream):
     """A body with a size limit: in total, or per event in event streams.
 
     `trace` examines the response to a call before the SDK receives its last chunk.
     """
 
-    def __init__(
-        self,
-        response: httpx2.Response,
-        *,
-        decoder: "Decoder",
-        per_event: bool,
-        limit: int,
-        trace: RequestTrace | None = None,
-    ) -> None:
-        self._response = response
-        self._decoder = decoder
-        self._per_event = per_event
-        self._limit = limit
-        self._trace = trace
+    response: httpx2.Response
+    decoder: Decoder
+    per_event: bool
+    limit: int
+    trace: RequestTrace | None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        tail = b""
-        parser = EventParser(self._limit) if self._per_event else BodyBuffer()
+        size, tail, body = 0, b"", list[bytes]()
+        events = EventParser(self.limit)
         try:
-            async for raw in self._response.stream:  # type: ignore[union-attr]
-                async for chunk in decode_in_slices(raw, self._decoder):
-                    if not size and not self._per_event:
+            async for raw in self.response.stream:  # type: ignore[union-attr]
+                async for chunk in decode_in_slices(raw, self.decoder):
+                    if not size and not self.per_event:
                         chunk = chunk.removeprefix(BOM)
                     size += len(chunk)
-                    if self._per_event:
+                    if self.per_event:
                         size, tail = _bytes_since_last_event(size, tail, chunk)
-                    if size > self._limit:
-                        what = "an event" if self._per_event else "a response"
-                        raise TooLarge(f"server sent {what}", self._limit)
-                    if self._trace is not None:
-                        for name, data in parser.feed(chunk):
+                    if size > self.limit:
+                        what = "an event" if self.per_event else "a response"
+                        raise TooLarge(f"server sent {what}", self.limit)
+                    if self.trace is not None and self.per_event:
+                        for name, data in events.feed(chunk):
                             if data and name == "message":
-                                await self._trace.examine(data)
+                                await self.trace.examine(data)
+                    elif self.trace is not None:
+                        body.append(chunk)
                     yield chunk
-            if self._trace is not None and (body := parser.remaining()):
-                await self._trace.examine(body)
+            if self.trace is not None and body:
+                await self.trace.examine(b"".join(body))
         except UpstreamError as error:
             record_error(error)
             raise BodyError(error) from None
-        except (httpx2.TransportError, OSError, zlib.error) as error:
-            lost = body_error(error)
+        except (httpx2.TransportError, OSError) as error:
+            # The response began: what is not HTTP is the rest of it.
+            is_cut = isinstance(error, httpx2.RemoteProtocolError)
+            lost = _incomplete_error() if is_cut else connection_error(error)
             record_error(lost)
             raise BodyError(lost) from None
 
     async def aclose(self) -> None:
-        await self._response.aclose()
+        await self.response.aclose()
 
 
 def _bytes_since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, bytes]:
@@ -92,10 +88,6 @@ def _bytes_since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, 
     if end >= 0:
         size = len(data) - end
     return size, data[-3:] if end < 0 else data[max(end, len(data) - 3) :]
-
-
-class Decoder(Protocol):
-    def __call__(self, raw: bytes) -> Iterable[bytes]: ...
 
 
 def decoder(encoding: str) -> Decoder:
@@ -114,7 +106,11 @@ def decoder(encoding: str) -> Decoder:
         for start in range(0, len(raw), 4096):
             data = raw[start : start + 4096]
             while data:
-                yield inflate.decompress(data, CHUNK_BYTES)
+                try:
+                    chunk = inflate.decompress(data, CHUNK_BYTES)
+                except zlib.error:
+                    raise _incomplete_error() from None
+                yield chunk
                 data = inflate.unconsumed_tail
 
     return decode
@@ -134,20 +130,6 @@ async def decode_in_slices(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
                 started = time.monotonic()
 
 
-class BodyBuffer:
-    """Collects a body that is one message. Has the interface of EventParser."""
-
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-
-    def feed(self, chunk: bytes) -> Iterable[tuple[str, bytes]]:
-        self._chunks.append(chunk)
-        return ()
-
-    def remaining(self) -> bytes:
-        return b"".join(self._chunks)
-
-
 class EventParser:
     """Incremental parser of event streams (SSE): yields event names and data.
 
@@ -162,7 +144,6 @@ class EventParser:
         self.retry = 1.0  # seconds to wait before resuming
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, bytes]]:
-        """Yield the events that this chunk completes."""
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
             self._add(chunk[start:end])
@@ -206,15 +187,13 @@ class EventParser:
         self._data.append(value)
         self._data_size += len(value) + 32  # overhead of a bytes object
 
-    def remaining(self) -> bytes:
-        return b""
+
+def content_type_of(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def body_error(error: BaseException) -> UpstreamError:
-    """Return the error for a response that began and did not complete."""
-    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
-        return _incomplete_error()
-    return connection_error(error)
+def wrong_content_error(content_type: str) -> UpstreamError:
+    return not_mcp_error("HTML" if "html" in content_type else "something that is not MCP")
 
 
 def connection_error(error: BaseException) -> UpstreamError:
@@ -241,22 +220,17 @@ def connection_error(error: BaseException) -> UpstreamError:
             code="refused",
             hint="Check that it is running, and the host and port.",
         )
-    if isinstance(error, httpx2.RemoteProtocolError) and "too long" in str(error):
-        return UpstreamError(
-            "The server sent headers of more than 100 KiB.", code="too_large", parked=True
-        )
+    if isinstance(error, httpx2.RemoteProtocolError):
+        if "too long" in str(error):
+            message = "The server sent headers of more than 100 KiB."
+            return ParkedError(message, code="too_large")
+        is_illegal = "illegal" in str(error)
+        return not_mcp_error("something that is not HTTP") if is_illegal else _incomplete_error()
     if isinstance(error, httpx2.LocalProtocolError):
-        return UpstreamError(
+        return ParkedError(
             "A header of this server cannot be sent over HTTP.",
             code="protocol",
             hint="Header names and values must be plain text on one line.",
-            parked=True,
-        )
-    if isinstance(error, httpx2.RemoteProtocolError | zlib.error):
-        return (
-            not_mcp_error("something that is not HTTP")
-            if "illegal" in str(error)
-            else _incomplete_error()
         )
     return UpstreamError("The connection to the server was lost.", code="closed")
 

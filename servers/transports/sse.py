@@ -10,7 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
-from servers.errors import UpstreamError, not_mcp_error
+from servers.errors import ParkedError, UpstreamError, not_mcp_error
 from servers.transports.http import MAX_REDIRECTS, Upstream, join_url, origin
 from servers.transports.request_trace import RequestTrace, current_trace
 from servers.transports.response_body import BodyError, EventParser
@@ -34,16 +34,13 @@ class EventStream:
                 continue
             self._endpoint = join_url(self._url, data.decode("utf-8", "replace"))
             if origin(self._endpoint) != origin(self._url):
-                raise UpstreamError(
-                    "The server asks for messages to be sent to another origin.",
-                    code="redirect",
-                    parked=True,
+                raise ParkedError(
+                    "The server asks for messages to be sent to another origin.", code="redirect"
                 )
             return
         raise not_mcp_error("an event stream that is not MCP")
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Yield each message until the stream ends."""
         async for name, data in self._events:
             if name == "message" and data:
                 yield data
@@ -53,7 +50,7 @@ class EventStream:
 
         The response to the message arrives on the stream.
         """
-        post_trace = _start_trace(RequestTrace(is_call=True))
+        current_trace.set(post_trace := RequestTrace(is_call=True))
         try:
             response = await self._http.post(
                 self._endpoint,
@@ -71,8 +68,7 @@ class EventStream:
 
 @asynccontextmanager
 async def open_event_stream(upstream: Upstream, url: str) -> AsyncIterator[EventStream]:
-    """Keep a stream open for the duration of the block."""
-    trace = _start_trace(RequestTrace())
+    current_trace.set(trace := RequestTrace())
     headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
     request = upstream.http.build_request("GET", url, headers=headers)
     for _ in range(MAX_REDIRECTS + 1):
@@ -92,11 +88,6 @@ async def open_event_stream(upstream: Upstream, url: str) -> AsyncIterator[Event
         yield stream
     finally:
         await response.aclose()
-
-
-def _start_trace(trace: RequestTrace) -> RequestTrace:
-    current_trace.set(trace)
-    return trace
 
 
 async def _parse_events(chunks: Any) -> AsyncIterator[tuple[str, bytes]]:

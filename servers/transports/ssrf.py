@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from django.conf import settings
 
-from servers.errors import UpstreamError
+from servers.errors import ParkedError
 
 NON_HTTP_PORTS = {
     0: "nothing", 7: "echo", 9: "discard", 19: "chargen",
@@ -48,12 +48,11 @@ def check_address(text: str, allowed: Iterable[Network]) -> Address:
         return address
     for candidate in (address, *_embedded_addresses(address)):
         if kind := _non_public_kind(candidate):
-            raise UpstreamError(
+            raise ParkedError(
                 f"The host resolves to {kind}, which Toolcrib may not connect to.",
                 code="blocked",
                 hint="For a server in your own network, add the network to "
                 "TOOLCRIB_ALLOWED_NETWORKS, e.g. 10.1.0.0/16.",
-                parked=True,
             )
     return address
 

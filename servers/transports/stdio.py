@@ -19,13 +19,11 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from servers.errors import UpstreamError
+from django.conf import settings
+
+from servers.errors import ParkedError, UpstreamError
 from servers.transports.buffers import YIELD_AFTER, ChunkBuffer
-from servers.transports.process_supervisor import (
-    CANNOT_RUN,
-    TOO_MANY_MESSAGE,
-    TOO_MANY_PROCESSES,
-)
+from servers.transports.process_supervisor import CANNOT_RUN, TOO_MANY_MESSAGE, TOO_MANY_PROCESSES
 from servers.transports.request_trace import HEAD_BYTES, RequestTrace, TooLarge
 from toolcrib.lib.text import escape_hidden
 
@@ -47,16 +45,11 @@ class StdioProcess:
 
     concurrent_sends = False
 
-    def __init__(
-        self, max_line: int, stderr_bytes: int, redact: Callable[[str], str], max_processes: int
-    ) -> None:
+    def __init__(self, redact: Callable[[str], str]) -> None:
         self.exit_code: int | None = None
         self.exited = asyncio.Event()
-        self._max_line = max_line
         self._stderr = bytearray()
-        self._stderr_bytes = stderr_bytes
         self._redact = redact
-        self._max_processes = max_processes
         self._stderr_ended = asyncio.Event()
         self._stdin = -1
         self._lifeline = -1
@@ -75,11 +68,10 @@ class StdioProcess:
             process = _spawn(lifeline_end, cwd, env)
         except OSError:
             self.exited.set()
-            raise UpstreamError(
+            raise ParkedError(
                 "The program could not be started.",
                 code="not_executable",
                 hint="Check that the working directory exists and is accessible.",
-                parked=True,
             ) from None
         finally:
             os.close(lifeline_end)
@@ -95,16 +87,10 @@ class StdioProcess:
         self._stderr_reader = asyncio.create_task(self._read_stderr(await self._reader(stderr)))
         # In a C locale the supervisor's Python sets LC_CTYPE; the program must not inherit it.
         unset = [] if "LC_CTYPE" in env else ["LC_CTYPE"]
-        command = json.dumps(
-            {
-                "program": program,
-                "argv": list(argv),
-                "unset": unset,
-                "max_processes": self._max_processes,
-            }
-        )
+        command = {"program": program, "argv": list(argv), "unset": unset}
+        line = json.dumps({**command, "max_processes": settings.MAX_PROCESSES}) + "\n"
         with suppress(BrokenPipeError):  # it died already, which the end of stdout reports
-            await _write(self._lifeline, bytearray(command.encode() + b"\n"))
+            await _write(self._lifeline, bytearray(line.encode()))
 
     async def _reader(self, pipe: IO[bytes]) -> asyncio.StreamReader:
         reader = asyncio.StreamReader(limit=READ_BYTES)
@@ -118,8 +104,8 @@ class StdioProcess:
         try:
             while chunk := await stderr.read(READ_BYTES):
                 self._stderr += chunk
-                if len(self._stderr) > 2 * self._stderr_bytes:
-                    del self._stderr[: -self._stderr_bytes]
+                if len(self._stderr) > 2 * settings.STDERR_BYTES:
+                    del self._stderr[: -settings.STDERR_BYTES]
         finally:
             self._stderr_ended.set()
 
@@ -143,8 +129,8 @@ class StdioProcess:
 
     def _add(self, line: ChunkBuffer, data: bytes) -> None:
         line.add(data)
-        if line.size > self._max_line:
-            raise TooLarge("program wrote a line", self._max_line, line.head(HEAD_BYTES))
+        if line.size > (limit := settings.MAX_MESSAGE_BYTES):
+            raise TooLarge("program wrote a line", limit, line.head(HEAD_BYTES))
 
     async def send(self, message: bytes, trace: RequestTrace | None) -> None:
         """Write one line. Not reentrant: lines must not be interleaved."""
@@ -158,9 +144,8 @@ class StdioProcess:
 
     def stderr_tail(self) -> str:
         """Return the last lines of stderr, safe to display and log: credentials are redacted."""
-        text = bytes(self._stderr[-self._stderr_bytes :]).decode("utf-8", "replace")
-        text = self._redact(text)
-        lines = text.replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
+        text = bytes(self._stderr[-settings.STDERR_BYTES :]).decode("utf-8", "replace")
+        lines = self._redact(text).replace("\r\n", "\n").rstrip().split("\n")[-STDERR_LINES:]
         return escape_hidden("\n".join(line[:2000] for line in lines), keep="\n\t")
 
     async def exit_error(self, when: str) -> UpstreamError:
@@ -170,43 +155,32 @@ class StdioProcess:
                 await self.exited.wait()
                 await self._stderr_ended.wait()
         detail = self.stderr_tail()
-        if self.exit_code is None:
+        code = self.exit_code
+        if code is None:
             return UpstreamError(
                 f"The program closed its output {when}, but is still running.",
                 code="closed",
                 hint="It may not support MCP over stdio, or need an argument to enable it.",
                 detail=detail,
             )
-        if self.exit_code == CANNOT_RUN and detail.startswith("toolcrib: cannot run the program"):
-            return UpstreamError(
+        if code == CANNOT_RUN and detail.startswith("toolcrib: cannot run the program"):
+            return ParkedError(
                 "The command was found, but cannot be executed: it is not a program for this "
                 "machine, or its interpreter is missing.",
                 code="not_executable",
                 hint="Name the interpreter as the command and the file as its first argument.",
                 detail=detail,
-                parked=True,
             )
-        if self.exit_code == TOO_MANY_PROCESSES and detail.endswith(TOO_MANY_MESSAGE):
-            return UpstreamError(
-                f"The program was killed {when}: it ran more than {self._max_processes:,} "
-                "processes and threads at once.",
-                code="crashed",
-                hint="If it needs that many, raise TOOLCRIB_MAX_PROCESSES.",
-                detail=detail,
-            )
-        how = (
-            f"was killed by signal {self.exit_code - 128}"
-            if self.exit_code > 128
-            else f"exited with code {self.exit_code}"
-        )
-        return UpstreamError(
-            f"The program {how} {when}.",
-            code="crashed",
-            hint="Its last lines on stderr may give the reason."
-            if detail
-            else "It wrote nothing to stderr. Run the same command in a shell to see its output.",
-            detail=detail,
-        )
+        how = f"was killed by signal {code - 128}" if code > 128 else f"exited with code {code}"
+        message = f"The program {how} {when}."
+        hint = "Its last lines on stderr may give the reason."
+        if not detail:
+            hint = "It wrote nothing to stderr. Run the same command in a shell to see its output."
+        elif code == TOO_MANY_PROCESSES and detail.endswith(TOO_MANY_MESSAGE):
+            limit = f"{settings.MAX_PROCESSES:,} processes and threads at once"
+            message = f"The program was killed {when}: it ran more than {limit}."
+            hint = "If it needs that many, raise TOOLCRIB_MAX_PROCESSES."
+        return UpstreamError(message, code="crashed", hint=hint, detail=detail)
 
     async def stop(self) -> None:
         """Close stdin, then kill everything; takes about three seconds at most."""
@@ -240,19 +214,11 @@ class StdioProcess:
 
 @asynccontextmanager
 async def run_process(
-    argv: Sequence[str],
-    *,
-    cwd: str,
-    env: Mapping[str, str],
-    redact: Callable[[str], str],
-    max_line: int,
-    stderr_bytes: int,
-    max_processes: int,
+    argv: Sequence[str], *, cwd: str, env: Mapping[str, str], redact: Callable[[str], str]
 ) -> AsyncIterator[StdioProcess]:
-    """Run a program for the duration of the block, or until it exceeds `max_processes`."""
     full_env = {name: os.environ[name] for name in INHERITED if name in os.environ} | dict(env)
     program = find_program(argv, cwd, full_env)
-    child = StdioProcess(max_line, stderr_bytes, redact, max_processes)
+    child = StdioProcess(redact)
     try:
         try:
             await child.start(program, argv, cwd, full_env)
@@ -264,40 +230,36 @@ async def run_process(
 
 
 def find_program(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> str:
-    """Return the path of the command, using the PATH of the program's environment."""
     if cwd and not Path(cwd).is_dir():
-        raise UpstreamError(
+        raise ParkedError(
             "The working directory does not exist.",
             code="command_not_found",
             hint="Correct it, or leave it empty.",
-            parked=True,
         )
     if not argv or not argv[0]:
-        raise UpstreamError("The command is empty.", code="command_not_found", parked=True)
+        raise ParkedError("The command is empty.", code="command_not_found")
     if any("\0" in text for text in (*argv, *env, *env.values())):
-        raise UpstreamError(
-            "An argument or variable contains a NUL character.", code="not_executable", parked=True
+        raise ParkedError(
+            "An argument or variable contains a NUL character.", code="not_executable"
         )
     if any(not name or "=" in name for name in env):
-        raise UpstreamError("A variable has an invalid name.", code="not_executable", parked=True)
+        raise ParkedError("A variable has an invalid name.", code="not_executable")
     if "/" in argv[0]:
         path = Path(cwd or ".", argv[0]).absolute()
         executable = str(path) if path.is_file() else None
         if executable and not os.access(executable, os.X_OK):
-            raise UpstreamError(
+            raise ParkedError(
                 "The command is a file without execute permission.",
                 code="not_executable",
                 hint="Make it executable (chmod +x) or name its interpreter as the command.",
-                parked=True,
             )
     else:
         executable = shutil.which(argv[0], path=env.get("PATH", os.defpath))
     if not executable:
-        raise UpstreamError(
+        raise ParkedError(
             "The command was not found on this machine.",
             code="command_not_found",
             hint="Install it, or give its full path. PATH is that of the Toolcrib process.",
-            parked=True,
         )
     return str(Path(executable).absolute())
 

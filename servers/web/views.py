@@ -42,9 +42,6 @@ def redirect_next(request: HttpRequest, default: str) -> HttpResponseRedirect:
     return HttpResponseRedirect(target if local else default)
 
 
-# --- List ---------------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 @vary_on_headers("HX-Request")
@@ -87,9 +84,6 @@ def export(request: HttpRequest) -> HttpResponse:
         content_type="application/json",
         headers={"Content-Disposition": 'attachment; filename="mcp.json"'},
     )
-
-
-# --- Server detail ------------------------------------------------------------------------------
 
 
 def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, Any]:
@@ -172,10 +166,7 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def sync(request: HttpRequest, slug: str) -> HttpResponse:
-    server = find_server(slug)
-    if not server.enabled:
-        raise Invalid("This server is disabled.", hint="Enable it first.")
-    scheduling.request_manual_sync(server, actor=actor_of(request))
+    scheduling.request_manual_sync(find_server(slug), actor=actor_of(request))
     request.session["sync_asked"] = slug
     return redirect_next(request, reverse("server", args=[slug]))
 
@@ -183,7 +174,6 @@ def sync(request: HttpRequest, slug: str) -> HttpResponse:
 @require_POST
 @admin_required
 def test(request: HttpRequest, slug: str) -> HttpResponse:
-    """Test the connection and show the result on the page."""
     result = connection_test.test_server(find_server(slug), actor=actor_of(request))
     if is_htmx_fragment(request):
         return render(request, "servers/web/_tested.html", {"test_result": result})

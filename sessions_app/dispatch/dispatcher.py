@@ -226,7 +226,6 @@ async def _send(plan: CallPlan, on_progress: OnProgress | None) -> CallOutcome:
             on_sent=on_sent,
             on_late=on_late,
             on_progress=on_progress,
-            checked=True,  # by the planner
         )
     finally:
         if mark_timer is not None:

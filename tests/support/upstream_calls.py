@@ -35,6 +35,12 @@ async def call_tool(server, tool, within=SHORT_TIMEOUT, session="", options=None
     return await upstream_calls.call(call_target(server, session), tool, arguments, **options)
 
 
+def in_flight(server_id):
+    """Return how many calls of this process a server is working on."""
+    active = upstream_calls.current_pool()
+    return active.bulkhead(server_id).running if active is not None else 0
+
+
 async def wait_until_reported(server, key, names):
     """Wait until `workshop` reports these calls of `wait` under a key: begun or given_up."""
     async with asyncio.timeout(scaled(SHORT_TIMEOUT)):

@@ -11,14 +11,9 @@ import pytest
 import uvloop
 from django.conf import settings
 
-from servers.connections.connection import (
-    Connection,
-    ListingError,
-    UpstreamError,
-    connect,
-    run_session,
-)
+from servers.connections.connection import Connection, connect, run_session
 from servers.connections.sdk_compat import raw_request
+from servers.errors import ListingError, UpstreamError
 from tests.support.upstreams.healthy import weather
 from tests.support.upstreams.many import paginated_server
 from tests.support.upstreams.running import http_spec, received_by, running_http, stdio_spec

@@ -61,7 +61,7 @@ def test_after_its_first_tries_a_process_reconnects_with_a_claim_or_on_request(m
     async def scenario():
         async with pooled(Claims, n1=refused()) as own:
             watcher = own.watcher
-            await own.maintain({1: 1})
+            await own.maintain({1: 1}, {1: 1}, ())
             await until(lambda: len(watcher.intervals) >= 5, "it waits for a claim")
             assert watcher.attempts == CIRCUIT_THRESHOLD
             request = asyncio.create_task(own.connection(1, 1))  # as a manual sync does

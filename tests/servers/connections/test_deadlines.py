@@ -14,6 +14,7 @@ from tests.support.upstream_calls import (
     TRANSPORTS_AND_ERAS,
     call_target,
     call_tool,
+    in_flight,
     run_scenario,
     running_upstream,
     wait_until,
@@ -37,7 +38,7 @@ def test_a_call_that_times_out_does_not_affect_others_on_its_connection(how):
         assert [outcome.state for outcome in await asyncio.gather(*others)] == ["succeeded"] * 5
         owner = next(iter(upstream_calls.current_pool().owners.values()))
         assert owner.failures == 0
-        assert upstream_calls.in_flight(server.pk) == 0
+        assert in_flight(server.pk) == 0
 
     with running_upstream(how, "workshop") as server:
         run_scenario(scenario)
@@ -111,12 +112,12 @@ def test_cancelling_notifies_the_server_and_releases_the_slot(how):
         waiting = [asyncio.create_task(call) for call in calls]
         await wait_until_reported(server, "begun", names)
         waiting += [asyncio.create_task(call_tool(server, "wait", seconds=30)) for _ in range(12)]
-        await wait_until(lambda: upstream_calls.in_flight(server.pk) == 8, "eight run")
+        await wait_until(lambda: in_flight(server.pk) == 8, "eight run")
         for task in waiting:
             task.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended)
-        assert upstream_calls.in_flight(server.pk) == 0
+        assert in_flight(server.pk) == 0
         await wait_until_reported(server, "given_up", names)
 
     with running_upstream(how, "workshop") as server:
@@ -132,7 +133,7 @@ def test_cancelling_at_any_moment_leaves_no_slot_in_use():
                 await asyncio.sleep(0.001 * (number % 7))
                 calls[number // 2].cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        assert upstream_calls.in_flight(server.pk) == 0
+        assert in_flight(server.pk) == 0
         assert (await call_tool(server, "say", result='{"content": []}')).state == "succeeded"
 
     with running_upstream("stdio") as server:
@@ -191,7 +192,7 @@ def test_late_calls_and_cancellations_at_any_moment_leave_no_slot_in_use():
             calls[number % 12].cancel()
             ends += await asyncio.gather(*calls, return_exceptions=True)
         assert "timed_out" in {getattr(end, "state", "cancelled") for end in ends}
-        assert upstream_calls.in_flight(server.pk) == 0
+        assert in_flight(server.pk) == 0
         assert (await call_one(server, "say", result='{"content": []}')).state == "succeeded"
 
     with running_upstream("stdio") as server:

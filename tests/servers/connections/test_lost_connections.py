@@ -12,6 +12,7 @@ from tests.support.upstream_calls import (
     HTTP_CLIENTS,
     SHORT_TIMEOUT,
     call_tool,
+    in_flight,
     release_held_calls,
     run_scenario,
     running_upstream,
@@ -114,9 +115,7 @@ def test_running_calls_succeed_when_another_call_reveals_a_lost_session(how):
         assert (lost.state, lost.code) == ("unknown", "closed")
         assert not first.closed.is_set()
         after = asyncio.create_task(call_tool(server, "say", result='{"content": []}'))
-        await wait_until(
-            lambda: upstream_calls.in_flight(server.pk) == 2, "the next call is on its way"
-        )
+        await wait_until(lambda: in_flight(server.pk) == 2, "the next call is on its way")
         await release_held_calls(server)
         assert (await held).content == [{"type": "text", "text": "held"}]
         assert (await after).state == "succeeded"
@@ -238,7 +237,7 @@ def test_a_program_that_stops_reading_is_restarted_and_a_partly_sent_call_runs_o
         )
         assert complete.state == "timed_out"  # all of it is in the pipe
         partial = asyncio.create_task(call_tool(server, "say", result='{"content": []}', mark=BIG))
-        await wait_until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+        await wait_until(lambda: in_flight(server.pk) == 1, "the call is out")
         queued = await call_tool(server, "say", result='{"content": []}', mark="queued")
         assert [(await partial).state, queued.state] == ["succeeded", "succeeded"]
         assert owner.last_error.message == "The server did not accept a message within 0.2 s."

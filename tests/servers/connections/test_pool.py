@@ -23,6 +23,7 @@ from servers.registration import actions as server_actions
 from servers.sync.listener import Listener
 from sessions_app.sessions import lifecycle
 from tests.support.factories import make_program, make_session
+from tests.support.upstream_calls import in_flight
 from tests.support.upstreams.running import http_spec, stdio_spec
 from tests.support.waiting import scaled, wait_for
 
@@ -215,7 +216,7 @@ def test_a_running_call_survives_the_end_of_its_session():
         async with upstream_calls.call_pool():
             _, old_pid = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
-            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: in_flight(server.pk) == 1, "the call is out")
             await asyncio.to_thread(lifecycle.close_session, session)
             await until(lambda: not upstream_calls.current_pool().owners, "the end was noticed")
             assert (await slow).structured == {"seconds": 2, "name": "old"}
@@ -329,7 +330,7 @@ def test_a_running_call_ends_on_the_old_connection_while_the_next_uses_the_new_o
         async with upstream_calls.call_pool():
             _, old_pid = await count(server)
             slow = asyncio.create_task(ask(server, "wait", seconds=2, name="old"))
-            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: in_flight(server.pk) == 1, "the call is out")
             await asyncio.to_thread(edit)
             _, new_pid = await count(server)
             assert new_pid != old_pid
@@ -353,7 +354,7 @@ def test_a_retired_connection_stays_open_until_its_calls_have_ended(event, monke
         async with upstream_calls.call_pool():
             _, old_pid = await count(server, "ses_1")
             slow = asyncio.create_task(ask(server, "wait", "ses_1", seconds=2, name="old"))
-            await until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+            await until(lambda: in_flight(server.pk) == 1, "the call is out")
             if event == "an edit":
                 await asyncio.to_thread(Server.objects.update, generation=2)
             else:
@@ -387,7 +388,9 @@ def test_a_call_and_the_maintenance_that_notice_the_same_edit_replace_the_connec
             first = await own.owner_for_call(1, "", 1)
             await first.connection_for_call()
             own.watcher.specs[1] = replace(first.spec, generation=2)
-            _, second = await asyncio.gather(own.maintain({1: 2}), own.owner_for_call(1, "", 2))
+            _, second = await asyncio.gather(
+                own.maintain({1: 2}, {1: 2}, ()), own.owner_for_call(1, "", 2)
+            )
             assert second is not first
             assert own.owners == {(1, ""): second}
             await second.connection_for_call()
@@ -415,13 +418,13 @@ def test_disabling_a_server_closes_its_connections():
 def test_maintenance_does_not_close_connections_that_calls_opened():
     async def scenario():
         async with pooled(n1=stdio_spec("raw_calls"), n2=stdio_spec("raw_calls")) as own:
-            await own.maintain({1: 1}, {1: 1, 2: 1})
+            await own.maintain({1: 1}, {1: 1, 2: 1}, ())
             for session in ("", "ses_1"):
                 owner = await own.owner_for_call(2, session, 1)
                 await owner.connection_for_call()
-            await own.maintain({1: 1}, {1: 1, 2: 1})
+            await own.maintain({1: 1}, {1: 1, 2: 1}, ())
             assert set(own.owners) == {(1, ""), (2, ""), (2, "ses_1")}
-            await own.maintain({1: 1}, {1: 1})
+            await own.maintain({1: 1}, {1: 1}, ())
             assert set(own.owners) == {(1, "")}
 
     run(scenario)

@@ -9,6 +9,7 @@ from tests.support.upstream_calls import (
     HTTP_CLIENTS,
     TRANSPORTS,
     call_tool,
+    in_flight,
     run_scenario,
     running_upstream,
     wait_until,
@@ -105,7 +106,7 @@ def test_the_meta_of_a_result_counts_in_its_size(settings):
 def test_a_result_too_large_on_a_shared_pipe_is_reported_to_its_own_call():
     async def scenario():
         other = asyncio.create_task(call_tool(server, "hang"))
-        await wait_until(lambda: upstream_calls.in_flight(server.pk) == 1, "the call is out")
+        await wait_until(lambda: in_flight(server.pk) == 1, "the call is out")
         big = await call_tool(server, "big", bytes=12_000_000)
         assert (big.state, big.code) == ("failed", "result_too_large")
         assert (await other).state == "unknown"

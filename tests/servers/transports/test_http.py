@@ -14,10 +14,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from django.conf import settings
 
-from servers.connections.connection import UpstreamError, connect, run_session
+from servers.connections.connection import connect, run_session
+from servers.errors import UpstreamError
 from servers.transports import http as upstream_http
 from servers.transports import response_body
-from servers.transports.http import RequestTrace, check_url
+from servers.transports.http import check_url
+from servers.transports.request_trace import RequestTrace, current_trace
 from servers.transports.ssrf import check_address
 from tests.support.upstreams.running import http_spec, received_by, running_http
 
@@ -70,7 +72,7 @@ def ask(resolver, *urls, method="GET"):
         async with upstream_http.upstream({}, resolver=resolver) as upstream:
             for url in urls:
                 trace = RequestTrace()
-                upstream_http.current_trace.set(trace)
+                current_trace.set(trace)
                 await upstream.http.request(method, url, headers={"Connection": "close"})
                 codes.append(trace.error and trace.error.code)
         return codes
@@ -394,8 +396,8 @@ def test_a_connection_is_usable_after_a_response_that_was_too_large():
     async def scenario(url):
         async with upstream_http.upstream({}) as upstream:
             trace = RequestTrace()
-            upstream_http.current_trace.set(trace)
-            with pytest.raises(upstream_http.BodyError):
+            current_trace.set(trace)
+            with pytest.raises(response_body.BodyError):
                 await upstream.http.post(f"{url}/big-json", json={})
             assert trace.error.code == "too_large"
             await upstream.http.post(f"{url}/404", json={})
@@ -475,7 +477,7 @@ def test_a_port_without_tls_is_reported():
 def test_an_error_is_assigned_to_its_own_request():
     async def post(upstream, url):
         trace = RequestTrace()
-        upstream_http.current_trace.set(trace)
+        current_trace.set(trace)
         await upstream.http.post(url, json={})
         return trace.error and trace.error.message
 

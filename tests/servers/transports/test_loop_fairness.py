@@ -15,8 +15,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from servers.connections.connection import UpstreamError, connect
+from servers.connections.connection import connect
 from servers.connections.streams import parse, parse_large
+from servers.errors import UpstreamError
 from servers.transports import http as upstream_http
 from servers.transports import response_body, stdio
 from servers.transports.buffers import CHUNK_BYTES, YIELD_AFTER, ChunkBuffer

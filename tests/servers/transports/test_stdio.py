@@ -15,7 +15,8 @@ import pytest
 import uvloop
 from django.conf import settings
 
-from servers.connections.connection import UpstreamError, connect
+from servers.connections.connection import connect
+from servers.errors import UpstreamError
 from servers.secret import Secret
 from servers.spec import ServerSpec
 from servers.transports import process_supervisor, stdio
@@ -26,7 +27,7 @@ from tests.support.waiting import scaled, wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-OPTIONS = {"cwd": "", "redact": str, "max_line": 1000, "stderr_bytes": 1000, "max_processes": 200}
+OPTIONS = {"cwd": "", "redact": str}
 
 
 def program(*argv, cwd=str(ROOT), env=None, hidden=()):
@@ -165,7 +166,7 @@ def test_a_flood_on_stderr_does_not_block_and_its_tail_is_available():
     async def scenario():
         async with connect(stdio_spec("raw_stdio", "--do", "stderr_flood")) as connection:
             assert len((await connection.list_tools()).tools) == 1
-            return connection.stderr_tail()
+            return connection._state.stderr_tail()
 
     tail = asyncio.run(scenario())
     assert tail.endswith("the last line⟨U+001B⟩[31m⟨U+0007⟩")
@@ -225,7 +226,7 @@ def test_reading_a_line_takes_linear_time(monkeypatch):
     monkeypatch.setattr(stdio, "READ_BYTES", 64)
 
     async def cost(size: int) -> float:
-        child = StdioProcess(10**9, 1000, str, 200)
+        child = StdioProcess(redact=str)
         child._stdout = asyncio.StreamReader()
         child._stdout.feed_data(b"x" * size + b"\n")
         child._stdout.feed_eof()
@@ -457,13 +458,13 @@ time.sleep(600)
     [(7, 0, "pass"), (7, 0, "parent or os.setsid()"), (2, 40, "pass")],
     ids=["processes", "processes apart", "threads"],
 )
-def test_a_fork_bomb_is_killed_with_all_its_processes(doublings, threads, apart):
+def test_a_fork_bomb_is_killed_with_all_its_processes(doublings, threads, apart, settings):
     """Hostile input 26: 128 processes, or 4 with 41 threads each; the limit is 100."""
+    settings.MAX_PROCESSES = 100
     script = MULTIPLIES.format(doublings=doublings, threads=threads, apart=apart)
 
     async def scenario():
-        options = {**OPTIONS, "max_processes": 100}
-        async with run_process([sys.executable, "-c", script], env={}, **options) as child:
+        async with run_process([sys.executable, "-c", script], env={}, **OPTIONS) as child:
             async for _ in child.messages():
                 pass
             await child.exited.wait()
