@@ -156,10 +156,7 @@ def find_server(slug: str) -> Server:
 def parse_connection(
     body: ConnectionIn, *, name: str, slug: str, description: str = "", known: Server | None = None
 ) -> tuple[ServerDraft, str]:
-    """Return the draft, and the digest of its command if `confirm_argv` confirms it.
-
-    `confirm_argv` repeats the request; the draft may have ${NAME} in place of a secret.
-    """
+    """Return the draft, and the digest of its command if `confirm_argv` repeats the request."""
     is_program = body.transport == "stdio"
     other = body.url if is_program else body.command
     if other:

@@ -10,10 +10,7 @@ from toolcrib.lib.errors import ToolcribError
 
 
 class UpstreamError(ToolcribError):
-    """A server could not be reached, or violated the protocol.
-
-    `detail` is for operators, e.g. the last lines of a program's stderr.
-    """
+    """A server failed or violated the protocol. `detail` is for operators, such as its stderr."""
 
     code = "protocol"
     status = 502

@@ -273,10 +273,7 @@ async def _cancel(task: asyncio.Task[RawResult]) -> None:
 async def _await_late_answer(
     task: asyncio.Task[RawResult], request: UpstreamRequest, slot: Slot
 ) -> None:
-    """Wait a little for an answer after the deadline, then cancel the request.
-
-    Cancel at once when another call needs the slot: the server must not exceed its concurrency.
-    """
+    """Wait a little after the deadline, unless another call needs the slot; then cancel."""
     started = time.monotonic()
     needed = asyncio.create_task(slot.needed.wait())
     try:
@@ -358,10 +355,7 @@ def _lost_outcome(error: UpstreamError, trace: RequestTrace) -> CallOutcome:
 
 
 def _was_rejected(trace: RequestTrace) -> bool:
-    """Tell whether the server rejected the request before a tool could run.
-
-    Other 5xx statuses may come from a failure halfway.
-    """
+    """Tell whether the server rejected the request before a tool could run, unlike most 5xx."""
     early = not trace.accepted and (trace.status < 500 or trace.status in (501, 503))
     return trace.error is not None and trace.error.code in REJECTION_CODES and early
 

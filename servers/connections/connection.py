@@ -23,10 +23,15 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from servers.connections.connection_state import ConnectionState
 from servers.connections.sdk_compat import param_headers, raw_request, stamp_of
-from servers.connections.sdk_errors import explain_error, flatten_errors, handshake_timeout
-from servers.connections.streams import Streams, connect_streams, watch_streams
+from servers.connections.streams import Streams, connect_streams, unreadable_error, watch_streams
 from servers.connections.tool_listing import list_all_pages
-from servers.errors import ListingError, ParkedError, ServerErrorResponse, UpstreamError
+from servers.errors import (
+    ListingError,
+    ParkedError,
+    ServerErrorResponse,
+    UpstreamError,
+    not_mcp_error,
+)
 from servers.spec import Listing, OnProgress, ServerSpec
 from servers.transports import http as upstream_http
 from servers.transports import sse, stdio
@@ -38,6 +43,7 @@ from servers.transports.direct_http import (
 )
 from servers.transports.http1 import HttpConnectionPool
 from servers.transports.request_trace import RequestTrace, trace_context
+from servers.transports.response_body import BodyError
 
 logger = logging.getLogger(__name__)
 # The SDK logs what servers send, with tracebacks. Everything relevant is also raised as an error.
@@ -106,7 +112,7 @@ class Connection:
             if has_no_tools and cursor is None and trace.error is None:
                 return None
             when = "while listing its tools"
-            raise await explain_error(error, trace, self._state, when) from None
+            raise await _explain_error(error, trace, self._state, when) from None
 
     async def call_tool(
         self,
@@ -188,7 +194,7 @@ class Connection:
             return no_response_error(trace.status)  # the SDK's error, not the server's
         elif from_server or (trace.error is None and error.code != types.CONNECTION_CLOSED):
             return ServerErrorResponse(error.message)
-        return await explain_error(error, trace, self._state, "while the tool ran")
+        return await _explain_error(error, trace, self._state, "while the tool ran")
 
     async def _run_until_closed(self, request: Coroutine[Any, Any, T], trace: RequestTrace) -> T:
         """Run a request of the SDK; raise if the connection closes first."""
@@ -208,10 +214,7 @@ class Connection:
                 running.exception()  # retrieved, whether or not it was raised above
 
     async def listen(self) -> None:
-        """Call on_list_changed on every change, until the connection is lost (then raise).
-
-        Also calls it when a change may have been missed.
-        """
+        """Call on_list_changed on every possible change; raise when the connection is lost."""
         if self.protocol_version in MODERN_PROTOCOL_VERSIONS:
             subscribe = _keep_subscription(self._client, self._state, self._on_list_changed)
             listening = asyncio.create_task(subscribe)
@@ -345,7 +348,7 @@ async def _within_handshake(
         async with asyncio.timeout_at(state.handshake_deadline):
             stream = await opening.__aenter__()
     except TimeoutError:
-        raise handshake_timeout() from None
+        raise _handshake_timeout() from None
     try:
         yield stream
     finally:
@@ -399,11 +402,11 @@ async def run_session(
             async with asyncio.timeout_at(state.handshake_deadline):
                 await ready.wait()
         except TimeoutError:
-            raise trace.error or handshake_timeout(state.stderr_tail()) from None
+            raise trace.error or _handshake_timeout(state.stderr_tail()) from None
         if state.closed.is_set():
             await asyncio.wait({owner})
             error = None if owner.cancelled() else owner.exception()
-            raise await explain_error(
+            raise await _explain_error(
                 error, trace, state, "during the handshake", in_handshake=True
             )
         yield Connection(client, state, changed)
@@ -419,7 +422,7 @@ async def _finish(owner: asyncio.Task[None]) -> None:
         owner.cancel()
     await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT / 2)
     if owner.done() and not owner.cancelled():
-        for error in flatten_errors(owner.exception()):
+        for error in _flatten_errors(owner.exception()):
             logger.debug("Connection ended with %s", type(error).__name__)
 
 
@@ -434,3 +437,60 @@ def _suppress_errors(callback: Callable[[], None] | None) -> Callable[[], None]:
             logger.exception("Callback for changed tools failed")
 
     return call
+
+
+# --- Errors -----------------------------------------------------------------------------------
+
+
+def _handshake_timeout(detail: str = "") -> UpstreamError:
+    return UpstreamError(
+        f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",
+        code="timeout",
+        hint="It may not support MCP, or be slow to start. TOOLCRIB_HANDSHAKE_TIMEOUT sets the "
+        "limit.",
+        detail=detail,
+    )
+
+
+def _flatten_errors(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [inner for each in error.exceptions for inner in _flatten_errors(each)]
+    return [] if error is None else [error]
+
+
+async def _explain_error(
+    error: BaseException | None,
+    trace: RequestTrace,
+    state: ConnectionState,
+    when: str,
+    *,
+    in_handshake: bool = False,
+) -> UpstreamError:
+    """Return the UpstreamError for an SDK exception, from the most specific source available."""
+    errors = _flatten_errors(error)
+    for each in errors:
+        if isinstance(each, UpstreamError):
+            return each
+        if isinstance(each, BodyError):
+            return each.error
+    if trace.error is not None:
+        return trace.error
+    codes = [each.code for each in errors if isinstance(each, MCPError)]
+    if state.error is not None or types.CONNECTION_CLOSED in codes or not errors:
+        return await state.close_reason(when)
+    if in_handshake and types.PARSE_ERROR in codes:
+        return not_mcp_error("something that is not MCP")
+    if types.PARSE_ERROR in codes:
+        return unreadable_error()
+    if types.REQUEST_TIMEOUT in codes:
+        return _handshake_timeout(state.stderr_tail())
+    if codes:
+        return UpstreamError(
+            f"The server answered with error {codes[0]} {when}.",
+            hint="This is a bug in the server, or it does not support the request.",
+        )
+    kinds = ", ".join(sorted({type(each).__name__ for each in errors}))
+    return UpstreamError(
+        f"The server violated the protocol {when} ({kinds}).",
+        hint="It may use a version of MCP that Toolcrib does not support.",
+    )

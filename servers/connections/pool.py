@@ -48,10 +48,7 @@ class Busy(UpstreamError):
 
 
 class Slot:
-    """The right to make one call.
-
-    A call that timed out keeps its slot, since the server still works on it, until `needed`.
-    """
+    """The right to make one call. A call that timed out keeps it until another call needs it."""
 
     def __init__(self, bulkhead: "Bulkhead") -> None:
         self.is_late = False
@@ -139,9 +136,6 @@ class Bulkhead:
         """Ask one late call per queued call to end, oldest first."""
         for slot, _ in zip(self._late, self._queue, strict=False):
             slot.needed.set()
-
-
-# --- Connections ----------------------------------------------------------------------------------
 
 
 class PoolWatcher:

@@ -16,10 +16,7 @@ Stamp = Callable[[dict[str, Any], Any], None]
 
 
 def stamp_of(session: ClientSession) -> Stamp:
-    """Return the function that adds what the negotiated protocol version requires to a request.
-
-    It changes the message (method, params) and the options (headers).
-    """
+    """Return the function that adds what the protocol version requires to (message, options)."""
     return session._stamp
 
 
@@ -32,10 +29,7 @@ async def raw_request(
     on_progress: OnProgress | None = None,
     resume: str | None = None,
 ) -> dict[str, Any]:
-    """Send a request and return its result unvalidated.
-
-    With `resume`, resume the stream of an earlier response instead of sending the request again.
-    """
+    """Send a request, or resume the stream of an earlier response; return the raw result."""
     message: dict[str, Any] = {"method": method, "params": params}
     options: Any = {}
     stamp_of(session)(message, options)

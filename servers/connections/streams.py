@@ -51,9 +51,6 @@ def unreadable_error() -> UpstreamError:
     )
 
 
-# --- Response matching on any transport -------------------------------------------------------
-
-
 @dataclass(eq=False)
 class _Stream:
     inner: Any
@@ -110,9 +107,6 @@ async def watch_streams(
 ) -> AsyncIterator[Streams]:
     async with transport as (read, write):
         yield _Incoming(read, state), _Outgoing(write, state)
-
-
-# --- Programs and event streams ---------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -246,10 +240,7 @@ class _StreamBridge:
 
     @asynccontextmanager
     async def _send_timeout(self, message: types.JSONRPCMessage) -> AsyncIterator[None]:
-        """Raise TimeoutError when sending takes SEND_TIMEOUT while the server is not busy.
-
-        The full time starts again when the server stops being busy: it reads on only from then.
-        """
+        """Raise TimeoutError after SEND_TIMEOUT, which starts again when the server is not busy."""
         loop = asyncio.get_running_loop()
         timeout = asyncio.timeout(None)
         was_busy = self._may_block(message)

@@ -60,11 +60,7 @@ def parse_entry(
     targets: Mapping[str, str],
     allow_http: bool,
 ) -> ServerDraft:
-    """Parse one entry or raise Invalid.
-
-    `references` are the variables and inputs that the entries of a file share. `targets` maps the
-    `target_string` of each known server to its slug.
-    """
+    """Parse one entry or raise Invalid. `targets` maps each known `target_string` to its slug."""
     if not isinstance(entry, JsonMap):
         raise EntryError("The entry is not a JSON object.", "Use an object with command or url.")
     for key, line in repeated_keys(entry)[:1]:
@@ -355,10 +351,7 @@ class _Entry:
         return {_without_nul(key): self.redact(key, value) for key, value in unknown.items()}
 
     def redact(self, name: str, value: object, *, all_secret: bool = False) -> object:
-        """Copy the value of an unknown field without its secrets, which are never used.
-
-        `all_secret`: below a field such as headers, any string may be a secret.
-        """
+        """Copy an unknown field without its secrets. `all_secret`: below headers or the like."""
         all_secret = all_secret or name.lower() in SECRET_CONTAINERS
         if isinstance(value, dict):
             return {

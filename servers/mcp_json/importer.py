@@ -39,11 +39,7 @@ def check_import(text: str, variables: Mapping[str, str]) -> ImportCheck:
 def parse_connection(
     text: str, *, variables: Mapping[str, str], known: Server | None = None
 ) -> ServerDraft:
-    """Parse an mcp.json with one server like an import: plaintext secrets are extracted.
-
-    A variable whose value is stored for the `known` server is not missing: it is filled in when
-    connecting.
-    """
+    """Parse one server like an import. Variables stored for the `known` one are not missing."""
     check = parse_mcp_json(text, variables=variables, allow_http=settings.ALLOW_PLAIN_HTTP)
     for problem in check.problems:
         raise Invalid(problem.message, hint=problem.hint, code=problem.code)

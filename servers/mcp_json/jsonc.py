@@ -144,10 +144,7 @@ class _Parser:
         return [self.parse_value(depth + 1) for _ in self.iterate_items("]")]
 
     def iterate_items(self, bracket: str) -> Iterator[int]:
-        """Yield the position of each item, for the caller to parse, up to the closing bracket.
-
-        A trailing comma is allowed, as in VS Code.
-        """
+        """Yield the position of each item, for the caller to parse. Allows a trailing comma."""
         start = self.position
         self.position += 1
         while True:

@@ -30,10 +30,7 @@ def parse_mcp_json(
     taken_slugs: Collection[str] = (),
     existing: Mapping[str, str] = _EMPTY,
 ) -> ImportCheck:
-    """Parse all servers of the text. Never raises: errors are returned as `Problem`s.
-
-    `existing` maps the `target_string` of each registered server to its slug.
-    """
+    """Parse all servers; errors are `Problem`s. `existing` maps each `target_string` to a slug."""
     try:
         document = _parse_document(text)
     except NotJson as error:

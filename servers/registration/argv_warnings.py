@@ -120,8 +120,6 @@ def _program_warnings(program: str, args: list[str]) -> list[str]:
 
 def runs_inline_code(argv: Sequence[str]) -> bool:
     """Return whether the arguments contain inline code, also behind env or sudo."""
-    if not argv:
-        return False
     commands = _unwrap(list(argv))
     return any(_has_inline_code(_program_name(words[0]), words[1:]) for words in commands)
 

@@ -107,11 +107,7 @@ class ImportCheck:
 
 
 def target_string(transport: str, url: str, command: str, args: Sequence[str]) -> str:
-    """Return a key for what a server connects to, equal for duplicates.
-
-    Takes the fields of a `models.Server`. Variable names are ignored, because an import derives
-    them from the slug.
-    """
+    """Return a key for what a server connects to, whatever its variables are called."""
     parts = [command, *args] if transport == "stdio" else [url]
     return f"{transport} " + json.dumps([PLACEHOLDER.sub("${}", part) for part in parts])
 

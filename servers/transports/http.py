@@ -220,10 +220,7 @@ class UpstreamTransport(httpx2.AsyncBaseTransport):
             return error_response(error)
 
     async def _throttle_reopening(self) -> None:
-        """Delay streams that are reopened in quick succession.
-
-        The SDK reopens an ended stream forever, after a delay that the server chooses (may be 0).
-        """
+        """Delay streams that are reopened quickly: the SDK reopens ended ones without a limit."""
         now = asyncio.get_running_loop().time()
         recent = self._last_stream and now - self._last_stream < 60
         self._quick_streams = self._quick_streams + 1 if recent else 0
@@ -377,10 +374,7 @@ def check_redirect(url: httpx2.URL, location: str) -> UpstreamError:
 
 @functools.cache
 def _tls_context(cert_file: str, cert_dir: str) -> ssl.SSLContext:
-    """Load the CA certificates once per setting (tens of milliseconds).
-
-    OpenSSL itself reads the environment variables whose values are the cache key.
-    """
+    """Load the CA certificates (slow), once for the variables that OpenSSL itself reads."""
     return ssl.create_default_context()
 
 

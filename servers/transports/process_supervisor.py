@@ -82,10 +82,7 @@ def descendants() -> dict[int, int]:
 
 
 class ProcessCount:
-    """Checks the number of processes and threads of the program against a limit.
-
-    Counting takes milliseconds, so it happens only when the count of the whole machine has grown.
-    """
+    """Checks the program's processes and threads against a limit, if those of the machine grew."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.checks, self.exceeded = limit, 0, False

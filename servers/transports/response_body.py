@@ -29,10 +29,7 @@ class BodyError(httpx2.SSEError, httpx2.StreamError):
 
 @dataclass(eq=False)
 class CappedBody(httpx2.AsyncByteStream):
-    """A body with a size limit: in total, or per event in event streams.
-
-    `trace` examines the response to a call before the SDK receives its last chunk.
-    """
+    """A body with a size limit, in total or per event. `trace` examines the response to a call."""
 
     response: httpx2.Response
     decoder: Decoder
@@ -91,10 +88,7 @@ def _bytes_since_last_event(size: int, tail: bytes, chunk: bytes) -> tuple[int, 
 
 
 def decoder(encoding: str) -> Decoder:
-    """Return the decoder of a content encoding. Its output chunks are bounded.
-
-    Toolcrib asks for `identity`; some servers compress anyway.
-    """
+    """Return the decoder of an encoding; some servers compress unasked. Its chunks are bounded."""
     if encoding in ("", "identity"):
         return lambda raw: (raw,)
     if encoding not in ("gzip", "x-gzip", "deflate"):
@@ -117,10 +111,7 @@ def decoder(encoding: str) -> Decoder:
 
 
 async def decode_in_slices(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
-    """Yield the decoded data in small slices, returning to the event loop in between.
-
-    One megabyte may expand to a gigabyte, or contain a million lines.
-    """
+    """Yield small slices, returning to the loop in between: 1 MB may expand to 1 GB."""
     started = time.monotonic()
     for chunk in decode(raw):
         for start in range(0, len(chunk), SLICE_BYTES):
@@ -131,10 +122,7 @@ async def decode_in_slices(raw: bytes, decode: Decoder) -> AsyncIterator[bytes]:
 
 
 class EventParser:
-    """Incremental parser of event streams (SSE): yields event names and data.
-
-    Limits the event size too: CappedBody's count accepts a bare carriage return as a line end.
-    """
+    """Incremental parser of event streams (SSE), which limits the size of an event too."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

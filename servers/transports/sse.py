@@ -46,10 +46,7 @@ class EventStream:
                 yield data
 
     async def send(self, message: bytes, trace: RequestTrace | None) -> None:
-        """Post one message and record in `trace` how it was received.
-
-        The response to the message arrives on the stream.
-        """
+        """Post one message; record in `trace` how it was received. Its response is an event."""
         current_trace.set(post_trace := RequestTrace(is_call=True))
         try:
             response = await self._http.post(

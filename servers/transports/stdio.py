@@ -58,11 +58,7 @@ class StdioProcess:
         self._stderr_reader: asyncio.Task[None]
 
     async def start(self, program: str, argv: Sequence[str], cwd: str, env: dict[str, str]) -> None:
-        """Spawn the supervisor and send it the command.
-
-        The command goes through the lifeline pipe, so that its arguments do not appear in the
-        supervisor's own command line.
-        """
+        """Spawn the supervisor; send it the command by the lifeline, not on its command line."""
         lifeline_end, self._lifeline = os.pipe()
         try:
             process = _spawn(lifeline_end, cwd, env)
@@ -110,10 +106,7 @@ class StdioProcess:
             self._stderr_ended.set()
 
     async def messages(self) -> AsyncIterator[bytes]:
-        """Yield each line of stdout until it ends. A line over the limit ends the connection.
-
-        Returns to the event loop regularly, however many lines arrive at once.
-        """
+        """Yield each line of stdout, returning to the loop in between. An oversized line raises."""
         line = ChunkBuffer()
         while chunk := await self._stdout.read(READ_BYTES):
             start, started = 0, time.monotonic()
@@ -295,10 +288,7 @@ def _wait_in_thread(process: subprocess.Popen[bytes], child: StdioProcess) -> No
 
 
 async def _write(fd: int, unsent: bytearray) -> None:
-    """Write all of `unsent` without blocking the loop, however slowly the reader is.
-
-    Removes the written bytes from `unsent`.
-    """
+    """Write `unsent` without blocking the loop, and remove the written bytes from it."""
     loop = asyncio.get_running_loop()
     while unsent:
         try:

@@ -122,10 +122,7 @@ def connect(request: HttpRequest) -> HttpResponse:
 @require_safe
 @admin_required
 def progress(request: HttpRequest) -> HttpResponse:
-    """Show the sync progress of each saved server. Polling gets only the rows.
-
-    The outcome of each sync is announced once: `ended` lists those already announced.
-    """
+    """Show the progress of each saved server; polling gets the rows. Ends are announced once."""
     state = import_wizard.load(request.session)
     if state is None:
         return redirect("server-add")

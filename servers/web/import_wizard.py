@@ -173,10 +173,7 @@ def _variable_fields(
 
 
 def connect(state: WizardState, post: QueryDict, *, actor: Actor) -> WizardState:
-    """Save the valid selected servers, queue their syncs, and return the new state.
-
-    Raises Conflict if the selection does not match the text.
-    """
+    """Save the selected servers and queue their syncs. Raises Conflict if the list has changed."""
     checked = check(state)
     selected = set(post.getlist("pick"))
     if not selected:

@@ -162,12 +162,8 @@ def _facet(
 
 def health() -> TemplateContext:
     states = _count_by("state")
-    return {
-        "total": sum(states.values()),
-        "failing": states.get(ServerState.FAILING, 0),
-        "connected": states.get(ServerState.CONNECTED, 0),
-        "disabled": states.get(ServerState.DISABLED, 0),
-    }
+    counts = {name: states.get(name, 0) for name in ("failing", "connected", "disabled")}
+    return counts | {"total": sum(states.values())}
 
 
 def failing_label(server: Server) -> str:
