@@ -7,27 +7,17 @@ after the delay in Retry-After.
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Any, Self, TypeVar, Unpack
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 
 from toolcrib.client import requests
-from toolcrib.client.requests import (
-    ApiRequest,
-    CallResult,
-    Catalog,
-    Form,
-    Found,
-    Json,
-    Loaded,
-    OpenOptions,
-    SearchOptions,
-    Session,
-    State,
-)
+from toolcrib.client.requests import ApiRequest, Catalog
 from toolcrib.lib.errors import ToolcribError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MAX_RETRY_DELAY = 30.0  # seconds
 TEMPORARY_STATUSES = (429, 503)
@@ -109,7 +99,42 @@ def _read(request: ApiRequest[T], response: httpx2.Response) -> T:
     return request.read(response.json())
 
 
+class _Method(Generic[P, T]):
+    """A method of both clients that sends the request built by a function."""
+
+    def __init__(self, build: Callable[P, ApiRequest[T]]) -> None:
+        self.build = build
+
+    @overload
+    def __get__(self, client: "Toolcrib", owner: object) -> Callable[P, T]: ...
+    @overload
+    def __get__(
+        self, client: "AsyncToolcrib", owner: object
+    ) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, client: Any, owner: object) -> Callable[P, Any]:
+        @wraps(self.build)
+        def send(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self.build(*args, **kwargs))
+
+        return send
+
+
 class _BaseClient:
+    open = _Method(requests.open_session)
+    session = _Method(requests.session)
+    close = _Method(requests.close)
+    fork = _Method(requests.fork)
+    catalog = _Method(requests.catalog)
+    tools = _Method(requests.tools)
+    details = _Method(requests.details)
+    search = _Method(requests.search)
+    load = _Method(requests.load)
+    preload = _Method(requests.preload)
+    call = _Method(requests.call)
+    state = _Method(requests.state)
+    stats = _Method(requests.stats)
+    events = _Method(requests.events)
+
     def __init__(self, url: str, key: str, attempts: int) -> None:
         self.url = url.rstrip("/")
         self.key = key
@@ -159,62 +184,6 @@ class Toolcrib(_BaseClient):
                 delay = retries.after_error_response(response)
             time.sleep(delay)
 
-    def open(self, **wish: Unpack[OpenOptions]) -> Session:
-        return self.send(requests.open_session(wish))
-
-    def session(self, session_id: str) -> Session:
-        return self.send(requests.session(session_id))
-
-    def close(self, session_id: str) -> Session:
-        return self.send(requests.close(session_id))
-
-    def fork(self, session_id: str) -> Session:
-        return self.send(requests.fork(session_id))
-
-    def catalog(self, session_id: str, etag: str = "", **form: Unpack[Form]) -> Catalog | None:
-        return self.send(requests.catalog(session_id, form, etag))
-
-    def tools(self, session_id: str, **form: Unpack[Form]) -> list[Json]:
-        return self.send(requests.tools(session_id, form))
-
-    def details(self, session_id: str, name: str, detail: str = "full") -> Json:
-        return self.send(requests.details(session_id, name, detail))
-
-    def search(self, session_id: str, **looking: Unpack[SearchOptions]) -> Found:
-        return self.send(requests.search(session_id, looking))
-
-    def load(
-        self, session_id: str, group_id: str, tool_names: Sequence[str] | None = None
-    ) -> Loaded:
-        return self.send(requests.load(session_id, _load_body(group_id, tool_names)))
-
-    def preload(self, session_id: str, tool_names: Sequence[str]) -> Json:
-        return self.send(requests.preload(session_id, tool_names))
-
-    def call(
-        self,
-        session_id: str,
-        tool_name: str,
-        arguments: object = None,
-        *,
-        timeout: float | None = None,
-        idempotency_key: str = "",
-    ) -> CallResult:
-        return self.send(
-            requests.call(
-                session_id, tool_name, arguments, timeout=timeout, idempotency_key=idempotency_key
-            )
-        )
-
-    def state(self, session_id: str) -> State:
-        return self.send(requests.state(session_id))
-
-    def stats(self, session_id: str) -> Json:
-        return self.send(requests.stats(session_id))
-
-    def events(self, session_id: str, limit: int = 100, cursor: str = "") -> Json:
-        return self.send(requests.events(session_id, limit, cursor))
-
 
 class AsyncToolcrib(_BaseClient):
     """The same client for asyncio."""
@@ -243,66 +212,3 @@ class AsyncToolcrib(_BaseClient):
                     return _read(ask, response)
                 delay = retries.after_error_response(response)
             await asyncio.sleep(delay)
-
-    async def open(self, **wish: Unpack[OpenOptions]) -> Session:
-        return await self.send(requests.open_session(wish))
-
-    async def session(self, session_id: str) -> Session:
-        return await self.send(requests.session(session_id))
-
-    async def close(self, session_id: str) -> Session:
-        return await self.send(requests.close(session_id))
-
-    async def fork(self, session_id: str) -> Session:
-        return await self.send(requests.fork(session_id))
-
-    async def catalog(
-        self, session_id: str, etag: str = "", **form: Unpack[Form]
-    ) -> Catalog | None:
-        return await self.send(requests.catalog(session_id, form, etag))
-
-    async def tools(self, session_id: str, **form: Unpack[Form]) -> list[Json]:
-        return await self.send(requests.tools(session_id, form))
-
-    async def details(self, session_id: str, name: str, detail: str = "full") -> Json:
-        return await self.send(requests.details(session_id, name, detail))
-
-    async def search(self, session_id: str, **looking: Unpack[SearchOptions]) -> Found:
-        return await self.send(requests.search(session_id, looking))
-
-    async def load(
-        self, session_id: str, group_id: str, tool_names: Sequence[str] | None = None
-    ) -> Loaded:
-        return await self.send(requests.load(session_id, _load_body(group_id, tool_names)))
-
-    async def preload(self, session_id: str, tool_names: Sequence[str]) -> Json:
-        return await self.send(requests.preload(session_id, tool_names))
-
-    async def call(
-        self,
-        session_id: str,
-        tool_name: str,
-        arguments: object = None,
-        *,
-        timeout: float | None = None,  # noqa: ASYNC109 - the tool's timeout, which Toolcrib enforces
-        idempotency_key: str = "",
-    ) -> CallResult:
-        return await self.send(
-            requests.call(
-                session_id, tool_name, arguments, timeout=timeout, idempotency_key=idempotency_key
-            )
-        )
-
-    async def state(self, session_id: str) -> State:
-        return await self.send(requests.state(session_id))
-
-    async def stats(self, session_id: str) -> Json:
-        return await self.send(requests.stats(session_id))
-
-    async def events(self, session_id: str, limit: int = 100, cursor: str = "") -> Json:
-        return await self.send(requests.events(session_id, limit, cursor))
-
-
-def _load_body(group_id: str, tool_names: Sequence[str] | None) -> Json:
-    names = {} if tool_names is None else {"tool_names": list(tool_names)}
-    return {"group_id": group_id, **names}

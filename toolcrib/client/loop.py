@@ -11,16 +11,14 @@ with Toolcrib(url, key) as crib, AgentLoop(crib, "anthropic") as loop:
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import count
 from typing import Any, Self, TypeVar, Unpack
 
-from toolcrib.client import requests
 from toolcrib.client.http import AsyncToolcrib, Toolcrib
 from toolcrib.client.providers import ToolCall, ToolResult
-from toolcrib.client.requests import Json, State
-from toolcrib.client.steps import META, Loop, Options, Run, Step, Steps
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.client.requests import ApiRequest, Json, State
+from toolcrib.client.steps import META, Loop, Options
 
 T = TypeVar("T")
 MAX_CONCURRENT_CALLS = 8  # of one reply; servers reject more as busy
@@ -34,7 +32,7 @@ class AgentLoop(Loop):
         self.crib = crib
 
     def __enter__(self) -> Self:
-        self._drive(self.opening())
+        complete(self.opening())
         self.extras = with_key(self.extras, self.crib.key)
         return self
 
@@ -53,7 +51,7 @@ class AgentLoop(Loop):
     def refresh(self) -> None:
         """Read the tools array again if loaded tools are added to it (strategy inject)."""
         if self.session.strategy == "inject":
-            self._drive(self.reading())
+            complete(self.reading())
 
     def take(self, reply: Any, messages: list[Any]) -> bool:
         """Append a reply and the results of its calls; return False if it has no calls."""
@@ -67,30 +65,17 @@ class AgentLoop(Loop):
         return self.messages_of([self.run(call) for call in self.calls_of(reply)])
 
     def run(self, call: ToolCall) -> ToolResult:
-        return self._drive(self.answering(call))
+        return complete(self.answering(call))
 
     def export(self) -> State:
         """Return the loaded tools, to continue later with `resume`."""
-        return self.crib.send(requests.state(self.session.id))
+        return self.crib.state(self.session.id)
 
-    def _drive(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    value = self._do(step)
-                except ToolcribError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(value)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    async def send(self, request: ApiRequest[T]) -> T:
+        return self.crib.send(request)
 
-    def _do(self, step: Step) -> Any:
-        if isinstance(step, Run):
-            return step.function(*step.arguments)
-        return self.crib.send(step)
+    async def run_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
 
 
 class AsyncAgentLoop(Loop):
@@ -103,7 +88,7 @@ class AsyncAgentLoop(Loop):
         self._call_slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def __aenter__(self) -> Self:
-        await self._drive(self.opening())
+        await self.opening()
         self.extras = with_key(self.extras, self.crib.key)
         return self
 
@@ -120,7 +105,7 @@ class AsyncAgentLoop(Loop):
 
     async def refresh(self) -> None:
         if self.session.strategy == "inject":
-            await self._drive(self.reading())
+            await self.reading()
 
     async def take(self, reply: Any, messages: list[Any]) -> bool:
         messages += self.said_of(reply)
@@ -138,30 +123,27 @@ class AsyncAgentLoop(Loop):
 
     async def run(self, call: ToolCall) -> ToolResult:
         async with self._meta_lock if call.name in META else self._call_slots:
-            return await self._drive(self.answering(call))
+            return await self.answering(call)
 
     async def export(self) -> State:
-        return await self.crib.send(requests.state(self.session.id))
+        return await self.crib.state(self.session.id)
 
-    async def _drive(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    value = await self._do(step)
-                except ToolcribError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(value)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    async def send(self, request: ApiRequest[T]) -> T:
+        return await self.crib.send(request)
 
-    async def _do(self, step: Step) -> Any:
-        if isinstance(step, Run):
-            value = step.function(*step.arguments)
-            return await value if inspect.isawaitable(value) else value
-        return await self.crib.send(step)
+    async def run_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        value = function(*arguments)
+        return await value if inspect.isawaitable(value) else value
+
+
+def complete(steps: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits, without an event loop."""
+    try:
+        steps.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("The coroutine waited for an event loop.")
 
 
 def with_key(extras: Json, key: str) -> Json:

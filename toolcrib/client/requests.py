@@ -6,8 +6,8 @@ Part of toolcrib.client; uses neither network nor Django. Each response keeps it
 
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypedDict, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 Json = dict[str, Any]
@@ -74,15 +74,30 @@ class SearchOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Session:
+class Response:
+    """The main fields of a response; `raw` has all of them."""
+
+    raw: Json = field(repr=False, kw_only=True)
+
+    @classmethod
+    def read(cls, raw: Json) -> Self:
+        known = {each.name: raw[each.name] for each in fields(cls) if each.name in raw}
+        return cls(**{**known, "raw": raw})
+
+
+@dataclass(frozen=True)
+class Session(Response):
     id: str
     strategy: str
     mode: str
-    text: str  # for the system prompt
     tools: list[Json]
     suggested_iteration_multiplier: int
     unknown: list[str]
-    raw: Json = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """Return the catalog for the system prompt."""
+        return str(self.raw["catalog"]["text"])
 
 
 @dataclass(frozen=True)
@@ -94,64 +109,33 @@ class Catalog:
 
 
 @dataclass(frozen=True)
-class Found:
+class Found(Response):
     status: str
     total_matches: int
     tools: list[Json]
     newly_loaded: int
     message: str
-    raw: Json = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Loaded(Response):
     group_id: str
     tool_names: list[str]
     remaining: int
     unknown: list[str]
     schemas: list[Json] | None
     error: Json | None
-    raw: Json = field(repr=False)
 
 
 @dataclass(frozen=True)
-class CallResult:
+class CallResult(Response):
     call_id: str
     tool_name: str
     state: str
     is_error: bool
     content: list[Json]
     structured_content: Any
-    error: Json | None
-    raw: Json = field(repr=False)
-
-
-def _session(raw: Json) -> Session:
-    return Session(
-        raw["id"],
-        raw["strategy"],
-        raw["mode"],
-        raw["catalog"]["text"],
-        raw["tools"],
-        raw["suggested_iteration_multiplier"],
-        raw["unknown"],
-        raw,
-    )
-
-
-def _found(raw: Json) -> Found:
-    keys = ("status", "total_matches", "tools", "newly_loaded", "message")
-    return Found(**{key: raw[key] for key in keys}, raw=raw)
-
-
-def _loaded(raw: Json) -> Loaded:
-    keys = ("group_id", "tool_names", "remaining", "unknown", "schemas", "error")
-    return Loaded(**{key: raw[key] for key in keys}, raw=raw)
-
-
-def _called(raw: Json) -> CallResult:
-    keys = ("call_id", "tool_name", "state", "is_error", "content", "structured_content")
-    return CallResult(**{key: raw[key] for key in keys}, error=raw.get("error"), raw=raw)
+    error: Json | None = None
 
 
 def _unchanged(raw: Any) -> Any:
@@ -169,30 +153,30 @@ def _query(options: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def open_session(wish: OpenOptions) -> ApiRequest[Session]:
-    return ApiRequest("POST", "/sessions", _session, wish, repeatable=False)
+def open_session(**wish: Unpack[OpenOptions]) -> ApiRequest[Session]:
+    return ApiRequest("POST", "/sessions", Session.read, wish, repeatable=False)
 
 
 def session(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("GET", _path(session_id), _session)
+    return ApiRequest("GET", _path(session_id), Session.read)
 
 
 def close(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("POST", _path(session_id, "/close"), _session, {})
+    return ApiRequest("POST", _path(session_id, "/close"), Session.read, {})
 
 
 def fork(session_id: str) -> ApiRequest[Session]:
-    return ApiRequest("POST", _path(session_id, "/fork"), _session, {}, repeatable=False)
+    return ApiRequest("POST", _path(session_id, "/fork"), Session.read, {}, repeatable=False)
 
 
-def catalog(session_id: str, form: Form, etag: str = "") -> ApiRequest[Catalog | None]:
+def catalog(session_id: str, etag: str = "", **form: Unpack[Form]) -> ApiRequest[Catalog | None]:
     """Read the catalog. The response is None if the etag still matches."""
     headers = {"If-None-Match": etag} if etag else {}
     path = _path(session_id, "/catalog")
     return ApiRequest("GET", path, _unchanged, query=_query(form), headers=headers)
 
 
-def tools(session_id: str, form: Form) -> ApiRequest[list[Json]]:
+def tools(session_id: str, **form: Unpack[Form]) -> ApiRequest[list[Json]]:
     return ApiRequest("GET", _path(session_id, "/tools"), _unchanged, query=_query(form))
 
 
@@ -201,26 +185,36 @@ def details(session_id: str, name: str, detail: str = "full") -> ApiRequest[Json
     return ApiRequest("GET", path, _unchanged, query={"detail": detail})
 
 
-def search(session_id: str, looking: Mapping[str, Any]) -> ApiRequest[Found]:
-    return ApiRequest("POST", _path(session_id, "/search"), _found, looking)
+def search(session_id: str, **looking: Unpack[SearchOptions]) -> ApiRequest[Found]:
+    return send_search(session_id, looking)
+
+
+def send_search(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Found]:
+    return ApiRequest("POST", _path(session_id, "/search"), Found.read, body)
 
 
 def provider_search(
-    session_id: str, looking: Mapping[str, Any], format_: str, call_id: str
+    session_id: str, body: Mapping[str, Any], format_: str, call_id: str
 ) -> ApiRequest[Json]:
     """Search with results in the provider's own format."""
     query = _query({"format": format_, "call_id": call_id})
-    return ApiRequest("POST", _path(session_id, "/search"), _unchanged, looking, query)
+    return ApiRequest("POST", _path(session_id, "/search"), _unchanged, body, query)
 
 
-def load(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Loaded]:
-    return ApiRequest("POST", _path(session_id, "/load"), _loaded, body)
+def load(
+    session_id: str, group_id: str, tool_names: Sequence[str] | None = None
+) -> ApiRequest[Loaded]:
+    names = {} if tool_names is None else {"tool_names": list(tool_names)}
+    return send_load(session_id, {"group_id": group_id, **names})
+
+
+def send_load(session_id: str, body: Mapping[str, Any]) -> ApiRequest[Loaded]:
+    return ApiRequest("POST", _path(session_id, "/load"), Loaded.read, body)
 
 
 def preload(session_id: str, tool_names: Sequence[str]) -> ApiRequest[Json]:
-    return ApiRequest(
-        "POST", _path(session_id, "/preload"), _unchanged, {"tool_names": list(tool_names)}
-    )
+    body = {"tool_names": list(tool_names)}
+    return ApiRequest("POST", _path(session_id, "/preload"), _unchanged, body)
 
 
 def call(
@@ -237,7 +231,7 @@ def call(
         body["timeout"] = timeout
     headers = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
     path = _path(session_id, "/call")
-    return ApiRequest("POST", path, _called, body, headers=headers, seconds=timeout or 300)
+    return ApiRequest("POST", path, CallResult.read, body, headers=headers, seconds=timeout or 300)
 
 
 def state(session_id: str) -> ApiRequest[State]:

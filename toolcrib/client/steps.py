@@ -1,25 +1,16 @@
-"""Sans-I/O core of the agent loop, shared by its synchronous and asyncio versions.
+"""Core of the agent loop, shared by its synchronous and asyncio versions.
 
-Methods are generators: they yield requests to send and functions to run, and receive the results.
+Coroutines that await nothing but `send` and `run_function`, which each version implements.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar
 
 from toolcrib.client import requests
 from toolcrib.client.http import ApiError
 from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult, compact, parsed, plain
-from toolcrib.client.requests import (
-    ApiRequest,
-    CallResult,
-    Form,
-    Json,
-    Loaded,
-    OpenOptions,
-    Session,
-    State,
-)
+from toolcrib.client.requests import ApiRequest, Form, Json, OpenOptions, Session, State
 from toolcrib.client.resume import (
     CacheKey,
     LoaderCache,
@@ -55,16 +46,6 @@ class MissingServers(ToolcribError):
     status = 409
 
 
-@dataclass(frozen=True)
-class Run:
-    """A function of the caller to run."""
-
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
-Step = ApiRequest[Any] | Run
-Steps = Generator[Step, Any, T]
 Before = Callable[[ToolCall], Any]
 After = Callable[[ToolCall, ToolResult], Any]
 
@@ -135,6 +116,13 @@ class Loop:
         self._known: dict[str, list[str]] | None = None  # tools by group
         self._loaded: set[str] = set()
 
+    async def send(self, request: ApiRequest[T]) -> T:
+        raise NotImplementedError
+
+    async def run_function(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function of the caller."""
+        raise NotImplementedError
+
     @property
     def session(self) -> Session:
         if self._session is None:
@@ -150,7 +138,7 @@ class Loop:
 
     # --- The session ----------------------------------------------------------------------------
 
-    def opening(self) -> Steps[None]:
+    async def opening(self) -> None:
         """Open or fetch the session, check requirements and read the tools."""
         if self._resume is not None:
             check_strategy(self._resume, self.wish.get("strategy") or self._resume["strategy"])
@@ -158,20 +146,21 @@ class Loop:
         first = (
             requests.session(self._session_id)
             if self._session_id
-            else requests.open_session(self.wish)
+            else requests.open_session(**self.wish)
         )
-        self._session = yield first
+        self._session = await self.send(first)
         try:
             if self.require_servers or self.before or self._resume:
-                yield from self._read_groups()
-            yield from self.reading()
+                await self._read_groups()
+            await self.reading()
         except ToolcribError:
             if not self._session_id:
-                yield requests.close(self.session.id)
+                await self.send(requests.close(self.session.id))
             raise
 
-    def _read_groups(self) -> Steps[None]:
-        catalog = yield requests.catalog(self.session.id, {"format": "json"})
+    async def _read_groups(self) -> None:
+        catalog = await self.send(requests.catalog(self.session.id, format="json"))
+        assert catalog is not None  # noqa: S101 - only with an etag
         self._known = {line["group_id"]: line["tool_names"] for line in catalog.body["groups"]}
         missing = [slug for slug in self.require_servers if slug not in catalog.body["servers"]]
         if missing:
@@ -181,15 +170,15 @@ class Loop:
                 hint=f"Grant the agent a group with these tools. Available servers: {available}.",
             )
         if self._resume is not None:
-            state = yield requests.state(self.session.id)
+            state = await self.send(requests.state(self.session.id))
             self.resumed = prepare_resumed_state(
                 self._known, state["expanded_groups"], self.session.strategy, self.loader_cache
             )
             self._loaded |= set(self.resumed.pre_loaded_tools)
 
-    def reading(self) -> Steps[None]:
+    async def reading(self) -> None:
         """Read the catalog text and the tools array; existing tools keep their position."""
-        catalog = yield requests.catalog(self.session.id, self.form, self._etag)
+        catalog = await self.send(requests.catalog(self.session.id, self._etag, **self.form))
         if catalog is None:
             return
         self._etag = catalog.etag
@@ -209,22 +198,22 @@ class Loop:
     def said_of(self, reply: Any) -> list[Any]:
         return PROVIDERS[self.provider].history(reply)
 
-    def answering(self, asked: ToolCall) -> Steps[ToolResult]:
+    async def answering(self, asked: ToolCall) -> ToolResult:
         """Run one call. Errors that the model can correct are results; others are raised."""
         try:
             if asked.search or asked.name in SEARCHES:
-                return (yield from self._searching(asked))
+                return await self._searching(asked)
             if asked.name == "load_tools":
-                return (yield from self._load(asked))
+                return await self._load(asked)
             if asked.name == "get_tool_details":
-                return (yield from self._details(asked))
-            return (yield from self._call(asked))
+                return await self._details(asked)
+            return await self._call(asked)
         except ApiError as error:
             if error.status not in MODEL_ERROR_STATUSES or error.code in CALLER_ERROR_CODES:
                 raise
             return refusal(asked, error.sentence, error.details)
 
-    def _searching(self, asked: ToolCall) -> Steps[ToolResult]:
+    async def _searching(self, asked: ToolCall) -> ToolResult:
         options = dict(_object(asked.arguments))
         if asked.name == "tool_search_regex":
             options = {"load": True, **options}
@@ -234,51 +223,51 @@ class Loop:
             asked.search or self.form.get("search") == "client"
         )
         if is_native:
-            ready = yield requests.provider_search(
-                self.session.id, options, self.provider, asked.id
+            ready = await self.send(
+                requests.provider_search(self.session.id, options, self.provider, asked.id)
             )
             return ToolResult(asked, asked, [], ready=ready)
-        matches = yield requests.search(self.session.id, options)
-        yield from self._report_loaded([tool["name"] for tool in matches.tools if tool["loaded"]])
+        matches = await self.send(requests.send_search(self.session.id, options))
+        await self._report_loaded([tool["name"] for tool in matches.tools if tool["loaded"]])
         return json_result(asked, matches.raw)
 
-    def _load(self, asked: ToolCall) -> Steps[ToolResult]:
+    async def _load(self, asked: ToolCall) -> ToolResult:
         body = _object(asked.arguments)
         key = _cache_key(body)
-        cached: Loaded | None = self.loader_cache.get(key) if key else None
+        cached = self.loader_cache.get(key) if key else None
         # A cached result of another session is valid only if this session loaded the tools too.
         if cached is not None and set(cached.tool_names) <= self._loaded:
             return json_result(asked, cached.raw)
-        loaded: Loaded = yield requests.load(self.session.id, body)
+        loaded = await self.send(requests.send_load(self.session.id, body))
         if loaded.error is not None:
             return refusal(asked, f"{loaded.error['message']} {loaded.error['hint']}".strip())
         if key:
             self.loader_cache[key] = loaded
-        yield from self._report_loaded(loaded.tool_names)
+        await self._report_loaded(loaded.tool_names)
         return json_result(asked, loaded.raw)
 
-    def _details(self, asked: ToolCall) -> Steps[ToolResult]:
+    async def _details(self, asked: ToolCall) -> ToolResult:
         name = _object(asked.arguments).get("name")
         if not isinstance(name, str) or not name:
             return refusal(asked, "Give the name of a tool.")
-        return json_result(asked, (yield requests.details(self.session.id, name)))
+        return json_result(asked, await self.send(requests.details(self.session.id, name)))
 
-    def _report_loaded(self, names: Sequence[str]) -> Steps[None]:
+    async def _report_loaded(self, names: Sequence[str]) -> None:
         fresh = [name for name in names if name not in self._loaded]
         self._loaded |= set(fresh)
         if fresh and self.on_tools_expanded is not None:
-            yield Run(self.on_tools_expanded, (fresh,))
+            await self.run_function(self.on_tools_expanded, fresh)
 
-    def _call(self, asked: ToolCall) -> Steps[ToolResult]:
+    async def _call(self, asked: ToolCall) -> ToolResult:
         call = unwrapped(asked)
         if call is None:
             return refusal(asked, "Give the name of the tool to run, and its arguments.")
         if self.before is not None and isinstance(call.arguments, dict):
-            call = replace(call, name=(yield from self._resolve_name(call.name)))
-            objection = yield Run(self.before, (call,))
+            call = replace(call, name=await self._resolve_name(call.name))
+            objection = await self.run_function(self.before, call)
             if objection is not None:
                 return replace(refusal(asked, str(objection)), call=call)
-        response: CallResult = yield requests.call(self.session.id, call.name, call.arguments)
+        response = await self.send(requests.call(self.session.id, call.name, call.arguments))
         call = replace(call, name=response.tool_name)
         result = ToolResult(
             asked,
@@ -289,13 +278,13 @@ class Loop:
             response.state,
         )
         if response.state == "client":
-            result = yield from self._run_function(result)
+            result = await self._run_custom_tool(result)
         if self.after is not None:
-            replacement = yield Run(self.after, (call, result))
+            replacement = await self.run_function(self.after, call, result)
             result = result if replacement is None else replacement
         return result
 
-    def _run_function(self, result: ToolResult) -> Steps[ToolResult]:
+    async def _run_custom_tool(self, result: ToolResult) -> ToolResult:
         """Run the caller's function for a custom tool, with the validated arguments."""
         name = result.call.name
         function = self.functions.get(name)
@@ -303,13 +292,13 @@ class Loop:
             message = f"{name} runs in the agent's own program, which has no function for it."
             return replace(refusal(result.asked, message), call=result.call)
         try:
-            value = yield Run(function, (result.structured,))
+            value = await self.run_function(function, result.structured)
         except ToolFailed as error:
             return replace(refusal(result.asked, error.sentence), call=result.call)
         text = value if isinstance(value, str) else compact(value)
         return replace(result, content=[{"type": "text", "text": text}], structured=None)
 
-    def _resolve_name(self, name: str) -> Steps[str]:
+    async def _resolve_name(self, name: str) -> str:
         """Return a tool's full name, so that `before` never sees an unprefixed one."""
         names = {tool for group in (self._known or {}).values() for tool in group}
         if name in names:
@@ -318,7 +307,7 @@ class Loop:
         if len(matches) == 1:
             return matches[0]
         try:
-            tool_details = yield requests.details(self.session.id, name, "name")
+            tool_details = await self.send(requests.details(self.session.id, name, "name"))
         except ApiError:
             return name  # the call itself will be rejected with a message
         return str(tool_details["name"])
