@@ -25,7 +25,6 @@ from toolcrib.runtime.lifespan import runtime
 
 PACKAGES = ("Django", "mcp", "celery", "django-ninja", "uvicorn", "redis")
 QUEUES = ("sync", "index")
-REDIS_TIMEOUT = 0.5  # seconds
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,10 @@ def _database() -> list[Fact]:
     return [Fact("Database", f"{name} {number}", "ok")]
 
 
+def redis_client() -> redis.Redis:
+    return redis.Redis.from_url(settings.REDIS_URL, socket_connect_timeout=0.5, socket_timeout=0.5)
+
+
 def _queue() -> list[Fact]:
     if settings.EMBEDDED:
         # Only the serving process has a worker; a command or a test has none.
@@ -104,12 +107,7 @@ def _queue() -> list[Fact]:
             return [Fact("Queue", "in memory, worker not running", "failing")]
         return [Fact("Queue", "in memory, worker running", "ok")]
     try:
-        client = redis.Redis.from_url(
-            settings.REDIS_URL,
-            socket_connect_timeout=REDIS_TIMEOUT,
-            socket_timeout=REDIS_TIMEOUT,
-        )
-        with client:
+        with redis_client() as client:
             number = client.info("server")["redis_version"]
             pending = {name: client.llen(name) for name in QUEUES}
     except redis.RedisError:

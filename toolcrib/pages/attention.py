@@ -4,10 +4,10 @@ Reads only, in a fixed number of queries. Deliberate states are not listed: repl
 no longer used, disabled servers and agents.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from django.db.models import Count, F, Max, Q
@@ -24,14 +24,13 @@ from sessions_app.models import Agent, ApiKey, SessionState
 from toolcrib.lib.text import plural
 from toolcrib.templatetags.toolcrib import duration
 
+T = TypeVar("T")
 EXPIRY_WARNING = timedelta(days=7)
 MAX_ITEMS_PER_KIND = 5  # the rest is counted in one line
 
 
 @dataclass(frozen=True)
 class AttentionItem:
-    """A message with one action."""
-
     message: str
     action: str
     url: str
@@ -53,32 +52,40 @@ def items() -> list[AttentionItem]:
     ]
 
 
-def _limit(
-    rows: Sequence[Any], item: Callable[[Any], AttentionItem], rest: Callable[[int], AttentionItem]
-) -> Any:
-    """List the first few and count the others in one line."""
-    listed = [item(row) for row in rows[:MAX_ITEMS_PER_KIND]]
-    more = len(rows) - MAX_ITEMS_PER_KIND
-    return [*listed, rest(more)] if more > 0 else listed
+def _list(
+    rows: Iterable[T],
+    message: Callable[[T], str],
+    link: Callable[[T], tuple[str, str]],
+    more: Callable[[int], str],
+    more_link: tuple[str, str],
+    glyph: str = "diamond",
+) -> list[AttentionItem]:
+    """List the first few rows with their links (action and URL); count the others in one line."""
+    rows = list(rows)
+    first = rows[:MAX_ITEMS_PER_KIND]
+    items = [AttentionItem(message(row), *link(row), glyph) for row in first]
+    if rest := len(rows) - len(first):
+        items.append(AttentionItem(more(rest), *more_link, glyph))
+    return items
+
+
+def _server_link(server: Server) -> tuple[str, str]:
+    return "View server", reverse("server", args=[server.slug])
+
+
+def _group_link(group_id: str) -> tuple[str, str]:
+    return "View group", reverse("group", args=[group_id])
 
 
 def _failing_servers(now: datetime) -> list[AttentionItem]:
-    items: list[AttentionItem] = _limit(
-        list(Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name")),
-        lambda server: AttentionItem(
-            _failure_message(server, now),
-            "View server",
-            reverse("server", args=[server.slug]),
-            "triangle",
-        ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more server')} {_are(more)} failing.",
-            "Show failing servers",
-            reverse("servers") + "?state=failing",
-            "triangle",
-        ),
+    return _list(
+        Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name"),
+        lambda server: _failure_message(server, now),
+        _server_link,
+        lambda more: f"{plural(more, 'more server')} {_are(more)} failing.",
+        ("Show failing servers", reverse("servers") + "?state=failing"),
+        "triangle",
     )
-    return items
 
 
 def _failure_message(server: Server, now: datetime) -> str:
@@ -90,21 +97,16 @@ def _failure_message(server: Server, now: datetime) -> str:
 
 
 def _pending_removals() -> list[AttentionItem]:
-    items: list[AttentionItem] = _limit(
-        list(Server.objects.filter(removals_held=True, enabled=True).order_by("name")),
-        lambda server: AttentionItem(
+    return _list(
+        Server.objects.filter(removals_held=True, enabled=True).order_by("name"),
+        lambda server: (
             f"{server.name} no longer lists over half of its tools. They stay available until a "
-            "second sync confirms it.",
-            "View server",
-            reverse("server", args=[server.slug]),
+            "second sync confirms it."
         ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more server')} lost over half of the tools.",
-            "Show servers",
-            reverse("servers"),
-        ),
+        _server_link,
+        lambda more: f"{plural(more, 'more server')} lost over half of the tools.",
+        ("Show servers", reverse("servers")),
     )
-    return items
 
 
 def _pending_reviews() -> list[AttentionItem]:
@@ -117,22 +119,15 @@ def _pending_reviews() -> list[AttentionItem]:
 
 def _search_regressions() -> list[AttentionItem]:
     """Return golden queries whose expected tool ranks lower than before."""
-    items: list[AttentionItem] = _limit(
+    link = ("View golden queries", reverse("golden"))
+    return _list(
         golden_queries.list_regressions(),
-        lambda query: AttentionItem(
-            f"Search regression: “{query.query}” {_rank_change(query)}.",
-            "View golden queries",
-            reverse("golden"),
-            "triangle",
-        ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more search regression')}.",
-            "View golden queries",
-            reverse("golden"),
-            "triangle",
-        ),
+        lambda query: f"Search regression: “{query.query}” {_rank_change(query)}.",
+        lambda query: link,
+        lambda more: f"{plural(more, 'more search regression')}.",
+        link,
+        "triangle",
     )
-    return items
 
 
 def _rank_change(query: GoldenQuery) -> str:
@@ -146,51 +141,42 @@ def _rank_change(query: GoldenQuery) -> str:
 def _session_limits() -> list[AttentionItem]:
     is_open = Q(sessions__state=SessionState.OPEN)
     rows = Agent.objects.filter(enabled=True).annotate(open_count=Count("sessions", filter=is_open))
-    items: list[AttentionItem] = _limit(
-        list(rows.filter(open_count__gte=F("max_sessions"))),
-        lambda agent: AttentionItem(
+    return _list(
+        rows.filter(open_count__gte=F("max_sessions")),
+        lambda agent: (
             f"{agent.name} is at its limit of {plural(agent.max_sessions, 'open session')}: new "
-            "sessions may be rejected.",
+            "sessions may be rejected."
+        ),
+        lambda agent: (
             "Show sessions",
             f"{reverse('sessions')}?{urlencode({'agent': agent.name, 'state': 'open'})}",
-            "clock",
         ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more agent')} {_are(more)} at the limit of open sessions.",
-            "Show agents",
-            reverse("agents"),
-            "clock",
-        ),
+        lambda more: f"{plural(more, 'more agent')} {_are(more)} at the limit of open sessions.",
+        ("Show agents", reverse("agents")),
+        "clock",
     )
-    return items
 
 
 def _over_budget_groups() -> list[AttentionItem]:
     """Return groups whose preloads alone exceed the board's budget, the costliest first."""
     costs = [(board.definitions_cost(group).preload, group) for group in cache.current().groups]
     over = [pair for pair in costs if pair[0] > board.BUDGET]
-    items: list[AttentionItem] = _limit(
+    return _list(
         sorted(over, key=lambda pair: (-pair[0], pair[1].group_id)),
-        lambda pair: AttentionItem(
+        lambda pair: (
             f"{pair[1].display_name} preloads ≈{pair[0]:,} tokens into each session, above the "
-            f"budget of {board.BUDGET:,}.",
-            "View group",
-            reverse("group", args=[pair[1].group_id]),
-            "triangle",
+            f"budget of {board.BUDGET:,}."
         ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more group')} {_are(more)} above the budget.",
-            "Show groups",
-            reverse("groups"),
-            "triangle",
-        ),
+        lambda pair: _group_link(pair[1].group_id),
+        lambda more: f"{plural(more, 'more group')} {_are(more)} above the budget.",
+        ("Show groups", reverse("groups")),
+        "triangle",
     )
-    return items
 
 
 def _expiring_keys(now: datetime) -> list[AttentionItem]:
     """Return keys that expire soon and were not replaced, or are still used."""
-    valid = ApiKey.objects.filter(revoked_at=None, agent__enabled=True).select_related("agent")
+    valid = ApiKey.objects.filter(revoked_at=None, agent__enabled=True)
     expiring = valid.filter(expires_at__gt=now, expires_at__lte=now + EXPIRY_WARNING)
     newest_valid = dict(
         valid.filter(Q(expires_at=None) | Q(expires_at__gt=now + EXPIRY_WARNING))
@@ -198,26 +184,19 @@ def _expiring_keys(now: datetime) -> list[AttentionItem]:
         .values_list("agent")
         .annotate(Max("created_at"))
     )
-    items: list[AttentionItem] = _limit(
-        [
-            key
-            for key in expiring.order_by("expires_at")
-            if not _is_replaced(key, newest_valid.get(key.agent_id))
-        ],
-        lambda key: AttentionItem(
-            f"Key {key.name} ({key.prefix}…) of {key.agent.name} expires {_expiry(key, now)}.",
-            "Rotate key",
-            reverse("agent-keys", args=[key.agent.name]),
-            "clock",
+    keys = expiring.annotate(agent_name=F("agent__name")).order_by("expires_at")
+    return _list(
+        [key for key in keys if not _is_replaced(key, newest_valid.get(key.agent_id))],
+        lambda key: (
+            f"Key {key.name} ({key.prefix}…) of {key.agent_name} expires {_expiry(key, now)}."
         ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more key')} {'expires' if more == 1 else 'expire'} within 7 days.",
-            "Show agents",
-            reverse("agents"),
-            "clock",
+        lambda key: ("Rotate key", reverse("agent-keys", args=[key.agent_name])),
+        lambda more: (
+            f"{plural(more, 'more key')} {'expires' if more == 1 else 'expire'} within 7 days."
         ),
+        ("Show agents", reverse("agents")),
+        "clock",
     )
-    return items
 
 
 def _is_replaced(key: ApiKey, newer: datetime | None) -> bool:
@@ -238,22 +217,14 @@ def _changed_groups() -> list[AttentionItem]:
     """Return groups with manually chosen members whose servers now offer other tools."""
     chosen = list(Group.objects.filter(follows=None))
     drifts = group_health.drifts(chosen)
-    items: list[AttentionItem] = _limit(
-        [(group, drifts[group.pk]) for group in chosen if drifts[group.pk]],
-        lambda row: AttentionItem(
-            _drift_message(row[0], row[1]),
-            "View group",
-            reverse("group", args=[row[0].group_id]),
-            "pencil",
-        ),
-        lambda more: AttentionItem(
-            f"{plural(more, 'more group')} {_are(more)} affected by changed tools.",
-            "Show groups",
-            reverse("groups"),
-            "pencil",
-        ),
+    return _list(
+        [group for group in chosen if drifts[group.pk]],
+        lambda group: _drift_message(group, drifts[group.pk]),
+        lambda group: _group_link(group.group_id),
+        lambda more: f"{plural(more, 'more group')} {_are(more)} affected by changed tools.",
+        ("Show groups", reverse("groups")),
+        "pencil",
     )
-    return items
 
 
 def _drift_message(group: Group, drift: group_health.Drift) -> str:

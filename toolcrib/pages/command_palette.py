@@ -7,7 +7,8 @@ views declare the role they require.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from itertools import chain
+from operator import and_, or_
 from typing import Any
 
 from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
@@ -19,10 +20,10 @@ from django.views.decorators.http import require_safe
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession
-from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.lib.request import is_htmx_fragment, text
 from toolcrib.lib.roles import Role, operator_required, role_of
+from toolcrib.pages.navigation import SECTIONS, Entry
 
-MAX_QUERY_LENGTH = 200
 MAX_WORDS = 6
 MAX_RESULTS_PER_KIND = 6
 
@@ -45,29 +46,8 @@ class Section:
     choices: list[Choice]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A page or an action: its label, URL name and further search keywords."""
-
-    label: str
-    name: str
-    keywords: str = ""
-    keys: str = ""
-    fragment: str = ""
-
-
 PAGES = (
-    Entry("Overview", "overview", "home start attention", "g o"),
-    Entry("Servers", "servers", "mcp connections health", "g s"),
-    Entry("Tools", "tools", "catalog definitions cost", "g t"),
-    Entry("Groups", "groups", "preload budget board", "g g"),
-    Entry("Search", "playground", "playground query find", "g p"),
-    Entry("Agents", "agents", "keys callers", "g a"),
-    Entry("Sessions", "sessions", "runs timeline calls", "g n"),
-    Entry("Approvals", "approvals", "waiting pending review held changes decide", "g v"),
-    Entry("Usage", "usage", "statistics errors latency unused", "g u"),
-    Entry("Audit log", "audit", "history who changed", "g l"),
-    Entry("Settings", "settings", "people retention budgets sync", "g ,"),
+    *chain.from_iterable(SECTIONS.values()),
     Entry("About", "about", "version report health"),
     Entry("Patterns", "patterns", "components design"),
 )
@@ -86,20 +66,12 @@ ADMIN_ACTIONS = {"groups"}
 @operator_required
 def palette(request: HttpRequest) -> HttpResponse:
     """Return a page, or only the list of results for the dialog."""
-    query = request.GET.get("q", "").replace("\0", "").strip()[:MAX_QUERY_LENGTH]
+    query = text(request.GET, "q")
     sections = search(query, role_of(request.user))
-    fragment = is_htmx_fragment(request)
-    return render(
-        request,
-        "toolcrib/pages/palette_options.html"
-        if fragment
-        else "toolcrib/pages/command_palette.html",
-        {
-            "query": query,
-            "sections": sections,
-            "count": sum(len(section.choices) for section in sections),
-        },
-    )
+    template = "palette_options" if is_htmx_fragment(request) else "command_palette"
+    count = sum(len(section.choices) for section in sections)
+    context = {"query": query, "sections": sections, "count": count}
+    return render(request, f"toolcrib/pages/{template}.html", context)
 
 
 def search(query: str, role: Role) -> list[Section]:
@@ -142,33 +114,23 @@ def _is_allowed(entry: Entry, role: Role) -> bool:
 
 
 def _choice(entry: Entry) -> Choice:
-    return Choice(entry.label, reverse(entry.name) + entry.fragment, keys=entry.keys)
+    keys = f"g {entry.key}" if entry.key else ""
+    return Choice(entry.label, reverse(entry.name) + entry.fragment, keys=keys)
 
 
 def _actions(words: list[str], role: Role) -> list[Choice]:
+    is_admin = role == Role.ADMIN
     actions = [
-        entry
+        _choice(entry)
         for entry in _matching(ACTIONS, words, role)
-        if role == Role.ADMIN or entry.name not in ADMIN_ACTIONS
+        if is_admin or entry.name not in ADMIN_ACTIONS
     ]
-    return [_choice(entry) for entry in actions] + (
-        _sync_actions(words[1:])
-        if role == Role.ADMIN and words and "sync".startswith(words[0])
-        else []
-    )
-
-
-def _sync_actions(words: list[str]) -> list[Choice]:
-    servers = _by_name(Server.objects.filter(enabled=True), "name", "slug", words=words)
-    return [
-        Choice(
-            f"Sync {server.name}",
-            reverse("server-sync", args=[server.slug]),
-            "fetch its tools now",
-            posts=True,
-        )
-        for server in servers
-    ]
+    if is_admin and words and "sync".startswith(words[0]):
+        servers = _by_name(Server.objects.filter(enabled=True), "name", "slug", words=words[1:])
+        for server in servers:
+            url = reverse("server-sync", args=[server.slug])
+            actions.append(Choice(f"Sync {server.name}", url, "fetch its tools now", posts=True))
+    return actions
 
 
 # --- Objects by name ----------------------------------------------------------------------------
@@ -176,9 +138,7 @@ def _sync_actions(words: list[str]) -> list[Choice]:
 
 def _by_name(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[Any]:
     """Filter rows that contain every word in one of the fields; prefix matches first."""
-    each = [
-        reduce(lambda a, b: a | b, (Q(**{f"{f}__icontains": w}) for f in fields)) for w in words
-    ]
+    each = [reduce(or_, (Q(**{f"{field}__icontains": w}) for field in fields)) for w in words]
     first = [When(**{f"{field}__istartswith": " ".join(words)}, then=Value(0)) for field in fields]
     order = Case(*first, default=Value(1), output_field=IntegerField())
     return rows.filter(reduce(and_, each, Q())).order_by(order, fields[0])[:MAX_RESULTS_PER_KIND]
@@ -221,14 +181,12 @@ def _agents(words: list[str]) -> list[Choice]:
 def _sessions(words: list[str]) -> list[Choice]:
     """Return sessions by the start of their id, or the newest of matching agents."""
     rows = AgentSession.objects.select_related("agent").order_by("-id")
-    text = words[0] if len(words) == 1 else ""
-    if text.startswith("ses_"):
-        rows = rows.filter(session_id__startswith=text)
+    if len(words) == 1 and words[0].startswith("ses_"):
+        rows = rows.filter(session_id__startswith=words[0])
     else:
         agents = Agent.objects.filter(reduce(and_, (Q(name__icontains=word) for word in words)))
-        rows = rows.filter(
-            agent__in=list(agents.values_list("pk", flat=True)[:MAX_RESULTS_PER_KIND])
-        )
+        keys = list(agents.values_list("pk", flat=True)[:MAX_RESULTS_PER_KIND])
+        rows = rows.filter(agent__in=keys)
     return [
         Choice(
             f"{session.session_id[:12]}…",

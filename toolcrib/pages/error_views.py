@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import redis
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError
@@ -9,83 +10,67 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 
 from catalog.models import Revision
-from toolcrib.lib.errors import InternalError, ToolcribError
+from toolcrib.lib.errors import Forbidden, InternalError, NotFound, ToolcribError
 from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.pages.about import redis_client
 from toolcrib.runtime.lifespan import runtime
 
 
 def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     """Render an error as a page, or as a notice for an htmx request."""
-    fragment = is_htmx_fragment(request)
+    template = "_error" if is_htmx_fragment(request) else "error"
     required_role = getattr(error, "required", None)
-    return render(
-        request,
-        "toolcrib/pages/_error.html" if fragment else "toolcrib/pages/error.html",
-        {
-            "title": {403: "Access denied", 404: "Not found"}.get(error.status, "Request failed"),
-            "message": error.message,
-            "hint": error.hint,
-            "required_role": required_role.label if required_role else "",
-            "request_id": getattr(request, "toolcrib_id", ""),
-        },
-        status=error.status,
-    )
+    context = {
+        "title": {403: "Access denied", 404: "Not found"}.get(error.status, "Request failed"),
+        "message": error.message,
+        "hint": error.hint,
+        "required_role": required_role.label if required_role else "",
+        "request_id": getattr(request, "toolcrib_id", ""),
+    }
+    return render(request, f"toolcrib/pages/{template}.html", context, status=error.status)
+
+
+def _is_api(request: HttpRequest) -> bool:
+    return request.path.startswith("/api/")
+
+
+def _json(error: ToolcribError) -> HttpResponse:
+    return JsonResponse(error.as_json(), status=error.status)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if request.path.startswith("/api/"):
-        error = ToolcribError(
-            "Not found.",
-            hint="See /api/v1/docs for the list of endpoints.",
-            code="not_found",
-        )
-        return JsonResponse(error.as_json(), status=404)
-    return error_page(
-        request,
-        ToolcribError("This page does not exist.", hint="Check the URL.", status=404),
-    )
+    if _is_api(request):
+        hint = "See /api/v1/docs for the list of endpoints."
+        return _json(NotFound("Not found.", hint=hint))
+    return error_page(request, NotFound("This page does not exist.", hint="Check the URL."))
 
 
 def forbidden(request: HttpRequest, exception: Exception) -> HttpResponse:
-    return error_page(request, ToolcribError("You do not have permission to do this.", status=403))
+    return error_page(request, Forbidden("You do not have permission to do this."))
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if request.path.startswith("/api/"):
-        error = ToolcribError(
-            "Bad request.",
-            hint="Check the host name and the URL.",
-            code="bad_request",
-        )
-        return JsonResponse(error.as_json(), status=400)
+    hint = "Check the host name and the URL."
+    if _is_api(request):
+        return _json(ToolcribError("Bad request.", hint=hint, code="bad_request"))
     return HttpResponse(
-        "Bad request. Check the host name and the URL.\n",
-        status=400,
-        content_type="text/plain; charset=utf-8",
+        f"Bad request. {hint}\n", status=400, content_type="text/plain; charset=utf-8"
     )
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    request_id = getattr(request, "toolcrib_id", "")
-    if request.path.startswith("/api/"):
-        return JsonResponse(InternalError(request_id).as_json(), status=500)
-    return error_page(
-        request,
-        ToolcribError(
-            "Internal server error.",
-            hint="Try again. If the error persists, report the request id below to your admin.",
-            status=500,
-        ),
-    )
+    if _is_api(request):
+        return _json(InternalError(getattr(request, "toolcrib_id", "")))
+    hint = "Try again. If the error persists, report the request id below to your admin."
+    return error_page(request, ToolcribError("Internal server error.", hint=hint, status=500))
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     return error_page(
         request,
-        ToolcribError(
+        Forbidden(
             "The form has expired or was submitted from another site.",
             hint="Go back, reload the page and submit the form again.",
-            status=403,
         ),
     )
 
@@ -104,7 +89,7 @@ def readyz(request: HttpRequest) -> JsonResponse:
     except DatabaseError:
         database = "down"
     body: dict[str, Any] = {
-        "status": "ok" if database == "ok" else "down",
+        "status": database,
         "database": database,
         "revision": runtime.revision.known,
         "version": settings.VERSION,
@@ -117,12 +102,9 @@ def readyz(request: HttpRequest) -> JsonResponse:
 
 
 def _redis_state() -> str:
-    import redis
-
     try:
-        redis.Redis.from_url(
-            settings.REDIS_URL, socket_connect_timeout=0.5, socket_timeout=0.5
-        ).ping()
+        with redis_client() as client:
+            client.ping()
     except redis.RedisError:
         return "down"
     return "ok"

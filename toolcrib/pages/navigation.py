@@ -1,5 +1,6 @@
 """Context processor of the page layout: navigation with counts, user, theme."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +12,38 @@ from servers.models import Server, ServerState
 from sessions_app.models import Agent
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.lib.roles import Role, role_of
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page or an action: its label, URL name, search keywords and shortcut after g."""
+
+    label: str
+    name: str
+    keywords: str = ""
+    key: str = ""
+    fragment: str = ""
+
+
+SECTIONS = {
+    "": (Entry("Overview", "overview", "home start attention", "o"),),
+    "Build": (
+        Entry("Servers", "servers", "mcp connections health", "s"),
+        Entry("Tools", "tools", "catalog definitions cost", "t"),
+        Entry("Groups", "groups", "preload budget board", "g"),
+        Entry("Search", "playground", "playground query find", "p"),
+    ),
+    "Run": (
+        Entry("Agents", "agents", "keys callers", "a"),
+        Entry("Sessions", "sessions", "runs timeline calls", "n"),
+        Entry("Approvals", "approvals", "waiting pending review held changes decide", "v"),
+        Entry("Usage", "usage", "statistics errors latency unused", "u"),
+    ),
+    "Govern": (
+        Entry("Audit log", "audit", "history who changed", "l"),
+        Entry("Settings", "settings", "people retention budgets sync", ","),
+    ),
+}
 
 
 def context(request: HttpRequest) -> dict[str, Any]:
@@ -32,74 +65,27 @@ def context(request: HttpRequest) -> dict[str, Any]:
 
 
 def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
-    fragment = is_htmx_fragment(request)
-    if role < Role.OPERATOR or fragment:
+    if role < Role.OPERATOR or is_htmx_fragment(request):
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
     pending = Tool.objects.filter(state=ToolState.WAITING).count()
-    sections: list[tuple[str, list[dict[str, Any]]]] = [
-        ("", [{"label": "Overview", "name": "overview", "key": "o"}]),
-        (
-            "Build",
-            [
-                {
-                    "label": "Servers",
-                    "name": "servers",
-                    "key": "s",
-                    "count": Server.objects.count(),
-                    "waiting": failing,
-                },
-                {
-                    "label": "Tools",
-                    "name": "tools",
-                    "key": "t",
-                    "count": Tool.objects.exclude(state=ToolState.MISSING).count(),
-                },
-                {
-                    "label": "Groups",
-                    "name": "groups",
-                    "key": "g",
-                    "count": Group.objects.count(),
-                },
-                {"label": "Search", "name": "playground", "key": "p"},
-            ],
-        ),
-        (
-            "Run",
-            [
-                {
-                    "label": "Agents",
-                    "name": "agents",
-                    "key": "a",
-                    "count": Agent.objects.count(),
-                },
-                {"label": "Sessions", "name": "sessions", "key": "n"},
-                {
-                    "label": "Approvals",
-                    "name": "approvals",
-                    "key": "v",
-                    "live": "approvals",
-                    "count": pending or None,
-                    "waiting": pending > 0,
-                },
-                {"label": "Usage", "name": "usage", "key": "u"},
-            ],
-        ),
-        (
-            "Govern",
-            [
-                {"label": "Audit log", "name": "audit", "key": "l"},
-                {"label": "Settings", "name": "settings", "key": ","},
-            ],
-        ),
+    counts: dict[str, dict[str, Any]] = {
+        "servers": {"count": Server.objects.count(), "waiting": failing},
+        "tools": {"count": Tool.objects.exclude(state=ToolState.MISSING).count()},
+        "groups": {"count": Group.objects.count()},
+        "agents": {"count": Agent.objects.count()},
+        "approvals": {"count": pending or None, "waiting": pending > 0, "live": "approvals"},
+    }
+    return [
+        {
+            "label": label,
+            "items": [_item(entry, request.path) | counts.get(entry.name, {}) for entry in entries],
+        }
+        for label, entries in SECTIONS.items()
     ]
-    path = request.path
-    navigation = []
-    for label, items in sections:
-        for item in items:
-            item["url"] = reverse(item.pop("name"))
-            item["current"] = path == item["url"] or (
-                item["url"] != "/" and path.startswith(item["url"] + "/")
-            )
-        navigation.append({"label": label, "items": items})
-    return navigation
+
+
+def _item(entry: Entry, path: str) -> dict[str, Any]:
+    url = reverse(entry.name)
+    current = path == url or (url != "/" and path.startswith(url + "/"))
+    return {"label": entry.label, "key": entry.key, "url": url, "current": current}

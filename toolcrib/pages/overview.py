@@ -6,7 +6,7 @@ the failure; the others are not affected. Items that need attention are in `atte
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -58,6 +58,9 @@ WORST_FIRST = (
     ServerState.CONNECTED,
     ServerState.DISABLED,
 )
+CALLS = "All calls by agents, whatever their outcome. Test calls are not counted."
+ERROR_RATE = "Share of calls that failed, were rejected, timed out or returned an error."
+LATENCY = f"95th percentile of answered calls, from the newest {LATENCY_SAMPLE:,}."
 TOKENS_SAVED = (
     "Per session: tokens of all schemas, minus tokens sent for tool discovery (catalog, searches, "
     "loaded definitions)."
@@ -92,7 +95,7 @@ class Metric:
     value: str
     unit: str
     url: str
-    spark: list[float | None]
+    spark: Sequence[float | None]
     definition: str
 
 
@@ -105,67 +108,35 @@ def numbers() -> dict[str, Any]:
     hourly = _by_hour(
         call_rows, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=FAILED)
     )
+    calls, errors = hourly["calls"], hourly["errors"]
     tokens_saved = F("tokens_all") - F("tokens_catalog") - F("tokens_search") - F("tokens_load")
     saved = _by_hour(sessions, "created_at", now, saved=Sum(tokens_saved))["saved"]
     latencies = _latencies(call_rows, now)
-    rates = [
-        100 * errors / calls if calls else None
-        for calls, errors in zip(hourly["calls"], hourly["errors"], strict=True)
-    ]
+    rates = [_rate(*pair) for pair in zip(calls, errors, strict=True)]
     p95 = [percentile(hour, 0.95) for hour in latencies]
+    total_rate = _rate(sum(calls), sum(errors))
+    total_p95 = percentile([latency for hour in latencies for latency in hour], 0.95)
+    sign = "−" if sum(saved) < 0 else ""
+    url = reverse("sessions")
+    figures = [
+        Metric("Calls", f"{sum(calls):,}", "", url, calls, CALLS),
+        Metric("Error rate", *_value(total_rate, ".1f", "%"), f"{url}?errors=1", rates, ERROR_RATE),
+        Metric("p95 latency", *_value(total_p95, ",", "ms"), "", p95, LATENCY),
+        Metric("Tokens saved", f"{sign}≈{abs(sum(saved)):,}", "", url, saved, TOKENS_SAVED),
+    ]
     return {
-        "figures": [
-            _calls(hourly["calls"]),
-            _error_rate(hourly["calls"], hourly["errors"], rates),
-            _p95(latencies, p95),
-            _saved(saved),
-        ],
-        "hours": _table(now, hourly["calls"], rates, p95, saved),
-        "quiet": not sum(hourly["calls"]) and not any(saved),
+        "figures": figures,
+        "hours": _table(now, calls, rates, p95, saved),
+        "quiet": not sum(calls) and not any(saved),
     }
 
 
-def _calls(calls: list[int]) -> Metric:
-    return Metric(
-        "Calls",
-        f"{sum(calls):,}",
-        "",
-        reverse("sessions"),
-        list(calls),
-        "All calls by agents, whatever their outcome. Test calls are not counted.",
-    )
+def _rate(calls: int, errors: int) -> float | None:
+    return 100 * errors / calls if calls else None
 
 
-def _error_rate(calls: list[int], errors: list[int], rates: list[float | None]) -> Metric:
-    rate = 100 * sum(errors) / sum(calls) if sum(calls) else None
-    return Metric(
-        "Error rate",
-        "–" if rate is None else f"{rate:.1f}",
-        "" if rate is None else "%",
-        reverse("sessions") + "?errors=1",
-        rates,
-        "Share of calls that failed, were rejected, timed out or returned an error.",
-    )
-
-
-def _p95(latencies: list[list[int]], by_hour: list[int | None]) -> Metric:
-    value = percentile([latency for hour in latencies for latency in hour], 0.95)
-    return Metric(
-        "p95 latency",
-        "–" if value is None else f"{value:,}",
-        "" if value is None else "ms",
-        "",
-        list(by_hour),
-        f"95th percentile of answered calls, from the newest {LATENCY_SAMPLE:,}.",
-    )
-
-
-def _saved(saved: list[int]) -> Metric:
-    total = sum(saved)
-    sign = "−" if total < 0 else ""
-    return Metric(
-        "Tokens saved", f"{sign}≈{abs(total):,}", "", reverse("sessions"), list(saved), TOKENS_SAVED
-    )
+def _value(number: float | None, format_: str, unit: str) -> tuple[str, str]:
+    return ("–", "") if number is None else (f"{number:{format_}}", unit)
 
 
 def _by_hour(

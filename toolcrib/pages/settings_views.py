@@ -34,61 +34,41 @@ PAGES = (
     ("about", "About", "about"),
     ("profile", "Your profile", "profile"),
 )
-# Settings that only the environment sets: (variable, attribute, label, unit), by section.
-ENVIRONMENT: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+# Settings that only the environment sets: (variable, label, unit), by section.
+ENVIRONMENT: dict[str, tuple[tuple[str, str, str], ...]] = {
     "general": (
-        ("TOOLCRIB_PUBLIC_URL", "PUBLIC_URL", "Public URL (links and snippets)", ""),
-        ("TOOLCRIB_HOSTS", "ALLOWED_HOSTS", "Allowed host names", ""),
-        ("TOOLCRIB_HTTPS", "HTTPS", "Served over HTTPS", ""),
-        ("TOOLCRIB_ALLOW_STDIO", "ALLOW_STDIO", "Allow stdio servers (local programs)", ""),
-        ("TOOLCRIB_ALLOW_PLAIN_HTTP", "ALLOW_PLAIN_HTTP", "Allow servers without TLS", ""),
-        ("TOOLCRIB_ALLOWED_NETWORKS", "ALLOWED_NETWORKS", "Allowed private networks", ""),
-        ("TOOLCRIB_MAX_BODY_BYTES", "MAX_BODY_BYTES", "Maximum request size", "bytes"),
-        ("TOOLCRIB_LOG_LEVEL", "LOG_LEVEL", "Log level", ""),
+        ("TOOLCRIB_PUBLIC_URL", "Public URL (links and snippets)", ""),
+        ("TOOLCRIB_HOSTS", "Allowed host names", ""),
+        ("TOOLCRIB_HTTPS", "Served over HTTPS", ""),
+        ("TOOLCRIB_ALLOW_STDIO", "Allow stdio servers (local programs)", ""),
+        ("TOOLCRIB_ALLOW_PLAIN_HTTP", "Allow servers without TLS", ""),
+        ("TOOLCRIB_ALLOWED_NETWORKS", "Allowed private networks", ""),
+        ("TOOLCRIB_MAX_BODY_BYTES", "Maximum request size", "bytes"),
+        ("TOOLCRIB_LOG_LEVEL", "Log level", ""),
     ),
     "tokens": (
-        (
-            "TOOLCRIB_MAX_DEFINITION_BYTES",
-            "MAX_DEFINITION_BYTES",
-            "Maximum definition size",
-            "bytes",
-        ),
-        ("TOOLCRIB_MAX_DESCRIPTION_BYTES", "MAX_DESCRIPTION_BYTES", "Maximum description", "bytes"),
-        ("TOOLCRIB_MAX_MESSAGE_BYTES", "MAX_MESSAGE_BYTES", "Maximum result size", "bytes"),
-        ("TOOLCRIB_MAX_CONTENT_ITEMS", "MAX_CONTENT_ITEMS", "Maximum items in a result", "items"),
-        ("TOOLCRIB_CALL_TIMEOUT", "CALL_TIMEOUT", "Default call timeout", "seconds"),
-        ("TOOLCRIB_CALLS_IN_FLIGHT", "CALLS_IN_FLIGHT", "Concurrent calls per server", "calls"),
-        ("TOOLCRIB_CALLS_QUEUED", "CALLS_QUEUED", "Queued calls per server", "calls"),
+        ("TOOLCRIB_MAX_DEFINITION_BYTES", "Maximum definition size", "bytes"),
+        ("TOOLCRIB_MAX_DESCRIPTION_BYTES", "Maximum description", "bytes"),
+        ("TOOLCRIB_MAX_MESSAGE_BYTES", "Maximum result size", "bytes"),
+        ("TOOLCRIB_MAX_CONTENT_ITEMS", "Maximum items in a result", "items"),
+        ("TOOLCRIB_CALL_TIMEOUT", "Default call timeout", "seconds"),
+        ("TOOLCRIB_CALLS_IN_FLIGHT", "Concurrent calls per server", "calls"),
+        ("TOOLCRIB_CALLS_QUEUED", "Queued calls per server", "calls"),
     ),
     "sync": (
-        ("TOOLCRIB_SYNC_TIMEOUT", "SYNC_TIMEOUT", "Sync timeout", "seconds"),
-        ("TOOLCRIB_SYNC_GAP", "SYNC_GAP", "Minimum interval of notified syncs", "seconds"),
-        ("TOOLCRIB_SYNC_WORKERS", "SYNC_WORKERS", "Concurrent syncs per process", "syncs"),
-        ("TOOLCRIB_CONNECT_TIMEOUT", "CONNECT_TIMEOUT", "Connect timeout", "seconds"),
-        ("TOOLCRIB_HANDSHAKE_TIMEOUT", "HANDSHAKE_TIMEOUT", "Handshake timeout", "seconds"),
-        ("TOOLCRIB_IDLE_DISCONNECT", "IDLE_DISCONNECT", "Idle connection timeout", "seconds"),
-        (
-            "TOOLCRIB_SESSION_DISCONNECT",
-            "SESSION_DISCONNECT",
-            "Idle timeout of session connections",
-            "seconds",
-        ),
-        (
-            "TOOLCRIB_SESSION_CONNECTIONS",
-            "SESSION_CONNECTIONS",
-            "Sessions with dedicated connections",
-            "sessions",
-        ),
-        ("TOOLCRIB_MAX_TOOLS", "MAX_TOOLS", "Maximum tools per server", "tools"),
-        ("TOOLCRIB_MAX_PAGES", "MAX_PAGES", "Maximum pages per tool list", "pages"),
-        ("TOOLCRIB_MAX_LISTING_BYTES", "MAX_LISTING_BYTES", "Maximum tool list size", "bytes"),
-        ("TOOLCRIB_STDERR_BYTES", "STDERR_BYTES", "Stored stderr per program", "bytes"),
-        (
-            "TOOLCRIB_MAX_PROCESSES",
-            "MAX_PROCESSES",
-            "Maximum processes and threads per program",
-            "",
-        ),
+        ("TOOLCRIB_SYNC_TIMEOUT", "Sync timeout", "seconds"),
+        ("TOOLCRIB_SYNC_GAP", "Minimum interval of notified syncs", "seconds"),
+        ("TOOLCRIB_SYNC_WORKERS", "Concurrent syncs per process", "syncs"),
+        ("TOOLCRIB_CONNECT_TIMEOUT", "Connect timeout", "seconds"),
+        ("TOOLCRIB_HANDSHAKE_TIMEOUT", "Handshake timeout", "seconds"),
+        ("TOOLCRIB_IDLE_DISCONNECT", "Idle connection timeout", "seconds"),
+        ("TOOLCRIB_SESSION_DISCONNECT", "Idle timeout of session connections", "seconds"),
+        ("TOOLCRIB_SESSION_CONNECTIONS", "Sessions with dedicated connections", "sessions"),
+        ("TOOLCRIB_MAX_TOOLS", "Maximum tools per server", "tools"),
+        ("TOOLCRIB_MAX_PAGES", "Maximum pages per tool list", "pages"),
+        ("TOOLCRIB_MAX_LISTING_BYTES", "Maximum tool list size", "bytes"),
+        ("TOOLCRIB_STDERR_BYTES", "Stored stderr per program", "bytes"),
+        ("TOOLCRIB_MAX_PROCESSES", "Maximum processes and threads per program", ""),
     ),
     "retention": (),
 }
@@ -218,12 +198,17 @@ def _environment(section: str) -> list[dict[str, object]]:
     return [
         {
             "label": label,
-            "value": _format_setting(getattr(settings, attribute), unit),
+            "value": _format_setting(_setting(variable), unit),
             "variable": variable,
             "is_set": variable in settings.FROM_ENVIRONMENT,
         }
-        for variable, attribute, label, unit in ENVIRONMENT[section]
+        for variable, label, unit in ENVIRONMENT[section]
     ]
+
+
+def _setting(variable: str) -> object:
+    name = variable.removeprefix("TOOLCRIB_")
+    return getattr(settings, "ALLOWED_HOSTS" if name == "HOSTS" else name)
 
 
 def _format_setting(value: object, unit: str) -> str:

@@ -14,6 +14,7 @@ from django.views.decorators.http import require_safe
 from toolcrib.lib import charts
 from toolcrib.lib.roles import operator_required
 from toolcrib.pages import command_palette
+from toolcrib.pages.attention import AttentionItem
 from toolcrib.templatetags.toolcrib import BADGES, STATUSES
 
 CALLS = [4, 6, 3, 8, 12, 9, 14, 11, 18, 22, 19, 27, 30, 26, 33, 41]
@@ -102,6 +103,53 @@ STDERR = """Traceback (most recent call last):
 ConnectionRefusedError: [Errno 111] Connection refused"""
 
 
+NUMBERS = [
+    {"label": "Calls, 24 h", "value": "4,218", "spark": CALLS},
+    {"label": "Error rate", "value": "1.2", "unit": "%", "spark": CALLS[::-1]},
+    {"label": "p95 latency", "value": "420", "unit": "ms", "spark": CALLS},
+    {
+        "label": "Tokens saved",
+        "value": "≈1.9",
+        "unit": "million",
+        "title": "Tokens of all schemas minus tokens sent, summed over sessions.",
+    },
+]
+
+FACETS = [
+    {
+        "name": "status",
+        "label": "Status",
+        "options": [
+            {"value": "connected", "label": "Connected", "count": 7, "selected": True},
+            {"value": "failing", "label": "Failing", "count": 2},
+            {"value": "disabled", "label": "Disabled", "count": 0},
+        ],
+    },
+    {
+        "name": "server",
+        "label": "Server",
+        "pick": True,
+        "options": [{"value": "weather", "label": "weather", "count": 14}],
+    },
+]
+
+TABS = [
+    {"label": "Overview", "url": "#tables"},
+    {"label": "Tools", "url": "#tables", "current": True, "count": 214},
+    {"label": "Sync history", "url": "#tables"},
+    {"label": "Settings", "url": "#tables"},
+]
+
+ATTENTION = [
+    AttentionItem(
+        "crm: failing for 35 min, 3 retries. Connection refused.",
+        "View server",
+        "#states",
+        "triangle",
+    ),
+    AttentionItem("The description of get_forecast changed.", "Review change", "#states", "pencil"),
+]
+
 CHOICES = [
     command_palette.Choice("Servers", "#palettes", keys="g s"),
     command_palette.Choice("weather__get_forecast", "#palettes", "Pending review", mono=True),
@@ -153,16 +201,16 @@ def sample() -> dict[str, object]:
             command_palette.Section("Pages", CHOICES[:2]),
             command_palette.Section("Actions", CHOICES[2:]),
         ],
-        "numbers": _numbers(),
+        "numbers": NUMBERS,
         "form": SampleForm(initial={"name": "weather", "trust": "review"}),
         "invalid_form": SampleForm({"name": "my server", "url": "nowhere", "transport": "http"}),
-        "facets": _facets(),
-        "tabs": _tabs(),
+        "facets": FACETS,
+        "tabs": TABS,
         "rows": ROWS,
         "servers": _servers(),
         "admins": ["ada@example.com", "grace@example.com"],
         "stderr": STDERR,
-        "attention": _attention(),
+        "attention": ATTENTION,
         "command": "npx -y @example/weather-server --units metric",
         "catalog": {"tools": [{"name": "search_docs", "description": "Search the docs."}]},
         "schema": SCHEMA,
@@ -175,49 +223,6 @@ def sample() -> dict[str, object]:
     }
 
 
-def _numbers() -> list[dict[str, object]]:
-    return [
-        {"label": "Calls, 24 h", "value": "4,218", "spark": CALLS},
-        {"label": "Error rate", "value": "1.2", "unit": "%", "spark": CALLS[::-1]},
-        {"label": "p95 latency", "value": "420", "unit": "ms", "spark": CALLS},
-        {
-            "label": "Tokens saved",
-            "value": "≈1.9",
-            "unit": "million",
-            "title": "Tokens of all schemas minus tokens sent, summed over sessions.",
-        },
-    ]
-
-
-def _facets() -> list[dict[str, object]]:
-    return [
-        {
-            "name": "status",
-            "label": "Status",
-            "options": [
-                {"value": "connected", "label": "Connected", "count": 7, "selected": True},
-                {"value": "failing", "label": "Failing", "count": 2},
-                {"value": "disabled", "label": "Disabled", "count": 0},
-            ],
-        },
-        {
-            "name": "server",
-            "label": "Server",
-            "pick": True,
-            "options": [{"value": "weather", "label": "weather", "count": 14}],
-        },
-    ]
-
-
-def _tabs() -> list[dict[str, object]]:
-    return [
-        {"label": "Overview", "url": "#tables"},
-        {"label": "Tools", "url": "#tables", "current": True, "count": 214},
-        {"label": "Sync history", "url": "#tables"},
-        {"label": "Settings", "url": "#tables"},
-    ]
-
-
 def _servers() -> list[dict[str, object]]:
     synced = timezone.now() - timedelta(minutes=7)
     row = {"transport": "http", "tools": 14, "p95": 0.42, "synced": synced, "failures": 0}
@@ -226,21 +231,4 @@ def _servers() -> list[dict[str, object]]:
         {**row, "name": "files", "state": "connecting", "transport": "stdio", "synced": None},
         {**row, "name": "weather", "state": "connected", "tools": 1214, "p95": 1.31},
         {**row, "name": "archive", "state": "disabled"},
-    ]
-
-
-def _attention() -> list[dict[str, object]]:
-    return [
-        {
-            "message": "crm: failing for 35 min, 3 retries. Connection refused.",
-            "url": "#states",
-            "action": "View server",
-            "glyph": "triangle",
-        },
-        {
-            "message": "The description of get_forecast changed.",
-            "url": "#states",
-            "action": "Review change",
-            "glyph": "pencil",
-        },
     ]
