@@ -1,14 +1,16 @@
 """First-admin setup, invitations, password links and roles. There is no default password."""
 
 import hmac
+import re
 
+from django.conf import settings
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.tokens import default_token_generator
 from django.core.exceptions import ValidationError
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.urls import reverse
 from django.utils.crypto import salted_hmac
 from django.utils.encoding import force_bytes
@@ -18,13 +20,17 @@ from catalog import audit
 from catalog.audit import Actor
 from catalog.models import Revision
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
-from toolcrib.lib.roles import Role, give_role
+from toolcrib.lib.roles import Role, give_role, stored_role
+
+
+def _joined_admins() -> QuerySet[User]:
+    admins = User.objects.filter(is_superuser=True, is_active=True)
+    return admins.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
 
 
 def setup_open() -> bool:
     """Return whether no admin has set a password yet."""
-    admins = User.objects.filter(is_superuser=True, is_active=True)
-    return not admins.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX).exists()
+    return not _joined_admins().exists()
 
 
 def setup_code() -> str:
@@ -84,33 +90,31 @@ def record_password_reset(name: str, *, actor: Actor) -> User:
 
 
 @transaction.atomic
-def change_role(user: User, role: Role, *, actor: Actor) -> User:
+def change_role(user: User, role: Role, *, actor: Actor) -> None:
     """Change a user's role. Takes effect with their next request."""
     user = _lock(user)
     before = stored_role(user)
     if before == role:
-        return user
+        return
     _require_another_admin(user)
     give_role(user, role)
     user.save(update_fields=["is_superuser", "is_staff"])
     audit.record(
         actor, "person.role", user, before={"role": before.label}, after={"role": role.label}
     )
-    return user
 
 
 @transaction.atomic
-def set_active(user: User, active: bool, *, actor: Actor) -> User:
+def set_active(user: User, active: bool, *, actor: Actor) -> None:
     """Enable or disable a user. Takes effect with their next request."""
     user = _lock(user)
     if user.is_active == active:
-        return user
+        return
     if not active:
         _require_another_admin(user)
     user.is_active = active
     user.save(update_fields=["is_active"])
     audit.record(actor, "person.enable" if active else "person.disable", user)
-    return user
 
 
 def _lock(user: User) -> User:
@@ -123,9 +127,8 @@ def _lock(user: User) -> User:
 
 
 def _require_another_admin(user: User) -> None:
-    others = User.objects.filter(is_superuser=True, is_active=True).exclude(pk=user.pk)
-    joined = others.exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
-    if user.is_superuser and user.is_active and not joined.exists():
+    others = _joined_admins().exclude(pk=user.pk)
+    if user.is_superuser and user.is_active and not others.exists():
         raise Conflict(
             f"{user.username} is the last admin.",
             hint="Assign the admin role to another person first.",
@@ -133,20 +136,11 @@ def _require_another_admin(user: User) -> None:
         )
 
 
-def stored_role(user: User) -> Role:
-    """Return a user's role, also if the user is disabled."""
-    if user.is_superuser:
-        return Role.ADMIN
-    return Role.OPERATOR if user.is_staff else Role.OUTSIDER
-
-
-def password_path(user: User) -> str:
-    """Return the path of a one-time link.
-
-    A password change, a sign-in or three days invalidate it.
-    """
+def password_link(user: User) -> str:
+    """Return a one-time link, which a password change, a sign-in or three days invalidate."""
     uid = urlsafe_base64_encode(force_bytes(user.pk))
-    return reverse("join", args=[uid, default_token_generator.make_token(user)])
+    path = reverse("join", args=[uid, default_token_generator.make_token(user)])
+    return f"{settings.PUBLIC_URL}{path}"
 
 
 def find_link_user(uid: str, token: str) -> User | None:
@@ -169,11 +163,7 @@ def set_password(user: User, password: str) -> User:
 
 def normalize_name(name: str) -> str:
     name = name.strip().lower()
-    if (
-        not name
-        or len(name) > 150
-        or any(char.isspace() or not char.isprintable() for char in name)
-    ):
+    if not re.fullmatch(r"\S{1,150}", name) or not name.isprintable():
         raise Invalid("A name or e-mail must have 1 to 150 characters without spaces.")
     return name
 

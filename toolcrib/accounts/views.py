@@ -1,9 +1,10 @@
 """Views for sign-in, setup, password links, theme and the list of people."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django import forms
-from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import login
 from django.contrib.auth.decorators import login_not_required
@@ -22,7 +23,15 @@ from django.views.decorators.http import require_http_methods, require_POST
 from catalog.audit import Actor
 from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
-from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
+from toolcrib.lib.roles import (
+    Role,
+    actor_of,
+    admin_required,
+    operator_required,
+    require,
+    role_of,
+    stored_role,
+)
 from toolcrib.pages.settings_views import side
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
@@ -77,20 +86,10 @@ def setup(request: HttpRequest, code: str) -> HttpResponse:
     if not invitations.is_valid_setup_code(code):
         if not invitations.setup_open():
             return redirect("sign-in")
-        raise NotFound(
-            "Invalid setup link.",
-            hint="Toolcrib prints the current link each time it starts.",
-        )
+        hint = "Toolcrib prints the current link each time it starts."
+        raise NotFound("Invalid setup link.", hint=hint)
     form = SetupForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
-        try:
-            user = invitations.set_up(form.cleaned_data["email"], form.cleaned_data["password"])
-        except Invalid as error:
-            form.add_error("password", error.message)
-        else:
-            login(request, user, backend=BACKEND)
-            return redirect("overview")
-    return render(request, "toolcrib/accounts/setup.html", {"form": form}, status=_status(form))
+    return _password_page(request, "setup", form, invitations.set_up)
 
 
 @login_not_required
@@ -105,24 +104,28 @@ def join(request: HttpRequest, uid: str, token: str) -> HttpResponse:
             hint="Ask an admin for a new link: manage.py reset_password NAME.",
         )
     form = PasswordForm(request.POST or None)
-    if request.method == "POST" and form.is_valid():
+    return _password_page(request, "invite", form, partial(invitations.set_password, user), user)
+
+
+def _password_page(
+    request: HttpRequest,
+    template: str,
+    form: PasswordForm,
+    save: Callable[..., User],
+    person: User | None = None,
+) -> HttpResponse:
+    """Render a form that sets a password; when it is saved, sign the person in."""
+    if form.is_valid():
         try:
-            invitations.set_password(user, form.cleaned_data["password"])
+            user = save(**form.cleaned_data)
         except Invalid as error:
             form.add_error("password", error.message)
         else:
-            login(request, User.objects.get(pk=user.pk), backend=BACKEND)
+            login(request, user, backend=BACKEND)
             return redirect("overview")
-    return render(
-        request,
-        "toolcrib/accounts/invite.html",
-        {"form": form, "person": user},
-        status=_status(form),
-    )
-
-
-def _status(form: forms.Form) -> int:
-    return 422 if form.is_bound else 200
+    context = {"form": form, "person": person}
+    status = 422 if form.is_bound else 200
+    return render(request, f"toolcrib/accounts/{template}.html", context, status=status)
 
 
 @login_not_required
@@ -189,7 +192,7 @@ def _people_page(
         "people": [
             {
                 "person": user,
-                "role": invitations.stored_role(user).label,
+                "role": stored_role(user).label,
                 "joined": user.has_usable_password(),
                 "is_self": user.pk == request.user.pk,
             }
@@ -199,11 +202,10 @@ def _people_page(
         "roles": list(ROLES),
         "form": form if role_of(request.user) == Role.ADMIN else None,
         "linked": linked,
-        "link": settings.PUBLIC_URL + invitations.password_path(linked) if linked else "",
+        "link": invitations.password_link(linked) if linked else "",
     }
-    return render(
-        request, "toolcrib/accounts/people.html", context, status=422 if form.errors else 200
-    )
+    status = 422 if form.errors else 200
+    return render(request, "toolcrib/accounts/people.html", context, status=status)
 
 
 @require_POST
@@ -242,12 +244,7 @@ def _apply_change(person: User, act: str, role: str, actor: Actor) -> str:
 
 def locked_out(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
     """Return the lockout page. It is the same for existing and unknown names."""
-    error = ToolcribError("Too many failed attempts.", hint="Try again in 15 minutes.", status=429)
-    response = render(
-        request,
-        "toolcrib/accounts/locked_out.html",
-        {"message": error.message, "hint": error.hint},
-        status=error.status,
-    )
+    context = {"message": "Too many failed attempts.", "hint": "Try again in 15 minutes."}
+    response = render(request, "toolcrib/accounts/locked_out.html", context, status=429)
     response["Retry-After"] = "900"
     return response

@@ -50,8 +50,11 @@ class Role(IntEnum):
 
 
 def role_of(user: AbstractBaseUser | AnonymousUser) -> Role:
-    if not isinstance(user, User) or not user.is_active:
-        return Role.ANONYMOUS
+    return stored_role(user) if isinstance(user, User) and user.is_active else Role.ANONYMOUS
+
+
+def stored_role(user: User) -> Role:
+    """Return a user's role, also if the user is disabled."""
     if user.is_superuser:
         return Role.ADMIN
     return Role.OPERATOR if user.is_staff else Role.OUTSIDER

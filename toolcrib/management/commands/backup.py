@@ -1,25 +1,22 @@
 """Back up the database, and its encryption keys to a separate file."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
 from toolcrib import backup
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.command import JsonCommand
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = "Write the database to FILE and the keys that decrypt its credentials to FILE.key."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("file", help="The file to write; - writes to standard output.")
         parser.add_argument("--force", action="store_true", help="Overwrite existing files.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["file"] == "-":
@@ -27,26 +24,21 @@ class Command(BaseCommand):
             sys.stdout.buffer.flush()
             self.stderr.write(f"{_total(header)} rows. {_key_location()}")
             return
-        try:
-            path = Path(options["file"])
-            key_path = path.with_name(path.name + ".key") if backup.keys_are_files() else None
-            header = self._write(path, key_path, force=options["force"])
-        except ToolcribError as error:
-            self.stderr.write(error.sentence)
-            sys.exit(1)
-        if options["json"]:
-            files = {"file": str(path), "key_file": str(key_path) if key_path else None}
-            self.stdout.write(json.dumps(files | {"key": header["key"], "rows": _total(header)}))
-            return
-        self.stdout.write(f"{path}: {_total(header)} rows.")
+        path = Path(options["file"])
+        key_path = path.with_name(path.name + ".key") if backup.keys_are_files() else None
+        header = self._write(path, key_path, force=options["force"])
+        files = {"file": str(path), "key_file": str(key_path) if key_path else None}
+        keys = _key_location()
         if key_path:
-            self.stdout.write(
+            keys = (
                 f"{key_path}: the keys that decrypt its credentials.\n"
                 "Store the two files separately: anyone with both can read every credential, and "
                 "without the key file the credentials in the backup are lost."
             )
-        else:
-            self.stdout.write(_key_location())
+        self.report(
+            files | {"key": header["key"], "rows": _total(header)},
+            f"{path}: {_total(header)} rows.\n{keys}",
+        )
 
     def _write(self, path: Path, key_path: Path | None, *, force: bool) -> dict[str, Any]:
         for target in filter(None, (path, key_path)):

@@ -1,40 +1,27 @@
 """Invite a person and print the link with which they set a password."""
 
 import argparse
-import json
-import sys
 from typing import Any
-
-from django.conf import settings
-from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
 from toolcrib.accounts import invitations
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.command import JsonCommand
 from toolcrib.lib.roles import Role
 
 ROLES = {role.label: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = "Invite a person and print the invitation link."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("name", help="Name or e-mail of the person.")
         parser.add_argument("--role", choices=list(ROLES), default="operator")
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            user = invitations.invite(
-                options["name"], ROLES[options["role"]], actor=Actor.command("invite")
-            )
-        except ToolcribError as error:
-            self.stderr.write(error.sentence)
-            sys.exit(1)
-        link = settings.PUBLIC_URL + invitations.password_path(user)
-        if options["json"]:
-            body = {"person": user.username, "role": options["role"], "link": link}
-            self.stdout.write(json.dumps(body))
-        else:
-            self.stdout.write(f"{link}\nThe link works once, within three days.")
+        role = options["role"]
+        user = invitations.invite(options["name"], ROLES[role], actor=Actor.command("invite"))
+        link = invitations.password_link(user)
+        body = {"person": user.username, "role": role, "link": link}
+        self.report(body, f"{link}\nThe link works once, within three days.")

@@ -1,7 +1,6 @@
 """Restore the database from a backup."""
 
 import argparse
-import json
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,54 +8,47 @@ from typing import IO, Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand
 
 from servers.registration.credentials import key_fingerprint
 from toolcrib import backup
-from toolcrib.lib.errors import Invalid, ToolcribError
+from toolcrib.lib.command import JsonCommand
+from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import plural
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = "Restore this installation from a backup in one transaction."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("file", help="A file written by `backup`; - reads standard input.")
         parser.add_argument("--key", metavar="FILE.key", help="Install the keys in this file.")
         parser.add_argument("--replace", action="store_true", help="Delete existing data first.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         call_command("migrate", verbosity=0, interactive=False)
-        replaced: list[str] = []
-        try:
-            with _open(options["file"]) as file:
-                header, rows = backup.read_header(file)
-                files = {}
-                if options["key"]:
-                    files = backup.read_keys(Path(options["key"]), header["key"])
-                keys = [files["encryption.key"]] if files else settings.ENCRYPTION_KEYS
-                result = backup.restore(header, rows, replace=options["replace"], keys=keys)
-            # Last: until the rows are committed, the old keys belong to the old data.
-            replaced = backup.install_keys(files)
-        except ToolcribError as error:
-            self.stderr.write(error.sentence)
-            sys.exit(1)
-        if options["json"]:
-            body = {
-                "rows": result.rows,
-                "key": result.key,
-                "keys_replaced": replaced,
-                "unreadable_credentials": result.unreadable,
-                "servers": result.servers,
-            }
-            self.stdout.write(json.dumps(body))
-        else:
-            self.stdout.write(f"Restored {result.rows} rows. Restart Toolcrib if it is running.")
-            if replaced:
-                names = ", ".join(f"{name}.old" for name in replaced)
-                self.stdout.write(f"Replaced keys were renamed to: {names}")
+        with _open(options["file"]) as file:
+            header, rows = backup.read_header(file)
+            files = {}
+            if options["key"]:
+                files = backup.read_keys(Path(options["key"]), header["key"])
+            keys = [files["encryption.key"]] if files else settings.ENCRYPTION_KEYS
+            result = backup.restore(header, rows, replace=options["replace"], keys=keys)
+        # Last: until the rows are committed, the old keys belong to the old data.
+        replaced = backup.install_keys(files)
+        body = {
+            "rows": result.rows,
+            "key": result.key,
+            "keys_replaced": replaced,
+            "unreadable_credentials": result.unreadable,
+            "servers": result.servers,
+        }
+        text = f"Restored {result.rows} rows. Restart Toolcrib if it is running."
+        if replaced:
+            names = ", ".join(f"{name}.old" for name in replaced)
+            text += f"\nReplaced keys were renamed to: {names}"
+        self.report(body, text)
         if result.unreadable:
             self.stderr.write(_unreadable_message(result))
             sys.exit(3)

@@ -1,30 +1,25 @@
 """Re-encrypt every credential with the first of TOOLCRIB_ENCRYPTION_KEYS."""
 
-import argparse
-import json
 import sys
 from typing import Any
 
 from cryptography.fernet import InvalidToken
-from django.core.management.base import BaseCommand
 from django.db import transaction
 
 from servers.models import Credential
 from servers.registration.credentials import key_fingerprint, rotate
+from toolcrib.lib.command import JsonCommand
 from toolcrib.lib.text import plural
 
 BATCH = 200
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = (
         "Re-encrypt every credential with the first key. To change the key, set "
         "TOOLCRIB_ENCRYPTION_KEYS=NEW,OLD, run this, then set it to NEW."
     )
     requires_system_checks = []
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         rotated, unreadable, last = 0, [], 0
@@ -40,13 +35,10 @@ class Command(BaseCommand):
                     # Skip a credential that was entered again meanwhile, with the new key.
                     rows = Credential.objects.filter(pk=row.pk, ciphertext=row.ciphertext)
                     rotated += rows.update(ciphertext=text)
-        if options["json"]:
-            body = {"key": key_fingerprint(), "rotated": rotated, "unreadable": unreadable}
-            self.stdout.write(json.dumps(body))
-        else:
-            self.stdout.write(
-                f"Re-encrypted {plural(rotated, 'credential')} with key {key_fingerprint()}."
-            )
+        self.report(
+            {"key": key_fingerprint(), "rotated": rotated, "unreadable": unreadable},
+            f"Re-encrypted {plural(rotated, 'credential')} with key {key_fingerprint()}.",
+        )
         if unreadable:
             names = ", ".join(unreadable)
             self.stderr.write(

@@ -1,0 +1,28 @@
+"""Base class of commands that report a ToolcribError in one line and can print JSON."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from toolcrib.lib.errors import ToolcribError
+
+
+class JsonCommand(BaseCommand):
+    """A command with the option --json, which decides what `report` prints."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        self.as_json = bool(options["json"])
+        try:
+            return super().execute(*args, **options)
+        except ToolcribError as error:
+            self.stderr.write(error.sentence)
+            sys.exit(1)
+
+    def report(self, body: dict[str, Any], text: str) -> None:
+        self.stdout.write(json.dumps(body) if self.as_json else text)
