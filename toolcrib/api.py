@@ -31,6 +31,7 @@ from toolcrib.lib.errors import (
     Invalid,
     InvalidRequest,
     MalformedBody,
+    NotFound,
     ToolcribError,
     UnstorableValue,
 )
@@ -102,7 +103,12 @@ api.add_router("", health_router)
 api.add_router("", sessions_router, auth=AgentAuth())
 
 
-def error_response(request: HttpRequest, error: ToolcribError) -> HttpResponse:
+@api.exception_handler(Exception)
+@api.exception_handler(Http404)
+@api.exception_handler(HttpError)
+@api.exception_handler(ValidationError)
+def handle_error(request: HttpRequest, raised: Exception) -> HttpResponse:
+    error = _toolcrib_error(request, raised)
     response = api.create_response(request, error.as_json(), status=error.status)
     for name, value in error_headers(error).items():
         if name != "connection":  # Django does not send it
@@ -110,54 +116,27 @@ def error_response(request: HttpRequest, error: ToolcribError) -> HttpResponse:
     return response
 
 
-@api.exception_handler(ToolcribError)
-def handle_toolcrib_error(request: HttpRequest, error: ToolcribError) -> HttpResponse:
-    return error_response(request, error)
-
-
-@api.exception_handler(AuthenticationError)
-def handle_unauthenticated(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(request, api_keys.Unauthorized())
-
-
-@api.exception_handler(ValidationError)
-def handle_validation_error(request: HttpRequest, error: ValidationError) -> HttpResponse:
-    return error_response(request, InvalidRequest(error.errors))
-
-
-@api.exception_handler(HttpError)
-def handle_http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
-    if isinstance(error.__cause__, Invalid):  # raised by StrictParser and wrapped by ninja
-        return error_response(request, error.__cause__)
-    return error_response(request, MalformedBody())
-
-
-@api.exception_handler(RequestDataTooBig)
-def handle_too_large(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(request, BodyTooLarge(settings.MAX_BODY_BYTES))
-
-
-@api.exception_handler(Http404)
-def handle_not_found(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(
-        request,
-        ToolcribError("Not found.", hint="Check the id in the URL.", code="not_found", status=404),
-    )
-
-
-@api.exception_handler(DataError)
-def handle_data_error(request: HttpRequest, error: Exception) -> HttpResponse:
-    return error_response(request, UnstorableValue())
-
-
-@api.exception_handler(DatabaseError)
-def handle_database_error(request: HttpRequest, error: Exception) -> HttpResponse:
-    logger.error("Database unavailable: %s", error)
-    return error_response(request, DatabaseUnavailable())
-
-
-@api.exception_handler(Exception)
-def handle_exception(request: HttpRequest, error: Exception) -> HttpResponse:
-    request_id: Any = getattr(request, "toolcrib_id", "")
+def _toolcrib_error(request: HttpRequest, error: Exception) -> ToolcribError:
+    match error:
+        case ToolcribError():
+            return error
+        case AuthenticationError():
+            return api_keys.Unauthorized()
+        case ValidationError():
+            return InvalidRequest(error.errors)
+        case HttpError(__cause__=Invalid() as invalid):  # of StrictParser, wrapped by ninja
+            return invalid
+        case HttpError():
+            return MalformedBody()
+        case RequestDataTooBig():
+            return BodyTooLarge(settings.MAX_BODY_BYTES)
+        case Http404():
+            return NotFound("Not found.", hint="Check the id in the URL.")
+        case DataError():
+            return UnstorableValue()
+        case DatabaseError():
+            logger.error("Database unavailable: %s", error)
+            return DatabaseUnavailable()
+    request_id = getattr(request, "toolcrib_id", "")
     logger.error("Request %s failed", request_id, exc_info=error)
-    return error_response(request, InternalError(request_id))
+    return InternalError(request_id)

@@ -27,8 +27,8 @@ class Segment:
 class Bar:
     segments: tuple[Segment, ...]
     width: int
-    height: int
     budget_x: float | None = None  # position of the budget's hairline
+    height: int = BAR_HEIGHT
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Sparkline:
 
     lines: tuple[str, ...]
     last: tuple[float, float] | None
-    width: int
-    height: int
+    width: int = SPARK_WIDTH
+    height: int = SPARK_HEIGHT
 
 
 def token_bar(
@@ -61,23 +61,21 @@ def token_bar(
     budget_x = None if budget is None else round(budget * unit, 1)
     if budget is not None and budget_x is not None and initial > budget:
         segments.append(Segment("over", budget_x, max(round(initial * unit - budget_x, 1), 1.0)))
-    return Bar(tuple(segments), width, BAR_HEIGHT, budget_x)
+    return Bar(tuple(segments), width, budget_x)
 
 
 def cost_bar(value: int, maximum: int, *, width: int = 64) -> Bar:
     """Lay out one value relative to the page's maximum."""
     unit = width / max(maximum, value, 1)
-    return Bar(tuple(_end_to_end([("value", value)], unit, width)), width, BAR_HEIGHT)
+    return Bar(tuple(_end_to_end([("value", value)], unit, width)), width)
 
 
-def sparkline(
-    values: Sequence[float | None], *, width: int = SPARK_WIDTH, height: int = SPARK_HEIGHT
-) -> Sparkline:
+def sparkline(values: Sequence[float | None]) -> Sparkline:
     """Lay out values from zero to their maximum. A missing value is a gap, not zero."""
     known = [value for value in values if value is not None]
     top = max(known, default=0) or 1
-    step = (width - 2 * SPARK_MARGIN) / max(len(values) - 1, 1)
-    room = height - 2 * SPARK_MARGIN
+    step = (SPARK_WIDTH - 2 * SPARK_MARGIN) / max(len(values) - 1, 1)
+    room = SPARK_HEIGHT - 2 * SPARK_MARGIN
     runs: list[list[tuple[float, float]]] = [[]]
     for index, value in enumerate(values):
         if value is None:
@@ -89,7 +87,7 @@ def sparkline(
     points = [run for run in runs if run]
     lines = tuple(" ".join(f"{x:g},{y:g}" for x, y in run) for run in points if len(run) > 1)
     last = points[-1][-1] if points else None
-    return Sparkline(lines, last, width, height)
+    return Sparkline(lines, last)
 
 
 def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> list[Segment]:
@@ -110,6 +108,7 @@ def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> li
 
 CHART_WIDTH = 640
 CHART_HEIGHT = 120
+LANE_WIDTH = 64
 MAX_LIMIT_RATIO = 2.5  # a limit further above the values would flatten them
 
 
@@ -132,7 +131,6 @@ class DayBar:
     width: float
     y: float
     height: float
-    error_y: float
     error_height: float
 
 
@@ -159,67 +157,59 @@ def round_up(value: float) -> int:
         for step in (2, 4, 10):
             if value <= step * size:
                 return step * size
-        if value <= 20 * size:
-            return 20 * size
         size *= 10
 
 
-def step_line(
-    values: Sequence[int],
-    *,
-    limit: int | None = None,
-    width: int = CHART_WIDTH,
-    height: int = CHART_HEIGHT,
-) -> StepLine:
+def step_line(values: Sequence[int], *, limit: int | None = None) -> StepLine:
     """Lay out values as equal steps from zero, with the limit as a hairline."""
     highest = max(values, default=0)
-    near = limit is not None and limit <= max(highest, 1) * MAX_LIMIT_RATIO
-    top = round_up(max(highest, limit if near and limit else 0))
-    unit = width / max(len(values), 1)
+    if limit is not None and limit > max(highest, 1) * MAX_LIMIT_RATIO:
+        limit = None
+    top = round_up(max(highest, limit or 0))
+    unit = CHART_WIDTH / max(len(values), 1)
     points: list[str] = []
     for index, value in enumerate(values):
-        y = round(height * (1 - value / top), 1)
+        y = _chart_y(value, top)
         points += [f"{index * unit:.4g},{y:g}", f"{(index + 1) * unit:.4g},{y:g}"]
-    limit_y = round(height * (1 - limit / top), 1) if near and limit is not None else None
-    return StepLine(" ".join(points), _labels(top), limit_y, width, height)
+    limit_y = None if limit is None else _chart_y(limit, top)
+    return StepLine(" ".join(points), _labels(top), limit_y)
 
 
-def day_bars(
-    days: Sequence[tuple[int, int] | None],
-    *,
-    width: int = CHART_WIDTH,
-    height: int = CHART_HEIGHT,
-) -> DayBars:
+def _chart_y(value: float, top: int) -> float:
+    return round(CHART_HEIGHT * (1 - value / top), 1)
+
+
+def day_bars(days: Sequence[tuple[int, int] | None]) -> DayBars:
     """Lay out (calls, errors) per day. A day without data or without calls has no bar."""
     top = round_up(max((day[0] for day in days if day), default=0))
-    unit = width / max(len(days), 1)
+    unit = CHART_WIDTH / max(len(days), 1)
     bars = []
     for index, day in enumerate(days):
         if not day or not day[0]:
             continue
-        bar_height = max(height * day[0] / top, 1.0)
-        error_height = max(height * min(day[1], day[0]) / top, 1.5) if day[1] else 0.0
+        calls, errors = day
+        height = max(CHART_HEIGHT * calls / top, 1.0)
+        error_height = max(CHART_HEIGHT * errors / top, 1.5) if errors else 0.0
         bars.append(
             DayBar(
-                x=round(index * unit + unit * 0.15, 2),
+                x=round((index + 0.15) * unit, 2),
                 width=round(unit * 0.7, 2),
-                y=round(height - bar_height, 1),
-                height=round(bar_height, 1),
-                error_y=round(height - bar_height, 1),
-                error_height=round(min(error_height, bar_height), 1),
+                y=round(CHART_HEIGHT - height, 1),
+                height=round(height, 1),
+                error_height=round(min(error_height, height), 1),
             )
         )
-    return DayBars(tuple(bars), _labels(top), width, height)
+    return DayBars(tuple(bars), _labels(top))
 
 
-def lanes(spans: Sequence[tuple[float, float]], *, width: int = 64) -> list[Lane]:
+def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
     """Place (start, end) spans between the first start and the last end, with a minimum width."""
     first = min((start for start, _ in spans), default=0.0)
-    unit = width / max(max((end for _, end in spans), default=0.0) - first, 1e-9)
+    unit = LANE_WIDTH / max(max((end for _, end in spans), default=0.0) - first, 1e-9)
     placed = []
     for start, end in spans:
-        lane_width = min(max((end - start) * unit, 2.0), float(width))
-        x = min((start - first) * unit, width - lane_width)
+        lane_width = min(max((end - start) * unit, 2.0), float(LANE_WIDTH))
+        x = min((start - first) * unit, LANE_WIDTH - lane_width)
         placed.append(Lane(round(x, 1), round(lane_width, 1)))
     return placed
 

@@ -57,7 +57,7 @@ def test_a_cost_bar_is_scaled_to_the_largest_of_the_page():
 
 
 def test_a_sparkline_runs_from_zero_to_its_maximum():
-    spark = charts.sparkline([0, 10, 5], width=96, height=24)
+    spark = charts.sparkline([0, 10, 5])
 
     assert spark.lines == ("3,21 48,3 93,12",)
     assert spark.last == (93, 12)
@@ -84,47 +84,47 @@ def test_an_axis_ends_at_a_round_even_number(value, top):
 
 
 def test_a_step_line_keeps_its_value_for_the_width_of_a_step():
-    line = charts.step_line([0, 50, 100], width=300, height=100)
+    line = charts.step_line([0, 50, 75, 100])
 
-    assert line.points == "0,100 100,100 100,50 200,50 200,0 300,0"
+    assert line.points == "0,120 160,120 160,60 320,60 320,30 480,30 480,0 640,0"
     assert line.labels == ("100", "50", "0")
     assert line.limit_y is None
 
 
 def test_a_limit_far_above_the_values_is_not_drawn():
-    assert charts.step_line([100], limit=200, height=100).limit_y == 0
-    assert charts.step_line([100], limit=50, height=100).limit_y == 50
-    far = charts.step_line([100], limit=251, height=100)
+    assert charts.step_line([100], limit=200).limit_y == 0
+    assert charts.step_line([100], limit=50).limit_y == 60
+    far = charts.step_line([100], limit=251)
     assert far.limit_y is None
     assert far.labels[0] == "100"
 
 
 def test_bars_start_at_zero_with_errors_at_the_top():
-    chart = charts.day_bars([(10, 5), (4, 0)], width=200, height=100)
+    chart = charts.day_bars([(10, 5), (4, 0)])
 
     assert chart.bars == (
-        DayBar(x=15, width=70, y=0, height=100, error_y=0, error_height=50),
-        DayBar(x=115, width=70, y=60, height=40, error_y=60, error_height=0),
+        DayBar(x=48, width=224, y=0, height=120, error_height=60),
+        DayBar(x=368, width=224, y=72, height=48, error_height=0),
     )
     assert chart.labels == ("10", "5", "0")
 
 
 def test_a_day_without_data_is_a_gap_and_a_single_error_is_visible():
-    chart = charts.day_bars([None, (0, 0), (10_000, 1)], width=300)
+    chart = charts.day_bars([None, (0, 0), (10_000, 1), None])
 
-    assert [bar.x for bar in chart.bars] == [215]
+    assert [bar.x for bar in chart.bars] == [344]
     assert chart.bars[0].error_height == 1.5
     assert charts.day_bars([]).bars == ()
 
 
 def test_lanes_lie_between_the_first_start_and_the_last_end():
-    assert charts.lanes([(10, 10), (10, 15), (20, 20)], width=100) == [
+    assert charts.lanes([(10, 10), (10, 15), (20, 20)]) == [
         Lane(0, 2),
-        Lane(0, 50),
-        Lane(98, 2),
+        Lane(0, 32),
+        Lane(62, 2),
     ]
     assert charts.lanes([]) == []
-    assert charts.lanes([(3, 3)], width=64) == [Lane(0, 2)]
+    assert charts.lanes([(3, 3)]) == [Lane(0, 2)]
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), max_size=20))
