@@ -12,28 +12,24 @@ with Toolcrib(url, key) as crib, AgentLoop(crib, "anthropic") as loop:
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import cached_property
 from itertools import count
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar
 
 from toolcrib.client.http import AsyncToolcrib, Toolcrib
 from toolcrib.client.providers import ToolCall, ToolResult
 from toolcrib.client.requests import ApiRequest, Json, State
-from toolcrib.client.steps import META, Loop, Options
+from toolcrib.client.steps import META, Loop
 
 T = TypeVar("T")
 MAX_CONCURRENT_CALLS = 8  # of one reply; servers reject more as busy
 
 
-class AgentLoop(Loop):
+class AgentLoop(Loop[Toolcrib]):
     """One run of an agent. A context manager: opens a session and closes the one it opened."""
-
-    def __init__(self, crib: Toolcrib, provider: str, **options: Unpack[Options]) -> None:
-        super().__init__(provider, **options)
-        self.crib = crib
 
     def __enter__(self) -> Self:
         complete(self.opening())
-        self.extras = with_key(self.extras, self.crib.key)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,18 +74,19 @@ class AgentLoop(Loop):
         return function(*arguments)
 
 
-class AsyncAgentLoop(Loop):
+class AsyncAgentLoop(Loop[AsyncToolcrib]):
     """The same loop for asyncio. Calls of one reply run concurrently; loads run in order."""
 
-    def __init__(self, crib: AsyncToolcrib, provider: str, **options: Unpack[Options]) -> None:
-        super().__init__(provider, **options)
-        self.crib = crib
-        self._meta_lock = asyncio.Lock()
-        self._call_slots = asyncio.Semaphore(MAX_CONCURRENT_CALLS)
+    @cached_property
+    def _meta_lock(self) -> asyncio.Lock:
+        return asyncio.Lock()
+
+    @cached_property
+    def _call_slots(self) -> asyncio.Semaphore:
+        return asyncio.Semaphore(MAX_CONCURRENT_CALLS)
 
     async def __aenter__(self) -> Self:
         await self.opening()
-        self.extras = with_key(self.extras, self.crib.key)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -144,11 +141,3 @@ def complete(steps: Coroutine[Any, Any, T]) -> T:
         result: T = end.value
         return result
     raise RuntimeError("The coroutine waited for an event loop.")
-
-
-def with_key(extras: Json, key: str) -> Json:
-    """Add the key to MCP servers that the provider connects to itself; Toolcrib never sends it."""
-    if "mcp_servers" not in extras:
-        return extras
-    servers = [{**server, "authorization_token": key} for server in extras["mcp_servers"]]
-    return {**extras, "mcp_servers": servers}

@@ -79,19 +79,14 @@ def parsed(arguments: Any) -> Any:
     return arguments
 
 
-def _list(reply: Any, *path: str) -> list[Any]:
-    """Follow the path as far as it exists and return the value there as a list."""
+def _objects(reply: Any, *path: str) -> list[Mapping[str, Any]]:
+    """Follow the path as far as it exists and return the objects there."""
     for part in path:
         if isinstance(reply, Mapping) and part in reply:
             reply = reply[part]
             if part in ("choices", "candidates"):
                 reply = reply[0] if reply else None
-    if reply is None:
-        return []
-    return list(reply) if isinstance(reply, list) else [reply]
-
-
-def _mappings(items: Iterable[Any]) -> list[Mapping[str, Any]]:
+    items = reply if isinstance(reply, list) else [reply]
     return [item for item in items if isinstance(item, Mapping)]
 
 
@@ -102,7 +97,7 @@ def _anthropic_calls(reply: Any) -> list[ToolCall]:
     # Tools that the provider runs itself have other block types and need no result.
     return [
         ToolCall(block["id"], block["name"], parsed(block["input"]))
-        for block in _mappings(_list(reply, "content"))
+        for block in _objects(reply, "content")
         if block.get("type") == "tool_use"
     ]
 
@@ -134,7 +129,7 @@ def _anthropic_result(result: ToolResult) -> Json:
 
 
 def _openai_calls(reply: Any) -> list[ToolCall]:
-    calls = _mappings(_list(reply, "choices", "message", "tool_calls"))
+    calls = _objects(reply, "choices", "message", "tool_calls")
     return [
         ToolCall(call["id"], call["function"]["name"], parsed(call["function"]["arguments"]))
         for call in calls
@@ -156,7 +151,7 @@ def _openai_messages(results: Iterable[ToolResult]) -> list[Json]:
 
 def _responses_calls(reply: Any) -> list[ToolCall]:
     calls = []
-    for item in _mappings(_list(reply, "output")):
+    for item in _objects(reply, "output"):
         kind = item.get("type")
         if kind == "function_call":
             # The namespace is ignored: names are unique without it.
@@ -190,7 +185,7 @@ def _responses_part(item: Json) -> Json:
 
 def _gemini_calls(reply: Any) -> list[ToolCall]:
     calls = []
-    for part in _mappings(_list(reply, "candidates", "content", "parts")):
+    for part in _objects(reply, "candidates", "content", "parts"):
         call = part.get("function_call") or part.get("functionCall") or part
         if isinstance(call, Mapping) and call.get("name"):
             name = ADDED_UNDERSCORE.sub("", call["name"])
@@ -218,7 +213,7 @@ def _gemini_part(result: ToolResult) -> Json:
 def _plain_calls(reply: Any) -> list[ToolCall]:
     return [
         ToolCall(str(call.get("id", "")), call["name"], parsed(call.get("arguments")))
-        for call in _mappings(_list(reply))
+        for call in _objects(reply)
     ]
 
 
@@ -235,31 +230,8 @@ def _plain_messages(results: Iterable[ToolResult]) -> list[Json]:
     ]
 
 
-# --- Replies as history messages ------------------------------------------------------------------
-
-
 def _part(reply: Any, name: str) -> Any:
     return reply[name] if isinstance(reply, Mapping) else getattr(reply, name)
-
-
-def _anthropic_history(reply: Any) -> list[Any]:
-    return [{"role": "assistant", "content": _part(reply, "content")}]
-
-
-def _openai_history(reply: Any) -> list[Any]:
-    return [_part(_part(reply, "choices")[0], "message")]
-
-
-def _responses_history(reply: Any) -> list[Any]:
-    return list(_part(reply, "output"))
-
-
-def _gemini_history(reply: Any) -> list[Any]:
-    return [_part(_part(reply, "candidates")[0], "content")]
-
-
-def _plain_history(reply: Any) -> list[Any]:
-    return list(reply)
 
 
 @dataclass(frozen=True)
@@ -272,9 +244,23 @@ class Provider:
 
 
 PROVIDERS = {
-    "anthropic": Provider(_anthropic_calls, _anthropic_messages, _anthropic_history),
-    "openai": Provider(_openai_calls, _openai_messages, _openai_history),
-    "openai-responses": Provider(_responses_calls, _responses_messages, _responses_history),
-    "gemini": Provider(_gemini_calls, _gemini_messages, _gemini_history),
-    "json": Provider(_plain_calls, _plain_messages, _plain_history),
+    "anthropic": Provider(
+        _anthropic_calls,
+        _anthropic_messages,
+        lambda reply: [{"role": "assistant", "content": _part(reply, "content")}],
+    ),
+    "openai": Provider(
+        _openai_calls,
+        _openai_messages,
+        lambda reply: [_part(_part(reply, "choices")[0], "message")],
+    ),
+    "openai-responses": Provider(
+        _responses_calls, _responses_messages, lambda reply: list(_part(reply, "output"))
+    ),
+    "gemini": Provider(
+        _gemini_calls,
+        _gemini_messages,
+        lambda reply: [_part(_part(reply, "candidates")[0], "content")],
+    ),
+    "json": Provider(_plain_calls, _plain_messages, list),
 }

@@ -5,10 +5,10 @@ Coroutines that await nothing but `send` and `run_function`, which each version 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from toolcrib.client import requests
-from toolcrib.client.http import ApiError
+from toolcrib.client.http import ApiError, AsyncToolcrib, Toolcrib
 from toolcrib.client.providers import PROVIDERS, ToolCall, ToolResult, compact, parsed, plain
 from toolcrib.client.requests import ApiRequest, Form, Json, OpenOptions, Session, State
 from toolcrib.client.resume import (
@@ -20,6 +20,7 @@ from toolcrib.client.resume import (
 )
 from toolcrib.lib.errors import Invalid, ToolcribError
 
+C = TypeVar("C", Toolcrib, AsyncToolcrib)
 T = TypeVar("T")
 SEARCHES = ("search_tools", "tool_search", "tool_search_regex")
 DISPATCHERS = ("deferred_tool_call", "call_tool")
@@ -50,49 +51,33 @@ Before = Callable[[ToolCall], Any]
 After = Callable[[ToolCall, ToolResult], Any]
 
 
-class Options(TypedDict, total=False):
-    """Options of a loop, besides the provider."""
-
-    native: bool  # use the provider's own deferred tools
-    search: str  # native: who runs the search
-    toolset: bool  # native: the provider connects to Toolcrib's MCP endpoint itself
-    wish: OpenOptions  # options for the session to open
-    session_id: str  # use this open session instead, and do not close it
-    resume: State
-    loader_cache: LoaderCache
-    require_servers: Sequence[str]
-    max_iterations: int | None
-    before: Before | None  # receives the resolved call; a returned text rejects it
-    after: After | None  # receives the resolved call and its result; may replace the result
-    functions: Mapping[str, Callable[..., Any]]  # for custom tools, by name
-    on_tools_expanded: Callable[[list[str]], Any] | None
-
-
-class Loop:
+class Loop(Generic[C]):
     """One run of an agent: the model's context, and the results of its calls."""
 
     def __init__(
         self,
+        crib: C,
         provider: str,
         *,
-        native: bool = False,
-        search: str = "",
-        toolset: bool = False,
-        wish: OpenOptions | None = None,
-        session_id: str = "",
+        native: bool = False,  # use the provider's own deferred tools
+        search: str = "",  # native: who runs the search
+        toolset: bool = False,  # native: the provider connects to the MCP endpoint itself
+        wish: OpenOptions | None = None,  # options for the session to open
+        session_id: str = "",  # use this open session instead, and do not close it
         resume: State | None = None,
         loader_cache: LoaderCache | None = None,
         require_servers: Sequence[str] = (),
         max_iterations: int | None = None,
-        before: Before | None = None,
-        after: After | None = None,
-        functions: Mapping[str, Callable[..., Any]] | None = None,
+        before: Before | None = None,  # receives the resolved call; a returned text rejects it
+        after: After | None = None,  # receives the call and its result; may replace the result
+        functions: Mapping[str, Callable[..., Any]] | None = None,  # for custom tools, by name
         on_tools_expanded: Callable[[list[str]], Any] | None = None,
     ) -> None:
         if provider not in PROVIDERS:
             raise Invalid(
                 f"Unknown provider {provider!r}.", hint=f"Use one of: {', '.join(PROVIDERS)}."
             )
+        self.crib: C = crib
         self.provider = provider
         self.form: Form = {"format": provider}
         if native:
@@ -185,7 +170,7 @@ class Loop:
         body = dict(catalog.body)
         self.system = body.pop("text" if self.provider == "json" else "system")
         self.tools = appended(self.tools, body.pop("tools"))
-        self.extras = {} if self.provider == "json" else body
+        self.extras = {} if self.provider == "json" else with_key(body, self.crib.key)
 
     # --- Calls ----------------------------------------------------------------------------------
 
@@ -364,3 +349,11 @@ def appended(old: list[Json], new: list[Json]) -> list[Json]:
 
 def _name(tool: Json) -> object:
     return tool.get("name") or tool.get("function", tool).get("name") or tool.get("type")
+
+
+def with_key(extras: Json, key: str) -> Json:
+    """Add the key to MCP servers that the provider connects to itself; Toolcrib never sends it."""
+    if "mcp_servers" not in extras:
+        return extras
+    servers = [{**server, "authorization_token": key} for server in extras["mcp_servers"]]
+    return {**extras, "mcp_servers": servers}

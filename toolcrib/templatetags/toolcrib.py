@@ -8,11 +8,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from django import template
 from django.forms import BaseForm, BoundField
-from django.http import HttpRequest
+from django.http import HttpRequest, QueryDict
 from django.template import Context
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
@@ -43,23 +42,11 @@ STATUSES = {
     "superseded": ("Superseded", "off", "dash"),
 }
 
-# Annotations that a server reports for a tool: (label, tone, meaning).
+# Annotations that a server reports for a tool: (tone, meaning).
 BADGES = {
-    "read-only": (
-        "read-only",
-        "quiet",
-        "Reported by the server, not verified: this tool changes nothing.",
-    ),
-    "destructive": (
-        "destructive",
-        "bad",
-        "Reported by the server, not verified: this tool may delete or overwrite data.",
-    ),
-    "open-world": (
-        "open-world",
-        "quiet",
-        "Reported by the server, not verified: this tool accesses external systems.",
-    ),
+    "read-only": ("quiet", "changes nothing"),
+    "destructive": ("bad", "may delete or overwrite data"),
+    "open-world": ("quiet", "accesses external systems"),
 }
 
 # The hidden text is for screen readers.
@@ -147,13 +134,10 @@ def _distance(seconds: float) -> str:
     size = abs(seconds)
     if size < 10:
         return "just now"
-    for limit, unit, word in ((60, 1, "s"), (3600, 60, "min"), (86400, 3600, "h")):
+    text = plural(int(size // 86400), "day")
+    for limit, unit, word in ((86400, 3600, "h"), (3600, 60, "min"), (60, 1, "s")):
         if size < limit:
             text = f"{int(size // unit)} {word}"
-            break
-    else:
-        days = int(size // 86400)
-        text = plural(days, "day")
     return f"{text} ago" if seconds > 0 else f"in {text}"
 
 
@@ -185,7 +169,7 @@ def query_string(context: Context, **changes: object) -> str:
     """
     request: HttpRequest | None = context.get("request")
     parameters = context.get("page_query", request.GET if request else None)
-    query = _empty_query() if parameters is None else parameters.copy()
+    query = QueryDict(mutable=True) if parameters is None else parameters.copy()
     for name in CURSORS:
         query.pop(name, None)
     for name, value in changes.items():
@@ -196,10 +180,6 @@ def query_string(context: Context, **changes: object) -> str:
         else:
             query[name] = str(value)
     return f"?{query.urlencode()}"
-
-
-def _empty_query() -> Any:
-    return HttpRequest().GET.copy()
 
 
 # --- Pills and bars -----------------------------------------------------------------------------
@@ -215,8 +195,9 @@ def status(state: object, count: int | None = None, label: str = "") -> dict[str
 @register.inclusion_tag("components/badge.html")
 def badge(kind: str, source: bool = False) -> dict[str, object]:
     """Render an annotation of a tool; `source` adds that the server reports it."""
-    label, tone, meaning = BADGES.get(kind, (kind, "quiet", ""))
-    return {"label": label, "tone": tone, "meaning": meaning, "source": source}
+    tone, meaning = BADGES.get(kind, ("quiet", ""))
+    title = meaning and f"Reported by the server, not verified: this tool {meaning}."
+    return {"label": kind, "tone": tone, "meaning": title, "source": source}
 
 
 @register.filter
