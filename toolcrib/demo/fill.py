@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolcrib.demo.sessions import SCRIPTS, ApiClient, run_scripts
+from toolcrib.client import Toolcrib
+from toolcrib.client.requests import ApiRequest, Json
+from toolcrib.demo.sessions import SCRIPTS, run_scripts
 
 ROOT = Path(__file__).resolve().parents[2]
 SYNC_TIMEOUT = 90.0  # seconds
@@ -90,7 +92,7 @@ class DemoTotals:
     calls: int
 
 
-def fill(admin: ApiClient, released: Path, turns: int = TURNS) -> DemoTotals:
+def fill(admin: Toolcrib, released: Path, turns: int = TURNS) -> DemoTotals:
     """Create all demo data. For `released` see servers.demo_office."""
     add_servers(admin, released)
     create_groups(admin)
@@ -113,7 +115,7 @@ def fill(admin: ApiClient, released: Path, turns: int = TURNS) -> DemoTotals:
     return DemoTotals(len(SERVERS), len(AGENTS), len(sessions), calls)
 
 
-def add_servers(admin: ApiClient, released: Path) -> None:
+def add_servers(admin: Toolcrib, released: Path) -> None:
     for slug, (name, description) in SERVERS.items():
         argv = [sys.executable, "-m", "servers.demo"]
         if slug != "toolbox":
@@ -130,7 +132,7 @@ def add_servers(admin: ApiClient, released: Path) -> None:
             "cwd": str(ROOT),
             "confirm_argv": argv,
         }
-        admin.request("POST", "/servers", body)
+        send(admin, "POST", "/servers", body)
     wait_until("first sync", lambda: all(map(_is_synced, list_all(admin, "/servers"))))
 
 
@@ -140,46 +142,51 @@ def _is_synced(server: dict[str, Any]) -> bool:
     return bool(server["tools"])
 
 
-def create_groups(admin: ApiClient) -> None:
+def create_groups(admin: Toolcrib) -> None:
     for group, (name, description, tools) in MIXED_GROUPS.items():
         body = {"group_id": group, "display_name": name, "description": description}
-        admin.request("POST", "/groups", body)
-        admin.request("POST", f"/groups/{group}/members", {"tools": tools})
+        send(admin, "POST", "/groups", body)
+        send(admin, "POST", f"/groups/{group}/members", {"tools": tools})
     preload = {"tools": ["tickets__list_tickets", "tickets__search_tickets"], "preload": True}
-    admin.request("PATCH", "/groups/mcp:tickets/members", preload)
+    send(admin, "PATCH", "/groups/mcp:tickets/members", preload)
     preload = {"tools": ["tickets__get_ticket", "calendar__find_free_slot"], "preload": True}
-    admin.request("PATCH", "/groups/daily:support/members", preload)
+    send(admin, "PATCH", "/groups/daily:support/members", preload)
     every_tool = [tool["name"] for tool in list_all(admin, "/tools")]
     body = {"display_name": "First trial", "description": "Every tool in full, for comparison"}
-    admin.request("POST", "/groups", {"group_id": TRIAL_GROUP, "preload_default": True, **body})
-    admin.request("POST", f"/groups/{TRIAL_GROUP}/members", {"tools": every_tool})
+    send(admin, "POST", "/groups", {"group_id": TRIAL_GROUP, "preload_default": True, **body})
+    send(admin, "POST", f"/groups/{TRIAL_GROUP}/members", {"tools": every_tool})
     reason = {"reason": "Tickets are kept until the audit in autumn"}
-    admin.request("POST", "/tools/tickets__delete_ticket/hold", reason)
-    admin.request("PATCH", "/tools/notes__delete_note", {"call_policy": "deny"})
+    send(admin, "POST", "/tools/tickets__delete_ticket/hold", reason)
+    send(admin, "PATCH", "/tools/notes__delete_note", {"call_policy": "deny"})
 
 
-def create_agent(admin: ApiClient, name: str, **options: Any) -> ApiClient:
+def create_agent(admin: Toolcrib, name: str, **options: Any) -> Toolcrib:
     """Create an agent and return a client with its key."""
-    admin.request("POST", "/agents", {"name": name, **options})
+    send(admin, "POST", "/agents", {"name": name, **options})
     key = {"name": "first", "days": KEY_DAYS.get(name)}
-    return ApiClient(admin.port, admin.request("POST", f"/agents/{name}/keys", key)["key"])
+    return Toolcrib(admin.url, send(admin, "POST", f"/agents/{name}/keys", key)["key"])
 
 
-def release_analytics(admin: ApiClient, released: Path) -> None:
+def send(admin: Toolcrib, method: str, path: str, body: Json | None = None, **query: str) -> Any:
+    """Send a request of the API for operators, for which the client has no methods."""
+    return admin.send(ApiRequest(method, path, lambda answer: answer, body, query))
+
+
+def release_analytics(admin: Toolcrib, released: Path) -> None:
     """Release a new version of the analytics server; its changed tool is then pending review."""
     released.touch(mode=0o600)
     for enabled in (False, True):
-        admin.request("PATCH", "/servers/analytics", {"enabled": enabled})
-    admin.request("POST", "/servers/analytics/sync")
+        send(admin, "PATCH", "/servers/analytics", {"enabled": enabled})
+    send(admin, "POST", "/servers/analytics/sync")
     path = "/tools/analytics__compare_periods"
-    wait_until("change to review", lambda: admin.request("GET", path)["state"] == "waiting")
+    wait_until("change to review", lambda: send(admin, "GET", path)["state"] == "waiting")
 
 
-def list_all(admin: ApiClient, path: str) -> Any:
+def list_all(admin: Toolcrib, path: str) -> Any:
     """Yield the items of all pages of a list."""
     cursor = ""
     while cursor is not None:
-        page = admin.request("GET", f"{path}?limit=100&cursor={cursor}")
+        page = send(admin, "GET", path, limit="100", cursor=cursor)
         yield from page["items"]
         cursor = page["next_cursor"]
 
@@ -192,9 +199,9 @@ def wait_until(event: str, condition: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def add_search_data(admin: ApiClient) -> None:
+def add_search_data(admin: Toolcrib) -> None:
     for name, hints in HINTS.items():
         for kind, text in hints:
-            admin.request("POST", f"/tools/{name}/hints", {"kind": kind, "text": text})
+            send(admin, "POST", f"/tools/{name}/hints", {"kind": kind, "text": text})
     for query, name in GOLDEN.items():
-        admin.request("POST", "/search/golden", {"query": query, "tools": [name]})
+        send(admin, "POST", "/search/golden", {"query": query, "tools": [name]})

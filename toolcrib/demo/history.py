@@ -16,15 +16,7 @@ from django.db import models, transaction
 from catalog import preferences
 from catalog.models import AuditEntry, Definition, DefinitionChange, Group, Tool
 from servers.models import Server, SyncRun
-from sessions_app.models import (
-    Agent,
-    AgentSession,
-    ApiKey,
-    Call,
-    Event,
-    EventKind,
-    SessionState,
-)
+from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event, EventKind, SessionState
 
 DAYS = 14
 RECENT_MINUTES = (40, 26, 15, 7, 2)  # how long ago the last sessions started

@@ -4,92 +4,50 @@ They behave like agents: mostly correct, at times with invalid arguments, unknow
 without results. Nothing here writes to the database directly.
 """
 
-import http.client
-import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self, Unpack
 
-Json = dict[str, Any]
+from toolcrib.client import ApiError, CallResult, Session, Toolcrib
+from toolcrib.client.requests import OpenOptions
+
 PEOPLE = ("ada", "otto", "mia")
 METRICS = ("visits", "orders", "revenue", "refunds")
-
-
-class ApiError(Exception):
-    """An error response of the API."""
-
-    def __init__(self, status: int, request: str, body: object) -> None:
-        super().__init__(f"{request} returned {status}: {json.dumps(body)[:500]}")
-        self.status = status
-
-
-class ApiClient:
-    """Client for the API of an installation on this machine, with one key."""
-
-    def __init__(self, port: int, key: str) -> None:
-        self.port = port
-        self.headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-
-    def request(self, method: str, path: str, body: object = None, **headers: str) -> Any:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            data = json.dumps(body) if body is not None else None
-            connection.request(method, f"/api/v1{path}", data, {**self.headers, **headers})
-            response = connection.getresponse()
-            text = response.read()
-        finally:
-            connection.close()
-        result = json.loads(text) if text else None
-        if response.status >= 400:
-            raise ApiError(response.status, f"{method} {path}", result)
-        return result
 
 
 class Run:
     """One session of an agent, closed at the end unless `keep_open` is set."""
 
-    def __init__(self, client: ApiClient, **options: Any) -> None:
+    def __init__(
+        self, client: Toolcrib, session: Session | None = None, **options: Unpack[OpenOptions]
+    ) -> None:
         self.client = client
-        self.options = options
-        self.path = ""
+        self.id = (session or client.open(**options)).id
         self.keep_open = False
 
-    def __enter__(self) -> "Run":
-        if not self.path:
-            session = self.client.request("POST", "/sessions", self.options)
-            self.path = f"/sessions/{session['id']}"
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: object) -> None:
         if not self.keep_open:
-            self.post("/close")
+            self.client.close(self.id)
 
-    def post(self, path: str, body: object = None) -> Json:
-        result: Json = self.client.request("POST", self.path + path, body)
-        return result
+    def search(self, query: str, **more: Any) -> None:
+        self.client.search(self.id, query=query, **more)
 
-    def search(self, query: str, **more: Any) -> Json:
-        return self.post("/search", {"query": query, **more})
+    def load(self, group: str, *names: str) -> None:
+        self.client.load(self.id, group, names or None)
 
-    def load(self, group: str, *names: str) -> Json:
-        return self.post("/load", {"group_id": group, "tool_names": list(names) or None})
-
-    def call(self, name: str, /, **arguments: Any) -> Json:
-        return self.post("/call", {"tool_name": name, "arguments": arguments})
-
-    def get(self, path: str) -> Json:
-        result: Json = self.client.request("GET", self.path + path)
-        return result
+    def call(self, name: str, /, **arguments: Any) -> CallResult:
+        return self.client.call(self.id, name, arguments)
 
     def fork(self) -> "Run":
-        child = Run(self.client)
-        child.path = f"/sessions/{self.post('/fork')['id']}"
-        return child
+        return Run(self.client, self.client.fork(self.id))
 
 
 # --- The support desk: ticket triage --------------------------------------------------------------
 
 
-def triage(client: ApiClient, turn: int) -> None:
+def triage(client: Toolcrib, turn: int) -> None:
     with Run(client, model="claude-sonnet-4-5", metadata={"task": "triage"}) as run:
         run.search("find open tickets of customers")
         run.load("mcp:tickets", "list_tickets", "get_ticket", "comment_on_ticket")
@@ -109,13 +67,13 @@ def triage(client: ApiClient, turn: int) -> None:
         run.keep_open = turn % 4 == 3
 
 
-def escalation(client: ApiClient, turn: int) -> None:
+def escalation(client: Toolcrib, turn: int) -> None:
     with Run(client, model="claude-sonnet-4-5", metadata={"task": "escalation"}) as run:
         run.search("", name="create_ticket")
         ticket = run.call(
             "tickets__create_ticket", subject=f"Export is slow ({turn})", priority="high"
         )
-        number = (ticket.get("structured_content") or {}).get("id", 101)
+        number = (ticket.structured_content or {}).get("id", 101)
         run.search("who is free to meet")
         run.load("daily:support")
         run.call("calendar__find_free_slot", people=["ada", "otto"], first_day=turn)
@@ -133,7 +91,7 @@ def escalation(client: ApiClient, turn: int) -> None:
 # --- The planner: meetings, mail and minutes ------------------------------------------------------
 
 
-def minutes(client: ApiClient, turn: int) -> None:
+def minutes(client: Toolcrib, turn: int) -> None:
     with Run(client, model="gpt-5", metadata={"task": "minutes"}) as run:
         run.load("mcp:notes")
         run.call("notes__read_note", path="meetings/monday.md")
@@ -144,15 +102,15 @@ def minutes(client: ApiClient, turn: int) -> None:
         run.call("notes__search_notes", words="release")
         if turn % 3 == 0:
             run.call("notes__read_note", path="meetings/tuesday.md")  # does not exist
-        run.get("/catalog?format=openai")
+        client.catalog(run.id, format="openai")
 
 
-def invitations(client: ApiClient, turn: int) -> None:
+def invitations(client: Toolcrib, turn: int) -> None:
     with Run(client, model="gpt-5", metadata={"task": "invitations"}) as run:
         run.search("find a time when all are free")
         run.load("mcp:calendar", "find_free_slot", "create_event", "send_mail")
         slot = run.call("calendar__find_free_slot", people=list(PEOPLE), first_day=turn)
-        free = slot.get("structured_content") or {"day": turn, "hour": 11}
+        free = slot.structured_content or {"day": turn, "hour": 11}
         run.call(
             "calendar__create_event",
             title=f"Planning {turn}",
@@ -168,7 +126,7 @@ def invitations(client: ApiClient, turn: int) -> None:
             run.call("calendar__send_mail", to="everybody", subject="Planning", text="Come")
         run.call("calendar__list_events", day=free["day"])
         if turn % 2:
-            state = run.get("/state")
+            state = client.state(run.id)
     if turn % 2:
         with Run(client, model="gpt-5", resume=state) as again:
             again.call("calendar__list_mail", limit=3)
@@ -178,7 +136,7 @@ def invitations(client: ApiClient, turn: int) -> None:
 # --- The analyst: reports within a token budget ---------------------------------------------------
 
 
-def weekly_report(client: ApiClient, turn: int) -> None:
+def weekly_report(client: Toolcrib, turn: int) -> None:
     with Run(client, model="gemini-2.5-pro", metadata={"task": "weekly report"}) as run:
         run.search("compare a metric with the week before", detail="summary", limit=5)
         run.load("mcp:analytics", "run_report", "get_metric")
@@ -203,7 +161,7 @@ def weekly_report(client: ApiClient, turn: int) -> None:
 # --- The handyman: many groups, one task at a time ------------------------------------------------
 
 
-def small_tasks(client: ApiClient, turn: int) -> None:
+def small_tasks(client: Toolcrib, turn: int) -> None:
     with Run(client, model="claude-opus-4-1", metadata={"task": "small tasks"}) as run:
         run.search("", pattern="convert_.*")
         run.call("toolbox__convert_length", value=3 + turn, unit="mi", to="km")
@@ -215,7 +173,7 @@ def small_tasks(client: ApiClient, turn: int) -> None:
         run.call("toolbox__make_slug", text="Release notes of March")
         if turn % 4 == 0:
             run.call("toolbox__send_rocket", destination="moon")  # unknown tool
-        run.get("/tools/toolbox__roll_dice")
+        client.details(run.id, "toolbox__roll_dice")
         run.call("toolbox__roll_dice", count=3)
         if turn % 6 == 0:
             run.call("notes__delete_note", path="ideas/search.md")  # denied by an admin
@@ -225,7 +183,7 @@ def small_tasks(client: ApiClient, turn: int) -> None:
 # --- The archivist: few tools, so all of them are preloaded ---------------------------------------
 
 
-def tidying(client: ApiClient, turn: int) -> None:
+def tidying(client: Toolcrib, turn: int) -> None:
     with Run(client, model="claude-haiku-4-5", metadata={"task": "tidying"}) as run:
         run.call("notes__list_notes", folder="handbook")
         run.call("notes__outline_note", path="handbook/on-call.md")
@@ -235,14 +193,14 @@ def tidying(client: ApiClient, turn: int) -> None:
 # --- The pilot: every definition preloaded, few calls ---------------------------------------------
 
 
-def trial(client: ApiClient, turn: int) -> None:
+def trial(client: Toolcrib, turn: int) -> None:
     if turn % 4 == 0:
         with Run(client, model="claude-opus-4-1", metadata={"task": "trial"}) as run:
             run.call("tickets__list_tickets", state="waiting", limit=3)
             run.call("toolbox__days_between", first="2026-03-02", second="2026-03-09")
 
 
-SCRIPTS: Mapping[str, tuple[Callable[[ApiClient, int], None], ...]] = {
+SCRIPTS: Mapping[str, tuple[Callable[[Toolcrib, int], None], ...]] = {
     "support-desk": (triage, escalation),
     "planner": (minutes, invitations),
     "analyst": (weekly_report,),
@@ -252,7 +210,7 @@ SCRIPTS: Mapping[str, tuple[Callable[[ApiClient, int], None], ...]] = {
 }
 
 
-def run_scripts(client: ApiClient, agent: str, turn: int) -> None:
+def run_scripts(client: Toolcrib, agent: str, turn: int) -> None:
     """Run each of an agent's scripts once."""
     for script in SCRIPTS[agent]:
         script(client, turn)

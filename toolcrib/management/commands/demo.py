@@ -26,10 +26,10 @@ from catalog.audit import Actor
 from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, KeyScope
+from toolcrib.client import Toolcrib, ToolcribError
 from toolcrib.config import environment as env
 from toolcrib.config.installation_keys import make_private_file
 from toolcrib.demo import fill, history
-from toolcrib.demo.sessions import ApiClient, ApiError
 
 ACTOR = Actor.command("demo")
 READY = "Toolcrib is ready:"
@@ -72,10 +72,10 @@ class Command(BaseCommand):
         try:
             with serving() as port:
                 key, text = api_keys.create_key("demo", KeyScope.ADMIN, actor=ACTOR)
-                totals = fill.fill(ApiClient(port, text), RELEASED, turns)
+                totals = fill.fill(Toolcrib(f"http://127.0.0.1:{port}", text), RELEASED, turns)
                 api_keys.revoke(key, actor=ACTOR)
             history.backdate(timezone.now())
-        except (ApiError, TimeoutError, OSError) as error:
+        except (ToolcribError, TimeoutError, OSError) as error:
             self.stderr.write(f"Creating the demo data failed: {error}")
             self.stderr.write(
                 f"See {settings.DATA_DIR / 'toolcrib.log'}, then start the demo again."
