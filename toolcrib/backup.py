@@ -5,18 +5,22 @@ the database; the keys are written to a second file, or stay with the operator. 
 sync leases and calls in progress are not restored; the history of sessions is.
 """
 
+import codecs
 import gzip
 import json
 import os
 import shutil
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from axes.models import AccessAttempt, AccessFailureLog, AccessLog
 from django.apps import apps
@@ -58,33 +62,22 @@ INVALID_ROW_ERRORS = (
     ValueError,
     AttributeError,
 )
+SIGN_IN_MODELS = (Session, AccessAttempt, AccessFailureLog, AccessLog)
 Row = dict[str, Any]
 
 
-@dataclass
+@dataclass(frozen=True)
 class RestoreResult:
     rows: int
     key: str  # fingerprint of the key that encrypted the backup's credentials
-    unreadable: int = 0
-    servers: list[str] = field(default_factory=list)  # with unreadable credentials
+    unreadable: int
+    servers: list[str]  # with unreadable credentials
 
 
 def backup_models() -> list[type[Model]]:
     """Return the models of our apps and the users."""
     ours = (apps.get_app_config(label).get_models(include_auto_created=True) for label in OUR_APPS)
     return [User, *(model for models in ours for model in models if model._meta.managed)]
-
-
-def transient_models() -> list[type[Model]]:
-    """Return the models that are not backed up and that a restore clears."""
-    return [
-        Session,
-        AccessAttempt,
-        AccessFailureLog,
-        AccessLog,
-        User.groups.through,
-        User.user_permissions.through,
-    ]
 
 
 # --- Writing ----------------------------------------------------------------------------------
@@ -98,7 +91,7 @@ def write(stream: IO[bytes]) -> Row:
         for model in backup_models():
             rows = model._base_manager.order_by("pk").iterator(chunk_size=BATCH)
             names = [column.name for column in model._meta.concrete_fields]
-            lines = cast(IO[str], _TextWriter(packed))
+            lines = codecs.getwriter("utf-8")(packed)
             serializers.serialize(
                 "jsonl", rows, stream=lines, fields=names, cls=_MicrosecondEncoder
             )
@@ -110,16 +103,6 @@ class _MicrosecondEncoder(DjangoJSONEncoder):
 
     def default(self, value: object) -> object:
         return value.isoformat() if isinstance(value, datetime) else super().default(value)
-
-
-class _TextWriter:
-    """Text stream over a byte stream, which it does not close."""
-
-    def __init__(self, target: gzip.GzipFile) -> None:
-        self.target = target
-
-    def write(self, text: str) -> int:
-        return self.target.write(text.encode())
 
 
 @contextmanager
@@ -301,11 +284,10 @@ def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str])
             _reset_sequences(list(models.values()))
             _reset_running_work()
             _raise_revision(revision)
-            result = RestoreResult(sum(counts.values()), header["key"])
-            _check_credentials(result, keys)
+            unreadable = _unreadable_credentials(keys)
     except INVALID_ROW_ERRORS as error:
         raise Invalid("The backup contains inconsistent rows; nothing was changed.") from error
-    return result
+    return RestoreResult(counts.total(), header["key"], unreadable.total(), sorted(unreadable))
 
 
 def _clear_tables(models: list[type[Model]], *, replace: bool) -> None:
@@ -316,39 +298,28 @@ def _clear_tables(models: list[type[Model]], *, replace: bool) -> None:
             f"This installation already contains data ({names}).",
             hint="Back it up, then add --replace to overwrite it.",
         )
-    for model in [*transient_models(), *models]:
+    # A restore also clears what is not backed up.
+    memberships = (User.groups.through, User.user_permissions.through)
+    for model in (*SIGN_IN_MODELS, *memberships, *models):
         model._base_manager.all()._raw_delete(connection.alias)
 
 
-def _insert(rows: Iterator[Row], models: dict[str, type[Model]]) -> dict[str, int]:
-    known = {label.lower(): label for label in models}
-    counts: dict[str, int] = {}
-    batch: list[Model] = []
-    for row in rows:
-        if row["model"] not in known:
-            raise Invalid(f"The backup contains an unknown model: {row['model']}.")
-        (deserialized,) = Deserializer([row])
-        label = known[row["model"]]
-        counts[label] = counts.get(label, 0) + 1
-        if batch and (type(batch[0]) is not type(deserialized.object) or len(batch) >= BATCH):
-            _insert_batch(batch)
-            batch = []
-        batch.append(deserialized.object)
-    _insert_batch(batch)
+def _insert(rows: Iterator[Row], models: dict[str, type[Model]]) -> Counter[str]:
+    known = {label.lower(): model for label, model in models.items()}
+    counts: Counter[str] = Counter()
+    for label, same_model in groupby(rows, key=itemgetter("model")):
+        if label not in known:
+            raise Invalid(f"The backup contains an unknown model: {label}.")
+        model = known[label]
+        fields = list(model._meta.concrete_fields)
+        size = min(connection.ops.bulk_batch_size(fields, range(BATCH)), BATCH)
+        while batch := [each.object for each in Deserializer(islice(same_model, size))]:
+            # raw, as in loaddata: bulk_create would set every auto_now field to the current time.
+            model._base_manager._insert(  # type: ignore[attr-defined]
+                batch, fields=fields, using=connection.alias, raw=True
+            )
+            counts[model._meta.label] += len(batch)
     return counts
-
-
-def _insert_batch(objects: list[Model]) -> None:
-    if not objects:
-        return
-    model = type(objects[0])
-    fields = list(model._meta.concrete_fields)
-    size = connection.ops.bulk_batch_size(fields, objects)
-    for first in range(0, len(objects), size):
-        # raw, as in loaddata: bulk_create would set every auto_now field to the current time.
-        model._base_manager._insert(  # type: ignore[attr-defined]
-            objects[first : first + size], fields=fields, using=connection.alias, raw=True
-        )
 
 
 def _reset_sequences(models: list[type[Model]]) -> None:
@@ -382,11 +353,11 @@ def _raise_revision(before: int) -> None:
     audit.record(Actor.command("restore"), "installation.restore", row)
 
 
-def _check_credentials(result: RestoreResult, keys: list[str]) -> None:
-    slugs = set()
+def _unreadable_credentials(keys: list[str]) -> Counter[str]:
+    """Count the credentials that none of the keys decrypts, by server."""
     rows = Credential.objects.exclude(ciphertext="").select_related("server")
-    for row in rows.iterator(chunk_size=BATCH):
-        if not credentials.is_readable(row.ciphertext, keys):
-            result.unreadable += 1
-            slugs.add(row.server.slug)
-    result.servers = sorted(slugs)
+    return Counter(
+        row.server.slug
+        for row in rows.iterator(chunk_size=BATCH)
+        if not credentials.is_readable(row.ciphertext, keys)
+    )

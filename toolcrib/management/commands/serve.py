@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -43,15 +45,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         host, port = options["host"], options["port"]
         self._check_mode(host, web_only=options["web_only"])
+        announce = partial(self._announce, public_url(host, port))
         if options["fd"] is not None:
             listener = socket.socket(fileno=options["fd"])
         else:
             listener = self._bind(host, port)
             if settings.WEB_WORKERS > 1:
-                base = public_url(host, port)
-                sys.exit(
-                    web_workers.serve(settings.WEB_WORKERS, listener, lambda: self._announce(base))
-                )
+                sys.exit(web_workers.serve(settings.WEB_WORKERS, listener, announce))
         if settings.EMBEDDED:
             call_command("migrate", verbosity=0, interactive=False)
         server = _AnnouncingServer(
@@ -68,8 +68,7 @@ class Command(BaseCommand):
                 timeout_keep_alive=30,
                 h11_max_incomplete_event_size=64 * 1024,
             ),
-            self,
-            public_url(host, port),
+            announce,
         )
         # uvicorn raises the signal again when it is done, which would end the process before our
         # own cleanup; this handler makes that harmless.
@@ -141,20 +140,14 @@ def public_url(host: str, port: int) -> str:
 class _AnnouncingServer(uvicorn.Server):
     """uvicorn server that prints its URL once it accepts connections."""
 
-    def __init__(self, config: uvicorn.Config, command: BaseCommand, base: str) -> None:
+    def __init__(self, config: uvicorn.Config, announce: Callable[[], None]) -> None:
         super().__init__(config)
-        self.command = command
-        self.base = base
+        self.announce = announce
 
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
-            try:
-                line = await asyncio.to_thread(invitations.ready_line, self.base)
-            except DatabaseError:
-                line = f"Toolcrib is ready: {self.base}/ (database unavailable)"
-            self.command.stdout.write(line)
-            self.command.stdout.flush()
+            await asyncio.to_thread(self.announce)
 
     async def shutdown(self, sockets: Any = None) -> None:
         # Cancel calls just before uvicorn closes connections, so that callers get a result.
