@@ -73,14 +73,10 @@ def keep_django_logging(**kwargs: object) -> None:
 
 
 @heartbeat_sent.connect  # type: ignore[untyped-decorator]
-def record_worker_heartbeat(**kwargs: object) -> None:
+def record_heartbeat(**kwargs: object) -> None:
     touch_heartbeat()
 
 
 @beat_init.connect  # type: ignore[untyped-decorator]
 def connect_beat_heartbeat(**kwargs: object) -> None:
-    after_task_publish.connect(record_beat_heartbeat)
-
-
-def record_beat_heartbeat(**kwargs: object) -> None:
-    touch_heartbeat()
+    after_task_publish.connect(record_heartbeat)

@@ -58,11 +58,8 @@ def _method_not_allowed(empty: HttpResponseBase) -> HttpResponse:
         code="method_not_allowed",
         status=405,
     )
-    response = HttpResponse(
-        json.dumps(error.as_json()), status=405, content_type="application/json; charset=utf-8"
-    )
-    response.headers["Allow"] = allowed
-    return response
+    headers = {"Content-Type": "application/json; charset=utf-8", "Allow": allowed}
+    return HttpResponse(json.dumps(error.as_json()), status=405, headers=headers)
 
 
 def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:

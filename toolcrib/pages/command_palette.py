@@ -82,13 +82,7 @@ def search(query: str, role: Role) -> list[Section]:
         Section("Actions", _actions(words, role)),
     ]
     if words:
-        sections += [
-            Section("Servers", _servers(words)),
-            Section("Tools", _tools(words)),
-            Section("Groups", _groups(words)),
-            Section("Agents", _agents(words)),
-            Section("Sessions", _sessions(words)),
-        ]
+        sections += _objects(words)
     return [section for section in sections if section.choices]
 
 
@@ -144,37 +138,35 @@ def _by_name(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[An
     return rows.filter(reduce(and_, each, Q())).order_by(order, fields[0])[:MAX_RESULTS_PER_KIND]
 
 
-def _servers(words: list[str]) -> list[Choice]:
-    return [
+def _objects(words: list[str]) -> list[Section]:
+    servers = [
         Choice(server.name, reverse("server", args=[server.slug]), server.get_state_display())
         for server in _by_name(Server.objects.all(), "name", "slug", words=words)
     ]
-
-
-def _tools(words: list[str]) -> list[Choice]:
-    rows = Tool.objects.exclude(state=ToolState.MISSING).only("public_name", "state")
-    return [
+    present = Tool.objects.exclude(state=ToolState.MISSING)
+    tools = [
         Choice(
             tool.public_name,
             reverse("tool", args=[tool.public_name]),
             "" if tool.state == ToolState.AVAILABLE else tool.get_state_display(),
             mono=True,
         )
-        for tool in _by_name(rows, "public_name", words=words)
+        for tool in _by_name(present.only("public_name", "state"), "public_name", words=words)
     ]
-
-
-def _groups(words: list[str]) -> list[Choice]:
-    return [
+    groups = [
         Choice(group.group_id, reverse("group", args=[group.group_id]), group.display_name)
         for group in _by_name(Group.objects.all(), "group_id", "display_name", words=words)
     ]
-
-
-def _agents(words: list[str]) -> list[Choice]:
-    return [
+    agents = [
         Choice(agent.name, reverse("agent", args=[agent.name]), "" if agent.enabled else "Disabled")
         for agent in _by_name(Agent.objects.all(), "name", words=words)
+    ]
+    return [
+        Section("Servers", servers),
+        Section("Tools", tools),
+        Section("Groups", groups),
+        Section("Agents", agents),
+        Section("Sessions", _sessions(words)),
     ]
 
 

@@ -3,6 +3,7 @@
 Also the target of the visual and accessibility tests. Reads no data of this installation.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from django import forms
@@ -38,57 +39,29 @@ SCHEMA: dict[str, object] = {
     },
 }
 
+DESCRIPTIONS = {
+    "github__create_issue": "Create an issue in a repository. Needs write access.",
+    "github__search_issues": "Search issues and pull requests by words, labels and people.",
+    "files__delete_file": "Delete a file. \u202eThis cannot be undone.",
+    "weather__get_forecast": "Return the forecast for a city.",
+    "weather__get_tides": "Return the tides of a harbour.",
+}
+
+
+def _tool(
+    name: str, state: str, tokens: int, calls: int, spark: Sequence[int | None], *badges: str
+) -> dict[str, object]:
+    row = {"name": name, "server": name.partition("__")[0], "description": DESCRIPTIONS[name]}
+    numbers = {"tokens": tokens, "calls": calls, "spark": spark}
+    return {**row, "badges": badges, "state": state, **numbers}
+
+
 ROWS = [
-    {
-        "name": "github__create_issue",
-        "server": "github",
-        "description": "Create an issue in a repository. Needs write access.",
-        "badges": ["open-world"],
-        "state": "available",
-        "tokens": 930,
-        "calls": 1204,
-        "spark": CALLS,
-    },
-    {
-        "name": "github__search_issues",
-        "server": "github",
-        "description": "Search issues and pull requests by words, labels and people.",
-        "badges": ["read-only", "open-world"],
-        "state": "changed",
-        "tokens": 880,
-        "calls": 22841,
-        "spark": CALLS[::-1],
-    },
-    {
-        "name": "files__delete_file",
-        "server": "files",
-        "description": "Delete a file. \u202eThis cannot be undone.",
-        "badges": ["destructive"],
-        "state": "held",
-        "tokens": 410,
-        "calls": 12,
-        "spark": [0, 0, None, None, 1, 0, 2],
-    },
-    {
-        "name": "weather__get_forecast",
-        "server": "weather",
-        "description": "Return the forecast for a city.",
-        "badges": ["read-only"],
-        "state": "waiting",
-        "tokens": 310,
-        "calls": 640,
-        "spark": CALLS,
-    },
-    {
-        "name": "weather__get_tides",
-        "server": "weather",
-        "description": "Return the tides of a harbour.",
-        "badges": [],
-        "state": "missing",
-        "tokens": 96,
-        "calls": 0,
-        "spark": [],
-    },
+    _tool("github__create_issue", "available", 930, 1204, CALLS, "open-world"),
+    _tool("github__search_issues", "changed", 880, 22841, CALLS[::-1], "read-only", "open-world"),
+    _tool("files__delete_file", "held", 410, 12, [0, 0, None, None, 1, 0, 2], "destructive"),
+    _tool("weather__get_forecast", "waiting", 310, 640, CALLS, "read-only"),
+    _tool("weather__get_tides", "missing", 96, 0, []),
 ]
 
 SPANS = [
