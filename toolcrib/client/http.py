@@ -63,11 +63,8 @@ class _Retries:
         is_temporary = in_progress or response.status_code in TEMPORARY_STATUSES
         if not is_temporary or self.remaining < 0:
             raise error
-        return _retry_delay(response.headers.get("Retry-After", "1"))
-
-
-def _retry_delay(text: str) -> float:
-    return min(float(text), MAX_RETRY_DELAY) if text.isdecimal() else 1.0
+        seconds = response.headers.get("Retry-After", "1")
+        return min(float(seconds), MAX_RETRY_DELAY) if seconds.isdecimal() else 1.0
 
 
 def _error(response: httpx2.Response) -> ApiError:

@@ -36,8 +36,6 @@ class State(TypedDict):
 
 
 class OpenOptions(TypedDict, total=False):
-    """Options for opening a session."""
-
     strategy: str
     mode: str
     context_window: int
@@ -61,8 +59,6 @@ class Form(TypedDict, total=False):
 
 
 class SearchOptions(TypedDict, total=False):
-    """Search options."""
-
     query: str
     pattern: str
     name: str

@@ -314,7 +314,6 @@ def unwrapped(asked: ToolCall) -> ToolCall | None:
 def refusal(
     asked: ToolCall, message: str, details: Mapping[str, object] | None = None
 ) -> ToolResult:
-    """Return an error result for the model."""
     suggestions = (details or {}).get("suggestions")
     if isinstance(suggestions, list) and suggestions:
         message += f" Did you mean: {', '.join(map(str, suggestions))}?"

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +83,8 @@ GOLDEN = {
 }
 
 
-@dataclass(frozen=True)
-class DemoTotals:
-    servers: int
-    agents: int
-    sessions: int
-    calls: int
-
-
-def fill(admin: Toolcrib, released: Path, turns: int = TURNS) -> DemoTotals:
-    """Create all demo data. For `released` see servers.demo_office."""
+def fill(admin: Toolcrib, released: Path, turns: int = TURNS) -> str:
+    """Create all demo data and describe it. For `released` see servers.demo_office."""
     add_servers(admin, released)
     create_groups(admin)
     add_search_data(admin)
@@ -112,7 +103,7 @@ def fill(admin: Toolcrib, released: Path, turns: int = TURNS) -> DemoTotals:
     release_analytics(admin, released)
     sessions = list(list_all(admin, "/sessions"))
     calls = sum(session["calls"] for session in sessions)
-    return DemoTotals(len(SERVERS), len(AGENTS), len(sessions), calls)
+    return f"{len(SERVERS)} servers, {len(AGENTS)} agents, {len(sessions)} sessions, {calls} calls."
 
 
 def add_servers(admin: Toolcrib, released: Path) -> None:
@@ -161,7 +152,6 @@ def create_groups(admin: Toolcrib) -> None:
 
 
 def create_agent(admin: Toolcrib, name: str, **options: Any) -> Toolcrib:
-    """Create an agent and return a client with its key."""
     send(admin, "POST", "/agents", {"name": name, **options})
     key = {"name": "first", "days": KEY_DAYS.get(name)}
     return Toolcrib(admin.url, send(admin, "POST", f"/agents/{name}/keys", key)["key"])
@@ -183,7 +173,6 @@ def release_analytics(admin: Toolcrib, released: Path) -> None:
 
 
 def list_all(admin: Toolcrib, path: str) -> Any:
-    """Yield the items of all pages of a list."""
     cursor = ""
     while cursor is not None:
         page = send(admin, "GET", path, limit="100", cursor=cursor)

@@ -211,6 +211,5 @@ SCRIPTS: Mapping[str, tuple[Callable[[Toolcrib, int], None], ...]] = {
 
 
 def run_scripts(client: Toolcrib, agent: str, turn: int) -> None:
-    """Run each of an agent's scripts once."""
     for script in SCRIPTS[agent]:
         script(client, turn)

@@ -12,7 +12,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_KEY_LENGTH = 100
 WATCH_DELAY = 0.02  # seconds before a disconnect is noticed

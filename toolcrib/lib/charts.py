@@ -65,7 +65,6 @@ def token_bar(
 
 
 def cost_bar(value: int, maximum: int, *, width: int = 64) -> Bar:
-    """Lay out one value relative to the page's maximum."""
     unit = width / max(maximum, value, 1)
     return Bar(tuple(_end_to_end([("value", value)], unit, width)), width)
 

@@ -36,7 +36,6 @@ class ToolcribError(Exception):
         return f"{self.message} {self.hint}".strip()
 
     def as_json(self) -> dict[str, object]:
-        """Return the body of an API error response."""
         body: dict[str, object] = {"code": self.code, "message": self.message, "hint": self.hint}
         if self.details:
             body["details"] = self.details

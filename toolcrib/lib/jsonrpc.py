@@ -35,7 +35,6 @@ class _Malformed(ValueError):
 
 
 def parse_message(raw: bytes) -> ParsedMessage:
-    """Parse one message strictly."""
     try:
         value = _decoder.decode(raw.removeprefix(BOM).decode())
         if _SURROGATE.search(raw):

@@ -44,7 +44,6 @@ class Page(Generic[T]):
         return f"{self.first + 1:,} to {last:,} of {total}"
 
     def with_rows(self, rows: Sequence[R]) -> "Page[R]":
-        """Return the same page with its rows replaced."""
         return Page(rows, self.total, self.first, self.previous_cursor, self.next_cursor)
 
 

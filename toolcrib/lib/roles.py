@@ -88,7 +88,6 @@ def require(required: Role, user: AbstractBaseUser | AnonymousUser) -> None:
 def role_required(
     required: Role,
 ) -> Callable[[Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]]:
-    """Decorate a view that requires at least this role."""
 
     def decorate(
         view: Callable[Concatenate[HttpRequest, P], R],

@@ -100,7 +100,6 @@ class Metric:
 
 
 def numbers() -> dict[str, Any]:
-    """Return the four metrics and the hourly table."""
     now = timezone.now()
     since = now - timedelta(hours=HOURS)
     call_rows = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
@@ -201,9 +200,8 @@ def servers() -> dict[str, Any]:
 
 
 def recent_sessions() -> list[review_queries.SessionRow]:
-    return list(
-        review_queries.list_sessions(review_queries.SessionFilter(), size=RECENT_SESSIONS).rows
-    )
+    every_session = review_queries.SessionFilter()
+    return list(review_queries.list_sessions(every_session, size=RECENT_SESSIONS).rows)
 
 
 # --- First steps --------------------------------------------------------------------------------

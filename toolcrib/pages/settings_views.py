@@ -125,7 +125,6 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def side(current: str) -> list[dict[str, object]]:
-    """Return the links of the settings menu."""
     return [
         {
             "label": title,
@@ -169,9 +168,8 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         "environment": _environment(name),
         "estimator": token_counter.estimator() if name == "tokens" else "",
     }
-    return render(
-        request, "toolcrib/pages/settings.html", context, status=422 if form.errors else 200
-    )
+    status = 422 if form.errors else 200
+    return render(request, "toolcrib/pages/settings.html", context, status=status)
 
 
 def _saved_message(changed: Iterable[PreferenceSpec]) -> str:

@@ -155,7 +155,6 @@ def patterns(request: HttpRequest) -> HttpResponse:
 
 
 def sample() -> dict[str, object]:
-    """Return sample data for every component."""
     now = timezone.now()
     return {
         "states": list(STATUSES),

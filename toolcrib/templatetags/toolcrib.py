@@ -284,7 +284,6 @@ def code_block(text: object, label: str = "", copy: bool = True) -> dict[str, ob
 
 @register.inclusion_tag("components/code.html")
 def json_block(value: object, label: str = "JSON", copy: bool = True) -> dict[str, object]:
-    """Render a JSON value, indented."""
     text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
     return {"text": text, "label": label, "copy": copy}
 

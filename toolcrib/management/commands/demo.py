@@ -72,7 +72,7 @@ class Command(BaseCommand):
         try:
             with serving() as port:
                 key, text = api_keys.create_key("demo", KeyScope.ADMIN, actor=ACTOR)
-                totals = fill.fill(Toolcrib(f"http://127.0.0.1:{port}", text), RELEASED, turns)
+                summary = fill.fill(Toolcrib(f"http://127.0.0.1:{port}", text), RELEASED, turns)
                 api_keys.revoke(key, actor=ACTOR)
             history.backdate(timezone.now())
         except (ToolcribError, TimeoutError, OSError) as error:
@@ -83,10 +83,7 @@ class Command(BaseCommand):
             sys.exit(1)
         except KeyboardInterrupt:
             sys.exit(130)
-        self.stderr.write(
-            f"{totals.servers} servers, {totals.agents} agents, {totals.sessions} sessions, "
-            f"{totals.calls} calls."
-        )
+        self.stderr.write(summary)
 
 
 def find_problem(state: str) -> str:
