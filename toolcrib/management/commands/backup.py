@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from toolcrib import backup
-from toolcrib.lib.command import JsonCommand
+from toolcrib.management.json_command import JsonCommand
 
 
 class Command(JsonCommand):

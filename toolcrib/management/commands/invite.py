@@ -5,8 +5,8 @@ from typing import Any
 
 from catalog.audit import Actor
 from toolcrib.accounts import invitations
-from toolcrib.lib.command import JsonCommand
 from toolcrib.lib.roles import Role
+from toolcrib.management.json_command import JsonCommand
 
 ROLES = {role.label: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
 

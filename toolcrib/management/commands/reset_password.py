@@ -5,7 +5,7 @@ from typing import Any
 
 from catalog.audit import Actor
 from toolcrib.accounts import invitations
-from toolcrib.lib.command import JsonCommand
+from toolcrib.management.json_command import JsonCommand
 
 
 class Command(JsonCommand):

@@ -11,9 +11,9 @@ from django.core.management import call_command
 
 from servers.registration.credentials import key_fingerprint
 from toolcrib import backup
-from toolcrib.lib.command import JsonCommand
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.text import plural
+from toolcrib.management.json_command import JsonCommand
 
 
 class Command(JsonCommand):

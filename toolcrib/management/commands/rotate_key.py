@@ -8,8 +8,8 @@ from django.db import transaction
 
 from servers.models import Credential
 from servers.registration.credentials import key_fingerprint, rotate
-from toolcrib.lib.command import JsonCommand
 from toolcrib.lib.text import plural
+from toolcrib.management.json_command import JsonCommand
 
 BATCH = 200
 
