@@ -64,14 +64,7 @@ def _agent(
 ) -> PreferenceSpec:
     minimum, maximum = (1, MAX_VALUE) if isinstance(fallback, int) else (0.01, 100.0)
     return PreferenceSpec(
-        f"agent_{name}",
-        "tokens",
-        label,
-        help_text,
-        minimum,
-        maximum,
-        fallback=fallback,
-        unit=unit,
+        f"agent_{name}", "tokens", label, help_text, minimum, maximum, fallback=fallback, unit=unit
     )
 
 

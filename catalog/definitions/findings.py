@@ -31,11 +31,7 @@ INSTRUCTIONS = re.compile(
 BASE64 = re.compile(r"[A-Za-z0-9+/]{120,}={0,2}")
 WORDS = re.compile(r"[\w-]+")
 ANNOTATIONS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHint")
-ANNOTATION_DEFAULTS = {
-    "readOnlyHint": False,
-    "destructiveHint": True,
-    "openWorldHint": True,
-}
+ANNOTATION_DEFAULTS = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
 
 
 @dataclass(frozen=True)

@@ -83,11 +83,7 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
 
 
 def read_tool(
-    item: object,
-    *,
-    max_bytes: int,
-    max_description: int,
-    known: Collection[str] = frozenset(),
+    item: object, *, max_bytes: int, max_description: int, known: Collection[str] = frozenset()
 ) -> RemoteTool:
     """Return the tool, or raise Rejected with the reason."""
     if not isinstance(item, dict):

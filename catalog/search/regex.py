@@ -41,10 +41,7 @@ def match_pattern(
 
 def _fields(expression: Any, texts: Texts) -> tuple[str, ...]:
     name, original_name, description = (expression.search(text) is not None for text in texts)
-    return (
-        *(["name"] if name or original_name else []),
-        *(["description"] if description else []),
-    )
+    return (*(["name"] if name or original_name else []), *(["description"] if description else []))
 
 
 def compile_pattern(pattern: str) -> Any:
