@@ -191,6 +191,10 @@ class CatalogCache:
         self.by_pk = {group.pk: group for group in self.groups}
         self.definitions = definitions
 
+    def group(self, group: Group) -> CachedGroup:
+        """Return a group; one that is not part of this revision has no members."""
+        return self.by_pk.get(group.pk) or _cached_group(group, [])
+
 
 def memoize_per_revision(compute: Callable[[K], T]) -> Callable[[K], T]:
     """Memoize a function of a cached catalog or group for the lifetime of that object."""
@@ -315,17 +319,13 @@ def _load_groups(tools: dict[int, CachedTool]) -> list[CachedGroup]:
             for tool_id, position, preload in memberships.get(group.pk, [])
         ]
         members.sort(key=lambda member: (member.position, member.tool.name))
-        groups.append(
-            CachedGroup(
-                pk=group.pk,
-                group_id=group.group_id,
-                display_name=group.display_name,
-                description=group.description,
-                position=group.position,
-                members=tuple(members),
-            )
-        )
+        groups.append(_cached_group(group, members))
     return groups
+
+
+def _cached_group(group: Group, members: Iterable[CachedMember]) -> CachedGroup:
+    fields = group.pk, group.group_id, group.display_name, group.description, group.position
+    return CachedGroup(*fields, tuple(members))
 
 
 def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> bool:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from django.db import IntegrityError, transaction
 
@@ -19,9 +19,6 @@ from catalog.models import AuditEntry, Group, Revision, Tool
 from catalog.tools.actions import UNSTORABLE_CHARACTERS
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 from toolcrib.lib.roles import Actor
-
-if TYPE_CHECKING:
-    from servers.models import Server
 
 # The audit verb of an edit of one field; an edit of several is `group.settings`.
 VERBS = {
@@ -194,7 +191,7 @@ class GroupFields(TypedDict, total=False):
     description: str
     preload_default: bool
     deferred: bool
-    follows: "Server | None"
+    follows: str | None  # slug of a server
 
 
 @group_transaction()
@@ -205,9 +202,9 @@ def create(
     *,
     actor: Actor,
     preload_default: bool = False,
-    follows: "Server | None" = None,
+    follows: str | None = None,
 ) -> GroupWrite:
-    """Create a group, last in the order; with `follows`, with all current tools of the server."""
+    """Create a group, last in the order; with `follows`, with all current tools of that server."""
     last = Group.objects.order_by("-position").values_list("position", flat=True).first()
     group = Group(
         group_id=check_new_id(group_id),
@@ -217,10 +214,10 @@ def create(
         preload_default=preload_default,
     )
     if follows:
-        group.follows = group_state.find_unfollowed_server(group, follows.slug)
+        group.follows = group_state.find_unfollowed_server(group, follows)
     group.save(force_insert=True)
-    if follows:
-        group_state.upsert_members(group, group_state.new_members_of(group, follows))
+    if group.follows:
+        group_state.upsert_members(group, group_state.new_members_of(group, group.follows))
     after = {"group": group_state.snapshot(group)}
     entry = audit.record(actor, "group.add", group, after=after)
     Revision.bump()
@@ -240,53 +237,19 @@ def edit(group: Group, *, actor: Actor, **fields: Unpack[GroupFields]) -> GroupW
     if "group_id" in fields and fields["group_id"] != group.group_id:
         target["group_id"] = check_new_id(fields["group_id"])
     if "follows" in fields:
-        server = fields["follows"]
-        target["follows"] = server.slug if server else None
-        if server and server.pk != group.follows_id:
+        target["follows"] = slug = fields["follows"] or None
+        if slug and slug != group_state.field_value(group, "follows"):
+            server = group_state.find_unfollowed_server(group, slug)
             target["members"] = group_state.new_members_of(group, server)
-    verbs = {VERBS[name] for name in target if name in VERBS and _differs(group, name, target)}
+    verbs = {
+        VERBS[name]
+        for name in target.keys() & VERBS
+        if group_state.field_value(group, name) != target[name]
+    }
     verb = verbs.pop() if len(verbs) == 1 else "group.settings"
     if verb == "group.follow" and target["follows"] is None:
         verb = "group.unfollow"
     return record_write(group, verb, target, actor)
-
-
-def _differs(group: Group, name: str, target: State) -> bool:
-    return bool(group_state.field_value(group, name) != target[name])
-
-
-def rename(
-    group: Group, display_name: str | None = None, group_id: str | None = None, *, actor: Actor
-) -> GroupWrite:
-    fields: GroupFields = {}
-    if display_name is not None:
-        fields["display_name"] = display_name
-    if group_id is not None:
-        fields["group_id"] = group_id
-    return edit(group, actor=actor, **fields)
-
-
-def describe(group: Group, text: str, *, actor: Actor) -> GroupWrite:
-    return edit(group, actor=actor, description=text)
-
-
-def set_default_preload(group: Group, on: bool, *, actor: Actor) -> GroupWrite:
-    """Set whether members without a setting of their own are preloaded."""
-    return edit(group, actor=actor, preload_default=on)
-
-
-def set_deferred(group: Group, on: bool, *, actor: Actor) -> GroupWrite:
-    return edit(group, actor=actor, deferred=on)
-
-
-def follow(group: Group, server: "Server", *, actor: Actor) -> GroupWrite:
-    """Add every tool of a server to the group, including future ones."""
-    return edit(group, actor=actor, follows=server)
-
-
-def unfollow(group: Group, *, actor: Actor) -> GroupWrite:
-    """Stop following the server; current members stay."""
-    return edit(group, actor=actor, follows=None)
 
 
 @group_transaction()

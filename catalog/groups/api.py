@@ -14,12 +14,10 @@ from catalog.groups import actions, board, preview
 from catalog.groups import health as group_health
 from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
-from catalog.groups.actions import GroupFields, GroupWrite
-from catalog.groups.board import GroupCost
+from catalog.groups.actions import GroupWrite
 from catalog.groups.health import Drift
 from catalog.groups.lints import Lint
 from catalog.models import Group, Membership
-from servers.models import Server
 from toolcrib.lib.api_schemas import ERRORS, Strict
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.pagination import cut_page
@@ -27,7 +25,6 @@ from toolcrib.lib.roles import key_actor
 
 router = Router(tags=["groups"])
 MAX_POSITION = 2**31 - 1
-NO_COST = GroupCost(0, 0, 0)
 
 
 class DriftCount(Schema):
@@ -127,9 +124,9 @@ class PreloadIn(ToolsIn):
 
 
 def _group_out(
-    group: Group, members: int, cached: CachedGroup | None, drift: Drift, lints: Sequence[Lint]
+    group: Group, members: int, cached: CachedGroup, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
-    cost = board.definitions_cost(cached) if cached else NO_COST
+    cost = board.definitions_cost(cached)
     return {
         **{name: group_state.field_value(group, name) for name in group_state.FIELDS},
         "position": group.position,
@@ -190,38 +187,25 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
         rows = rows.filter(after)
     groups, next_cursor = cut_page(rows, limit, lambda row: f"{row.position}:{row.group_id}")
     drifts, lints = group_health.drifts(groups), group_health.group_lints(groups)
-    cached = cache.current().by_pk
-    members = _count_members(groups)
-    return {
-        "items": [
-            _group_out(
-                group,
-                members.get(group.pk, 0),
-                cached.get(group.pk),
-                drifts[group.pk],
-                lints[group.pk],
-            )
-            for group in groups
-        ],
-        "next_cursor": next_cursor,
-    }
-
-
-def _count_members(groups: Sequence[Group]) -> dict[int, int]:
-    rows = Membership.objects.filter(group__in=groups).order_by().values_list("group_id")
-    return dict(rows.annotate(models.Count("pk")))
+    memberships = Membership.objects.filter(group__in=groups).order_by().values_list("group_id")
+    members: dict[int, int] = dict(memberships.annotate(models.Count("pk")))
+    catalog = cache.current()
+    items = [
+        _group_out(
+            group,
+            members.get(group.pk, 0),
+            catalog.group(group),
+            drifts[group.pk],
+            lints[group.pk],
+        )
+        for group in groups
+    ]
+    return {"items": items, "next_cursor": next_cursor}
 
 
 @router.post("", response={201: GroupDetail, **ERRORS})
 def create_group(request: HttpRequest, body: GroupIn) -> Status[dict[str, Any]]:
-    write = actions.create(
-        body.group_id,
-        body.display_name,
-        body.description,
-        preload_default=body.preload_default,
-        follows=Server.objects.get_by_slug(body.follows) if body.follows else None,
-        actor=key_actor(request),
-    )
+    write = actions.create(**body.model_dump(), actor=key_actor(request))
     return Status(201, _detail(write.group.group_id, write))
 
 
@@ -247,18 +231,12 @@ def edit_group(request: HttpRequest, group_id: str, body: GroupEdit) -> dict[str
             f"{', '.join(nulls)} cannot be null.", hint="Omit fields that should not change."
         )
     position = values.pop("position", None)
-    fields: GroupFields = values  # type: ignore[assignment]
-    if values.get("follows"):
-        fields["follows"] = Server.objects.get_by_slug(values["follows"])
-    elif "follows" in values:
-        fields["follows"] = None
     with transaction.atomic():
-        edited = actions.edit(actions.find_group(group_id), actor=key_actor(request), **fields)
+        edited = actions.edit(actions.find_group(group_id), actor=key_actor(request), **values)
         moved = None
         if position is not None:
-            moved = actions.move(
-                edited.group, min(position, MAX_POSITION), actor=key_actor(request)
-            )
+            position = min(position, MAX_POSITION)
+            moved = actions.move(edited.group, position, actor=key_actor(request))
     return _detail(edited.group.group_id, edited, moved)
 
 
@@ -275,10 +253,8 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def add_members(request: HttpRequest, group_id: str, body: AssignIn) -> dict[str, Any]:
     """Add tools by public name; existing members stay unchanged."""
-    group, position = actions.find_group(group_id), body.position
-    write = actions.assign(
-        group, actions.find_tools(body.tools), position, actor=key_actor(request)
-    )
+    group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
+    write = actions.assign(group, tools, body.position, actor=key_actor(request))
     return _detail(group_id, write)
 
 
@@ -292,19 +268,16 @@ def remove_members(request: HttpRequest, group_id: str, tool: Query[list[str]]) 
 @router.put("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def order_members(request: HttpRequest, group_id: str, body: ToolsIn) -> dict[str, Any]:
     """Put these members first, in this order; the others keep their order."""
-    write = actions.order_members(
-        actions.find_group(group_id), body.tools, actor=key_actor(request)
-    )
+    group = actions.find_group(group_id)
+    write = actions.order_members(group, body.tools, actor=key_actor(request))
     return _detail(group_id, write)
 
 
 @router.patch("/{group_id}/members", response={200: GroupDetail, **ERRORS})
 def set_preload(request: HttpRequest, group_id: str, body: PreloadIn) -> dict[str, Any]:
     """Preload members always (true), on demand (false), or by the group's default (null)."""
-    group = actions.find_group(group_id)
-    write = actions.set_preload(
-        group, actions.find_tools(body.tools), body.preload, actor=key_actor(request)
-    )
+    group, tools = actions.find_group(group_id), actions.find_tools(body.tools)
+    write = actions.set_preload(group, tools, body.preload, actor=key_actor(request))
     return _detail(group_id, write)
 
 

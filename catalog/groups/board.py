@@ -16,6 +16,7 @@ from django.utils import timezone
 from catalog import cache, rendering
 from catalog.audit import sentence
 from catalog.cache import CachedGroup, CachedMember, CachedTool
+from catalog.groups import preview
 from catalog.groups.preview import cached_group, definition_tokens, group_line
 from catalog.groups.state import FIELDS, State, affected_tools, list_edits
 from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
@@ -155,17 +156,15 @@ class Board:
 
 
 @lru_cache(maxsize=2_000)
-def stub_tokens(line: rendering.GroupLine, budget: int) -> int:
+def _stub_tokens(line: rendering.GroupLine) -> int:
     """Count the tokens of a catalog that contains this group only."""
     if not line.names:
         return 0
-    return rendering.catalog([line], header="", budget=budget).tokens - count("\n\n")
+    return rendering.catalog([line], header="", budget=preview.BUDGET).tokens - count("\n\n")
 
 
-def group_cost(group: CachedGroup | None, budget: int) -> GroupCost:
-    if group is None:
-        return GroupCost(0, 0, 0)
-    return replace(definitions_cost(group), stub=stub_tokens(group_line(group), budget))
+def group_cost(group: CachedGroup) -> GroupCost:
+    return replace(definitions_cost(group), stub=_stub_tokens(group_line(group)))
 
 
 @cache.memoize_per_revision
@@ -179,28 +178,29 @@ def definitions_cost(group: CachedGroup) -> GroupCost:
 
 def list_groups_with_costs() -> list[Any]:
     """Return all groups, each with tool_count, all_tokens, preload_tokens and rest_tokens."""
-    cached = cache.current().by_pk
+    catalog = cache.current()
     groups: list[Any] = list(Group.objects.order_by("position", "group_id"))
     for group in groups:
-        cost = definitions_cost(cached[group.pk]) if group.pk in cached else GroupCost(0, 0, 0)
+        cost = definitions_cost(catalog.group(group))
         group.tool_count, group.all_tokens = cost.tools, cost.definitions
         group.preload_tokens, group.rest_tokens = cost.preload, cost.rest
     return groups
 
 
-def build_board(group: Group, budget: int, *, preload_from: int = 0, demand_from: int = 0) -> Board:
+def build_board(group: Group, query: BoardQuery) -> Board:
     """Return one page of each section, members in the order agents see them."""
     cached = cached_group(group)
-    preload, on_demand = _sections(cached) if cached else ((), ())
-    members = [*_page(preload, preload_from), *_page(on_demand, demand_from)]
-    tool_ids = [member.tool.tool_id for member in members]
+    preload, on_demand = _sections(cached)
+    first: Page[CachedMember] = page_by_offset(preload, query.preload_from, SECTION_SIZE)
+    second: Page[CachedMember] = page_by_offset(on_demand, query.demand_from, SECTION_SIZE)
+    tool_ids = [member.tool.tool_id for member in (*first.rows, *second.rows)]
     own_preload = dict(
         group.memberships.filter(tool__in=tool_ids).values_list("tool_id", "preload")
     )
-    cost = group_cost(cached, budget)
+    cost = group_cost(cached)
     return Board(
-        _section(group, preload, preload_from, own_preload, cost.preload),
-        _section(group, on_demand, demand_from, own_preload, cost.rest, _undefined_members(group)),
+        _section(group, first, own_preload, cost.preload),
+        _section(group, second, own_preload, cost.rest, _undefined_members(group)),
         cost,
         cost.stub // cost.tools if cost.tools else 0,
         _suggestions(group, preload) if cost.over_budget else [],
@@ -224,44 +224,27 @@ def _undefined_members(group: Group) -> list[MemberRow]:
     ]
 
 
-def _start(members: Sequence[CachedMember], start: int) -> int:
-    return max(0, min(start, (len(members) - 1) // SECTION_SIZE * SECTION_SIZE if members else 0))
-
-
-def _page(members: Sequence[CachedMember], start: int) -> Sequence[CachedMember]:
-    start = _start(members, start)
-    return members[start : start + SECTION_SIZE]
-
-
 def _section(
     group: Group,
-    members: Sequence[CachedMember],
-    start: int,
+    page: Page[CachedMember],
     own_preload: dict[int, bool | None],
     tokens: int,
     undefined: Sequence[MemberRow] = (),
 ) -> Section:
-    start, last = _start(members, start), len(members) - 1
+    last = page.total - 1
     rows = [
-        _row(
-            group,
-            member.tool,
-            own_preload.get(member.tool.tool_id),
-            is_first=start + at == 0,
-            is_last=start + at == last,
-        )
-        for at, member in enumerate(_page(members, start))
+        _row(group, member.tool, own_preload.get(member.tool.tool_id), at == 0, at == last)
+        for at, member in enumerate(page.rows, page.first)
     ]
-    if start + len(rows) == len(members):
+    if not page.next_cursor:
         rows += undefined
-    return Section(rows, len(members) + len(undefined), start, tokens)
+    return Section(rows, page.total + len(undefined), page.first, tokens)
 
 
 def _row(
     group: Group,
     tool: CachedTool,
-    preload: bool | None,
-    *,
+    preload: bool | None = None,
     is_first: bool = False,
     is_last: bool = False,
 ) -> MemberRow:
@@ -287,13 +270,12 @@ def _suggestions(group: Group, preload: Sequence[CachedMember]) -> list[MemberRo
     calls = {pk: stats[pk].calls if pk in stats else 0 for pk in tools}
     rare = [pk for pk in tools if calls[pk] < RARE_CALLS]
     rare.sort(key=lambda pk: (-(definition_tokens(tools[pk]) or 0), tools[pk].name))
-    return [replace(_row(group, tools[pk], None), calls=calls[pk]) for pk in rare[:MAX_SUGGESTIONS]]
+    return [replace(_row(group, tools[pk]), calls=calls[pk]) for pk in rare[:MAX_SUGGESTIONS]]
 
 
 def section_names(group: Group, name: str) -> list[str]:
     """Return the names of all members in the same section as a tool, in order."""
-    cached = cached_group(group)
-    members = cached.members if cached else ()
+    members = cached_group(group).members
     preloaded = next((member.preload for member in members if member.tool.name == name), False)
     return [member.tool.name for member in members if member.preload == preloaded]
 
@@ -328,18 +310,14 @@ class ComparedPart:
 def compare_groups(first: Group, second: Group) -> list[ComparedPart]:
     """Split the tools of two groups into: only in the first, in both, only in the second."""
     left, right = (
-        {member.tool.tool_id: member for member in _members(group)} for group in (first, second)
+        {member.tool.tool_id: member for member in cached_group(group).members}
+        for group in (first, second)
     )
     return [
         _part(f"Only in {first.group_id}", [pk for pk in left if pk not in right], left, right),
         _part("In both", [pk for pk in left if pk in right], left, right),
         _part(f"Only in {second.group_id}", [pk for pk in right if pk not in left], left, right),
     ]
-
-
-def _members(group: Group) -> Sequence[CachedMember]:
-    cached = cached_group(group)
-    return cached.members if cached else ()
 
 
 def _part(

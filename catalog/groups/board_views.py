@@ -162,7 +162,8 @@ def _success_response(
         stays = selection.only_name and selection.button != "remove_tool" and not destination
         tool = Tool.objects.filter(public_name=selection.only_name).first() if stays else None
         return redirect(_board_url(request, group.group_id, f"row-{tool.pk}" if tool else ""))
-    tokens = _tokens_at_start(destination or group.group_id)
+    changed = preview.cached_group(find_group(destination or group.group_id))
+    tokens = board.group_cost(changed).at_start
     announcement = f"{sentence}, now about {tokens:,} tokens."
     response = _render_board(
         request, group, offer=offer, concurrent_edits=edits, focus=selection.only_name
@@ -171,11 +172,6 @@ def _success_response(
         {"announce": announcement if offer else group_undo.NO_CHANGES}
     )
     return response
-
-
-def _tokens_at_start(group_id: str) -> int:
-    group = preview.cached_group(find_group(group_id))
-    return board.group_cost(group, preview.BUDGET).at_start
 
 
 # --- Actions ------------------------------------------------------------------------------------

@@ -18,14 +18,9 @@ from catalog.groups.lints import GroupFacts, Lint
 from catalog.models import AuditEntry, Group, Membership, Tool
 
 # Audit verbs of writes that choose the members of a group.
-MEMBERSHIP_VERBS = (
-    "group.add",
-    "group.assign",
-    "group.remove",
-    "group.follow",
-    "group.unfollow",
-    "group.undo",
-)
+MEMBERSHIP_VERBS = [
+    f"group.{verb}" for verb in ("add", "assign", "remove", "follow", "unfollow", "undo")
+]
 MAX_LINTED_TOOLS = 1_000  # per group
 
 
@@ -55,11 +50,9 @@ def drift(group: Group) -> Drift:
 
 def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
     """Return the drift of each group, by primary key. See `drift`."""
-    result = {group.pk: Drift() for group in groups}
-    by_pk = cache.current().by_pk
-    cached = {pk: by_pk[pk] for pk in result if pk in by_pk}
-    for pk, group in cached.items():
-        result[pk].missing.extend(_unavailable_tools(group))
+    catalog = cache.current()
+    cached = {group.pk: catalog.group(group) for group in groups}
+    result = {pk: Drift([*_unavailable_tools(group)]) for pk, group in cached.items()}
     # The cache excludes tools that never had a definition.
     rows = Membership.objects.filter(group__in=result, tool__latest=None).order_by()
     for pk, name in rows.values_list("group_id", "tool__public_name"):
@@ -90,7 +83,7 @@ def _add_new_tools(
 ) -> None:
     groups_by_server = defaultdict(set)
     for group in groups:
-        for server_id in _server_ids(cached[group.pk]) if group.pk in cached else ():
+        for server_id in _server_ids(cached[group.pk]):
             if server_id != group.follows_id:
                 groups_by_server[server_id].add(group.pk)
     if not groups_by_server:
@@ -121,10 +114,8 @@ def _last_membership_edits(groups: Sequence[Group]) -> dict[int, datetime]:
 
 def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
     """Return the warnings about each group itself, by primary key; tools are not linted."""
-    cached = cache.current().by_pk
-    return {
-        group.pk: _lint_group(cached[group.pk]) if group.pk in cached else [] for group in groups
-    }
+    catalog = cache.current()
+    return {group.pk: _lint_group(catalog.group(group)) for group in groups}
 
 
 @cache.memoize_per_revision
@@ -141,8 +132,7 @@ def _lint_group(group: CachedGroup) -> list[Lint]:
 
 def tool_lints(group: Group) -> list[Lint]:
     """Return the warnings about the available tools of a group."""
-    cached = cache.current().by_pk.get(group.pk)
-    return _lint_tools(cached) if cached else []
+    return _lint_tools(cache.current().group(group))
 
 
 @cache.memoize_per_revision

@@ -28,8 +28,8 @@ EDIT_PAUSE = timedelta(minutes=30)  # changes with shorter pauses belong to one 
 MAX_EDIT_ENTRIES = 100
 
 
-def cached_group(group: Group) -> CachedGroup | None:
-    return cache.current().by_pk.get(group.pk)
+def cached_group(group: Group) -> CachedGroup:
+    return cache.current().group(group)
 
 
 @cache.memoize_per_revision
@@ -128,8 +128,6 @@ def signature(tool: CachedTool) -> str:
 
 def preview_group(group: Group) -> GroupPreview:
     cached = cached_group(group)
-    if cached is None:
-        return GroupPreview(rendering.GroupLine(group.group_id, group.display_name, "", ()), ())
     preloads = [member.tool for member in cached.offered if member.preload]
     return GroupPreview(group_line(cached), preloads)
 

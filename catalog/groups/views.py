@@ -20,7 +20,7 @@ from catalog.groups import board as group_board
 from catalog.groups import health as group_health
 from catalog.groups import state as group_state
 from catalog.groups.actions import find_group
-from catalog.groups.board import TABS, BoardQuery, GroupCost
+from catalog.groups.board import TABS, BoardQuery
 from catalog.groups.forms import NewGroupForm, SettingsForm
 from catalog.groups.lints import Lint
 from catalog.groups.undo import UNDO_OFFER_KEY, offer_undo
@@ -28,7 +28,6 @@ from catalog.models import Group, Tool
 from catalog.tools import detail
 from catalog.tools import filters as tool_filters
 from catalog.tools.forms import DeleteForm
-from servers.models import Server
 from toolcrib.lib import token_counter
 from toolcrib.lib.errors import Conflict, ToolcribError
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
@@ -61,11 +60,8 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
         rows, offset_of(request.GET, GROUPS_PER_PAGE), GROUPS_PER_PAGE
     )
     drifts, lints = group_health.drifts(page.rows), group_health.group_lints(page.rows)
-    cached = cache.current().by_pk  # once: each call queries the revision
-    costs = {
-        group.pk: group_board.group_cost(cached.get(group.pk), preview.BUDGET)
-        for group in page.rows
-    }
+    catalog = cache.current()  # once: each call queries the revision
+    costs = {group.pk: group_board.group_cost(catalog.group(group)) for group in page.rows}
     usage, last = group_board.count_group_usage(page.rows), page.total - 1
     context = {
         "page": page,
@@ -85,10 +81,6 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
     return render(request, "catalog/groups/list.html", context, status=status)
 
 
-def _cost(group: Group) -> GroupCost:
-    return group_board.group_cost(preview.cached_group(group), preview.BUDGET)
-
-
 @require_safe
 @operator_required
 def compare(request: HttpRequest) -> HttpResponse:
@@ -97,11 +89,12 @@ def compare(request: HttpRequest) -> HttpResponse:
     if len(selected) != 2:
         messages.error(request, "Select two groups to compare.")
         return redirect("groups")
-    first, second = (find_group(name) for name in selected)
+    catalog, groups = cache.current(), [find_group(name) for name in selected]
+    sides = [(group, group_board.group_cost(catalog.group(group))) for group in groups]
     context = {
-        "sides": [(group, _cost(group)) for group in (first, second)],
-        "parts": group_board.compare_groups(first, second),
-        "scale": max(_cost(group).stub + _cost(group).definitions for group in (first, second)),
+        "sides": sides,
+        "parts": group_board.compare_groups(*groups),
+        "scale": max(cost.stub + cost.definitions for _, cost in sides),
     }
     return render(request, "catalog/groups/compare.html", context)
 
@@ -111,11 +104,8 @@ def compare(request: HttpRequest) -> HttpResponse:
 def create(request: HttpRequest) -> HttpResponse:
     form = NewGroupForm(request.POST, auto_id="new_%s")
     if form.is_valid():
-        fields = form.cleaned_data
-        slug = fields.pop("follows")
         try:
-            server = Server.objects.get_by_slug(slug) if slug else None
-            write = actions.create(**fields, follows=server, actor=actor_of(request))
+            write = actions.create(**form.cleaned_data, actor=actor_of(request))
         except ToolcribError as error:
             form.add_error(None, error.sentence)
         else:
@@ -181,12 +171,9 @@ def board_context(
     request: HttpRequest, group: Group, query: BoardQuery, **extra: Any
 ) -> dict[str, Any]:
     """Return the template context of the board for these query parameters."""
-    board = group_board.build_board(
-        group, preview.BUDGET, preload_from=query.preload_from, demand_from=query.demand_from
-    )
     return {
         "group": group,
-        "board": board,
+        "board": group_board.build_board(group, query),
         "budget": group_board.BUDGET,
         "last_edit_id": group_board.last_edit_id(group),
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:MAX_COMPLETIONS]),
@@ -295,13 +282,8 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
         return _settings_page(request, group)
     form = SettingsForm(request.POST, group=group)
     if form.is_valid():
-        submitted = form.cleaned_data
-        submitted["follows"] = submitted["follows"] or None
         try:
-            fields = _merge(request, group, submitted)
-            slug = fields.pop("follows", None)
-            if "follows" in submitted and slug != group_state.field_value(group, "follows"):
-                fields["follows"] = Server.objects.get_by_slug(slug) if slug else None
+            fields = _merge(request, group, form.cleaned_data)
             write = actions.edit(group, actor=actor_of(request), **fields)
         except ToolcribError as error:
             form.add_error(None, error.sentence)
@@ -313,8 +295,9 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
 
 def _merge(request: HttpRequest, group: Group, submitted: group_state.State) -> Any:
     """Merge the submitted fields with concurrent edits; raise Conflict if both changed a field."""
+    submitted["follows"] = submitted["follows"] or None
     if "seen" not in request.POST:
-        return dict(submitted)
+        return submitted
     current = _fields(group)
     base, changed_by = group_board.fields_at(group, current, number(request.POST, "seen"))
     changed = {name for name, value in submitted.items() if value != base[name]}

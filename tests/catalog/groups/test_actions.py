@@ -73,7 +73,7 @@ def test_a_new_group_that_follows_a_server_has_its_present_tools(weather):
     weather.group.delete()
     ingest_tools(weather, tool_object("b"), tool_object("c"), tool_object("d"))  # a is gone
 
-    group = group_actions.create("own", "Own", follows=weather, actor=SYSTEM).group
+    group = group_actions.create("own", "Own", follows="weather", actor=SYSTEM).group
 
     assert member_names(group) == ["b", "c", "d"]
 
@@ -87,7 +87,7 @@ def test_a_valid_id_is_accepted(name):
 def test_an_invalid_id_is_rejected_with_the_rule(name, research):
     for write in (
         lambda: group_actions.create(name, "One", actor=SYSTEM),
-        lambda: group_actions.rename(research, group_id=name, actor=SYSTEM),
+        lambda: group_actions.edit(research, group_id=name, actor=SYSTEM),
     ):
         with pytest.raises(Invalid, match="1 to 80 lower-case letters") as raised:
             write()
@@ -98,7 +98,7 @@ def test_a_duplicate_id_is_rejected(research, weather):
     with pytest.raises(Conflict, match="mcp:weather already"):
         group_actions.create("mcp:weather", "Again", actor=SYSTEM)
     with pytest.raises(Conflict, match="mcp:weather already"):
-        group_actions.rename(research, group_id="mcp:weather", actor=SYSTEM)
+        group_actions.edit(research, group_id="mcp:weather", actor=SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_invalid_text_is_rejected(fields, reason, research):
 
 
 def test_texts_are_normalized_to_one_line(research):
-    group_actions.describe(research, "  Two\nlines\tand  space ", actor=SYSTEM)
+    group_actions.edit(research, description="  Two\nlines\tand  space ", actor=SYSTEM)
 
     assert Group.objects.get(pk=research.pk).description == "Two lines and space"
 
@@ -205,17 +205,17 @@ def test_a_tool_of_the_followed_server_cannot_be_removed_before_unfollowing(weat
         group_actions.remove(group, [tool("a")], actor=SYSTEM)
     assert raised.value.hint == "Stop mirroring weather, or hide the tool."
 
-    group_actions.unfollow(group, actor=SYSTEM)
+    group_actions.edit(group, follows=None, actor=SYSTEM)
     group_actions.remove(group, [tool("a")], actor=SYSTEM)
     assert member_names(group) == ["b", "c"]
 
 
 def test_following_adds_tools_that_were_removed_before(weather):
     group = weather.group
-    group_actions.unfollow(group, actor=SYSTEM)
+    group_actions.edit(group, follows=None, actor=SYSTEM)
     group_actions.remove(group, [tool("a")], actor=SYSTEM)
 
-    write = group_actions.follow(group, weather, actor=SYSTEM)
+    write = group_actions.edit(group, follows="weather", actor=SYSTEM)
 
     assert member_names(group) == ["a", "b", "c"]
     assert list(write.entry.after["members"]) == ["weather__a"]
@@ -223,7 +223,7 @@ def test_following_adds_tools_that_were_removed_before(weather):
 
 def test_a_server_can_be_followed_by_one_group_only(research, weather):
     with pytest.raises(Conflict, match="mcp:weather already mirrors weather"):
-        group_actions.follow(research, weather, actor=SYSTEM)
+        group_actions.edit(research, follows="weather", actor=SYSTEM)
 
 
 def test_a_tool_outside_the_group_cannot_be_removed_or_preloaded(research):
@@ -240,7 +240,7 @@ def test_a_write_to_a_deleted_group_is_not_found(research):
     group_actions.delete(Group.objects.get(pk=research.pk), actor=SYSTEM)
 
     for write in (
-        lambda: group_actions.describe(research, "x", actor=SYSTEM),
+        lambda: group_actions.edit(research, description="x", actor=SYSTEM),
         lambda: group_actions.move(research, 0, actor=SYSTEM),
         lambda: group_actions.delete(research, actor=SYSTEM),
     ):
@@ -251,16 +251,20 @@ def test_a_write_to_a_deleted_group_is_not_found(research):
 # --- Audit, revision and undo of every verb -----------------------------------------------------
 
 WRITES = {
-    "group.rename": lambda group: group_actions.rename(group, "Study", "study", actor=SYSTEM),
-    "group.describe": lambda group: group_actions.describe(group, "Else.", actor=SYSTEM),
-    "group.preload_default": lambda group: group_actions.set_default_preload(
-        group, True, actor=SYSTEM
+    "group.rename": lambda group: group_actions.edit(
+        group, display_name="Study", group_id="study", actor=SYSTEM
     ),
-    "group.deferred": lambda group: group_actions.set_deferred(group, False, actor=SYSTEM),
+    "group.describe": lambda group: group_actions.edit(group, description="Else.", actor=SYSTEM),
+    "group.preload_default": lambda group: group_actions.edit(
+        group, preload_default=True, actor=SYSTEM
+    ),
+    "group.deferred": lambda group: group_actions.edit(group, deferred=False, actor=SYSTEM),
     "group.settings": lambda group: group_actions.edit(
         group, actor=SYSTEM, display_name="Study", deferred=False
     ),
-    "group.follow": lambda group: group_actions.follow(group, tool("log").server, actor=SYSTEM),
+    "group.follow": lambda group: group_actions.edit(
+        group, follows=tool("log").server.slug, actor=SYSTEM
+    ),
     "group.move": lambda group: group_actions.move(group, 0, actor=SYSTEM),
     "group.order": lambda group: group_actions.order(["research"], actor=SYSTEM),
     "group.assign": lambda group: group_actions.assign(group, [tool("log")], 0, actor=SYSTEM),
@@ -273,8 +277,8 @@ WRITES = {
     ),
     "group.delete": lambda group: group_actions.delete(group, actor=SYSTEM),
     "group.add": lambda group: group_actions.create("fourth", "Fourth", actor=SYSTEM),
-    "group.unfollow": lambda group: group_actions.unfollow(
-        Group.objects.get(group_id="mcp:weather"), actor=SYSTEM
+    "group.unfollow": lambda group: group_actions.edit(
+        Group.objects.get(group_id="mcp:weather"), follows=None, actor=SYSTEM
     ),
 }
 
@@ -344,8 +348,8 @@ def test_a_write_without_changes_records_nothing(verb, stocked):
 
 
 LATER_WRITES = {
-    "group.describe": lambda group: group_actions.describe(group, "Third.", actor=SYSTEM),
-    "group.rename": lambda group: group_actions.rename(group, "Third", actor=SYSTEM),
+    "group.describe": lambda group: group_actions.edit(group, description="Third.", actor=SYSTEM),
+    "group.rename": lambda group: group_actions.edit(group, display_name="Third", actor=SYSTEM),
     "group.preload": lambda group: group_actions.set_preload(
         group, [tool("a")], None, actor=SYSTEM
     ),
@@ -355,7 +359,7 @@ LATER_WRITES = {
     "group.assign": lambda group: group_actions.remove(group, [tool("log")], actor=SYSTEM),
     "group.remove": lambda group: add(group, "a"),
     "group.move": lambda group: group_actions.move(group, 1, actor=SYSTEM),
-    "group.follow": lambda group: group_actions.unfollow(group, actor=SYSTEM),
+    "group.follow": lambda group: group_actions.edit(group, follows=None, actor=SYSTEM),
 }
 
 
@@ -373,7 +377,7 @@ def test_undo_is_rejected_after_a_later_change_of_the_same_part(verb, stocked):
 
 
 def test_undo_works_after_a_later_change_of_another_part(stocked):
-    write = group_actions.describe(stocked, "Else.", actor=SYSTEM)
+    write = group_actions.edit(stocked, description="Else.", actor=SYSTEM)
     group_actions.set_preload(stocked, [tool("a")], True, actor=SYSTEM)
 
     group_undo.undo(write.entry, actor=SYSTEM)
@@ -417,14 +421,14 @@ def test_a_group_cannot_be_restored_while_another_has_its_id_or_server(stocked, 
         group_undo.undo(write.entry, actor=SYSTEM)
 
     write = group_actions.delete(weather.group, actor=SYSTEM)
-    group_actions.create("other", "Other", follows=weather, actor=SYSTEM)
+    group_actions.create("other", "Other", follows="weather", actor=SYSTEM)
     with pytest.raises(Conflict, match="other already mirrors weather"):
         group_undo.undo(write.entry, actor=SYSTEM)
 
 
 def test_undoing_an_unfollow_adds_new_tools_of_the_server(weather):
     group = weather.group
-    write = group_actions.unfollow(group, actor=SYSTEM)
+    write = group_actions.edit(group, follows=None, actor=SYSTEM)
     ingest_tools(weather, *[tool_object(name) for name in ("a", "b", "c", "d")])
     assert member_names(group) == ["a", "b", "c"]
 
@@ -436,7 +440,7 @@ def test_undoing_an_unfollow_adds_new_tools_of_the_server(weather):
 def test_an_assign_cannot_be_undone_after_the_server_was_followed(research, weather):
     write = add(research, "a")
     weather.group.delete()
-    group_actions.follow(research, weather, actor=SYSTEM)
+    group_actions.edit(research, follows="weather", actor=SYSTEM)
 
     with pytest.raises(Conflict, match="mirrors weather"):
         group_undo.undo(write.entry, actor=SYSTEM)
@@ -444,7 +448,7 @@ def test_an_assign_cannot_be_undone_after_the_server_was_followed(research, weat
 
 
 def test_a_write_to_a_deleted_group_can_be_undone_after_its_deletion_is(stocked):
-    described = group_actions.describe(stocked, "Else.", actor=SYSTEM)
+    described = group_actions.edit(stocked, description="Else.", actor=SYSTEM)
     deleted = group_actions.delete(Group.objects.get(pk=stocked.pk), actor=SYSTEM)
 
     with pytest.raises(Conflict, match="research was deleted in the meantime"):
@@ -465,7 +469,7 @@ def test_only_writes_to_groups_can_be_undone(weather):
 @pytest.mark.django_db(transaction=True)
 def test_concurrent_undos_of_one_entry_succeed_once():
     entry = group_actions.create("research", "Research", actor=SYSTEM)
-    entry = group_actions.describe(entry.group, "Else.", actor=SYSTEM).entry
+    entry = group_actions.edit(entry.group, description="Else.", actor=SYSTEM).entry
     start, outcomes = threading.Barrier(4), []
 
     def undo_once():
@@ -512,7 +516,7 @@ def test_tools_added_after_the_last_membership_edit_are_new(research, weather):
     assert group_health.drift(research).new == ["weather__d"]
     assert not group_health.drift(weather.group)  # it follows the server
 
-    group_actions.describe(research, "Else.", actor=SYSTEM)
+    group_actions.edit(research, description="Else.", actor=SYSTEM)
     assert group_health.drift(research).new == ["weather__d"]
     add(research, "d")
     assert not group_health.drift(research)
@@ -534,9 +538,9 @@ def test_a_membership_edit_clears_the_new_tools_of_that_group_only(research, wea
 
 def test_group_lints_check_available_tools_only(research, weather):
     ingest_tools(weather, *[tool_object(f"find_{at}") for at in range(12)], allow_removals=True)
-    group_actions.describe(research, "", actor=SYSTEM)
+    group_actions.edit(research, description="", actor=SYSTEM)
     add(research, *[f"find_{at}" for at in range(12)])
-    group_actions.set_default_preload(research, True, actor=SYSTEM)
+    group_actions.edit(research, preload_default=True, actor=SYSTEM)
 
     def codes():
         return {lint.code for lint in group_health.group_lints([research])[research.pk]}
@@ -545,7 +549,7 @@ def test_group_lints_check_available_tools_only(research, weather):
     assert codes() == {"group_description", "group_size", "preloads"}
     group_actions.set_preload(research, list(research.tools.all()), False, actor=SYSTEM)
     assert codes() == {"group_description", "group_size"}
-    group_actions.set_deferred(research, False, actor=SYSTEM)
+    group_actions.edit(research, deferred=False, actor=SYSTEM)
     research.refresh_from_db()
     assert "preloads" in codes()
     for extra in research.tools.all()[:2]:

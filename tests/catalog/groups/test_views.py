@@ -90,7 +90,7 @@ def test_the_list_counts_unavailable_and_new_tools_and_recommendations(
     signed_in, research, weather
 ):
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
-    group_actions.describe(research, "", actor=SYSTEM)
+    group_actions.edit(research, description="", actor=SYSTEM)
     ingest_tools(weather, *[tool_object(name, description=TEXT) for name in ("b", "c", "d")])
 
     page = signed_in.get("/groups")
@@ -247,7 +247,7 @@ def test_a_tool_of_the_followed_server_has_no_remove_button(signed_in, weather):
 
 
 def test_settings_are_saved_together_and_undone_together(signed_in, research, weather):
-    group_actions.unfollow(weather.group, actor=SYSTEM)
+    group_actions.edit(weather.group, follows=None, actor=SYSTEM)
     response = post(
         signed_in,
         "group-edit",
@@ -352,7 +352,7 @@ def test_drift_is_shown_with_reasons_and_new_tools_can_be_added(signed_in, resea
 
 
 def test_recommendations_are_listed(signed_in, research, weather):
-    group_actions.describe(research, "", actor=SYSTEM)
+    group_actions.edit(research, description="", actor=SYSTEM)
     make_tool(weather, "silent")
     group_actions.assign(research, [weather.tools.get(name="silent")], actor=SYSTEM)
 
@@ -494,7 +494,7 @@ def test_a_group_over_the_budget_suggests_its_costliest_preloads(signed_in, rese
     for name, words in (("long", 3000), ("longer", 3500), ("longest", 4000), ("short", 10)):
         make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
     group_actions.assign(research, list(weather.tools.all()), actor=SYSTEM)
-    group_actions.set_default_preload(research, True, actor=SYSTEM)
+    group_actions.edit(research, preload_default=True, actor=SYSTEM)
 
     response = signed_in.get("/groups/research")
 

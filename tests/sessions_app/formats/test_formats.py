@@ -257,7 +257,7 @@ def test_a_toolset_of_a_deferred_session_defers_nothing(zoo):
 
 
 def test_tools_of_a_group_that_is_not_deferred_are_not_deferred(zoo):
-    group_actions.set_deferred(Group.objects.get(group_id="mcp:zoo"), False, actor=SYSTEM)
+    group_actions.edit(Group.objects.get(group_id="mcp:zoo"), deferred=False, actor=SYSTEM)
     session = zoo.open(mode="full")
     tools = native(session, "format=anthropic&native=true")
     deferred = [tool["name"] for tool in tools if tool.get("defer_loading")]

@@ -99,7 +99,7 @@ def test_preloaded_tools_are_in_the_initial_tools_array(scout, github):
 
 
 def test_a_group_that_is_not_deferred_is_fully_preloaded(scout, slack):
-    group_actions.set_deferred(slack, False, actor=SYSTEM)
+    group_actions.edit(slack, deferred=False, actor=SYSTEM)
     names = [tool["name"] for tool in scout.open().opened["tools"]][4:]
     assert names == ["slack__post_message", "slack__search_code"]
 
@@ -233,7 +233,7 @@ def test_a_closed_session_is_read_only(session):
 
 
 def test_a_renamed_group_can_be_loaded_by_its_old_and_new_id(session, github):
-    group_actions.rename(github, group_id="mcp:code", actor=SYSTEM)
+    group_actions.edit(github, group_id="mcp:code", actor=SYSTEM)
     assert session.load("mcp:github", "get_file")["expanded"] is True
     assert session.load("mcp:code", "get_file")["expanded"] is True
 

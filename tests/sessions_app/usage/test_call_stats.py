@@ -101,7 +101,7 @@ def research(weather):
     for name, words in (("a", 3000), ("b", 3500), ("c", 4000), ("d", 4500), ("e", 10)):
         make_tool(weather, name, description="Return " + "rain and snow " * (words // 3))
     group_actions.assign(group, list(weather.tools.all()), actor=SYSTEM)
-    group_actions.set_default_preload(group, True, actor=SYSTEM)
+    group_actions.edit(group, preload_default=True, actor=SYSTEM)
     return group
 
 
@@ -125,7 +125,7 @@ def test_frequently_called_preloads_are_not_suggested(signed_in, research):
 
 
 def test_within_the_budget_nothing_is_suggested(signed_in, research):
-    group_actions.set_default_preload(research, False, actor=SYSTEM)
+    group_actions.edit(research, preload_default=False, actor=SYSTEM)
 
     assert suggested(signed_in) == []
     assert "rarely called" not in signed_in.get("/groups/research").content.decode()

@@ -144,7 +144,7 @@ def test_a_group_with_preloads_over_budget_is_listed(weather):
     long = "Return " + "rain and snow " * 1500
     group_actions.assign(group, [make_tool(weather, "long", description=long)], actor=SYSTEM)
     assert messages() == []
-    group_actions.set_default_preload(group, True, actor=SYSTEM)
+    group_actions.edit(group, preload_default=True, actor=SYSTEM)
     [message] = messages()
     assert re.fullmatch(
         r"Research preloads ≈[\d,]+ tokens into each session, above the budget of 4,000\.", message
