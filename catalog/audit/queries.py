@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
@@ -13,12 +13,12 @@ from django.http import QueryDict
 
 from catalog.audit import SENTENCES, sentence
 from catalog.models import AuditEntry
-from toolcrib.lib.pagination import PAGE_SIZE, Page, page_by_id
 from toolcrib.lib.request import number, text
 
 MAX_EXPORTED = 20_000  # entries per file
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")  # spreadsheets may evaluate these
-COLUMNS = ("id", "at", "actor_kind", "actor", "verb", "target_kind", "target", "sentence")
+STATES = ("before", "after")
+COLUMNS = ("id", "at", "actor_kind", "actor", "verb", "target_kind", "target", "sentence", *STATES)
 FACETS = {
     "actor": ("Actor", "actor_label"),
     "verb": ("Action", "verb"),
@@ -54,25 +54,21 @@ class AuditFilter:
 
     @property
     def narrows(self) -> bool:
-        return bool(
-            self.actor or self.verb or self.target or self.query or self.since or self.until
-        )
+        return self != AuditFilter(before=self.before, after=self.after)
 
     def entries(self) -> QuerySet[AuditEntry]:
-        rows = AuditEntry.objects.all()
-        if self.actor:
-            rows = rows.filter(actor_label=self.actor)
-        if self.verb:
-            rows = rows.filter(verb=self.verb)
-        if self.target:
-            rows = rows.filter(target_kind=self.target)
-        if self.query:
-            rows = rows.filter(target_label__icontains=self.query)
-        if self.since:
-            rows = rows.filter(at__gte=_start_of_day(self.since))
-        if self.until and self.until < date.max:
-            rows = rows.filter(at__lt=_start_of_day(self.until + timedelta(days=1)))
-        return rows
+        conditions = {
+            "actor_label": self.actor,
+            "verb": self.verb,
+            "target_kind": self.target,
+            "target_label__icontains": self.query,
+            "at__gte": _start_of_day(self.since) if self.since else None,
+            "at__lt": _start_of_day(self.until + timedelta(days=1))
+            if self.until and self.until < date.max
+            else None,
+        }
+        used = {name: value for name, value in conditions.items() if value}
+        return AuditEntry.objects.filter(**used)
 
 
 def _parse_date(text: str) -> date | None:
@@ -84,9 +80,6 @@ def _parse_date(text: str) -> date | None:
 
 def _start_of_day(day: date) -> datetime:
     return datetime.combine(day, time(), tzinfo=UTC)
-
-
-# --- Page --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -105,13 +98,9 @@ class AuditRow:
     @property
     def changes(self) -> list[tuple[str, str, str]]:
         """Return the recorded values as (field, before, after), formatted for display."""
-        before, after = _mapping(self.entry.before), _mapping(self.entry.after)
+        before, after = self.entry.before, self.entry.after
         names = dict.fromkeys([*before, *after])
         return [(name, _format(before, name), _format(after, name)) for name in names]
-
-
-def _mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, dict) else {"value": value} if value else {}
 
 
 def _format(values: Mapping[str, object], name: str) -> str:
@@ -125,33 +114,18 @@ def _format(values: Mapping[str, object], name: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def list_entries(filters: AuditFilter, size: int = PAGE_SIZE) -> Page[AuditEntry]:
-    """Return a page of the log, newest first. Cursors are ids, so new entries shift nothing."""
-    return page_by_id(filters.entries(), before=filters.before, after=filters.after, size=size)
-
-
 def facets(filters: AuditFilter) -> list[dict[str, object]]:
     """Return the filter options: actors, actions and kinds of objects."""
     entries = AuditEntry.objects.order_by()
     rows: list[dict[str, object]] = []
     for name, (label, column) in FACETS.items():
         chosen = getattr(filters, name)
-        options: Sequence[str] = sorted(
-            {
-                *entries.values_list(column, flat=True).distinct()[:200],
-                *([chosen] if chosen else []),
-            }
-        )
-        rows.append(
-            {
-                "name": name,
-                "label": label,
-                "options": [
-                    {"value": value, "label": _label(name, value), "selected": value == chosen}
-                    for value in options
-                ],
-            }
-        )
+        values = {*entries.values_list(column, flat=True).distinct()[:200], chosen} - {""}
+        options = [
+            {"value": value, "label": _label(name, value), "selected": value == chosen}
+            for value in sorted(values)
+        ]
+        rows.append({"name": name, "label": label, "options": options})
     return rows
 
 
@@ -159,9 +133,6 @@ def _label(name: str, value: str) -> str:
     if name == "verb" and value in SENTENCES:
         return " ".join(SENTENCES[value].format(target="").split())
     return value
-
-
-# --- Export ----------------------------------------------------------------------------------
 
 
 def truncation_note(total: int) -> str:
@@ -176,12 +147,7 @@ def truncation_note(total: int) -> str:
 
 def export_json(filters: AuditFilter) -> str:
     rows = filters.entries()
-    body: dict[str, Any] = {
-        "entries": [
-            _fields(entry) | {"before": entry.before, "after": entry.after}
-            for entry in rows[:MAX_EXPORTED]
-        ]
-    }
+    body: dict[str, Any] = {"entries": [_exported(entry) for entry in rows[:MAX_EXPORTED]]}
     if note := truncation_note(rows.count()):
         body["note"] = note
     return json.dumps(body, ensure_ascii=False, indent=1)
@@ -191,31 +157,33 @@ def export_csv(filters: AuditFilter) -> str:
     rows = filters.entries()
     file = io.StringIO()
     writer = csv.writer(file)
-    writer.writerow([*COLUMNS, "before", "after"])
-    writer.writerows(_csv_rows(rows[:MAX_EXPORTED]))
+    writer.writerow(COLUMNS)
+    for entry in rows[:MAX_EXPORTED]:
+        fields = _exported(entry)
+        for name in STATES:
+            fields[name] = json.dumps(fields[name], ensure_ascii=False)
+        writer.writerow([escape_formula(str(fields[name])) for name in COLUMNS])
     if note := truncation_note(rows.count()):
         writer.writerow([note])
     return file.getvalue()
 
 
-def _csv_rows(entries: Iterable[AuditEntry]) -> Iterator[list[str]]:
-    for entry in entries:
-        fields = _fields(entry)
-        changes = (json.dumps(body, ensure_ascii=False) for body in (entry.before, entry.after))
-        cells = (*(fields[name] for name in COLUMNS), *changes)
-        yield [escape_formula(str(cell)) for cell in cells]
+def _exported(entry: AuditEntry) -> dict[str, object]:
+    return serialize_entry(entry) | {"at": entry.at.isoformat(timespec="seconds")}
 
 
-def _fields(entry: AuditEntry) -> dict[str, object]:
+def serialize_entry(entry: AuditEntry) -> dict[str, object]:
     return {
         "id": entry.pk,
-        "at": entry.at.isoformat(timespec="seconds"),
+        "at": entry.at,
         "actor_kind": entry.actor_kind,
         "actor": entry.actor_label,
         "verb": entry.verb,
         "target_kind": entry.target_kind,
         "target": entry.target_label,
         "sentence": sentence(entry),
+        "before": entry.before,
+        "after": entry.after,
     }
 
 

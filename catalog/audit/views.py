@@ -3,14 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from catalog.audit import queries as audit_queries
 from catalog.audit.queries import AuditFilter, AuditRow
-from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.lib.pagination import page_by_id
+from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import operator_required
 
 
@@ -18,7 +19,7 @@ from toolcrib.lib.roles import operator_required
 @operator_required
 def audit_log(request: HttpRequest) -> HttpResponse:
     filters = AuditFilter.read(request.GET)
-    page = audit_queries.list_entries(filters)
+    page = page_by_id(filters.entries(), before=filters.before, after=filters.after)
     context: dict[str, Any] = {
         "page": page,
         "rows": [AuditRow.from_entry(entry) for entry in page.rows],
@@ -26,23 +27,21 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         "filters": filters,
         "local": request.GET.get("times") == "local",
         "truncation_note": audit_queries.truncation_note(page.total),
-        "query": _query(request, drop=("before", "after", "times")),
+        "query": _export_query(request),
     }
     if is_htmx_fragment(request):
         response = render(request, "catalog/audit/_log.html", context)
-        query = _query(request)
-        response["HX-Push-Url"] = f"{request.path}?{query}" if query else request.path
+        response["HX-Push-Url"] = clean_url(request)
         return response
     context["facets"] = audit_queries.facets(filters)
     return render(request, "catalog/audit/log.html", context)
 
 
-def _query(request: HttpRequest, drop: tuple[str, ...] = ()) -> str:
-    """Return the query string without empty fields and the dropped ones."""
-    query = QueryDict(mutable=True)
-    for name, values in request.GET.lists():
-        if name not in drop and (filled := [value for value in values if value]):
-            query.setlist(name, filled)
+def _export_query(request: HttpRequest) -> str:
+    """Return the filters as a query string."""
+    query = request.GET.copy()
+    for name in ("before", "after", "times"):
+        query.pop(name, None)
     return query.urlencode()
 
 

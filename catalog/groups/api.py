@@ -164,7 +164,7 @@ def _member_out(group: Group, member: Membership) -> dict[str, Any]:
         "state": tool.state,
         "preload": member.preload,
         "preloaded": is_preloaded(group, tool, member.preload),
-        "tokens": tool.definition.tokens if tool.definition else None,
+        "tokens": tool.tokens,
     }
 
 

@@ -26,7 +26,6 @@ from catalog.groups.lints import Lint
 from catalog.groups.undo import UNDO_OFFER_KEY, offer_undo
 from catalog.models import Group, Tool
 from catalog.tools import detail
-from catalog.tools import filters as tool_filters
 from catalog.tools.forms import DeleteForm
 from toolcrib.lib import token_counter
 from toolcrib.lib.errors import Conflict, ToolcribError
@@ -191,7 +190,7 @@ def _tool_list_context(group: Group, query: BoardQuery) -> dict[str, Any]:
         "page_query": query.parameters,
         "page": page,
         "shown": page.describe("tool"),
-        "tools": [(tool_filters.tool_row(tool), tool.in_group) for tool in page.rows],  # type: ignore[attr-defined]
+        "tools": page.rows,
         "slugs": list(slugs.values_list("server__slug", flat=True).distinct()),
     }
 

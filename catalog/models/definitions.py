@@ -1,6 +1,7 @@
 """Models of tools, their definitions and definition changes."""
 
 import json
+from functools import cached_property
 from typing import Any, Self
 
 from django.db import models
@@ -14,9 +15,8 @@ class Definition(models.Model):
 
     sha256 = models.CharField(max_length=64, unique=True)
     name = models.CharField(max_length=128)
-    body = (
-        models.TextField()
-    )  # canonical JSON; as text, since jsonb rejects \u0000 and reorders keys
+    # Canonical JSON; as text, since jsonb rejects \u0000 and reorders keys.
+    body = models.TextField()
     tokens = models.PositiveIntegerField()
     search_text = models.TextField()
     created_at = models.DateTimeField(auto_now_add=True)
@@ -24,15 +24,11 @@ class Definition(models.Model):
     def __str__(self) -> str:
         return f"{self.name} {self.sha256[:8]}"
 
-    @property
+    @cached_property
     def tool(self) -> dict[str, Any]:
-        """Return the tool object: name, description, inputSchema, …"""
+        """The tool object: name, description, inputSchema, … Shared: do not change it."""
         parsed: dict[str, Any] = json.loads(self.body)
         return parsed
-
-    @property
-    def title(self) -> str:
-        return str(self.tool.get("title") or "")
 
     @property
     def description(self) -> str:
@@ -75,14 +71,6 @@ class ToolQuerySet(models.QuerySet["Tool"]):
             state__in=[ToolState.AVAILABLE, ToolState.WAITING],
         )
 
-    def unservable(self) -> Self:
-        """Select all other tools, without a subquery, which SQLite would run for every row."""
-        return self.filter(
-            Q(approved=None)
-            | ~Q(state__in=[ToolState.AVAILABLE, ToolState.WAITING])
-            | Q(server__enabled=False)
-        )
-
     def waiting(self) -> Self:
         return self.filter(state=ToolState.WAITING)
 
@@ -118,9 +106,7 @@ class Tool(models.Model):
     call_policy = models.CharField(
         max_length=5, choices=CallPolicy.choices, default=CallPolicy.ALLOW
     )
-    findings = models.JSONField(
-        default=list, blank=True
-    )  # lint warnings on `latest`: [{code, text}]
+    findings = models.JSONField(default=list, blank=True)  # on `latest`: [{code, text}]
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(null=True, blank=True)
 
@@ -162,6 +148,14 @@ class Tool(models.Model):
             return self.description_override
         return self.definition.description if self.definition else ""
 
+    @property
+    def annotations(self) -> dict[str, Any]:
+        return self.definition.annotations if self.definition else {}
+
+    @property
+    def tokens(self) -> int | None:
+        return self.definition.tokens if self.definition else None
+
     def derive_state(self) -> ToolState:
         """Derive the state from the other fields. No other code decides it."""
         if self.held_at:
@@ -170,12 +164,8 @@ class Tool(models.Model):
             return ToolState.MISSING
         if self.rejected_reason:
             return ToolState.REJECTED
-        if self.approved_id is None or self.latest_id not in (
-            self.approved_id,
-            self.kept_against_id,
-        ):
-            return ToolState.WAITING
-        return ToolState.AVAILABLE
+        reviewed = self.latest_id in (self.approved_id, self.kept_against_id)
+        return ToolState.AVAILABLE if self.approved_id and reviewed else ToolState.WAITING
 
 
 class DefinitionChange(models.Model):

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from ninja import Body, Router, Schema, Status
 
 from catalog.approvals import actions as approval_actions
-from catalog.audit import sentence
+from catalog.audit.queries import serialize_entry
 from catalog.models import AuditEntry, Definition, Tool, ToolHint
 from catalog.tools import actions as tool_actions
 from catalog.tools import hints
@@ -41,9 +41,8 @@ class ToolOut(Schema):
 class ToolDetail(ToolOut):
     definition: dict[str, Any] | None
     waiting_definition: dict[str, Any] | None
-    waiting_sha256: (
-        str | None
-    )  # pass it to approve or keep-old to decide on exactly this definition
+    # Pass it to approve or keep-old to decide on exactly this definition.
+    waiting_sha256: str | None
 
 
 class ToolPage(Schema):
@@ -98,9 +97,9 @@ def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
         "state": tool.state,
         "reason": tool.held_reason if tool.held_at else tool.rejected_reason,
         "call_policy": tool.call_policy,
-        "tokens": definition.tokens if definition else None,
+        "tokens": tool.tokens,
         "findings": tool.findings,
-        "annotations_claimed": definition.annotations if definition else {},
+        "annotations_claimed": tool.annotations,
         "groups": [group.group_id for group in tool.groups.all()],
         "changed_at": tool.changed_at,
     }
@@ -110,6 +109,10 @@ def serialize_tool(tool: Tool, *, shape: str = "") -> dict[str, Any]:
         body["waiting_definition"] = _definition(pending, shape)
         body["waiting_sha256"] = pending.sha256 if pending else None
     return body
+
+
+def _serialize_detail(name: str) -> dict[str, Any]:
+    return serialize_tool(find_tool(name), shape="mcp")
 
 
 def _definition(definition: Definition | None, shape: str) -> dict[str, Any] | None:
@@ -141,7 +144,7 @@ def list_tools(
 def add_custom_tool(request: HttpRequest, body: Body[dict[str, Any]]) -> Status[dict[str, Any]]:
     """Create a custom tool from a definition in MCP, OpenAI or Anthropic format."""
     tool = tool_actions.save_custom_tool(body, actor=key_actor(request))
-    return Status(201, serialize_tool(find_tool(tool.public_name), shape="mcp"))
+    return Status(201, _serialize_detail(tool.public_name))
 
 
 @router.get("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -158,7 +161,7 @@ def edit_tool(request: HttpRequest, name: str, body: ToolEdit) -> dict[str, Any]
         tool_actions.override_description(tool, body.description_override, actor=actor)
     if body.call_policy is not None:
         tool_actions.set_call_policy(tool, body.call_policy, actor=actor)
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.put("/tools/{name}", response={200: ToolDetail, **ERRORS}, tags=["tools"])
@@ -171,7 +174,7 @@ def replace_custom_tool(
             "Only custom tools can be replaced.", hint="Tools of a server are updated by its syncs."
         )
     tool_actions.save_custom_tool(body, actor=key_actor(request), tool=tool)
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.delete("/tools/{name}", response={204: None, **ERRORS}, tags=["tools"])
@@ -183,25 +186,25 @@ def delete_custom_tool(request: HttpRequest, name: str) -> Status[None]:
 @router.post("/tools/{name}/approve", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def approve(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     approval_actions.approve(find_tool(name), actor=key_actor(request), sha256=sha256)
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.post("/tools/{name}/keep-old", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def keep_old(request: HttpRequest, name: str, sha256: str = "") -> dict[str, Any]:
     approval_actions.keep_old(find_tool(name), actor=key_actor(request), sha256=sha256)
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.post("/tools/{name}/hold", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def hold(request: HttpRequest, name: str, body: HoldIn) -> dict[str, Any]:
     tool_actions.hold(find_tool(name), body.reason, actor=key_actor(request))
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.post("/tools/{name}/release", response={200: ToolDetail, **ERRORS}, tags=["tools"])
 def release(request: HttpRequest, name: str) -> dict[str, Any]:
     tool_actions.release(find_tool(name), actor=key_actor(request))
-    return serialize_tool(find_tool(name), shape="mcp")
+    return _serialize_detail(name)
 
 
 @router.get("/tools/{name}/history", response={200: list[ChangeOut], **ERRORS}, tags=["tools"])
@@ -225,22 +228,7 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
     if cursor is not None:
         rows = rows.filter(id__lt=cursor)
     items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
-    return {
-        "items": [
-            {
-                "id": entry.pk,
-                "at": entry.at,
-                "actor": entry.actor_label,
-                "verb": entry.verb,
-                "target": entry.target_label,
-                "sentence": sentence(entry),
-                "before": entry.before,
-                "after": entry.after,
-            }
-            for entry in items
-        ],
-        "next_cursor": next_cursor,
-    }
+    return {"items": [serialize_entry(entry) for entry in items], "next_cursor": next_cursor}
 
 
 # --- Search hints ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from catalog.tools.forms import (
 )
 from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.usage import call_stats
+from sessions_app.usage.call_stats import ToolCalls
 from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
 from toolcrib.lib.request import clean_url, is_htmx_fragment
@@ -64,7 +65,7 @@ def tools(request: HttpRequest) -> HttpResponse:
     calls = call_stats.count_tool_calls([tool.pk for tool in page.rows])
     context: dict[str, Any] = {
         "page": page,
-        "rows": [tool_filters.tool_row(tool, calls.get(tool.pk)) for tool in page.rows],
+        "rows": [(tool, calls.get(tool.pk, ToolCalls())) for tool in page.rows],
         "maximum": max((tool.cost or 0 for tool in page.rows), default=0),  # type: ignore[attr-defined]
         "shown": page.describe("tool"),
         "filters": filters,

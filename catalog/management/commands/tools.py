@@ -96,7 +96,7 @@ class Command(BaseCommand):
 
 
 def _line(tool: Tool) -> str:
-    cost = f"≈{tool.definition.tokens:,}" if tool.definition else "–"
+    cost = "–" if tool.tokens is None else f"≈{tool.tokens:,}"
     reason = tool.held_reason if tool.held_at else tool.rejected_reason
     notes = [
         f"lint warnings: {len(tool.findings)}" if tool.findings else "",
