@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 from django.db.models.functions import Coalesce
 
 from catalog.audit.queries import AuditRow
@@ -34,8 +34,7 @@ class PendingReview:
 
     @property
     def annotations(self) -> Mapping[str, Any]:
-        annotations = self.change.after.get("annotations")
-        return annotations if isinstance(annotations, dict) else {}
+        return self.tool.latest.annotations if self.tool.latest else {}
 
     @property
     def destructive(self) -> bool:
@@ -43,9 +42,8 @@ class PendingReview:
 
         Such tools are not approved by keyboard shortcut or in bulk.
         """
-        annotations = (self.change.before or {}).get("annotations")
-        before = annotations.get("destructiveHint") if isinstance(annotations, dict) else None
-        return True in (before, self.annotations.get("destructiveHint"))
+        before = self.tool.approved.annotations if self.tool.approved else {}
+        return any(one.get("destructiveHint") is True for one in (before, self.annotations))
 
     @property
     def effect(self) -> str:
@@ -63,19 +61,11 @@ def pending_count() -> int:
 
 def list_pending(server: str = "", *, offset: int) -> Page[Tool]:
     """Return a page of tools with a pending review, oldest first."""
-    rows = _pending_tools()
+    rows = Tool.objects.waiting().with_definitions().exclude(latest=None)
     if server:
         rows = rows.filter(server__slug=server)
-    return page_by_offset(rows, offset, REVIEWS_PER_PAGE)
-
-
-def _pending_tools() -> QuerySet[Tool]:
-    return (
-        Tool.objects.waiting()
-        .with_definitions()
-        .exclude(latest=None)
-        .order_by(Coalesce("changed_at", "created_at"), "public_name")
-    )
+    oldest_first = rows.order_by(Coalesce("changed_at", "created_at"), "public_name")
+    return page_by_offset(oldest_first, offset, REVIEWS_PER_PAGE)
 
 
 def servers_with_pending() -> list[tuple[str, int]]:
@@ -86,24 +76,20 @@ def servers_with_pending() -> list[tuple[str, int]]:
 
 def pending_reviews(tools: Iterable[Tool]) -> list[PendingReview]:
     """Add to each tool its diff, its groups and the number of affected agents."""
-    listed = [tool for tool in tools if tool.latest is not None]
+    listed = [(tool, tool.latest) for tool in tools if tool.latest is not None]
     groups: dict[int, list[Group]] = {}
-    memberships = Membership.objects.filter(tool__in=listed).select_related("group")
+    memberships = Membership.objects.filter(tool__in=[tool for tool, _ in listed])
+    memberships = memberships.select_related("group")
     for membership in memberships.order_by("group__position", "group__group_id"):
         groups.setdefault(membership.tool_id, []).append(membership.group)
     with_all, by_group = _agents({group.pk for some in groups.values() for group in some})
-    return [
-        PendingReview(
-            tool=tool,
-            change=detail.Change.between(tool.approved, tool.latest, tool.findings),
-            groups=(own := groups.get(tool.pk, [])),
-            agents=len(with_all.union(*(by_group.get(group.pk, set()) for group in own)))
-            if own
-            else 0,
-        )
-        for tool in listed
-        if tool.latest is not None
-    ]
+    reviews = []
+    for tool, latest in listed:
+        change = detail.Change.between(tool.approved, latest, tool.findings)
+        own = groups.get(tool.pk, [])
+        agents = with_all.union(*(by_group.get(group.pk, set()) for group in own)) if own else ()
+        reviews.append(PendingReview(tool, change, own, len(agents)))
+    return reviews
 
 
 def _agents(groups: set[int]) -> tuple[set[int], dict[int, set[int]]]:
@@ -120,13 +106,10 @@ def _agents(groups: set[int]) -> tuple[set[int], dict[int, set[int]]]:
     return with_all, by_group
 
 
-def recent_decisions() -> list[AuditRow]:
-    rows = AuditEntry.objects.filter(verb__in=DECISION_VERBS, target_kind="tool")
+def recent_decisions(**conditions: object) -> list[AuditRow]:
+    rows = AuditEntry.objects.filter(verb__in=DECISION_VERBS, target_kind="tool", **conditions)
     return [AuditRow.from_entry(entry) for entry in rows[:RECENT_DECISIONS]]
 
 
 def last_decision(tool: Tool) -> AuditRow | None:
-    """Return the latest decision on a tool."""
-    rows = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb__in=DECISION_VERBS)
-    entry = rows.first()
-    return AuditRow.from_entry(entry) if entry else None
+    return next(iter(recent_decisions(target_id=tool.pk)), None)

@@ -4,7 +4,7 @@ Every decision names the digest of the definition the reviewer saw. A bulk decis
 tool separately and skips tools that changed since; destructive tools are approved one by one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
@@ -94,7 +94,8 @@ def decide_many(request: HttpRequest) -> HttpResponse:
     if not digests:
         raise Invalid("No tool is selected.", hint="Go back and select at least one.")
     tools = Tool.objects.with_definitions().filter(public_name__in=digests)
-    done, skipped = 0, [f"{name} no longer exists." for name in _missing(digests, tools)]
+    missing = sorted(digests.keys() - {tool.public_name for tool in tools})
+    done, skipped = 0, [f"{name} no longer exists." for name in missing]
     for item in approval_queries.pending_reviews(tools):
         try:
             _decide_one(request, item, act, digests[item.tool.public_name])
@@ -106,10 +107,6 @@ def decide_many(request: HttpRequest) -> HttpResponse:
     for reason in skipped:
         messages.error(request, f"Skipped: {reason}")
     return _redirect_to_list(request)
-
-
-def _missing(digests: dict[str, str], tools: Iterable[Tool]) -> list[str]:
-    return sorted(set(digests) - {tool.public_name for tool in tools})
 
 
 def _decide_one(
@@ -133,9 +130,8 @@ def _conflict(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse
     """Show the decision made by someone else, or the definition that is now the latest."""
     if not is_htmx_fragment(request):
         context = {"tool": tool, "error": error, "decision": approval_queries.last_decision(tool)}
-        return render(
-            request, "catalog/approvals/already_decided.html", context, status=error.status
-        )
+        template = "catalog/approvals/already_decided.html"
+        return render(request, template, context, status=error.status)
     tool = Tool.objects.with_definitions().get(pk=tool.pk)
     if tool.state == ToolState.WAITING:
         context = {

@@ -42,11 +42,7 @@ class Rejected(ValueError):
 
 
 def read_tools(
-    items: Iterable[object],
-    *,
-    max_bytes: int,
-    max_description: int,
-    known: Collection[str] = frozenset(),
+    items: Iterable[object], max_bytes: int, max_description: int, known: Collection[str] = ()
 ) -> tuple[list[RemoteTool], list[Rejection]]:
     """Parse each item on its own; of several with the same name the first is used.
 
@@ -56,9 +52,7 @@ def read_tools(
     rejected: list[tuple[object, str]] = []
     for item in items:
         try:
-            tool = read_tool(
-                item, max_bytes=max_bytes, max_description=max_description, known=known
-            )
+            tool = read_tool(item, max_bytes, max_description, known)
             if tool.name in tools:
                 raise Rejected("duplicate name; the first tool with this name is used")
             tools[tool.name] = tool
@@ -83,7 +77,7 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
 
 
 def read_tool(
-    item: object, *, max_bytes: int, max_description: int, known: Collection[str] = frozenset()
+    item: object, max_bytes: int, max_description: int, known: Collection[str] = ()
 ) -> RemoteTool:
     """Return the tool, or raise Rejected with the reason."""
     if not isinstance(item, dict):
@@ -100,15 +94,14 @@ def read_tool(
         if not isinstance(item.get(key, {}), dict | None):
             raise Rejected(f"{key} is not an object")
     body, sha256 = _canonical_body(item, max_bytes)
-    if sha256 in known:
-        return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
-    try:
-        check_input_schema(item.get("inputSchema"))
-        if item.get("outputSchema") is not None:
-            check_schema(item["outputSchema"], field="outputSchema")
-    except InvalidSchema as error:
-        raise Rejected(str(error)) from error
-    return RemoteTool(name=name, body=body, sha256=sha256, tool=item)
+    if sha256 not in known:
+        try:
+            check_input_schema(item.get("inputSchema"))
+            if item.get("outputSchema") is not None:
+                check_schema(item["outputSchema"], field="outputSchema")
+        except InvalidSchema as error:
+            raise Rejected(str(error)) from error
+    return RemoteTool(name, body, sha256, item)
 
 
 def search_text(tool: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ about them).
 """
 
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 
@@ -18,6 +18,9 @@ from catalog.definitions.json_schema import (
 from catalog.definitions.schema_cost import max_comparisons_per_value
 from toolcrib.lib.json_codec import canonical
 from toolcrib.lib.payloads import SECRET_NAME, redact
+
+if TYPE_CHECKING:
+    from catalog.cache import CachedDefinition
 
 MAX_PATTERN_BYTES = 1 << 20
 MAX_PROBLEMS = 10
@@ -62,12 +65,7 @@ class Validator:
                 self._compiled.validate(value)
             except jsonschema_rs.ValidationError as first:
                 return [_line(first)]
-        problems = []
-        for error in self._compiled.iter_errors(value):
-            problems.append(_line(error))
-            if len(problems) == MAX_PROBLEMS:
-                break
-        return problems
+        return [_line(error) for error in islice(self._compiled.iter_errors(value), MAX_PROBLEMS)]
 
 
 def _count_values(value: object, limit: int, characters_per_value: int = 0) -> int:
@@ -97,9 +95,7 @@ def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error.instance_path) or "arguments"
     if any(SECRET_NAME.search(str(part)) for part in error.instance_path):
         return f"{where}: the value does not match the schema (value redacted)"
-    message = str(error.message)
-    if len(message) > 300:  # it quotes the value
-        message = message[:300] + "…"
+    message = _shorten(str(error.message), 300)  # it quotes the value
     if isinstance(error.instance, dict | list):
         quotes_value = message.startswith(("{", "["))  # in full, secrets included
         if quotes_value and redact(error.instance) != error.instance:
@@ -109,20 +105,11 @@ def _line(error: Any) -> str:
         sent = canonical(error.instance)
     except ValueError:
         sent = str(error.instance)
-    if len(sent) > MAX_VALUE_LENGTH:
-        sent = sent[:MAX_VALUE_LENGTH] + "…"
-    return f"{where}: {message} (sent: {sent})"
+    return f"{where}: {message} (sent: {_shorten(sent, MAX_VALUE_LENGTH)})"
 
 
-class Compilable(Protocol):
-    """A definition whose schemas can be compiled."""
-
-    @property
-    def sha256(self) -> str: ...
-    @property
-    def input_schema(self) -> dict[str, Any]: ...
-    @property
-    def output_schema(self) -> dict[str, Any] | None: ...
+def _shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else text[:length] + "…"
 
 
 class Validators:
@@ -132,11 +119,11 @@ class Validators:
         self._max_size = max_size
         self._compiled: dict[tuple[str, str], Validator | None] = {}
 
-    def has(self, definition: Compilable, which: str) -> bool:
+    def has(self, definition: "CachedDefinition", which: str) -> bool:
         """Return whether the schema is compiled; compiling a hostile schema takes 0.3 s."""
         return (definition.sha256, which) in self._compiled
 
-    def get(self, definition: Compilable, which: str) -> Validator | None:
+    def get(self, definition: "CachedDefinition", which: str) -> Validator | None:
         """Return the validator of a definition; None if it has no output schema."""
         key = (definition.sha256, which)
         try:

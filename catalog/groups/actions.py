@@ -16,7 +16,7 @@ from catalog import audit
 from catalog.groups import state as group_state
 from catalog.groups.state import State
 from catalog.models import AuditEntry, Group, Revision, Tool
-from catalog.tools.actions import UNSTORABLE_CHARACTERS
+from catalog.tools.actions import check_storable
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 from toolcrib.lib.roles import Actor
 
@@ -137,11 +137,7 @@ def check_new_id(group_id: str) -> str:
 
 def normalize_text(field: str, text: str) -> str:
     """Return a text on one line, as the catalog renders it, or raise Invalid."""
-    if UNSTORABLE_CHARACTERS.search(text):
-        raise Invalid(
-            "A text cannot contain NUL or invalid Unicode characters.", hint="Remove them."
-        )
-    line = " ".join(text.split())
+    line = " ".join(check_storable(text, "A text").split())
     if len(line) > MAX_LENGTHS[field]:
         raise Invalid(
             f"The {LABELS[field]} has at most {MAX_LENGTHS[field]} characters.", hint="Shorten it."

@@ -18,7 +18,7 @@ from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
 from catalog.search.engine import MAX_QUERY_LENGTH, search
 from catalog.search.index import Index
-from catalog.tools.actions import UNSTORABLE_CHARACTERS
+from catalog.tools.actions import check_storable
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 MAX_GOLDEN_QUERIES = 500  # every query runs with every strategy at every revision
@@ -83,11 +83,7 @@ def find_golden_query(golden_id: int) -> GoldenQuery:
 
 
 def _normalize_query(query: str) -> str:
-    if UNSTORABLE_CHARACTERS.search(query):
-        raise Invalid(
-            "A query cannot contain NUL or invalid Unicode characters.", hint="Remove them."
-        )
-    text = " ".join(query.split())
+    text = " ".join(check_storable(query, "A query").split())
     if not text or len(text) > MAX_QUERY_LENGTH:
         raise Invalid(
             f"A golden query has 1 to {MAX_QUERY_LENGTH} characters.",

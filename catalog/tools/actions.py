@@ -12,7 +12,7 @@ from django.utils import timezone
 from catalog import audit
 from catalog.definitions import ingest, public_names
 from catalog.definitions.findings import KnownNames, definition_findings
-from catalog.definitions.parsing import Rejected, RemoteTool, read_tool
+from catalog.definitions.parsing import Rejected, read_tool
 from catalog.models import CallPolicy, DefinitionChange, Revision, Tool
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.roles import Actor
@@ -24,7 +24,7 @@ UNSTORABLE_CHARACTERS = re.compile(r"[\x00\ud800-\udfff]")
 def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     """Replace the server's description for agents; an empty text resets it."""
     tool = lock_tool(tool)
-    text = _clean_text(text)
+    text = check_storable(text)
     if len(text.encode()) > settings.MAX_DESCRIPTION_BYTES:
         raise Invalid(
             f"The description is over the limit of {settings.MAX_DESCRIPTION_BYTES // 1024} KB.",
@@ -33,13 +33,8 @@ def override_description(tool: Tool, text: str, *, actor: Actor) -> Tool:
     before, tool.description_override = tool.description_override, text
     if before != text:
         tool.save(update_fields=["description_override"])
-        audit.record(
-            actor,
-            "tool.override",
-            tool,
-            before={"description": before},
-            after={"description": text},
-        )
+        states = {"before": {"description": before}, "after": {"description": text}}
+        audit.record(actor, "tool.override", tool, **states)
         Revision.bump()
     return tool
 
@@ -49,7 +44,7 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
     """Hide a tool from agents (state `held`) and reject calls to it until it is released."""
     tool = lock_tool(tool)
     if not tool.held_at:
-        tool.held_at, tool.held_reason = timezone.now(), _clean_text(reason)[:500]
+        tool.held_at, tool.held_reason = timezone.now(), check_storable(reason)[:500]
         tool.state = tool.derive_state()
         tool.save(update_fields=["held_at", "held_reason", "state"])
         audit.record(actor, "tool.hold", tool, after={"reason": tool.held_reason})
@@ -76,19 +71,19 @@ def set_call_policy(tool: Tool, policy: str, *, actor: Actor) -> Tool:
     if policy not in CallPolicy.values:
         raise Invalid("The call policy must be allow or deny.")
     if tool.call_policy != policy:
-        before, tool.call_policy = tool.call_policy, policy
+        states = {"before": {"policy": tool.call_policy}, "after": {"policy": policy}}
+        tool.call_policy = policy
         tool.save(update_fields=["call_policy"])
-        audit.record(
-            actor, "tool.policy", tool, before={"policy": before}, after={"policy": policy}
-        )
+        audit.record(actor, "tool.policy", tool, **states)
         Revision.bump()
     return tool
 
 
-def _clean_text(text: str) -> str:
-    """Strip the text; raise Invalid if PostgreSQL cannot store it."""
+def check_storable(text: str, noun: str = "Text") -> str:
+    """Return the text without surrounding spaces; raise Invalid if PostgreSQL cannot store it."""
     if UNSTORABLE_CHARACTERS.search(text):
-        raise Invalid("Text cannot contain NUL or invalid Unicode characters.", hint="Remove them.")
+        message = f"{noun} cannot contain NUL or invalid Unicode characters."
+        raise Invalid(message, hint="Remove them.")
     return text.strip()
 
 
@@ -117,22 +112,15 @@ def normalize_tool(raw: object) -> dict[str, Any]:
     return tool | {"inputSchema": schema}
 
 
-def _parse(raw: object) -> RemoteTool:
+def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> Tool:
+    """Create a custom tool, or replace the definition of an existing one."""
+    limits = settings.MAX_DEFINITION_BYTES, settings.MAX_DESCRIPTION_BYTES
     try:
-        return read_tool(
-            normalize_tool(raw),
-            max_bytes=settings.MAX_DEFINITION_BYTES,
-            max_description=settings.MAX_DESCRIPTION_BYTES,
-        )
+        remote = read_tool(normalize_tool(raw), *limits)
     except Rejected as error:
         raise Invalid(
             f"The tool is invalid: {error}.", hint="Correct the definition and retry."
         ) from error
-
-
-def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> Tool:
-    """Create a custom tool, or replace the definition of an existing one."""
-    remote = _parse(raw)
     public = public_names.public_name("", remote.name)
     if public in public_names.META_TOOLS:
         raise Conflict(f"{public} is the name of a built-in tool.", hint="Choose another name.")
@@ -193,21 +181,11 @@ def delete_custom_tool(tool: Tool, *, actor: Actor) -> None:
 
 def to_provider_format(tool: Mapping[str, Any], shape: str) -> dict[str, Any]:
     """Convert an MCP tool object to the format of a provider: mcp, openai or anthropic."""
+    fields = {"name": tool["name"], "description": tool.get("description", "")}
     if shape == "openai":
-        return {
-            "type": "function",
-            "function": {
-                "name": tool["name"],
-                "description": tool.get("description", ""),
-                "parameters": tool["inputSchema"],
-            },
-        }
+        return {"type": "function", "function": fields | {"parameters": tool["inputSchema"]}}
     if shape == "anthropic":
-        return {
-            "name": tool["name"],
-            "description": tool.get("description", ""),
-            "input_schema": tool["inputSchema"],
-        }
+        return fields | {"input_schema": tool["inputSchema"]}
     return dict(tool)
 
 

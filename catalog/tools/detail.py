@@ -1,6 +1,6 @@
 """Context of a tool's page: definitions, pending change, availability and history."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from catalog.definitions import diff as definition_diff
@@ -24,7 +24,7 @@ class Change:
     sections: list[definition_diff.Section]
     before: dict[str, Any] | None
     after: dict[str, Any]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     @classmethod
     def between(
@@ -32,60 +32,29 @@ class Change:
     ) -> "Change":
         before, after = old.tool if old else None, new.tool
         on_change = change_findings(before, after) if before else []
-        return cls(
-            sections=definition_diff.compare(before, after),
-            before=before,
-            after=after,
-            warnings=[finding.text for finding in on_change]
-            + [finding["text"] for finding in findings],
-        )
-
-
-@dataclass(frozen=True)
-class EffectiveDefinition:
-    """A tool as agents get it: the approved definition with public name and override."""
-
-    tool: dict[str, Any]
-    tokens: int
-
-    @classmethod
-    def from_tool(cls, tool: Tool) -> "EffectiveDefinition | None":
-        if tool.approved is None:
-            return None
-        approved = tool.approved.tool
-        # Counted with the original name, so that the two costs differ by the description alone.
-        tokens = count_definition(approved | {"description": tool.description})
-        effective = approved | {"name": tool.public_name, "description": tool.description}
-        return cls(effective, tokens)
-
-    @property
-    def formats(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the definition in each provider's format, with the provider's name."""
-        return [
-            (label, tool_actions.to_provider_format(self.tool, name)) for name, label in FORMATS
-        ]
+        warnings = [finding.text for finding in on_change] + [row["text"] for row in findings]
+        return cls(definition_diff.compare(before, after), before, after, warnings)
 
 
 def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
     """Return the template context of a tool's page."""
     definition = tool.latest or tool.approved
-    body = definition.tool if definition else {}
-    annotations = body.get("annotations")
+    trust = tool.server.trust if tool.server else ""
     changes = list(tool.changes.select_related("before", "after")[: MAX_CHANGES + 1])
     return {
         "tool": tool,
         "server_definition": definition,
-        "body": body,
-        "annotations": annotations if isinstance(annotations, dict) else {},
-        "effective": EffectiveDefinition.from_tool(tool),
+        "body": definition.tool if definition else {},
+        "annotations": definition.annotations if definition else {},
+        "effective": _effective_definition(tool),
         "is_servable": tool.approved_id and tool.state in (ToolState.AVAILABLE, ToolState.WAITING),
         "answer": describe_availability(tool),
         "is_pending": _is_pending(tool),
         "is_rejected": tool.latest_id is not None and tool.latest_id == tool.kept_against_id,
-        "calls_during_review": CALLS_DURING_REVIEW.get(tool.server.trust, "")
-        if tool.server
-        else "",
-        "change": _open_change(tool),
+        "calls_during_review": CALLS_DURING_REVIEW.get(trust, ""),
+        "change": Change.between(tool.approved, tool.latest, tool.findings)
+        if tool.latest and tool.latest_id != tool.approved_id
+        else None,
         "last_decision": next((change for change in changes if change.decided_by), None),
         "hidden_by": _last_entry(tool, "tool.hold") if tool.held_at else None,
         "memberships": list(tool.memberships.select_related("group")),
@@ -94,6 +63,21 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         "changes": changes[:MAX_CHANGES],
         "more_changes": len(changes) > MAX_CHANGES,
         "selected_change": _selected_change(changes, change_id),
+    }
+
+
+def _effective_definition(tool: Tool) -> dict[str, Any] | None:
+    """Return the approved definition as agents get it, in each format, and its cost."""
+    if tool.approved is None:
+        return None
+    approved = tool.approved.tool
+    effective = approved | {"name": tool.public_name, "description": tool.description}
+    return {
+        # Counted with the original name, so that the two costs differ by the description alone.
+        "tokens": count_definition(approved | {"description": tool.description}),
+        "formats": [
+            (label, tool_actions.to_provider_format(effective, name)) for name, label in FORMATS
+        ],
     }
 
 
@@ -118,12 +102,6 @@ def _is_pending(tool: Tool) -> bool:
     """Return whether a review is pending, also while the tool is hidden or missing."""
     reviewed = (tool.approved_id, tool.kept_against_id)
     return tool.latest_id is not None and tool.latest_id not in reviewed
-
-
-def _open_change(tool: Tool) -> Change | None:
-    if tool.latest is None or tool.latest_id == tool.approved_id:
-        return None
-    return Change.between(tool.approved, tool.latest, tool.findings)
 
 
 def _selected_change(changes: list[DefinitionChange], change_id: str) -> dict[str, Any] | None:

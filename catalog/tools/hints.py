@@ -10,7 +10,6 @@ from catalog import audit
 from catalog.models import HintKind, Revision, Tool, ToolHint
 from catalog.models.search import MAX_HINT_LENGTH
 from catalog.tools import actions as tool_actions
-from catalog.tools.actions import UNSTORABLE_CHARACTERS
 from toolcrib.lib.errors import Conflict, Invalid, NotFound
 from toolcrib.lib.roles import Actor
 
@@ -58,9 +57,7 @@ def find(tool: Tool, hint_id: int) -> ToolHint:
 
 
 def _one_line(text: str) -> str:
-    if UNSTORABLE_CHARACTERS.search(text):
-        raise Invalid("Text cannot contain NUL or invalid Unicode characters.", hint="Remove them.")
-    line = " ".join(text.split())
+    line = " ".join(tool_actions.check_storable(text).split())
     if not line:
         raise Invalid("The search alias is empty.", hint="Enter an alias or an example query.")
     if len(line) > MAX_HINT_LENGTH:

@@ -1,7 +1,6 @@
 """Tool pages: list, detail, custom tools and search hints."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
@@ -10,7 +9,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.approvals import actions as approval_actions
+from catalog.approvals.views import ACTS
 from catalog.groups.undo import UNDO_OFFER_KEY
 from catalog.models import Group, Tool
 from catalog.tools import actions as tool_actions
@@ -161,9 +160,8 @@ def hold(request: HttpRequest, public_name: str) -> HttpResponse:
     if not form.is_valid():
         return _tool_page(request, tool, status=422, hold_form=form)
     tool_actions.hold(tool, form.cleaned_data["reason"], actor=actor_of(request))
-    return _redirect_with_message(
-        request, tool, f"{tool.public_name} is hidden. Agents cannot find or call it."
-    )
+    message = f"{tool.public_name} is hidden. Agents cannot find or call it."
+    return _redirect_with_message(request, tool, message)
 
 
 @require_POST
@@ -175,39 +173,14 @@ def release(request: HttpRequest, public_name: str) -> HttpResponse:
 
 @require_POST
 @operator_required
-def approve(request: HttpRequest, public_name: str) -> HttpResponse:
-    return _decide(
-        request,
-        public_name,
-        approval_actions.approve,
-        "Approved {}. Agents now get the new definition.",
-    )
-
-
-@require_POST
-@operator_required
-def keep_old(request: HttpRequest, public_name: str) -> HttpResponse:
-    return _decide(
-        request,
-        public_name,
-        approval_actions.keep_old,
-        "Rejected the change of {}. Agents keep the approved definition.",
-    )
-
-
-def _decide(
-    request: HttpRequest, public_name: str, decide: Callable[..., Tool], message: str
-) -> HttpResponse:
+def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     tool = find_tool(public_name)
+    decide_on, message = ACTS[act]
     try:
-        decide(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
+        decide_on(tool, actor=actor_of(request), sha256=request.POST.get("seen", ""))
     except Conflict as error:
-        return render(
-            request,
-            "catalog/approvals/decided.html",
-            {"tool": tool, "error": error},
-            status=error.status,
-        )
+        context = {"tool": tool, "error": error}
+        return render(request, "catalog/approvals/decided.html", context, status=error.status)
     return _redirect_with_message(request, tool, message.format(tool.public_name))
 
 
@@ -217,42 +190,32 @@ def _decide(
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def add(request: HttpRequest) -> HttpResponse:
-    form = CustomToolForm(request.POST or None)
-    return _save_custom(request, form, None) or render(
-        request,
-        "catalog/tools/custom_tool.html",
-        {"form": form, "example": EXAMPLE},
-        status=422 if form.is_bound else 200,
-    )
+    return _custom_tool_page(request, None, CustomToolForm(request.POST or None))
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def edit(request: HttpRequest, public_name: str) -> HttpResponse:
     tool = _find_custom(public_name)
-    body = tool.definition.tool if tool.definition else {}
-    text = json.dumps(body, indent=2, ensure_ascii=False)
+    text = json.dumps(tool.definition.tool if tool.definition else {}, indent=2, ensure_ascii=False)
     form = CustomToolForm(request.POST or None, initial={"definition": text})
-    return _save_custom(request, form, tool) or render(
-        request,
-        "catalog/tools/custom_tool.html",
-        {"form": form, "tool": tool},
-        status=422 if form.is_bound else 200,
-    )
+    return _custom_tool_page(request, tool, form)
 
 
-def _save_custom(
-    request: HttpRequest, form: CustomToolForm, tool: Tool | None
-) -> HttpResponse | None:
-    if not form.is_bound or not form.is_valid():
-        return None
-    raw = form.cleaned_data["definition"]
-    try:
-        saved = tool_actions.save_custom_tool(raw, actor=actor_of(request), tool=tool)
-    except ToolcribError as error:
-        form.add_error("definition", error.sentence)
-        return None
-    return _redirect_with_message(request, saved, f"Saved {saved.public_name}.")
+def _custom_tool_page(
+    request: HttpRequest, tool: Tool | None, form: CustomToolForm
+) -> HttpResponse:
+    if form.is_bound and form.is_valid():
+        raw = form.cleaned_data["definition"]
+        try:
+            saved = tool_actions.save_custom_tool(raw, actor=actor_of(request), tool=tool)
+        except ToolcribError as error:
+            form.add_error("definition", error.sentence)
+        else:
+            return _redirect_with_message(request, saved, f"Saved {saved.public_name}.")
+    context = {"form": form, "tool": tool, "example": "" if tool else EXAMPLE}
+    status = 422 if form.is_bound else 200
+    return render(request, "catalog/tools/custom_tool.html", context, status=status)
 
 
 @require_POST
@@ -286,9 +249,8 @@ def add_hint(request: HttpRequest, public_name: str) -> HttpResponse:
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        messages.success(
-            request, f"Added “{hint.text}”. Search now finds {tool.public_name} by it."
-        )
+        text = f"Added “{hint.text}”. Search now finds {tool.public_name} by it."
+        messages.success(request, text)
     return _redirect_to_hints(tool)
 
 
@@ -302,9 +264,6 @@ def remove_hint(request: HttpRequest, public_name: str, hint_id: int) -> HttpRes
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
-        request.session[HINT_UNDO_KEY] = {
-            "tool": tool.public_name,
-            "kind": hint.kind,
-            "text": hint.text,
-        }
+        offer = {"tool": tool.public_name, "kind": hint.kind, "text": hint.text}
+        request.session[HINT_UNDO_KEY] = offer
     return _redirect_to_hints(tool)
