@@ -95,7 +95,7 @@ def make_vectors(tools, encoder):
         near = known[noise.integers(0, len(known), len(some))]
         near = near + noise.normal(0, 0.02, near.shape).astype(np.float32)
         near /= np.linalg.norm(near, axis=1, keepdims=True)
-        vectors.matrix.add(dict(zip([tool.key for tool in some], near, strict=True)))
+        vectors.add(dict(zip([tool.key for tool in some], near, strict=True)))
     return vectors
 
 
@@ -206,7 +206,7 @@ def measure_reindex(size, tools, vectors):
     before = search_index.index_tool.cache_info().misses
     started = time.process_time()
     after = Index([*tools[: size // 2], changed, *tools[size // 2 + 1 :]], vectors)
-    missing = vectors.matrix.missing(after.keys)
+    missing = vectors.missing(after.keys)
     seconds = time.process_time() - started
     counted = search_index.index_tool.cache_info().misses - before
     return f"{size:>7,}  {seconds:8.3f} s  {counted} tool indexed, {len(missing)} text to encode"

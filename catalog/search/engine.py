@@ -16,19 +16,9 @@ from catalog.search.bm25 import Floats
 from catalog.search.index import Index, Searchable
 from catalog.search.query import ParsedQuery
 from catalog.search.ranking import KeywordScores
-from catalog.search.regex import MAX_PATTERN_LENGTH, match_pattern
+from catalog.search.regex import match_pattern
 from catalog.search.tokenizer import normalize_name
 from toolcrib.lib.errors import Invalid
-
-__all__ = [
-    "MAX_PATTERN_LENGTH",
-    "Hit",
-    "Index",
-    "SearchResult",
-    "Searchable",
-    "search",
-    "suggest_names",
-]
 
 RANKED_STRATEGIES = ("hybrid", "bm25", "embedding")
 STRATEGIES = (*RANKED_STRATEGIES, "regex")
@@ -151,11 +141,11 @@ def rank(
     top = _top(scores, limit, max_score)
     normalized = zip(top.tolist(), (scores[top] / max_score).tolist(), strict=True)
     top_scores = [score - name_boosts.get(at, 0) for at, score in normalized]
-    hits = tuple(
-        _explained_hits(index, scored, top, top_scores, name_boosts)
-        if explain
-        else _plain_hits(index, top, top_scores)
-    )
+    if explain:
+        hits = tuple(_explained_hits(index, scored, top, top_scores, name_boosts))
+    else:
+        ranked = zip(top.tolist(), top_scores, strict=True)
+        hits = tuple(Hit(index.names[at], score, ()) for at, score in ranked)
     used = strategy if scored.semantic is not None or strategy == "bm25" else "bm25"
     note = scored.note if hits else f"{scored.note} {_language_note(scored.query, query)}".strip()
     return SearchResult(used, int(np.count_nonzero(scores > 0)), hits, note)
@@ -186,29 +176,27 @@ def _score(index: Index, text: str, strategy: str) -> ScoredQuery:
     # For BM25 alone, clauses gain little and cost half of its time.
     query = search_query.parse_query(text, index.postings, by_clause=strategy != "bm25")
     keyword = ranking.keyword_scores(index.postings, query)
-    if strategy == "bm25" or not len(index):
-        return ScoredQuery(query, keyword.scores, keyword.best, keyword, None)
-    cosines, note = _similarities(index, query)
+    by_keywords = strategy == "bm25" or not len(index)
+    cosines, note = (None, "") if by_keywords else _similarities(index, query)
     if cosines is None:
         return ScoredQuery(query, keyword.scores, keyword.best, keyword, None, note)
     known = ~np.isnan(cosines[:, 0])
     semantic, matches = ranking.semantic_scores(cosines)
     if strategy == "embedding":
         # A tool without a vector falls back to its keyword score.
-        semantic = np.where(known, semantic, keyword.normalized)
+        scores = semantic = np.where(known, semantic, keyword.normalized)
         matches |= ~known & (keyword.scores > 0)
-        masked = ranking.mask_scores(semantic, matches)
-        return ScoredQuery(query, masked, 1.0, keyword, semantic, note)
-    matches |= keyword.scores > 0
-    mixed = ranking.mix_scores(keyword, semantic, known)
-    masked = ranking.mask_scores(mixed, matches)
+    else:
+        scores = ranking.mix_scores(keyword, semantic, known)
+        matches |= keyword.scores > 0
+    masked = ranking.mask_scores(scores, matches)
     return ScoredQuery(query, masked, 1.0, keyword, semantic, note)
 
 
 def _similarities(index: Index, query: ParsedQuery) -> tuple[NDArray[np.float32] | None, str]:
     """Return the cosine of each tool to the query and its clauses, or None and the reason."""
-    if index.vectors is None or index.vectors.reason:
-        reason = index.vectors.reason if index.vectors else "this index has no vectors"
+    reason = "this index has no vectors" if index.vectors is None else index.vectors.reason
+    if index.vectors is None or reason:
         return None, f"Ranked by keywords only: {reason}."
     pending = index.pending_vectors
     if pending == len(index):
@@ -222,11 +210,6 @@ def _similarities(index: Index, query: ParsedQuery) -> tuple[NDArray[np.float32]
     )
 
 
-def _plain_hits(index: Index, top: NDArray[np.intp], scores: Sequence[float]) -> Iterator[Hit]:
-    for at, score in zip(top.tolist(), scores, strict=True):
-        yield Hit(index.names[at], score, ())
-
-
 def _explained_hits(
     index: Index,
     scored: ScoredQuery,
@@ -235,11 +218,11 @@ def _explained_hits(
     named: Collection[int],
 ) -> Iterator[Hit]:
     """Yield hits with reasons: a matching name, and the matching terms as the query spells them."""
-    terms, labels = scored.query.terms, search_query.explain_terms(scored.query)
-    substituted = scored.query.substituted
-    highlighted = {
-        term: term if term in substituted else spelling for term, spelling in terms.items()
-    }
+    terms, labels, highlighted = scored.query.terms, dict[str, str](), dict[str, str]()
+    for term, spelling in terms.items():
+        is_substituted = term in scored.query.substituted
+        labels[term] = f"“{spelling}” → “{term}”" if is_substituted else f"“{spelling}”"
+        highlighted[term] = term if is_substituted else spelling
     contained = [(term, index.postings.contain(term, top)) for term in terms]
     keyword = (scored.keyword.scores[top] / scored.keyword.best).tolist()
     for row, at in enumerate(top.tolist()):

@@ -7,7 +7,7 @@ A set is a folder with `tools.jsonl` (id, server, name, description, input_schem
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 from statistics import fmean
@@ -49,9 +49,6 @@ class EvaluationResult:
     ndcg_at_5: float
     p50_ms: float
     p95_ms: float
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_set(folder: Path, limit: int | None = None) -> EvaluationSet:
@@ -112,12 +109,12 @@ def evaluate(index: Index, evaluation_set: EvaluationSet, strategy: str) -> Eval
     # Warm up: lazy initialization must not count as latency.
     for query in evaluation_set.queries[:3]:
         _search_names(index, query, strategy)
-    seconds: list[float] = []
+    milliseconds: list[float] = []
     results = []
     for query in evaluation_set.queries:
         started = time.perf_counter()
         names = _search_names(index, query, strategy)
-        seconds.append(time.perf_counter() - started)
+        milliseconds.append(1000 * (time.perf_counter() - started))
         results.append((names, query.relevant))
 
     def average(measure: Callable[[Sequence[str], Collection[str]], float]) -> float:
@@ -131,8 +128,8 @@ def evaluate(index: Index, evaluation_set: EvaluationSet, strategy: str) -> Eval
         recall_at_10=average(lambda names, relevant: recall(names[:10], relevant)),
         mrr=average(reciprocal_rank),
         ndcg_at_5=average(ndcg),
-        p50_ms=_milliseconds(seconds, 0.5),
-        p95_ms=_milliseconds(seconds, 0.95),
+        p50_ms=round(percentile(milliseconds, 0.5) or 0.0, 3),
+        p95_ms=round(percentile(milliseconds, 0.95) or 0.0, 3),
     )
 
 
@@ -168,7 +165,3 @@ def ndcg(names: Sequence[str], relevant: Collection[str], at: int = 5) -> float:
     gains = [1 / log2(rank + 1) for rank in range(1, at + 1)]
     got = sum(gain for gain, name in zip(gains, names, strict=False) if name in relevant)
     return got / sum(gains[: len(relevant)])
-
-
-def _milliseconds(seconds: Sequence[float], share: float) -> float:
-    return round(1000 * (percentile(seconds, share) or 0.0), 3)

@@ -16,14 +16,14 @@ from django.utils import timezone
 from catalog import audit
 from catalog.audit import Actor
 from catalog.models import GoldenQuery, GoldenResult, Tool
-from catalog.search.engine import MAX_QUERY_LENGTH, search
+from catalog.search.engine import MAX_QUERY_LENGTH, RANKED_STRATEGIES, search
 from catalog.search.index import Index
 from catalog.tools.actions import check_storable
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 
 MAX_GOLDEN_QUERIES = 500  # every query runs with every strategy at every revision
 MAX_EXPECTED_TOOLS = 20
-STRATEGIES = ("hybrid", "bm25", "embedding")
+STRATEGIES = RANKED_STRATEGIES
 DEFAULT_LIMIT = 10  # hits an agent gets by default
 BANDS = (1, 5, DEFAULT_LIMIT)
 

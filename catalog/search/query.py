@@ -5,7 +5,7 @@ whole sentence: each clause is scored as well.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from typing import NamedTuple
 
 from catalog.search import translation
@@ -113,12 +113,3 @@ def _translate(
     known = {term: origin.get(english, english) for term, english in spellings.items()}
     translated = frozenset(term for term in spellings if spellings[term] in origin)
     return translated_query.text, known | original, translated
-
-
-def explain_terms(query: ParsedQuery) -> Mapping[str, str]:
-    """Return each term as shown to people: its spelling, with the substituted term if any."""
-    substituted = query.substituted
-    return {
-        term: f"“{spelling}” → “{term}”" if term in substituted else f"“{spelling}”"
-        for term, spelling in query.terms.items()
-    }

@@ -31,17 +31,13 @@ def match_pattern(
     deadline = time.thread_time() + SECONDS_PER_SEARCH + SECONDS_PER_TOOL * len(texts)
     matches = {}
     for position in positions:
-        fields = _fields(expression, texts[position])
-        if fields:
-            matches[position] = fields
+        found = [expression.search(text) is not None for text in texts[position]]
+        if any(found):
+            fields = {"name": any(found[:2]), "description": found[2]}
+            matches[position] = tuple(name for name in fields if fields[name])
         if time.thread_time() > deadline:
             raise _bad_pattern("The pattern takes too long to match.")
     return matches
-
-
-def _fields(expression: Any, texts: Texts) -> tuple[str, ...]:
-    name, original_name, description = (expression.search(text) is not None for text in texts)
-    return (*(["name"] if name or original_name else []), *(["description"] if description else []))
 
 
 def compile_pattern(pattern: str) -> Any:
@@ -87,17 +83,15 @@ def _explain(reason: str, pattern: str) -> str:
         return f"Look-behind, {part}…), is not supported."
     if re.fullmatch(r"\\[1-9k]", part) or (part == "(?P" and "(?P=" in pattern):
         return "Back-references are not supported."
-    if what == "invalid perl operator":
-        return f"A group that starts with {part} is not supported."
-    if what == "invalid escape sequence":
-        return f"The escape {part} is not supported."
-    if what == "invalid repetition size":
-        return f"The repetition {part} is too large: at most 1000 in all."
-    if what == "bad repetition operator":
-        return f"A repetition of a repetition, {part}, is not supported."
     if what.startswith("pattern too large"):
         return "The pattern repeats too much: compiled, it is too large."
-    return f"The pattern is not a valid regular expression: {reason}."
+    explanations = {
+        "invalid perl operator": f"A group that starts with {part} is not supported.",
+        "invalid escape sequence": f"The escape {part} is not supported.",
+        "invalid repetition size": f"The repetition {part} is too large: at most 1000 in all.",
+        "bad repetition operator": f"A repetition of a repetition, {part}, is not supported.",
+    }
+    return explanations.get(what, f"The pattern is not a valid regular expression: {reason}.")
 
 
 def _bad_pattern(message: str) -> Invalid:

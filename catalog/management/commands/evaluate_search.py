@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,12 @@ class Command(BaseCommand):
         except ToolcribError as error:
             raise CommandError(error.sentence) from error
         if options["json"]:
-            self.stdout.write(json.dumps({"rows": [row.as_json() for row in rows]}))
+            self.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}))
         else:
             self._print_table(rows)
 
     def _evaluate(self, test_set: EvaluationSet, strategies: list[str]) -> list[EvaluationResult]:
-        vectors = None
-        if {"hybrid", "embedding"} & set(strategies):
-            vectors = self._encode(test_set)
+        vectors = self._encode(test_set) if {"hybrid", "embedding"} & set(strategies) else None
         index = Index(test_set.tools, vectors)
         return [evaluate(index, test_set, strategy) for strategy in dict.fromkeys(strategies)]
 
@@ -69,6 +68,5 @@ class Command(BaseCommand):
         width = max(len(row.set) for row in rows)
         self.stdout.write(f"{'set':{width}}  {'strategy':9}  " + "  ".join(COLUMNS))
         for row in rows:
-            scores = row.as_json()
-            cells = "  ".join(f"{scores[name]:{len(name)}.3f}" for name in COLUMNS)
+            cells = "  ".join(f"{getattr(row, name):{len(name)}.3f}" for name in COLUMNS)
             self.stdout.write(f"{row.set:{width}}  {row.strategy:9}  {cells}")

@@ -57,18 +57,16 @@ class Matrix:
         return cosines
 
 
-class DetachedMatrix:
+class DetachedMatrix(Matrix):
     """Vectors outside the database: encoded on creation, for evaluation and benchmarks."""
 
     reason = ""
 
     def __init__(self, encoder: Encoder, passages: Mapping[str, str]) -> None:
-        self.matrix = Matrix()
+        super().__init__()
         self.encode = encoder.encode_queries
-        self.rows = self.matrix.rows
-        self.products = self.matrix.products
         keys = list(passages)
         for start in range(0, len(keys), INITIAL_ROWS):
             chunk = keys[start : start + INITIAL_ROWS]
             encoded = encoder.encode_documents([passages[key] for key in chunk])
-            self.matrix.add(dict(zip(chunk, encoded, strict=True)))
+            self.add(dict(zip(chunk, encoded, strict=True)))

@@ -85,12 +85,12 @@ class Model:
 model = Model()
 
 
-class InstalledVectors:
+class InstalledVectors(Matrix):
     """Vector source of the installation's indexes, backed by the database."""
 
     def __init__(self) -> None:
-        self.matrix = Matrix()
-        self._lock = threading.Lock()
+        super().__init__()
+        self._lookup = threading.Lock()
         self._last_lookup: dict[str, float] = {}
 
     @property
@@ -103,13 +103,8 @@ class InstalledVectors:
 
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """Return the rows of the vectors; read missing ones from the database."""
-        self._fetch(self.matrix.missing(keys))
-        return self.matrix.rows(keys)
-
-    def products(
-        self, rows: NDArray[np.intp], vectors: sentence_encoder.Vectors
-    ) -> NDArray[np.float32]:
-        return self.matrix.products(rows, vectors)
+        self._fetch(self.missing(keys))
+        return super().rows(keys)
 
     def _fetch(self, missing: Sequence[str]) -> None:
         now = time.monotonic()
@@ -118,14 +113,14 @@ class InstalledVectors:
             for key in missing
             if now - self._last_lookup.get(key, -LOOKUP_INTERVAL) >= LOOKUP_INTERVAL
         ]
-        if not due or not self._lock.acquire(blocking=False):
+        if not due or not self._lookup.acquire(blocking=False):
             return
         try:
             self._last_lookup = dict.fromkeys(missing, now)
             for chunk in _chunks(due):
-                self.matrix.add(read(chunk))
+                self.add(read(chunk))
         finally:
-            self._lock.release()
+            self._lookup.release()
 
 
 installation_vectors = InstalledVectors()
@@ -155,7 +150,7 @@ def searchable_tools() -> dict[str, Searchable]:
 
 def missing(keys: Iterable[str]) -> list[str]:
     """Return the keys without a vector, in memory or in the database."""
-    unknown = installation_vectors.matrix.missing(keys)
+    unknown = installation_vectors.missing(keys)
     stored: set[str] = set()
     for chunk in _chunks(unknown):
         rows = Vector.objects.filter(model=MODEL, text_sha256__in=chunk)

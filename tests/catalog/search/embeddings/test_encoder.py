@@ -160,7 +160,7 @@ def test_tools_without_vectors_are_found_by_keyword(encoder):
     assert result.note.startswith("1 of 5 tools")
     assert search(index, query="forecast", strategy="embedding").hits[0].name == TOOLS[0].name
 
-    vectors.matrix.add({TOOLS[0].key: encoder.encode_documents([TOOLS[0].passage])[0]})
+    vectors.add({TOOLS[0].key: encoder.encode_documents([TOOLS[0].passage])[0]})
     assert search(index, query="forecast").note == ""
     assert first(index, "will it rain") == "weather__get_forecast"
 
