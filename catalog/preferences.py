@@ -168,9 +168,6 @@ PREFERENCES = {
         ),
     )
 }
-AGENT_SETTINGS = tuple(
-    name.removeprefix("agent_") for name in PREFERENCES if name.startswith("agent_")
-)
 
 
 def value(name: str) -> Any:

@@ -39,10 +39,6 @@ class GroupLine:
     remaining: bool = False  # some tools are already loaded; `names` has only the others
 
     @cached_property
-    def name_set(self) -> frozenset[str]:
-        return frozenset(self.names)
-
-    @cached_property
     def prefix(self) -> str:
         """The server prefix (`github__`) if all names share it, so that it is printed once."""
         slug, separator, _ = self.names[0].partition("__")

@@ -19,6 +19,7 @@ MAX_SAFE_INTEGER = 2**53
 MAX_PATTERNS = 50
 MAX_PATTERN_LENGTH = 500  # longer patterns are not enforced
 MAX_STORED_PATTERN = 20_000  # schemas with a longer pattern are rejected
+DEFAULT_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 DIALECT = re.compile(
     r"https?://json-schema\.org/(draft/2020-12|draft/2019-09|draft-07|draft-06)/schema#?"
 )
@@ -62,17 +63,15 @@ def check_schema(schema: object, *, field: str = "inputSchema") -> dict[str, Any
     """Return the schema if it is bounded, self-contained and valid; else raise InvalidSchema."""
     if not isinstance(schema, dict):
         raise InvalidSchema(f"{field} must be an object, not {_kind(schema)}")
-    _check_depth(schema, field)
+    if deeper_than(schema, MAX_DEPTH):
+        raise InvalidSchema(f"{field} is nested deeper than {MAX_DEPTH} levels")
     subschemas = list(walk(schema))
     if len(subschemas) > MAX_SUBSCHEMAS:
         raise InvalidSchema(
             f"{field} has {len(subschemas)} subschemas; the limit is {MAX_SUBSCHEMAS}"
         )
     for _, sub in subschemas:
-        _check_dialect(sub, field)
-        _check_numbers(sub, field)
-        if len(str(sub.get("pattern", ""))) > MAX_STORED_PATTERN:
-            raise InvalidSchema(f"{field} has a pattern of over {MAX_STORED_PATTERN:,} characters")
+        _check_keywords(sub, field)
     _check_references(schema, subschemas, field)
     try:
         jsonschema_rs.meta.validate(schema)
@@ -122,9 +121,8 @@ def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, 
                 sub_path = (*node_path, name) if is_property and node_path is not None else None
                 stack.append((sub_path, sub))
         for key in LISTS_OF_SCHEMAS:
-            value = node.get(key)
-            if isinstance(value, list):
-                stack.extend((None, sub) for sub in value)
+            if isinstance(node.get(key), list):
+                stack.extend((None, sub) for sub in node[key])
         stack.extend((None, node[key]) for key in SCHEMAS if key in node)
 
 
@@ -136,9 +134,10 @@ def without_patterns(node: Any, which: Collection[str] | None = None) -> Any:
         return node
     copy: dict[str, Any] = {}
     for key, value in node.items():
+        is_pattern = key == "pattern" and isinstance(value, str)
         if key == "patternProperties" and isinstance(value, dict):
             copy[key] = _filter_pattern_properties(value, which)
-        elif not (key == "pattern" and isinstance(value, str) and _is_dropped(value, which)):
+        elif not is_pattern or (which is not None and value not in which):
             copy[key] = without_patterns(value, which)
     return copy
 
@@ -155,39 +154,32 @@ def _filter_pattern_properties(
     }
 
 
-def _is_dropped(pattern: str, which: Collection[str] | None) -> bool:
-    return which is None or pattern in which
-
-
 def required_names(schema: dict[str, Any]) -> set[str]:
     required = schema.get("required")
     names = required if isinstance(required, list) else []
     return {name for name in names if isinstance(name, str)}
 
 
-def _check_depth(schema: object, field: str) -> None:
-    depth, level = 0, [schema]
-    while level:
-        depth += 1
-        if depth > MAX_DEPTH:
-            raise InvalidSchema(f"{field} is nested deeper than {MAX_DEPTH} levels")
-        children: list[object] = []
-        for node in level:
-            if isinstance(node, dict):
-                children.extend(node.values())
-            elif isinstance(node, list):
-                children.extend(node)
-        level = [node for node in children if isinstance(node, dict | list)]
+def deeper_than(value: dict[str, Any], limit: int) -> bool:
+    """Return whether objects and lists are nested deeper than a limit."""
+    level: list[Any] = [value]
+    for _ in range(limit + 1):
+        if not level:
+            return False
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+    return True
 
 
-def _check_dialect(schema: dict[str, Any], field: str) -> None:
-    if "$schema" in schema:
-        dialect = schema["$schema"]
-        if not isinstance(dialect, str) or not DIALECT.fullmatch(dialect):
-            raise InvalidSchema(f"{field} uses an unsupported dialect: {str(dialect)[:80]!r}")
-
-
-def _check_numbers(sub: dict[str, Any], field: str) -> None:
+def _check_keywords(sub: dict[str, Any], field: str) -> None:
+    if not DIALECT.fullmatch(str(sub.get("$schema", DEFAULT_DIALECT))):
+        raise InvalidSchema(f"{field} uses an unsupported dialect: {str(sub['$schema'])[:80]!r}")
+    if len(str(sub.get("pattern", ""))) > MAX_STORED_PATTERN:
+        raise InvalidSchema(f"{field} has a pattern of over {MAX_STORED_PATTERN:,} characters")
     for key in COUNTS:
         value = sub.get(key)
         if isinstance(value, int | float) and value > MAX_SAFE_INTEGER:
@@ -238,7 +230,7 @@ def resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: objec
         return anchors.get(ref[1:])
     node: object = root
     for part in ref[2:].split("/"):
-        part = _unescape(part)
+        part = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(node, dict):
             node = node.get(part)
         elif isinstance(node, list) and ARRAY_INDEX.fullmatch(part) and int(part) < len(node):
@@ -246,10 +238,6 @@ def resolve(root: dict[str, Any], anchors: dict[str, dict[str, Any]], ref: objec
         else:
             return None
     return node
-
-
-def _unescape(part: str) -> str:
-    return unquote(part).replace("~1", "/").replace("~0", "~")
 
 
 def _expanded_size(
@@ -319,6 +307,5 @@ def _mapping(value: object) -> dict[str, Any]:
 def _kind(value: object) -> str:
     if value is None:
         return "missing or null"
-    return {"bool": "true or false", "list": "a list", "str": "a string"}.get(
-        type(value).__name__, "a number"
-    )
+    kinds = {"bool": "true or false", "list": "a list", "str": "a string"}
+    return kinds.get(type(value).__name__, "a number")

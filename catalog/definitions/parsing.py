@@ -8,7 +8,12 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.definitions.json_schema import InvalidSchema, check_input_schema, check_schema
+from catalog.definitions.json_schema import (
+    InvalidSchema,
+    check_input_schema,
+    check_schema,
+    deeper_than,
+)
 from toolcrib.lib.json_codec import canonical, digest
 from toolcrib.lib.text import escape_hidden
 
@@ -131,7 +136,7 @@ def _name(name: object) -> str:
 
 def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
     """Return the canonical JSON of a tool object and its digest."""
-    if _deeper_than(item, MAX_DEPTH):
+    if deeper_than(item, MAX_DEPTH):
         raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
     try:
         body = canonical(item)
@@ -143,20 +148,6 @@ def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
     if size > max_bytes:
         raise Rejected(f"definition is {size // 1024} KB; the limit is {max_bytes // 1024} KB")
     return body, digest(body)
-
-
-def _deeper_than(value: object, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit + 1):
-        if not level:
-            return False
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)  # type: ignore[attr-defined]
-            if isinstance(child, dict | list)
-        ]
-    return True
 
 
 def parameter_texts(schema: object, *, depth: int) -> Sequence[str]:

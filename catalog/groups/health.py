@@ -14,7 +14,7 @@ from django.db.models import Max
 from catalog import cache
 from catalog.cache import CachedGroup
 from catalog.groups import lints
-from catalog.groups.lints import GroupFacts, Lint
+from catalog.groups.lints import Lint
 from catalog.models import AuditEntry, Group, Membership, Tool
 
 # Audit verbs of writes that choose the members of a group.
@@ -125,9 +125,7 @@ def _lint_group(group: CachedGroup) -> list[Lint]:
     for member in group.offered:
         preloads[member.tool.server] += member.preload
         names[member.tool.server].append(member.tool.original_name)
-    return lints.lint_group(
-        GroupFacts(group.group_id, group.description, len(group.offered), preloads, names)
-    )
+    return lints.lint_group(group.group_id, group.description, preloads, names)
 
 
 def tool_lints(group: Group) -> list[Lint]:

@@ -83,17 +83,6 @@ class Lint:
     sentence: str
 
 
-@dataclass(frozen=True)
-class GroupFacts:
-    """The values that the rules for groups check."""
-
-    group_id: str
-    description: str
-    tools: int  # available to agents
-    preloads: Mapping[str, int]  # by server
-    names: Mapping[str, Sequence[str]]  # original tool names, by server
-
-
 # --- Tools --------------------------------------------------------------------------------------
 
 
@@ -172,38 +161,38 @@ def _stem(word: str) -> str:
 # --- Groups and servers -------------------------------------------------------------------------
 
 
-def lint_group(facts: GroupFacts) -> list[Lint]:
-    """Lint a group: description, size, preloads, and the naming of its tools."""
-    name, warnings = facts.group_id, []
-    if not facts.description.strip():
+def lint_group(
+    group_id: str,
+    description: str,
+    preloads: Mapping[str, int],
+    names: Mapping[str, Sequence[str]],
+) -> list[Lint]:
+    """Lint a group by its preloads and the original names of its available tools, by server."""
+    warnings = []
+    if not description.strip():
         text = (
-            f"{name} has no description. "
+            f"{group_id} has no description. "
             "Describe its purpose in one line: agents choose groups by it."
         )
-        warnings.append(Lint("group_description", name, text))
-    if facts.tools > MAX_TOOLS_PER_GROUP:
+        warnings.append(Lint("group_description", group_id, text))
+    tools = sum(map(len, names.values()))
+    if tools > MAX_TOOLS_PER_GROUP:
         text = (
-            f"{name} has {facts.tools:,} tools. "
+            f"{group_id} has {tools:,} tools. "
             f"Agents choose better among at most {MAX_TOOLS_PER_GROUP}: "
             "split the group by task, or hide unused tools."
         )
-        warnings.append(Lint("group_size", name, text))
-    for server, count in sorted(facts.preloads.items()):
-        warnings += lint_preloads(name, server, count)
-    for server, names in sorted(facts.names.items()):
-        warnings += lint_names(server, names)
+        warnings.append(Lint("group_size", group_id, text))
+    for server, count in sorted(preloads.items()):
+        if count > MAX_PRELOADS_PER_SERVER:
+            text = (
+                f"{group_id} preloads {count:,} tools of {server or 'your own'} in every session. "
+                "Preload the two or three most used, and set the others to on demand."
+            )
+            warnings.append(Lint("preloads", group_id, text))
+    for server, original_names in sorted(names.items()):
+        warnings += lint_names(server, original_names)
     return warnings
-
-
-def lint_preloads(subject: str, server: str, count: int) -> list[Lint]:
-    """Lint the number of preloaded tools of one server."""
-    if count <= MAX_PRELOADS_PER_SERVER:
-        return []
-    text = (
-        f"{subject} preloads {count:,} tools of {server or 'your own'} in every session. "
-        "Preload the two or three most used, and set the others to on demand."
-    )
-    return [Lint("preloads", subject, text)]
 
 
 def lint_names(server: str, names: Sequence[str]) -> list[Lint]:

