@@ -51,9 +51,9 @@ class BoardSelection:
         data = request.POST
         button = next((name for name in buttons if name in data), buttons[0])
         names = [name for name in data.getlist(button) if name] or data.getlist("tool")
-        text = data.get("seen", "")
-        valid = text.isascii() and text.isdecimal() and len(text) < 19
-        return cls(button, list(dict.fromkeys(names)), int(text) if valid else None)
+        seen = data.get("seen", "")
+        last_edit_id = int(seen) if seen.isdecimal() and len(seen) < 19 else None
+        return cls(button, list(dict.fromkeys(names)), last_edit_id)
 
     @property
     def only_name(self) -> str:
@@ -83,23 +83,35 @@ def _perform(
     `message` describes the action, with {} for the tools. `destination` is the id of the group
     they were added to, if it is another one.
     """
-    group = find_group(group_id)
-    subject = selection.only_name or f"{len(selection.names)} tools"
-    since = selection.last_edit_id
-    others: Sequence[AuditEntry] = ()
-    if since is not None:
-        others = board.edits_by_others(group, since, actor_of(request))
+    group, actor, since = find_group(group_id), actor_of(request), selection.last_edit_id
+    is_htmx, name = "HX-Request" in request.headers, selection.only_name
+    others = [] if since is None else board.edits_by_others(group, since, actor)
+    edits = board.describe_edits(others)
     try:
         with transaction.atomic():
             tools = selection.tools()
             if since is not None:
-                names = {tool.public_name for tool in tools}
-                check_unchanged(group, names, since, actor=actor_of(request))
+                check_unchanged(group, {tool.public_name for tool in tools}, since, actor=actor)
             writes = action(group, tools)
     except ToolcribError as error:
-        return _error_response(request, group, selection, error, others)
-    sentence = message.format(subject)
-    return _success_response(request, group, selection, writes, sentence, others, destination)
+        if is_htmx:
+            at_row = {"failed": name, "failure": error.sentence, "concurrent_edits": edits}
+            return _render_board(request, group, error.sentence, 422, **at_row)
+        messages.error(request, error.sentence)
+        return redirect(_board_url(request, group_id))
+    sentence = message.format(name or f"{len(selection.names)} tools")
+    if not is_htmx:
+        group_undo.offer_undo(request, f"{sentence}.", *writes)
+        for edit in edits.sentences:
+            messages.info(request, edit)
+        stays = name and selection.button != "remove_tool" and not destination
+        tool = Tool.objects.filter(public_name=name).first() if stays else None
+        return redirect(_board_url(request, group.group_id, f"row-{tool.pk}" if tool else ""))
+    offer = group_undo.make_offer(f"{sentence}.", *writes)
+    changed = preview.cached_group(find_group(destination or group.group_id))
+    announcement = f"{sentence}, now about {board.group_cost(changed).at_start:,} tokens."
+    after: dict[str, Any] = {"offer": offer, "concurrent_edits": edits, "focus": name}
+    return _render_board(request, group, announcement if offer else group_undo.NO_CHANGES, **after)
 
 
 def _page_query(request: HttpRequest) -> QueryDict:
@@ -114,63 +126,13 @@ def _board_url(request: HttpRequest, group_id: str, anchor: str = "") -> str:
 
 
 def _render_board(
-    request: HttpRequest, group: Group, status: int = 200, **extra: Any
+    request: HttpRequest, group: Group, announcement: str, status: int = 200, **extra: Any
 ) -> HttpResponse:
     """Render the board for the query parameters of the page it is shown on."""
     query = BoardQuery.parse(_page_query(request))
     context = board_context(request, group, query, swapped=True, **extra)
-    return render(request, "catalog/groups/_board.html", context, status=status)
-
-
-def _error_response(
-    request: HttpRequest,
-    group: Group,
-    selection: BoardSelection,
-    error: ToolcribError,
-    others: Sequence[AuditEntry],
-) -> HttpResponse:
-    """Render the current board, with the error at the row it concerns."""
-    if "HX-Request" not in request.headers:
-        messages.error(request, error.sentence)
-        return redirect(_board_url(request, group.group_id))
-    response = _render_board(
-        request,
-        group,
-        422,
-        failed=selection.only_name,
-        failure=error.sentence,
-        concurrent_edits=board.describe_edits(others),
-    )
-    response["HX-Trigger"] = json.dumps({"announce": error.sentence})
-    return response
-
-
-def _success_response(
-    request: HttpRequest,
-    group: Group,
-    selection: BoardSelection,
-    writes: Sequence[GroupWrite],
-    sentence: str,
-    others: Sequence[AuditEntry],
-    destination: str,
-) -> HttpResponse:
-    edits = board.describe_edits(others)
-    offer = group_undo.make_offer(f"{sentence}.", *writes)
-    if "HX-Request" not in request.headers:
-        group_undo.offer_undo(request, f"{sentence}.", *writes)
-        group_undo.show_messages(request, edits.sentences)
-        stays = selection.only_name and selection.button != "remove_tool" and not destination
-        tool = Tool.objects.filter(public_name=selection.only_name).first() if stays else None
-        return redirect(_board_url(request, group.group_id, f"row-{tool.pk}" if tool else ""))
-    changed = preview.cached_group(find_group(destination or group.group_id))
-    tokens = board.group_cost(changed).at_start
-    announcement = f"{sentence}, now about {tokens:,} tokens."
-    response = _render_board(
-        request, group, offer=offer, concurrent_edits=edits, focus=selection.only_name
-    )
-    response["HX-Trigger"] = json.dumps(
-        {"announce": announcement if offer else group_undo.NO_CHANGES}
-    )
+    response = render(request, "catalog/groups/_board.html", context, status=status)
+    response["HX-Trigger"] = json.dumps({"announce": announcement})
     return response
 
 
@@ -224,13 +186,11 @@ def move(request: HttpRequest, group_id: str) -> HttpResponse:
 @admin_required
 def remove(request: HttpRequest, group_id: str) -> HttpResponse:
     selection = BoardSelection.parse(request, ["remove_tool"])
-    return _perform(
-        request,
-        group_id,
-        selection,
-        lambda group, tools: [actions.remove(group, tools, actor=actor_of(request))],
-        f"Removed {{}} from {group_id}",
-    )
+
+    def action(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+        return [actions.remove(group, tools, actor=actor_of(request))]
+
+    return _perform(request, group_id, selection, action, f"Removed {{}} from {group_id}")
 
 
 @require_POST
@@ -240,15 +200,12 @@ def preload(request: HttpRequest, group_id: str) -> HttpResponse:
     setting = selection.button
     if setting == "set":  # a checkbox: checked is preloaded
         setting = "always" if "on" in request.POST else "demand"
-    return _perform(
-        request,
-        group_id,
-        selection,
-        lambda group, tools: [
-            actions.set_preload(group, tools, PRELOADS[setting], actor=actor_of(request))
-        ],
-        PRELOAD_MESSAGES[setting].format("{}", group_id),
-    )
+
+    def action(group: Group, tools: list[Tool]) -> list[GroupWrite]:
+        return [actions.set_preload(group, tools, PRELOADS[setting], actor=actor_of(request))]
+
+    message = PRELOAD_MESSAGES[setting].format("{}", group_id)
+    return _perform(request, group_id, selection, action, message)
 
 
 @require_POST
@@ -330,19 +287,13 @@ def _undo_response(
     entry = AuditEntry.objects.filter(pk=min(entry_id, group_undo.MAX_ID)).first()
     on_group = entry and entry.target_kind == "group" and "groups" not in entry.after
     group = Group.objects.filter(pk=entry.target_id or 0).first() if entry and on_group else None
-    board_group = Group.objects.filter(group_id=request.POST.get("board", "")).first()
+    groups = Group.objects.select_related("follows")
+    board_group = groups.filter(group_id=request.POST.get("board", "")).first()
     if "HX-Request" in request.headers and board_group and group and entry:
         [name] = sorted(group_state.affected_tools(entry.after))[:1] or [""]
-        response = _render_board(
-            request,
-            find_group(board_group.group_id),
-            422 if error else 200,
-            failure=error,
-            focus=name,
-            offer=offer,
-        )
-        response["HX-Trigger"] = json.dumps({"announce": error or announcement})
-        return response
+        after = {"failure": error, "focus": name, "offer": offer}
+        status = 422 if error else 200
+        return _render_board(request, board_group, error or announcement, status, **after)
     if error:
         messages.error(request, error)
     elif offer:

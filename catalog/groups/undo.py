@@ -3,8 +3,6 @@
 An undo is a write of its own with the verb `group.undo`; undoing it redoes the change.
 """
 
-from collections.abc import Iterable
-
 from django.contrib import messages
 from django.http import HttpRequest
 
@@ -49,11 +47,6 @@ def offer_undo(request: HttpRequest, sentence: str, *writes: GroupWrite | None) 
         request.session[UNDO_OFFER_KEY] = offer
     else:
         messages.info(request, NO_CHANGES)
-
-
-def show_messages(request: HttpRequest, sentences: Iterable[str]) -> None:
-    for sentence in sentences:
-        messages.info(request, sentence)
 
 
 # --- Undo ---------------------------------------------------------------------------------------
