@@ -94,8 +94,6 @@ def _parse(body: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CachedTool:
-    """One tool with its definitions and policy."""
-
     tool_id: int
     name: str  # public
     original_name: str  # as the server calls it
@@ -133,8 +131,6 @@ class CachedTool:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CachedMember:
-    """A tool as a member of one group."""
-
     tool: CachedTool
     position: int
     preload: bool
@@ -176,8 +172,6 @@ class CachedGroup:
 
 
 class CatalogCache:
-    """The catalog at one revision."""
-
     def __init__(
         self,
         revision: int,

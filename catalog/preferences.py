@@ -24,8 +24,6 @@ MAX_VALUE = 1_000_000_000
 
 @dataclass(frozen=True)
 class PreferenceSpec:
-    """One preference: its section, label, help text, range and default."""
-
     name: str
     section: str
     label: str
@@ -171,7 +169,6 @@ PREFERENCES = {
 
 
 def value(name: str) -> Any:
-    """Return the effective value of a preference."""
     spec = PREFERENCES[name]
     if spec.is_fixed:
         return spec.default
@@ -196,7 +193,6 @@ def values(section: str = "") -> dict[str, Any]:
 
 
 def agent_defaults() -> dict[str, Any]:
-    """Return the default settings of a new agent."""
     return {name.removeprefix("agent_"): number for name, number in values("tokens").items()}
 
 

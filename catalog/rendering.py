@@ -190,9 +190,6 @@ def summary(text: str, max_length: int = 150) -> str:
     return sentence[: max_length - 1].rstrip() + "…"
 
 
-# --- Tools ------------------------------------------------------------------------------------
-
-
 def tool_object(
     name: str, description: str, schema: object, *, source: str, server: str = ""
 ) -> dict[str, Any]:

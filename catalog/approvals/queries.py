@@ -47,7 +47,6 @@ class PendingReview:
 
     @property
     def effect(self) -> str:
-        """Describe how many agents the decision affects."""
         if not self.groups:
             return "Not in any group: no agents are affected."
         if not self.agents:
@@ -60,7 +59,6 @@ def pending_count() -> int:
 
 
 def list_pending(server: str = "", *, offset: int) -> Page[Tool]:
-    """Return a page of tools with a pending review, oldest first."""
     rows = Tool.objects.waiting().with_definitions().exclude(latest=None)
     if server:
         rows = rows.filter(server__slug=server)
@@ -69,7 +67,6 @@ def list_pending(server: str = "", *, offset: int) -> Page[Tool]:
 
 
 def servers_with_pending() -> list[tuple[str, int]]:
-    """Return the servers with pending reviews, with their number."""
     rows = Tool.objects.waiting().exclude(server=None).values_list("server__slug")
     return list(rows.annotate(Count("pk")).order_by("server__slug"))
 

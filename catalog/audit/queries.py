@@ -115,7 +115,6 @@ def _format(values: Mapping[str, object], name: str) -> str:
 
 
 def facets(filters: AuditFilter) -> list[dict[str, object]]:
-    """Return the filter options: actors, actions and kinds of objects."""
     entries = AuditEntry.objects.order_by()
     rows: list[dict[str, object]] = []
     for name, (label, column) in FACETS.items():

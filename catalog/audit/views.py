@@ -38,7 +38,6 @@ def audit_log(request: HttpRequest) -> HttpResponse:
 
 
 def _export_query(request: HttpRequest) -> str:
-    """Return the filters as a query string."""
     query = request.GET.copy()
     for name in ("before", "after", "times"):
         query.pop(name, None)

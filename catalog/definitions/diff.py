@@ -86,9 +86,6 @@ def _json(value: object) -> str:
     return "" if value is None else canonical(value)
 
 
-# --- Schemas ------------------------------------------------------------------------------------
-
-
 def _schema(title: str, before: object, after: object) -> Section:
     old, new = dict(_nodes(before)), dict(_nodes(after))
     lines: list[Line] = []
@@ -167,9 +164,6 @@ def _annotation(value: object) -> str:
     if value is None or isinstance(value, bool):
         return ANNOTATION_VALUES[value]
     return _json(value)
-
-
-# --- Words --------------------------------------------------------------------------------------
 
 
 def _edits(old: Sequence[str], new: Sequence[str], limit: int) -> Iterator[Span]:

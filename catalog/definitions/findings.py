@@ -55,7 +55,6 @@ class KnownNames:
 
 
 def definition_findings(tool: dict[str, Any], known_names: KnownNames) -> list[Finding]:
-    """Return the lint warnings on one definition."""
     name = tool["name"]
     text = "\n|\n".join(_texts(tool))
     findings: list[Finding] = []
@@ -92,7 +91,6 @@ def definition_findings(tool: dict[str, Any], known_names: KnownNames) -> list[F
 
 
 def change_findings(before: dict[str, Any], after: dict[str, Any]) -> list[Finding]:
-    """Return the lint warnings on a change of a definition."""
     findings: list[Finding] = []
     new = required_names(after["inputSchema"]) - required_names(before["inputSchema"])
     if new:

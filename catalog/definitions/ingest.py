@@ -45,8 +45,6 @@ TOOL_FIELDS = [
 
 @dataclass
 class IngestResult:
-    """Changes that one tool list made to the catalog."""
-
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
@@ -129,7 +127,6 @@ class ListingUpdate:
     def add_or_update(
         self, remote: RemoteTool, findings: list[dict[str, str]], public: str
     ) -> None:
-        """Apply one valid tool of the list."""
         tool = self.tools.get(remote.name)
         definition = self.ids[remote.sha256]
         if tool is None:
@@ -183,7 +180,6 @@ class ListingUpdate:
         )
 
     def reject(self, rejection: Rejection, public: str) -> None:
-        """Apply one invalid tool of the list."""
         tool = self.tools.get(rejection.name)
         if tool is None:
             tool = Tool(server=self.server, name=rejection.name, public_name=public)

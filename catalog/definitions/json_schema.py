@@ -161,7 +161,6 @@ def required_names(schema: dict[str, Any]) -> set[str]:
 
 
 def deeper_than(value: dict[str, Any], limit: int) -> bool:
-    """Return whether objects and lists are nested deeper than a limit."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         if not level:

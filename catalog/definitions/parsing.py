@@ -84,7 +84,6 @@ def _rejections(rejected: Iterable[tuple[object, str]], taken: set[str]) -> Iter
 def read_tool(
     item: object, max_bytes: int, max_description: int, known: Collection[str] = ()
 ) -> RemoteTool:
-    """Return the tool, or raise Rejected with the reason."""
     if not isinstance(item, dict):
         raise Rejected("not an object")
     name = _name(item.get("name"))
@@ -135,7 +134,6 @@ def _name(name: object) -> str:
 
 
 def _canonical_body(item: dict[str, Any], max_bytes: int) -> tuple[str, str]:
-    """Return the canonical JSON of a tool object and its digest."""
     if deeper_than(item, MAX_DEPTH):
         raise Rejected(f"it is nested deeper than {MAX_DEPTH} levels")
     try:

@@ -35,8 +35,6 @@ CHARACTERS_PER_VALUE = 200  # matching this much text costs as much as one more 
 
 
 class Validator:
-    """A compiled schema."""
-
     def __init__(self, schema: dict[str, Any]) -> None:
         skipped = frozenset(unenforceable_patterns(schema))
         self._size = sum(1 for _ in walk(schema))

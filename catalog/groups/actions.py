@@ -73,7 +73,6 @@ def record_write(
 
 
 def lock_group(group: Group) -> Group:
-    """Lock a group's row and return it as it is now."""
     locked = (
         Group.objects.select_for_update(of=("self",))
         .select_related("follows")
@@ -123,7 +122,6 @@ def complete_order(names: Sequence[str], current: Sequence[str], noun: str) -> l
 
 
 def check_new_id(group_id: str) -> str:
-    """Return the id if it is valid and not in use."""
     if not GROUP_ID.fullmatch(group_id):
         raise Invalid(
             "A group id has 1 to 80 lower-case letters, digits and : . _ - and starts with a "
@@ -148,7 +146,6 @@ def normalize_text(field: str, text: str) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Join the first names with commas, and count the rest."""
     text = ", ".join(name[:80] for name in names[:NAMES_IN_ERROR])
     remaining = len(names) - NAMES_IN_ERROR
     return f"{text} and {remaining} more" if remaining > 0 else text
@@ -158,7 +155,6 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def find_group(group_id: str) -> Group:
-    """Return a group by id, or raise NotFound."""
     groups = Group.objects.select_related("follows")
     group = groups.filter(group_id=group_id.replace("\0", "")).first()
     if group is None:
@@ -167,7 +163,6 @@ def find_group(group_id: str) -> Group:
 
 
 def find_tools(names: Sequence[str]) -> list[Tool]:
-    """Return the tools with these public names, in this order, or raise NotFound."""
     valid = [name for name in names if name.isascii() and "\0" not in name]
     tools = Tool.objects.select_related("server").in_bulk(valid, field_name="public_name")
     unknown = [name for name in names if name not in tools]
@@ -281,7 +276,6 @@ def move(group: Group, position: int, *, actor: Actor) -> GroupWrite:
 
 @group_transaction()
 def shift(group: Group, by: int, *, actor: Actor) -> GroupWrite:
-    """Move a group up (-1) or down (1)."""
     rows = lock_all_groups()
     position = next((at for at, row in enumerate(rows) if row.pk == group.pk), 0)
     return _place(rows, group, max(0, position + by), actor)

@@ -120,9 +120,6 @@ class PreloadIn(ToolsIn):
     preload: bool | None
 
 
-# --- Responses ----------------------------------------------------------------------------------
-
-
 def _group_out(
     group: Group, members: int, cached: CachedGroup, drift: Drift, lints: Sequence[Lint]
 ) -> dict[str, Any]:
@@ -170,9 +167,6 @@ def _member_out(group: Group, member: Membership) -> dict[str, Any]:
 
 def _undo_ids(*writes: GroupWrite | None) -> list[int]:
     return [write.entry.pk for write in reversed(writes) if write and write.entry]
-
-
-# --- Groups -------------------------------------------------------------------------------------
 
 
 @router.get("", response={200: GroupPage, **ERRORS})
@@ -245,9 +239,6 @@ def delete_group(request: HttpRequest, group_id: str) -> dict[str, Any]:
     """Delete a group. Undo restores it with its members and agents."""
     write = actions.delete(actions.find_group(group_id), actor=key_actor(request))
     return {"group_id": group_id, "undo": _undo_ids(write)}
-
-
-# --- Members ------------------------------------------------------------------------------------
 
 
 @router.post("/{group_id}/members", response={200: GroupDetail, **ERRORS})

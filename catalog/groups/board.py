@@ -46,8 +46,6 @@ TABS = {"catalog": "Catalog", "json": "JSON", "curl": "curl", "change": "Change"
 
 @dataclass(frozen=True)
 class BoardQuery:
-    """The query parameters of a board, parsed."""
-
     tool_filter: ToolFilter
     membership: str  # "yes" or "no" for tools in or not in the group, empty for all
     offset: int  # of the list of tools
@@ -58,7 +56,6 @@ class BoardQuery:
 
     @classmethod
     def parse(cls, parameters: QueryDict) -> "BoardQuery":
-        """Parse query parameters; unknown values become the defaults."""
         membership = parameters.get("in", "")
         tab = parameters.get("tab", "")
         return cls(
@@ -81,8 +78,6 @@ class BoardQuery:
 
 @dataclass(frozen=True)
 class MemberRow:
-    """One member on the board."""
-
     pk: int
     name: str
     server: str
@@ -169,7 +164,6 @@ def group_cost(group: CachedGroup) -> GroupCost:
 
 @cache.memoize_per_revision
 def definitions_cost(group: CachedGroup) -> GroupCost:
-    """Return the cost of the definitions, without the catalog stubs."""
     preloaded = [member for member in group.offered if member.preload]
     preload_tokens = sum(definition_tokens(member.tool) or 0 for member in preloaded)
     tokens = sum(definition_tokens(member.tool) or 0 for member in group.offered)
@@ -209,7 +203,6 @@ def build_board(group: Group, query: BoardQuery) -> Board:
 
 @cache.memoize_per_revision
 def _sections(group: CachedGroup) -> tuple[Sequence[CachedMember], Sequence[CachedMember]]:
-    """Split the members into preloaded and on demand."""
     preload = [member for member in group.members if member.preload]
     return preload, [member for member in group.members if not member.preload]
 
@@ -388,7 +381,6 @@ class ConcurrentEdits:
 
 
 def last_edit_id(group: Group) -> int:
-    """Return the id of the newest audit entry of a group, or 0."""
     return list_edits(group).values_list("pk", flat=True).first() or 0
 
 

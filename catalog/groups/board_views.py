@@ -136,9 +136,6 @@ def _render_board(
     return response
 
 
-# --- Actions ------------------------------------------------------------------------------------
-
-
 @require_POST
 @admin_required
 def assign(request: HttpRequest, group_id: str) -> HttpResponse:
@@ -156,14 +153,12 @@ def assign(request: HttpRequest, group_id: str) -> HttpResponse:
 
 
 def _escape_braces(text: str) -> str:
-    """Return user input for use in a format string."""
     return text[:80].replace("{", "{{").replace("}", "}}")
 
 
 @require_POST
 @admin_required
 def move(request: HttpRequest, group_id: str) -> HttpResponse:
-    """Move tools to another group, as one action."""
     selection = BoardSelection.parse(request, ["move"])
     to = request.POST.get("to", "").strip()
 
@@ -252,9 +247,6 @@ def _perform_from_list(
         subject = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
         group_undo.offer_undo(request, message.format(subject, group.group_id), write)
     return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
-
-
-# --- Undo ---------------------------------------------------------------------------------------
 
 
 @require_POST

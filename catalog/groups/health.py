@@ -24,9 +24,6 @@ MEMBERSHIP_VERBS = [
 MAX_LINTED_TOOLS = 1_000  # per group
 
 
-# --- Drift --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Drift:
     """Differences between a group and what its servers offer, as public names."""
@@ -49,7 +46,6 @@ def drift(group: Group) -> Drift:
 
 
 def drifts(groups: Sequence[Group]) -> dict[int, Drift]:
-    """Return the drift of each group, by primary key. See `drift`."""
     catalog = cache.current()
     cached = {group.pk: catalog.group(group) for group in groups}
     result = {pk: Drift([*_unavailable_tools(group)]) for pk, group in cached.items()}
@@ -109,9 +105,6 @@ def _last_membership_edits(groups: Sequence[Group]) -> dict[int, datetime]:
     return last_edits
 
 
-# --- Lint warnings ------------------------------------------------------------------------------
-
-
 def group_lints(groups: Sequence[Group]) -> dict[int, list[Lint]]:
     """Return the warnings about each group itself, by primary key; tools are not linted."""
     catalog = cache.current()
@@ -129,7 +122,6 @@ def _lint_group(group: CachedGroup) -> list[Lint]:
 
 
 def tool_lints(group: Group) -> list[Lint]:
-    """Return the warnings about the available tools of a group."""
     return _lint_tools(cache.current().group(group))
 
 

@@ -83,12 +83,8 @@ class Lint:
     sentence: str
 
 
-# --- Tools --------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=20_000)
 def lint_tool(name: str, original_name: str, description: str) -> Sequence[Lint]:
-    """Lint one tool by its public name, original name and effective description."""
     words = WORD.findall(description)
     if not words:
         text = f"{name} has no description: agents can find it only by name. Add a description."
@@ -145,7 +141,6 @@ def name_words(name: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """Return the stemmed words of a text without stop words."""
     words = (word.lower() for word in WORD.findall(text))
     return {_stem(word) for word in words if word not in STOP_WORDS and not word.isdigit()}
 
@@ -156,9 +151,6 @@ def _stem(word: str) -> str:
             word = word[: -len(suffix)] + ("y" if suffix == "ies" else "")
             break
     return word.rstrip("e") if len(word) > 3 else word
-
-
-# --- Groups and servers -------------------------------------------------------------------------
 
 
 def lint_group(

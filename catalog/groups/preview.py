@@ -34,7 +34,6 @@ def cached_group(group: Group) -> CachedGroup:
 
 @cache.memoize_per_revision
 def group_line(group: CachedGroup) -> rendering.GroupLine:
-    """Return the group's entry in the catalog."""
     names = tuple(member.tool.name for member in group.offered)
     return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
 
@@ -46,8 +45,6 @@ def definition_tokens(tool: CachedTool) -> int | None:
 
 @dataclass(frozen=True)
 class GroupPreview:
-    """The catalog text and the tools array of a new session."""
-
     line: rendering.GroupLine
     preloads: Sequence[CachedTool]
 
@@ -81,7 +78,6 @@ class GroupPreview:
 
     @property
     def omitted(self) -> int:
-        """The number of tools that the JSON view omits."""
         return max(len(self.preloads) - MAX_TOOLS_IN_JSON, 0)
 
     @property
@@ -118,7 +114,6 @@ def tool_object(tool: CachedTool) -> dict[str, Any]:
 
 
 def signature(tool: CachedTool) -> str:
-    """Return the name of a tool with its first argument names."""
     schema = tool.approved.input_schema if tool.approved else {}
     properties = schema.get("properties")
     names = [str(name)[:60] for name in properties] if isinstance(properties, Mapping) else []
@@ -133,7 +128,6 @@ def preview_group(group: Group) -> GroupPreview:
 
 
 def curl_command(group: Group, base_url: str) -> str:
-    """Return the request that opens a session with this group only."""
     body = json.dumps({"groups": [group.group_id], "mode": "deferred"})
     return (
         f"curl -sS {base_url.rstrip('/')}/api/v1/sessions \\\n"
@@ -141,9 +135,6 @@ def curl_command(group: Group, base_url: str) -> str:
         "  -H 'Content-Type: application/json' \\\n"
         f"  -d '{body}'\n"
     )
-
-
-# --- Last edit ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -180,7 +171,6 @@ def last_edit(group: Group, current: GroupPreview) -> LastEdit | None:
 
 
 def _last_entries(group: Group) -> list[AuditEntry]:
-    """Return the audit entries of the last edit, newest first."""
     entries: list[AuditEntry] = []
     for entry in group_state.list_edits(group)[:MAX_EDIT_ENTRIES]:
         if entries and entries[-1].at - entry.at > EDIT_PAUSE:

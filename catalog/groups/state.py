@@ -59,7 +59,6 @@ def read_members(group: Group) -> dict[str, State]:
 
 
 def diff_states(current: State, target: State) -> tuple[State, State]:
-    """Reduce two states with the same parts to what differs."""
     before: State = {}
     after: State = {}
     for part, value in target.items():
@@ -117,7 +116,6 @@ def _write_members(group: Group, target: State) -> None:
 
 
 def upsert_members(group: Group, rows: Mapping[str, State]) -> None:
-    """Add members, or update the position and preload of existing ones."""
     tools = Tool.objects.in_bulk(rows, field_name="public_name")
     Membership.objects.bulk_create(
         [
@@ -129,9 +127,6 @@ def upsert_members(group: Group, rows: Mapping[str, State]) -> None:
         unique_fields=["group", "tool"],
         update_fields=["position", "preload"],
     )
-
-
-# --- Servers ------------------------------------------------------------------------------------
 
 
 def find_unfollowed_server(group: Group, slug: str) -> "Server":
@@ -165,11 +160,7 @@ def next_position(group: Group) -> int:
     return last + 1 if last else 0
 
 
-# --- Snapshots ----------------------------------------------------------------------------------
-
-
 def snapshot(group: Group) -> State:
-    """Return the complete state of a group, with its members and agents."""
     links = group.agent_links.order_by("position", "agent_id")
     return {
         **{name: field_value(group, name) for name in FIELDS},

@@ -29,9 +29,6 @@ MAX_ID = 2**63 - 1
 Offer = dict[str, object]
 
 
-# --- Offers -------------------------------------------------------------------------------------
-
-
 def make_offer(sentence: str, *writes: GroupWrite | None, redo: bool = False) -> Offer | None:
     """Return the offer to undo these writes, newest first, or None if nothing changed."""
     entries = [write.entry.pk for write in reversed(writes) if write and write.entry]
@@ -49,11 +46,7 @@ def offer_undo(request: HttpRequest, sentence: str, *writes: GroupWrite | None) 
         messages.info(request, NO_CHANGES)
 
 
-# --- Undo ---------------------------------------------------------------------------------------
-
-
 def find_entry(entry_id: int) -> AuditEntry:
-    """Return an audit entry by id, or raise NotFound."""
     entry = AuditEntry.objects.filter(pk=min(entry_id, MAX_ID)).first()
     if entry is None:
         raise NotFound("Audit entry not found.", hint="Check the id in the audit log.")

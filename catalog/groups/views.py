@@ -44,9 +44,6 @@ LINT_TITLES = {
 }
 
 
-# --- List ---------------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def groups(request: HttpRequest) -> HttpResponse:
@@ -83,7 +80,6 @@ def _list_page(request: HttpRequest, form: NewGroupForm, status: int = 200) -> H
 @require_safe
 @operator_required
 def compare(request: HttpRequest) -> HttpResponse:
-    """Compare two groups: tools in one or both, and the cost of each."""
     selected = list(dict.fromkeys(name for name in request.GET.getlist("group") if name))
     if len(selected) != 2:
         messages.error(request, "Select two groups to compare.")
@@ -128,9 +124,6 @@ def order(request: HttpRequest) -> HttpResponse:
     return redirect("groups")
 
 
-# --- Board --------------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def group(request: HttpRequest, group_id: str) -> HttpResponse:
@@ -169,7 +162,6 @@ def _fragment(
 def board_context(
     request: HttpRequest, group: Group, query: BoardQuery, **extra: Any
 ) -> dict[str, Any]:
-    """Return the template context of the board for these query parameters."""
     return {
         "group": group,
         "board": group_board.build_board(group, query),
@@ -210,7 +202,6 @@ def _preview_context(request: HttpRequest, group: Group, query: BoardQuery) -> d
 
 
 def _availability(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the tools with the reason why each is unavailable."""
     if not names:
         return []
     tools = Tool.objects.with_definitions().filter(public_name__in=names[:MAX_LISTED_TOOLS])
@@ -243,9 +234,6 @@ def changes(request: HttpRequest, group_id: str) -> HttpResponse:
     if edits:
         response["HX-Trigger"] = json.dumps({"announce": edits.sentences[-1]})
     return response
-
-
-# --- Settings -----------------------------------------------------------------------------------
 
 
 def _page_tabs(group: Group, current: str) -> list[dict[str, Any]]:

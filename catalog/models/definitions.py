@@ -169,8 +169,6 @@ class Tool(models.Model):
 
 
 class DefinitionChange(models.Model):
-    """One change of a tool's definition, with the review's outcome."""
-
     class Outcome(models.TextChoices):
         APPROVED = "approved"
         WAITING = "waiting"

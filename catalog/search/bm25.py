@@ -148,12 +148,10 @@ class Postings:
         self._positions = {vocabulary[number]: at for at, number in enumerate(numbers.tolist())}
 
     def unknown(self, terms: Iterable[str]) -> list[str]:
-        """Return the terms that no document contains."""
         positions = self._positions
         return [term for term in terms if term not in positions]
 
     def documents_with(self, term: str) -> NDArray[np.intp]:
-        """Return the documents that contain a term, ascending."""
         position = self._positions.get(term)
         if position is None:
             return NO_DOCUMENTS
@@ -187,7 +185,6 @@ class Postings:
         return row
 
     def contain(self, term: str, documents: NDArray[np.intp]) -> list[bool]:
-        """Return for each of the documents whether it contains a term."""
         matches = self.documents_with(term)
         if not len(matches):
             return [False] * len(documents)

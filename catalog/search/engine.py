@@ -98,7 +98,6 @@ def search(
 
 
 def suggest_names(index: Index, text: str, limit: int = 5) -> list[str]:
-    """Suggest public names similar to an unknown one."""
     return index.similar_names.find_similar(text, limit)
 
 

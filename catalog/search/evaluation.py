@@ -105,7 +105,6 @@ def _parse_query(line: dict[str, Any], at: str) -> EvaluationQuery:
 
 
 def evaluate(index: Index, evaluation_set: EvaluationSet, strategy: str) -> EvaluationResult:
-    """Run every query and average the metrics."""
     # Warm up: lazy initialization must not count as latency.
     for query in evaluation_set.queries[:3]:
         _search_names(index, query, strategy)
@@ -152,7 +151,6 @@ def _search_names(index: Index, query: EvaluationQuery, strategy: str) -> list[s
 
 
 def recall(names: Sequence[str], relevant: Collection[str], of: int | None = None) -> float:
-    """Return the share of relevant names among those found."""
     return sum(name in relevant for name in names) / (of or len(relevant))
 
 

@@ -28,9 +28,6 @@ DEFAULT_LIMIT = 10  # hits an agent gets by default
 BANDS = (1, 5, DEFAULT_LIMIT)
 
 
-# --- Writes -------------------------------------------------------------------------------------
-
-
 @transaction.atomic
 def set_expected_tools(
     query: str, names: Iterable[str], *, origin: str, actor: Actor
@@ -110,9 +107,6 @@ def _check_tools(names: Iterable[str]) -> list[str]:
             f"Tool not found: {unknown[0][:80]}.", hint="Check the name in the list of tools."
         )
     return expected
-
-
-# --- Runs ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -205,9 +199,6 @@ def _summarize(rows: Sequence[GoldenResult]) -> Score:
     )
 
 
-# --- Queries ------------------------------------------------------------------------------------
-
-
 def queries() -> QuerySet[GoldenQuery]:
     return GoldenQuery.objects.prefetch_related("results")
 
@@ -217,5 +208,4 @@ def count_regressions() -> int:
 
 
 def list_regressions() -> list[GoldenQuery]:
-    """Return the queries that regressed with any strategy."""
     return list(queries().filter(results__broke=True).distinct())

@@ -24,8 +24,6 @@ MAX_INDEXED_TOOLS = 250_000
 
 @dataclass(frozen=True)
 class Searchable:
-    """The searchable fields of one tool."""
-
     name: str
     original_name: str
     server: str
@@ -37,12 +35,10 @@ class Searchable:
 
     @property
     def passage(self) -> str:
-        """The text that is embedded."""
         return encoder.passage(self.original_name, self.description, self.parameters, self.hints)
 
     @property
     def key(self) -> str:
-        """The key of the passage's vector."""
         return _key(self.original_name, self.description, self.parameters, self.hints)
 
 
@@ -66,7 +62,6 @@ class IndexedTool:
 
 @lru_cache(maxsize=MAX_INDEXED_TOOLS)
 def index_tool(tool: Searchable) -> IndexedTool:
-    """Tokenize the fields of a tool, weighted."""
     fields = (
         (tool.original_name, weights.NAME),
         (tool.server, weights.SERVER),
@@ -113,7 +108,6 @@ class Index:
 
     @property
     def pending_vectors(self) -> int:
-        """The number of tools without a vector."""
         return int((self.rows < 0).sum())
 
     @property

@@ -42,8 +42,6 @@ def split_clauses(query: str, tokenize: Callable[[str], Sized]) -> list[str]:
 
 
 class ParsedQuery(NamedTuple):
-    """A query with its terms, spelling corrections, clauses and translated terms."""
-
     text: str
     terms: dict[str, str]  # distinct terms, each with its spelling in the query
     corrections: dict[str, str]  # unknown term: the term it was corrected to
@@ -61,7 +59,6 @@ class ParsedQuery(NamedTuple):
         return [self.text, *self.clauses]
 
     def clause_terms(self, clause: str) -> list[str]:
-        """Return the distinct terms of a clause, corrected."""
         corrected = (self.corrections.get(term, term) for term in tokenize_query(clause))
         return list(dict.fromkeys(corrected))
 

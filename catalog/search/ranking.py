@@ -23,7 +23,6 @@ class KeywordScores(NamedTuple):
 
     @property
     def normalized(self) -> Floats:
-        """The scores scaled to 0..1."""
         return self.scores / self.best
 
 

@@ -80,7 +80,6 @@ def _deletions(word: str) -> set[str]:
 
 
 def _is_one_edit_apart(left: str, right: str) -> bool:
-    """Return whether one edit turns one word into the other."""
     if len(left) > len(right):
         left, right = right, left
     prefix = 0
@@ -91,9 +90,6 @@ def _is_one_edit_apart(left: str, right: str) -> bool:
         return len(right) - len(left) == 1 and left_rest == right_rest[1:]
     transposed = right_rest[1::-1] + right_rest[2:]
     return left_rest[1:] == right_rest[1:] or left_rest == transposed
-
-
-# --- Similar names ------------------------------------------------------------------------------
 
 
 class NameIndex:

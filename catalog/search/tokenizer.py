@@ -102,7 +102,6 @@ _split_cached = lru_cache(maxsize=65_536)(_split)  # a catalog repeats a few tho
 
 
 def _bigrams(part: str) -> Iterable[str]:
-    """Split unspaced scripts into overlapping character bigrams."""
     for run in filter(None, UNSPACED.split(part)):
         if len(run) > 2 and UNSPACED.match(run):
             yield from (run[at : at + 2] for at in range(len(run) - 1))

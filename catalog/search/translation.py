@@ -39,8 +39,6 @@ Meanings = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Translation:
-    """A query translated to English."""
-
     text: str = ""
     origin: dict[str, str] = field(default_factory=dict)  # English word: the word it translates
     dropped: set[str] = field(default_factory=set)  # stop words of the original query

@@ -54,7 +54,6 @@ def hold(tool: Tool, reason: str, *, actor: Actor) -> Tool:
 
 @transaction.atomic
 def release(tool: Tool, *, actor: Actor) -> Tool:
-    """Make a hidden tool available again."""
     tool = lock_tool(tool)
     if tool.held_at:
         reason, tool.held_at, tool.held_reason = tool.held_reason, None, ""

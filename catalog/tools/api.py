@@ -231,9 +231,6 @@ def list_audit(request: HttpRequest, limit: int = 50, cursor: int | None = None)
     return {"items": [serialize_entry(entry) for entry in items], "next_cursor": next_cursor}
 
 
-# --- Search hints ---------------------------------------------------------------------------------
-
-
 class HintIn(Strict):
     kind: Literal["alias", "example"]
     text: str

@@ -19,8 +19,6 @@ CALLS_DURING_REVIEW = {  # by the server's trust
 
 @dataclass(frozen=True)
 class Change:
-    """A definition compared with the previous one, with lint warnings."""
-
     sections: list[definition_diff.Section]
     before: dict[str, Any] | None
     after: dict[str, Any]
@@ -37,7 +35,6 @@ class Change:
 
 
 def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
-    """Return the template context of a tool's page."""
     definition = tool.latest or tool.approved
     trust = tool.server.trust if tool.server else ""
     changes = list(tool.changes.select_related("before", "after")[: MAX_CHANGES + 1])

@@ -30,8 +30,6 @@ class HoldForm(forms.Form):
 
 
 class BulkHoldForm(HoldForm):
-    """Tools selected in the list, by public name."""
-
     tool = forms.ModelMultipleChoiceField(
         Tool.objects.all(),
         to_field_name="public_name",

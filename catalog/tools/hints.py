@@ -47,7 +47,6 @@ def remove(hint: ToolHint, *, actor: Actor) -> None:
 
 
 def find(tool: Tool, hint_id: int) -> ToolHint:
-    """Return a hint of the tool by id, or raise NotFound."""
     hint = tool.hints.select_related("tool").filter(pk=hint_id).first()
     if hint is None:
         raise NotFound(

@@ -124,7 +124,6 @@ def with_annotation(name: str) -> Q:
 
 
 def find_tool(public_name: str) -> Tool:
-    """Return a tool with its definitions and groups, by its public name."""
     rows = Tool.objects.with_definitions().prefetch_related("groups")
     tool = rows.filter(public_name=public_name.replace("\0", "")).first()
     if tool is None:

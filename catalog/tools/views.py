@@ -53,9 +53,6 @@ def _find_custom(public_name: str) -> Tool:
     return tool
 
 
-# --- Tools --------------------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def tools(request: HttpRequest) -> HttpResponse:
@@ -184,9 +181,6 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     return _redirect_with_message(request, tool, message.format(tool.public_name))
 
 
-# --- Custom tools -------------------------------------------------------------------------------
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @admin_required
 def add(request: HttpRequest) -> HttpResponse:
@@ -230,8 +224,6 @@ def delete(request: HttpRequest, public_name: str) -> HttpResponse:
     messages.success(request, f"Deleted {public_name}. Recorded sessions are kept.")
     return redirect("tools")
 
-
-# --- Search hints ---------------------------------------------------------------------------------
 
 HINT_UNDO_KEY = "hint_undo"  # session key of the removed hint that can be restored
 

@@ -65,7 +65,6 @@ def split_identifiers(text: str) -> str:
 
 
 def key(text: str) -> str:
-    """Return the key under which the vector of a text is stored."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
@@ -83,7 +82,6 @@ class Encoder:
         self._tokenizer.enable_truncation(QUERY_TOKENS)
 
     def encode_queries(self, texts: Sequence[str]) -> Vectors:
-        """Encode queries."""
         return self._encode("queries", texts)
 
     def encode_documents(self, passages: Sequence[str]) -> Vectors:

@@ -46,7 +46,6 @@ def read_weights(path: Path) -> Weights:
 
 
 def build(weights: Weights) -> onnx.ModelProto:
-    """Build the graph of the six layers with these weights."""
     graph = _Graph()
     graph.embed(weights)
     state = "embedded"
@@ -70,15 +69,12 @@ def build(weights: Weights) -> onnx.ModelProto:
 
 
 def quantize(source: Path, target: Path) -> None:
-    """Write a copy with int8 weights."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(source, target, weight_type=QuantType.QInt8, per_channel=True)
 
 
 class _Graph:
-    """Nodes and constants of the graph under construction."""
-
     def __init__(self) -> None:
         self.nodes: list[Any] = []
         self.constants: list[Any] = []

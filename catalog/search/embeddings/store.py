@@ -102,7 +102,6 @@ class InstalledVectors(Matrix):
         return _encode_queries(tuple(texts))
 
     def rows(self, keys: Sequence[str]) -> NDArray[np.intp]:
-        """Return the rows of the vectors; read missing ones from the database."""
         self._fetch(self.missing(keys))
         return super().rows(keys)
 
@@ -149,7 +148,6 @@ def searchable_tools() -> dict[str, Searchable]:
 
 
 def missing(keys: Iterable[str]) -> list[str]:
-    """Return the keys without a vector, in memory or in the database."""
     unknown = installation_vectors.missing(keys)
     stored: set[str] = set()
     for chunk in _chunks(unknown):
@@ -163,7 +161,6 @@ _embedded_revision = -1  # the last revision whose vectors are complete
 
 
 def is_due() -> bool:
-    """Return whether the catalog changed since this process completed the vectors."""
     available = settings.EMBEDDINGS and not unavailable_reason()
     return available and Revision.current() != _embedded_revision
 
