@@ -1,6 +1,5 @@
-"""In-memory cache of the catalog at one revision: groups, tools and definitions.
+"""In-memory cache of the catalog at one revision, shared by all threads; entries are immutable.
 
-Built once per revision and process and shared by all threads; entries are immutable.
 Definitions never change, so they are carried over from one revision to the next.
 """
 

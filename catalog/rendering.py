@@ -1,7 +1,6 @@
 """Rendering of the catalog text: one line per group, tool names below, within a token budget. Pure.
 
-The API and every preview call these functions, so a preview shows exactly what an agent receives.
-The same groups render to the same bytes in every process.
+Sessions and previews call these functions; the same groups render to the same bytes everywhere.
 """
 
 import re

@@ -1,7 +1,6 @@
 """Publish catalog revision changes to all processes over a Redis stream.
 
-In embedded mode nothing is published: its single process polls the database every 250 ms. A lost
-message delays the others by a second, since they poll the database too.
+Every process polls the database as well, so a lost message delays it by a second.
 """
 
 import logging

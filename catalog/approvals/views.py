@@ -1,8 +1,4 @@
-"""Approvals page: single and bulk decisions on pending definitions.
-
-Every decision names the digest of the definition the reviewer saw. A bulk decision treats each
-tool separately and skips tools that changed since; destructive tools are approved one by one.
-"""
+"""Approvals page: single and bulk decisions on the definitions that the reviewer saw."""
 
 from collections.abc import Callable
 from typing import Any

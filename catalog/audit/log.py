@@ -1,8 +1,4 @@
-"""Append-only audit log: records changes and renders entries as sentences.
-
-Actors are plain values (`toolcrib.lib.roles.Actor`), so users, tokens, commands and the system
-are all recorded in the same way.
-"""
+"""Append-only audit log: records changes and renders entries as sentences."""
 
 from collections.abc import Mapping
 

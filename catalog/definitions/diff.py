@@ -1,7 +1,6 @@
-"""Word-level diff of two tool definitions, for reviews. Pure.
+"""Word-level diff of two whole tool definitions, for reviews. Pure.
 
-Covers the whole definition: fields without a section of their own are compared as JSON text. The
-cost is bounded for any input: beyond `MAX_EDITS` a text counts as rewritten, and beyond
+The cost is bounded for any input: beyond `MAX_EDITS` a text counts as rewritten, and beyond
 `MAX_LINES` the remaining lines of a section are counted instead of listed.
 """
 

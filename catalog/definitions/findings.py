@@ -1,8 +1,4 @@
-"""Lint warnings on tool definitions and on definition changes. Pure.
-
-Warnings inform a reviewer and never block anything: agents are protected by approval, not by the
-completeness of these checks.
-"""
+"""Lint warnings on definitions and their changes: they inform reviewers, block nothing. Pure."""
 
 import re
 from collections.abc import Iterable

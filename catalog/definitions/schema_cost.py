@@ -1,8 +1,7 @@
-"""Upper bound for the cost of validating one value against a schema. Pure.
+"""Upper bound for the cost of validating one value, which blocks the event loop. Pure.
 
-The validator blocks the event loop. In a plain schema each value is compared with one subschema,
-however large both are; but 20,000 values, each compared with 1,900 branches of an `anyOf`, take
-seconds.
+In a plain schema each value is compared with one subschema, however large both are; but 20,000
+values, each compared with 1,900 branches of an `anyOf`, take seconds.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,6 @@
 """JSON Schema validation of arguments and results, with an LRU cache of compiled schemas. Pure.
 
-Patterns run on a linear-time engine; patterns it cannot compile are skipped (findings.py warns
-about them).
+Patterns run on a linear-time engine, which skips those it cannot compile (findings.py warns).
 """
 
 from itertools import islice

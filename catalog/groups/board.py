@@ -1,7 +1,6 @@
 """Queries of the group pages: the board, costs, comparison, usage and concurrent edits.
 
-Members come from the cache that serves agents, so the board shows what a new session gets. The
-number of queries does not depend on the number of members.
+Members come from the cache that serves agents, in a fixed number of queries.
 """
 
 from collections.abc import Sequence

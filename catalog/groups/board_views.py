@@ -1,7 +1,6 @@
 """Actions of the group board: add, move, remove, preload, order and undo tools.
 
-Each action saves immediately, is audited and offers an undo. htmx requests get the board
-re-rendered, with concurrent edits by others; plain forms are redirected back.
+htmx requests get the board re-rendered; plain forms are redirected back.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Health of groups: unavailable and new tools (drift), and lint warnings.
 
-Each function takes a fixed number of queries however many groups and tools there are. Members come
-from the cache that serves agents, and results are memoized per revision.
+Members come from the cache that serves agents, in a fixed number of queries.
 """
 
 from collections import defaultdict

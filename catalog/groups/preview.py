@@ -1,7 +1,6 @@
 """Preview of a group: what a new session of an agent gets, now and before the last edit.
 
-Uses the renderer of real sessions, in deferred mode with the dispatch strategy, the defaults of a
-new agent.
+Renders as real sessions do, with a new agent's defaults: deferred mode, dispatch strategy.
 """
 
 import json

@@ -3,8 +3,7 @@
 A state maps part names to values: fields of the group; `members` (position and preload by public
 name, or None for absent); `order` and `preload` of members; `groups`, the positions of several
 groups; `group`, a complete snapshot including the agents that have the group. Audit entries store
-the same parts before and after, so undo writes `before` if `after` is still current. This module
-records no audit entries.
+the same parts before and after, so undo writes `before` if `after` is still current.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Pages of groups: list, comparison, board and settings.
-
-`catalog.groups.board_views` has the actions of the board.
-"""
+"""Pages of groups: list, comparison, board and settings; `board_views` has the board's actions."""
 
 import json
 from collections import defaultdict

@@ -2,13 +2,10 @@
 
 rank-bm25 defines the score: its own code computes the idf, and scores equal those of its
 `get_scores` to the last bit. It is not used for serving because it visits every document for
-every term; with posting lists, a query costs what its terms cost. Two cases rank-bm25 leaves open
-are defined here: a corpus without terms has no scores, and where its average idf is zero or
-negative (one tool, two tools, a term in each of few), the idf is log(1 + (N - n + .5) / (n + .5)),
-which is always positive. A document matches if it shares a term with the query, whatever its score.
+every term. Two cases it leaves open are defined here: a corpus without terms has no scores, and
+where its average idf is zero or negative, the idf is log(1 + (N - n + .5) / (n + .5)).
 
-Terms are integers shared by all indexes of the process, so that a tool is tokenized once however
-many indexes contain it.
+Terms are integers shared by all indexes of the process, so that a tool is tokenized once.
 """
 
 import threading

@@ -1,8 +1,7 @@
 """Golden queries: regression tests of search, each a query with its expected tools.
 
-Owns the writes and the runs. A query regresses when its expected tool drops out of the first
-place, the first five or the first ten, compared with the last good run. Callers decide which index
-to search and when to run.
+A query regresses when its expected tool drops out of the first place, the first five or the first
+ten, compared with the last good run.
 """
 
 from collections.abc import Iterable, Sequence

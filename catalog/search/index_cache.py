@@ -1,8 +1,6 @@
 """LRU cache of search indexes, shared by all scopes that see the same tools.
 
-Building an index reuses the tokenized form of each tool, so after one change only that tool is
-tokenized again. The cache is bounded by the total number of tools; an evicted index stays alive
-while something refers to it.
+It is bounded by the total number of tools; an evicted index stays alive while it is used.
 """
 
 import threading

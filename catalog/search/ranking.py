@@ -1,9 +1,8 @@
 """Hybrid ranking: keyword (BM25) and semantic (cosine) scores, normalized and mixed. Pure.
 
-Both scores are scaled to 0..1 with the best tool at 1. A query with several clauses is scored as
-a whole and clause by clause. The semantic share depends on the query: it is low where the best
-tool contains most of the query's terms, and high where it contains few, as for questions in
-everyday language. The decisions in docs/ describe how the numbers were chosen.
+A query with several clauses is scored as a whole and clause by clause. The semantic share is low
+where the best tool contains most of the query's terms, and high where it contains few, as for
+questions in everyday language. The decisions in docs/ describe how the numbers were chosen.
 """
 
 from typing import NamedTuple

@@ -1,10 +1,8 @@
 """Spelling correction of query terms, and suggestions of similar tool names. Pure.
 
-Terms: two words are one edit apart (insertion, deletion, substitution or transposition) only if
-they become equal when each loses at most one letter. Every word is therefore indexed under each
-of its one-letter deletions, and a lookup costs a few dictionary accesses whatever the size of the
-vocabulary. All indexes share this deletion index, and it grows with the vocabulary; an index
-never suggests a word that it does not contain.
+Terms: two words are one edit apart only if they become equal when each loses at most one letter.
+Every word is therefore indexed under each of its one-letter deletions, once for all indexes of the
+process; an index never suggests a word that it does not contain.
 
 Names: candidates are selected by shared trigrams and ranked by difflib's ratio.
 """

@@ -1,9 +1,8 @@
 """Word-by-word translation of Spanish, German, French and Chinese queries to English. Pure.
 
-Tools are described in English and the embedding model was trained on English, so queries in other
-languages find little. If the glossary knows enough words of a query, the query is translated word
-by word: stop words are dropped, names and numbers stay. English queries are never changed: words
-that also exist in English do not count towards another language.
+Tools are described in English and the embedding model was trained on it. A query is translated if
+the glossary knows enough of its words: stop words are dropped, names and numbers stay. English
+queries are never changed: words that also exist in English count for no other language.
 """
 
 import re

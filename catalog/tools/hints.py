@@ -1,7 +1,6 @@
 """Writes to a tool's search hints: aliases and example queries.
 
-Hints are never shown to agents but affect their search results, so each change is audited and
-bumps the revision. Adding an existing hint changes nothing.
+Agents never see hints, but hints affect their search results: each change bumps the revision.
 """
 
 from django.db import transaction

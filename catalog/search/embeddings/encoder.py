@@ -1,8 +1,7 @@
 """Sentence embeddings with all-MiniLM-L6-v2 on onnxruntime, without torch. Pure.
 
-The weights come from a package; a separate process builds the ONNX graph from them once and stores
-it in a folder. Documents are encoded in full precision, queries with an int8 copy. Heavy modules
-are imported on first use, so a process that never encodes does not load them.
+A separate process builds the ONNX graph once from the weights of a package: in full precision for
+documents, int8 for queries. Heavy modules are imported on first use.
 """
 
 import hashlib

@@ -1,10 +1,8 @@
 """Build the ONNX graph of all-MiniLM-L6-v2 from its weights, to run it without torch. Pure.
 
-The package with the weights contains no graph. This module writes one for onnxruntime: token ids
-and a mask in, one vector per token out; the caller does the pooling. `quantize` writes the int8
-copy for queries, which takes half the time with the same measured results. Runs as a program,
-`python -m catalog.search.embeddings.onnx_graph WEIGHTS FOLDER`: building takes seconds and holds
-the GIL, so processes that serve requests must not import it.
+Token ids and a mask in, one vector per token out; the caller does the pooling. `quantize` writes
+the int8 copy for queries, which takes half the time with the same measured results. Runs as a
+program: building takes seconds and holds the GIL, so no process that serves requests imports it.
 """
 
 import contextlib

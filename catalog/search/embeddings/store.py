@@ -1,8 +1,7 @@
 """Embedding vectors of the installation's tools: computed in a worker, stored in the database.
 
-A vector belongs to a text, not to a tool: a changed tool costs one encoding, and reverting the
-change costs none. A background thread loads the model, never a request; until then, and without a
-model, search falls back to keywords and says so in its note.
+A vector belongs to a text, so reverting a change costs no encoding. A background thread loads the
+model; until then, and without one, search falls back to keywords and says so in its note.
 """
 
 import logging
