@@ -51,6 +51,6 @@ urlpatterns: list[URLPattern] = [
     path("approvals/bulk", approval_views.decide_many, name="approvals-bulk"),
     path("approvals/<str:public_name>/<str:act>", approval_views.decide, name="approval-decide"),
     path("audit", audit_views.audit_log, name="audit"),
-    path("audit/export.csv", audit_views.export_csv, name="audit-csv"),
-    path("audit/export.json", audit_views.export_json, name="audit-json"),
+    path("audit/export.csv", audit_views.export, {"extension": "csv"}, "audit-csv"),
+    path("audit/export.json", audit_views.export, {"extension": "json"}, "audit-json"),
 ]

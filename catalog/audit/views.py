@@ -1,6 +1,5 @@
 """Audit log page and exports."""
 
-from collections.abc import Callable
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -13,6 +12,11 @@ from catalog.audit.queries import AuditFilter, AuditRow
 from toolcrib.lib.pagination import page_by_id
 from toolcrib.lib.request import clean_url, is_htmx_fragment
 from toolcrib.lib.roles import operator_required
+
+EXPORTS = {
+    "csv": (audit_queries.export_csv, "text/csv; charset=utf-8"),
+    "json": (audit_queries.export_json, "application/json"),
+}
 
 
 @require_safe
@@ -46,21 +50,9 @@ def _export_query(request: HttpRequest) -> str:
 
 @require_safe
 @operator_required
-def export_csv(request: HttpRequest) -> HttpResponse:
-    return _download(request, audit_queries.export_csv, "csv", "text/csv; charset=utf-8")
-
-
-@require_safe
-@operator_required
-def export_json(request: HttpRequest) -> HttpResponse:
-    return _download(request, audit_queries.export_json, "json", "application/json")
-
-
-def _download(
-    request: HttpRequest, export: Callable[[AuditFilter], str], extension: str, content_type: str
-) -> HttpResponse:
-    body = export(AuditFilter.read(request.GET))
-    response = HttpResponse(body, content_type=content_type)
+def export(request: HttpRequest, extension: str) -> HttpResponse:
+    write, content_type = EXPORTS[extension]
+    response = HttpResponse(write(AuditFilter.read(request.GET)), content_type=content_type)
     name = f"toolcrib-audit-{timezone.now():%Y-%m-%d}.{extension}"
     response["Content-Disposition"] = f'attachment; filename="{name}"'
     return response

@@ -5,7 +5,7 @@
 custom tools change which definition a tool points at.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -85,7 +85,9 @@ def collect_findings(
 ) -> dict[str, list[dict[str, str]]]:
     """Return lint warnings by tool name, for definitions that are new for this server."""
     known = known_digests(server)
-    names = KnownNames([tool.name for tool in remote], _foreign_names(server))
+    others = Tool.objects.current().exclude(server=server).exclude(server=None)
+    foreign = list(others.values_list("name", flat=True).distinct()[:50_000])
+    names = KnownNames([tool.name for tool in remote], foreign)
     return {
         tool.name: [finding.as_json() for finding in definition_findings(tool.tool, names)]
         for tool in remote
@@ -130,10 +132,7 @@ class ListingUpdate:
         tool = self.tools.get(remote.name)
         definition = self.ids[remote.sha256]
         if tool is None:
-            tool = Tool(server=self.server, name=remote.name, public_name=public)
-            self._add(tool, definition, findings)
-            tool.state = tool.derive_state()
-            self.new_tools.append(tool)
+            self._add(self._new_tool(remote.name, public), definition, findings)
             return
         was_unusable = tool.missing_since is not None or bool(tool.rejected_reason)
         tool.missing_since, tool.rejected_reason = None, ""
@@ -147,7 +146,12 @@ class ListingUpdate:
         else:
             self.result.unchanged += 1
             return
-        self._mark_updated(tool)
+        self.updated[tool.name] = tool
+
+    def _new_tool(self, name: str, public: str) -> Tool:
+        tool = Tool(server=self.server, name=name, public_name=public)
+        self.new_tools.append(tool)
+        return tool
 
     def _add(self, tool: Tool, definition: int, findings: list[dict[str, str]]) -> None:
         tool.latest_id, tool.findings = definition, findings
@@ -182,25 +186,20 @@ class ListingUpdate:
     def reject(self, rejection: Rejection, public: str) -> None:
         tool = self.tools.get(rejection.name)
         if tool is None:
-            tool = Tool(server=self.server, name=rejection.name, public_name=public)
-            tool.rejected_reason = rejection.reason
-            tool.state = tool.derive_state()
-            self.new_tools.append(tool)
+            self._new_tool(rejection.name, public).rejected_reason = rejection.reason
         elif (tool.rejected_reason, tool.missing_since) != (rejection.reason, None):
             tool.rejected_reason, tool.missing_since = rejection.reason, None
-            self._mark_updated(tool)
+            self.updated[tool.name] = tool
 
     def mark_missing(self, tool: Tool) -> None:
         tool.missing_since = self.now
         self.result.removed.append(tool.name)
-        self._mark_updated(tool)
-
-    def _mark_updated(self, tool: Tool) -> None:
-        tool.state = tool.derive_state()
         self.updated[tool.name] = tool
 
     def save(self) -> None:
         """Write all rows, and bump the revision if agents can see a difference."""
+        for tool in (*self.new_tools, *self.updated.values()):
+            tool.state = tool.derive_state()
         Tool.objects.bulk_create(self.new_tools, batch_size=BATCH_SIZE)
         # Upsert: bulk_update builds a CASE per value and takes twenty times as long.
         Tool.objects.bulk_create(
@@ -254,7 +253,10 @@ def apply_listing(
     update = ListingUpdate(server, definition_ids, timezone.now())
     storable = [rejection for rejection in rejections if rejection.storable]
     names = {tool.name for tool in remote} | {rejection.name for rejection in storable}
-    public = _public_names(server, names - update.tools.keys())
+    taken = Tool.objects.filter(public_name__startswith=f"{server.slug}__")
+    public = public_names.public_names(
+        server.slug, names - update.tools.keys(), set(taken.values_list("public_name", flat=True))
+    )
     for item in remote:
         update.add_or_update(item, findings.get(item.name, []), public.get(item.name, ""))
     for rejection in storable:
@@ -269,18 +271,6 @@ def apply_listing(
             update.mark_missing(tool)
     update.save()
     return update.result
-
-
-def _public_names(server: "Server", new: Iterable[str]) -> dict[str, str]:
-    taken = Tool.objects.filter(public_name__startswith=f"{server.slug}__")
-    return public_names.public_names(
-        server.slug, new, set(taken.values_list("public_name", flat=True))
-    )
-
-
-def _foreign_names(server: "Server") -> list[str]:
-    others = Tool.objects.current().exclude(server=server).exclude(server=None)
-    return list(others.values_list("name", flat=True).distinct()[:50_000])
 
 
 def _add_to_mirror_group(server: "Server", new_tools: Sequence[Tool]) -> None:

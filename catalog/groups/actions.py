@@ -67,7 +67,13 @@ def record_write(
     if not after:
         return GroupWrite(group, None)
     group_state.write_state(group, after)
-    entry = audit.record(actor, verb, group, before=before, after={**after, **(extra or {})})
+    return record(group, verb, actor, before=before, after={**after, **(extra or {})})
+
+
+def record(
+    group: Group, verb: str, actor: Actor, before: State | None = None, after: State | None = None
+) -> GroupWrite:
+    entry = audit.record(actor, verb, group, before=before, after=after)
     Revision.bump()
     return GroupWrite(group, entry)
 
@@ -209,10 +215,7 @@ def create(
     group.save(force_insert=True)
     if group.follows:
         group_state.upsert_members(group, group_state.new_members_of(group, group.follows))
-    after = {"group": group_state.snapshot(group)}
-    entry = audit.record(actor, "group.add", group, after=after)
-    Revision.bump()
-    return GroupWrite(group, entry)
+    return record(group, "group.add", actor, after={"group": group_state.snapshot(group)})
 
 
 @group_transaction()
@@ -246,11 +249,9 @@ def edit(group: Group, *, actor: Actor, **fields: Unpack[GroupFields]) -> GroupW
 @group_transaction()
 def delete(group: Group, *, actor: Actor) -> GroupWrite:
     group = lock_group(group)
-    before = {"group": group_state.snapshot(group)}
-    entry = audit.record(actor, "group.delete", group, before=before)
+    write = record(group, "group.delete", actor, before={"group": group_state.snapshot(group)})
     group.delete()
-    Revision.bump()
-    return GroupWrite(group, entry)
+    return write
 
 
 @group_transaction()
@@ -266,27 +267,16 @@ def order(group_ids: Sequence[str], *, actor: Actor) -> GroupWrite | None:
 
 
 @group_transaction()
-def move(group: Group, position: int, *, actor: Actor) -> GroupWrite:
-    """Move a group to a position, counted from 0; past the end is last."""
-    if position < 0:
+def move(group: Group, position: int | None = None, *, by: int = 0, actor: Actor) -> GroupWrite:
+    """Move a group to a position, counted from 0, or up (-1) or down (1); past the end is last."""
+    if position is not None and position < 0:
         raise Invalid("The position must be 0 or more.")
     rows = lock_all_groups()
-    return _place(rows, group, position, actor)
-
-
-@group_transaction()
-def shift(group: Group, by: int, *, actor: Actor) -> GroupWrite:
-    rows = lock_all_groups()
-    position = next((at for at, row in enumerate(rows) if row.pk == group.pk), 0)
-    return _place(rows, group, max(0, position + by), actor)
-
-
-def _place(rows: list[Group], group: Group, position: int, actor: Actor) -> GroupWrite:
-    moved = next((row for row in rows if row.pk == group.pk), None)
-    if moved is None:
+    current = next((at for at, row in enumerate(rows) if row.pk == group.pk), None)
+    if current is None:
         raise deleted_error(group)
-    rows.remove(moved)
-    rows.insert(position, moved)
+    moved = rows.pop(current)
+    rows.insert(max(0, current + by) if position is None else position, moved)
     target = {"groups": {row.group_id: at for at, row in enumerate(rows)}}
     return record_write(moved, "group.move", target, actor)
 

@@ -125,7 +125,7 @@ def _group_out(
 ) -> dict[str, Any]:
     cost = board.definitions_cost(cached)
     return {
-        **{name: group_state.field_value(group, name) for name in group_state.FIELDS},
+        **group_state.read_fields(group),
         "position": group.position,
         "tools": members,
         "preloaded": cost.preloaded,

@@ -18,7 +18,7 @@ from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.groups import preview
 from catalog.groups.preview import cached_group, definition_tokens, group_line
 from catalog.groups.state import FIELDS, State, affected_tools, list_edits
-from catalog.models import AuditEntry, Group, Membership, Tool, ToolState
+from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools.queries import ToolFilter
 from servers.models import Server
 from sessions_app.models import Agent
@@ -67,10 +67,6 @@ class BoardQuery:
             parameters=parameters,
         )
 
-    @property
-    def encoded(self) -> str:
-        return self.parameters.urlencode()
-
 
 # --- Members ------------------------------------------------------------------------------------
 
@@ -89,10 +85,6 @@ class MemberRow:
     is_first: bool
     is_last: bool
     calls: int = 0  # in 30 days; set for suggestions only
-
-    @property
-    def missing(self) -> bool:
-        return self.state == ToolState.MISSING
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ def _last_entries(group: Group) -> list[AuditEntry]:
 
 def _preview_before(group: Group, entries: Iterable[AuditEntry]) -> GroupPreview | None:
     """Revert the entries in memory, newest first. None if the group did not exist before."""
-    fields: State = {name: group_state.field_value(group, name) for name in group_state.FIELDS}
+    fields = group_state.read_fields(group)
     members: dict[str, State | None] = dict(group_state.read_members(group))
     for entry in entries:
         if "group" in entry.after:

@@ -48,6 +48,10 @@ def field_value(group: Group, name: str) -> Any:
     return getattr(group, name)
 
 
+def read_fields(group: Group) -> State:
+    return {name: field_value(group, name) for name in FIELDS}
+
+
 def read_members(group: Group) -> dict[str, State]:
     """Return every member by public name, in canonical order."""
     rows = group.memberships.order_by("position", "tool__public_name")
@@ -162,7 +166,7 @@ def next_position(group: Group) -> int:
 def snapshot(group: Group) -> State:
     links = group.agent_links.order_by("position", "agent_id")
     return {
-        **{name: field_value(group, name) for name in FIELDS},
+        **read_fields(group),
         "position": group.position,
         "members": read_members(group),
         "agents": list(links.values("agent_id", "position")),

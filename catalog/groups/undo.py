@@ -6,7 +6,6 @@ An undo is a write of its own with the verb `group.undo`; undoing it redoes the 
 from django.contrib import messages
 from django.http import HttpRequest
 
-from catalog import audit
 from catalog.groups import state as group_state
 from catalog.groups.actions import (
     GroupWrite,
@@ -14,10 +13,11 @@ from catalog.groups.actions import (
     group_transaction,
     lock_all_groups,
     lock_group,
+    record,
     record_write,
 )
 from catalog.groups.state import State
-from catalog.models import AuditEntry, Group, Revision, Tool
+from catalog.models import AuditEntry, Group, Tool
 from toolcrib.lib.errors import Conflict, NotFound
 from toolcrib.lib.roles import Actor
 
@@ -116,20 +116,16 @@ def _undo_delete(entry: AuditEntry, state: State, reference: State, actor: Actor
         raise Conflict(f"{entry.target_label} already exists.", hint="Reload to see it.")
     group = group_state.restore(entry.target_id, state)
     after = {"group": group_state.snapshot(group), **reference}
-    undo_entry = audit.record(actor, "group.undo", group, after=after)
-    Revision.bump()
-    return GroupWrite(group, undo_entry)
+    return record(group, "group.undo", actor, after=after)
 
 
 def _undo_create(group: Group, state: State, reference: State, actor: Actor) -> GroupWrite:
     current = group_state.snapshot(group)
     if current != state:
         raise _changed_error(group)
-    before = {"group": current}
-    undo_entry = audit.record(actor, "group.undo", group, before=before, after=reference)
+    write = record(group, "group.undo", actor, before={"group": current}, after=reference)
     group.delete()
-    Revision.bump()
-    return GroupWrite(group, undo_entry)
+    return write
 
 
 def _changed_error(group: Group) -> Conflict:

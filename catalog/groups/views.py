@@ -113,7 +113,7 @@ def order(request: HttpRequest) -> HttpResponse:
     direction = next((name for name in steps if name in request.POST), "up")
     group_id = request.POST.get(direction, "")
     try:
-        write = actions.shift(find_group(group_id), steps[direction], actor=actor_of(request))
+        write = actions.move(find_group(group_id), by=steps[direction], actor=actor_of(request))
     except ToolcribError as error:
         messages.error(request, error.sentence)
     else:
@@ -248,14 +248,10 @@ def _settings_page(
         "group": group,
         "last_edit_id": group_board.last_edit_id(group),
         "page_tabs": _page_tabs(group, "group-edit"),
-        "settings_form": SettingsForm(group=group, initial=_fields(group)),
+        "settings_form": SettingsForm(group=group, initial=group_state.read_fields(group)),
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
     return render(request, "catalog/groups/settings.html", context | forms, status=status)
-
-
-def _fields(group: Group) -> group_state.State:
-    return {name: group_state.field_value(group, name) for name in group_state.FIELDS}
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -282,7 +278,7 @@ def _merge(request: HttpRequest, group: Group, submitted: group_state.State) -> 
     submitted["follows"] = submitted["follows"] or None
     if "seen" not in request.POST:
         return submitted
-    current = _fields(group)
+    current = group_state.read_fields(group)
     base, changed_by = group_board.fields_at(group, current, number(request.POST, "seen"))
     changed = {name for name, value in submitted.items() if value != base[name]}
     conflicts = [name for name in changed if current[name] not in (base[name], submitted[name])]

@@ -69,9 +69,7 @@ class GoldenResult(models.Model):
     revision = models.PositiveBigIntegerField()
     rank = models.PositiveIntegerField(null=True, blank=True)  # null: not in the top ten
     first = models.CharField(max_length=64, blank=True)  # the tool that ranks first
-    good_rank = models.PositiveIntegerField(
-        null=True, blank=True
-    )  # baseline; a lower rank is a regression
+    good_rank = models.PositiveIntegerField(null=True, blank=True)  # a lower rank is a regression
     good_revision = models.PositiveBigIntegerField()
     broke = models.BooleanField(default=False)
     at = models.DateTimeField()

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from django.core.management.base import BaseCommand
@@ -82,14 +83,14 @@ class Command(BaseCommand):
         result: dict[str, Any] = {"name": printable_name(name), "act": act}
         if tool is None:
             return result | {"ok": False, "code": "not_found", "message": "Tool not found."}
-        acts: dict[str, Callable[[Tool, Actor], Tool]] = {
-            "approve": lambda tool, actor: approval_actions.approve(tool, actor=actor),
-            "keep-old": lambda tool, actor: approval_actions.keep_old(tool, actor=actor),
-            "hold": lambda tool, actor: tool_actions.hold(tool, reason, actor=actor),
-            "release": lambda tool, actor: tool_actions.release(tool, actor=actor),
+        acts: dict[str, Callable[..., Tool]] = {
+            "approve": approval_actions.approve,
+            "keep-old": approval_actions.keep_old,
+            "hold": partial(tool_actions.hold, reason=reason),
+            "release": tool_actions.release,
         }
         try:
-            updated = acts[act](tool, Actor.command(f"tools {act}"))
+            updated = acts[act](tool, actor=Actor.command(f"tools {act}"))
         except ToolcribError as error:
             return result | {"ok": False, "code": error.code, "message": error.sentence}
         return result | {"ok": True, "state": updated.state, "message": f"now {updated.state}"}

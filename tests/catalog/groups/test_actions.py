@@ -190,7 +190,7 @@ def test_groups_can_be_ordered(research):
     assert names() == ["research", "third", "mcp:weather"]
     group_actions.move(research, 99, actor=SYSTEM)
     assert names() == ["third", "mcp:weather", "research"]
-    group_actions.shift(research, -1, actor=SYSTEM)
+    group_actions.move(research, by=-1, actor=SYSTEM)
     assert names() == ["third", "research", "mcp:weather"]
     with pytest.raises(Invalid):
         group_actions.order(["nowhere"], actor=SYSTEM)
