@@ -322,10 +322,7 @@ def _cached_group(group: Group, members: Iterable[CachedMember]) -> CachedGroup:
 
 
 def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> bool:
-    """Return whether a member is preloaded: its own flag first, then the group's default.
-
-    Custom tools are preloaded by default.
-    """
+    """Return a member's own flag, or the group's default; custom tools are preloaded by default."""
     if not group.deferred:
         return True
     if own is not None:
@@ -334,10 +331,7 @@ def is_preloaded(group: Group, tool: CachedTool | Tool, own: bool | None) -> boo
 
 
 def cached_definition(pk: int) -> CachedDefinition:
-    """Return a definition by id, from the cache or from the database.
-
-    Sessions may pin definitions that the current revision no longer refers to.
-    """
+    """Return a definition by id; sessions may pin one that the current revision no longer has."""
     catalog = _current
     definition = catalog.definitions.get(pk) if catalog is not None else None
     if definition is not None:

@@ -21,7 +21,6 @@ def _redis() -> redis.Redis:
 
 def announce() -> None:
     """Publish that the revision increased; without Redis, do nothing."""
-    """Publish that the revision increased; without Redis, do nothing."""
     if not settings.REDIS_URL:
         return
     try:

@@ -38,10 +38,7 @@ class PendingReview:
 
     @property
     def destructive(self) -> bool:
-        """Return whether either definition is annotated as destructive.
-
-        Such tools are not approved by keyboard shortcut or in bulk.
-        """
+        """Return whether either definition is destructive: such tools are approved one by one."""
         before = self.tool.approved.annotations if self.tool.approved else {}
         return any(one.get("destructiveHint") is True for one in (before, self.annotations))
 

@@ -1,7 +1,7 @@
 """Lint warnings on definitions and their changes: they inform reviewers, block nothing. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -50,59 +50,43 @@ class KnownNames:
         self.foreign = {name for name in foreign if "_" in name or "-" in name}
 
 
-def definition_findings(tool: dict[str, Any], known_names: KnownNames) -> list[Finding]:
+def definition_findings(tool: dict[str, Any], known_names: KnownNames) -> Iterator[Finding]:
     name = tool["name"]
     text = "\n|\n".join(_texts(tool))
-    findings: list[Finding] = []
-    hidden = sorted(hidden_characters(text))
-    if hidden:
+    if hidden := sorted(hidden_characters(text)):
         codes = ", ".join(f"U+{ord(char):04X}" for char in hidden[:6])
-        findings.append(Finding("hidden_characters", f"Contains invisible characters: {codes}."))
-    instruction = INSTRUCTIONS.search(text)
-    if instruction:
+        yield Finding("hidden_characters", f"Contains invisible characters: {codes}.")
+    if instruction := INSTRUCTIONS.search(text):
         quote = " ".join(instruction[0].split())
-        findings.append(
-            Finding("instructs_reader", f"Contains an instruction to the model: “{quote}”.")
-        )
+        yield Finding("instructs_reader", f"Contains an instruction to the model: “{quote}”.")
     if BASE64.search(text):
-        findings.append(Finding("encoded_text", "Contains a long run of encoded text."))
-    mentioned = sorted(known_names.foreign & set(WORDS.findall(text)))
-    if mentioned:
+        yield Finding("encoded_text", "Contains a long run of encoded text.")
+    if mentioned := sorted(known_names.foreign & set(WORDS.findall(text))):
         names = ", ".join(mentioned[:5])
-        findings.append(Finding("names_other_tools", f"Mentions tools of other servers: {names}."))
+        yield Finding("names_other_tools", f"Mentions tools of other servers: {names}.")
     if not name.isascii():
-        findings.append(Finding("unusual_name", "The name contains non-ASCII characters."))
+        yield Finding("unusual_name", "The name contains non-ASCII characters.")
     similar = known_names.by_skeleton.get(skeleton(name), ())
-    lookalikes = sorted({other for other in similar if other != name})
-    if lookalikes:
-        names = ", ".join(lookalikes[:3])
-        findings.append(Finding("lookalike", f"The name looks like {names}."))
+    if lookalikes := sorted({other for other in similar if other != name}):
+        yield Finding("lookalike", f"The name looks like {', '.join(lookalikes[:3])}.")
     if name in META_TOOLS:
-        findings.append(Finding("reserved_name", "The name is also used by a built-in tool."))
+        yield Finding("reserved_name", "The name is also used by a built-in tool.")
     patterns = unenforceable_patterns(tool["inputSchema"]) if "pattern" in text else []
     if patterns:
         pattern = printable_name(patterns[0][:60])
-        findings.append(Finding("pattern_not_enforced", f"A pattern is not enforced: {pattern}"))
-    return findings
+        yield Finding("pattern_not_enforced", f"A pattern is not enforced: {pattern}")
 
 
-def change_findings(before: dict[str, Any], after: dict[str, Any]) -> list[Finding]:
-    findings: list[Finding] = []
-    new = required_names(after["inputSchema"]) - required_names(before["inputSchema"])
-    if new:
+def change_findings(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Finding]:
+    if new := required_names(after["inputSchema"]) - required_names(before["inputSchema"]):
         names = ", ".join(sorted(new)[:5])
-        findings.append(Finding("new_required_field", f"New required fields: {names}."))
+        yield Finding("new_required_field", f"New required fields: {names}.")
     old, now = _annotations(before), _annotations(after)
     for key in ANNOTATIONS:
         default = ANNOTATION_DEFAULTS.get(key)
         if old.get(key, default) != now.get(key, default):
-            findings.append(
-                Finding(
-                    "annotation_turned",
-                    f"{key} changed from {_value(old.get(key))} to {_value(now.get(key))}.",
-                )
-            )
-    return findings
+            change = f"{key} changed from {_value(old.get(key))} to {_value(now.get(key))}."
+            yield Finding("annotation_turned", change)
 
 
 def _texts(value: object) -> Iterable[str]:

@@ -31,21 +31,13 @@ MAPS_OF_SCHEMAS = (
     "dependentSchemas",
     "dependencies",
 )
-LISTS_OF_SCHEMAS = ("prefixItems", "allOf", "anyOf", "oneOf", "items")
-SCHEMAS = (
-    "items",
-    "additionalItems",
-    "additionalProperties",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-    "contentSchema",
-)
+BRANCHES = ("allOf", "anyOf", "oneOf")
+LISTS_OF_SCHEMAS = ("prefixItems", *BRANCHES, "items")
+CONDITIONALS = ("not", "if", "then", "else")
+ANY_PROPERTY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
+ANY_ITEM = ("items", "additionalItems", "unevaluatedItems", "contains")
+SCHEMAS = (*ANY_ITEM, *ANY_PROPERTY, *CONDITIONALS, "contentSchema")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 ARRAY_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 HEADER_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -191,7 +183,7 @@ def _check_references(
     anchors = collect_anchors(sub for _, sub in subschemas)
     targets: dict[int, list[object]] = {}
     for _, sub in subschemas:
-        for key in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for key in REFERENCES:
             if key in sub:
                 target = resolve(root, anchors, sub[key])
                 if target is None:

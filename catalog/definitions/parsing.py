@@ -49,10 +49,7 @@ class Rejected(ValueError):
 def read_tools(
     items: Iterable[object], max_bytes: int, max_description: int, known: Collection[str] = ()
 ) -> tuple[list[RemoteTool], list[Rejection]]:
-    """Parse each item on its own; of several with the same name the first is used.
-
-    Definitions whose digest is `known` are valid already and are not checked again.
-    """
+    """Parse each item, the first of each name; those whose digest is `known` are valid already."""
     tools: dict[str, RemoteTool] = {}
     rejected: list[tuple[object, str]] = []
     for item in items:

@@ -36,10 +36,7 @@ def public_name(slug: str, name: str, *, hashed: bool = False) -> str:
 
 
 def public_names(slug: str, names: Iterable[str], taken: Collection[str]) -> dict[str, str]:
-    """Assign public names to new tools, independent of their order.
-
-    Names that need no replacement go first: `a_b` keeps its name and `a.b` gets a hash.
-    """
+    """Assign public names, whatever the order: `a_b` keeps its name and `a.b` gets a hash."""
     used = set(taken) | META_TOOLS
     chosen: dict[str, str] = {}
     for name in sorted(set(names), key=lambda name: (bool(UNSAFE_CHARACTER.search(name)), name)):

@@ -7,14 +7,10 @@ values, each compared with 1,900 branches of an `anyOf`, take seconds.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from catalog.definitions import json_schema
 from catalog.definitions.json_schema import collect_anchors, resolve, walk
 
 Schema = dict[str, Any]
-BRANCHES = ("anyOf", "oneOf", "allOf")
-CONDITIONALS = ("not", "if", "then", "else")
-REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-ANY_PROPERTY = ("additionalProperties", "unevaluatedProperties", "propertyNames")
-ARRAY_ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
 PATTERN_COST, UNIQUE_COST = 16, 40  # measured, relative to one plain comparison
 MAX_COST = 20_000  # also the number of subschemas visited before giving up
 
@@ -50,12 +46,14 @@ def _applied_together(
             continue
         seen.add(id(sub))
         yield sub
-        for key in BRANCHES:
+        for key in json_schema.BRANCHES:
             stack += _schemas(sub.get(key))
-        for key in CONDITIONALS:
+        for key in json_schema.CONDITIONALS:
             stack += _schemas([sub.get(key)])
         stack += _schemas(_values(sub.get("dependentSchemas")))
-        stack += _schemas(resolve(root, anchors, sub[key]) for key in REFERENCES if key in sub)
+        stack += _schemas(
+            resolve(root, anchors, sub[key]) for key in json_schema.REFERENCES if key in sub
+        )
 
 
 def _child_schemas(applied: list[Schema]) -> Iterator[list[Schema]]:
@@ -67,8 +65,8 @@ def _child_schemas(applied: list[Schema]) -> Iterator[list[Schema]]:
         for name, inner in properties.items() if isinstance(properties, dict) else ():
             by_property.setdefault(name, []).extend(_schemas([inner]))
         any_property += _schemas(_values(sub.get("patternProperties")))
-        any_property += _schemas(sub.get(key) for key in ANY_PROPERTY)
-        for key in ARRAY_ITEMS:
+        any_property += _schemas(sub.get(key) for key in json_schema.ANY_PROPERTY)
+        for key in ("prefixItems", *json_schema.ANY_ITEM):
             value = sub.get(key)
             items += _schemas(value if isinstance(value, list) else [value])
     yield from (schemas + any_property for schemas in by_property.values())

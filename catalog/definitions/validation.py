@@ -50,10 +50,7 @@ class Validator:
         return _count_values(value, limit + 1, CHARACTERS_PER_VALUE) <= limit
 
     def problems(self, value: object) -> list[str]:
-        """Return one line per validation error: location, rule and value.
-
-        For a large value in a large schema, return only the first error.
-        """
+        """Return a line per error; only the first for a large value in a large schema."""
         if self._compiled.is_valid(value):
             return []
         count = _count_values(value, MAX_FULL_REPORT // self._size + 1)

@@ -332,10 +332,7 @@ class GroupUsage:
 
 
 def count_group_usage(groups: Sequence[Group]) -> dict[int, GroupUsage]:
-    """Count the agents of each group and their sessions today, by primary key.
-
-    Agents with all groups count for each group.
-    """
+    """Count agents and their sessions today, by group; agents with all groups count for each."""
     today = timezone.localtime().replace(hour=0, minute=0, second=0, microsecond=0)
     opened = Count("sessions", filter=Q(sessions__created_at__gte=today))
     sessions = dict(Agent.objects.order_by().annotate(opened=opened).values_list("pk", "opened"))

@@ -9,6 +9,12 @@ from catalog.models import Group
 
 # Form value of a member's preload setting: the stored value.
 PRELOADS = {"default": None, "always": True, "demand": False}
+IDENTIFIER = {
+    "class": "mono",
+    "autocomplete": "off",
+    "autocapitalize": "off",
+    "spellcheck": "false",
+}
 
 
 class NewGroupForm(forms.Form):
@@ -19,14 +25,7 @@ class NewGroupForm(forms.Form):
     )
     group_id = forms.CharField(
         label="Id",
-        widget=forms.TextInput(
-            attrs={
-                "class": "mono",
-                "autocomplete": "off",
-                "autocapitalize": "off",
-                "spellcheck": "false",
-            }
-        ),
+        widget=forms.TextInput(attrs=IDENTIFIER),
         help_text="Agents load the group by this id, for example research or mcp:github.",
     )
     description = forms.CharField(

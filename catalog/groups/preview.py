@@ -156,10 +156,7 @@ class LastEdit:
 
 
 def last_edit(group: Group, current: GroupPreview) -> LastEdit | None:
-    """Compare the preview with the one before the last edit, or return None without one.
-
-    An edit is a series of changes without a long pause between them.
-    """
+    """Compare with the preview before the last edit: changes without a long pause between them."""
     entries = _last_entries(group)
     if not entries:
         return None

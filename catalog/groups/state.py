@@ -7,6 +7,7 @@ the same parts before and after, so undo writes `before` if `after` is still cur
 """
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from django.db.models import QuerySet
@@ -133,10 +134,7 @@ def upsert_members(group: Group, rows: Mapping[str, State]) -> None:
 
 
 def find_unfollowed_server(group: Group, slug: str) -> "Server":
-    """Return a server that no other group follows, or raise NotFound or Conflict.
-
-    Reads through the relation, since this app may not import `servers`.
-    """
+    """Return a server that no other group follows; this app may not import `servers`."""
     model: Any = Group._meta.get_field("follows").related_model
     server: Server = model.objects.get_by_slug(slug)
     other = Group.objects.filter(follows=server).exclude(pk=group.pk).first()
@@ -184,7 +182,8 @@ def restore(pk: int, state: State) -> Group:
         if name != "follows":
             setattr(group, name, state[name])
     if state["follows"]:
-        group.follows = _find_server_if_exists(group, state["follows"])
+        with suppress(NotFound):  # the server may have been deleted as well
+            group.follows = find_unfollowed_server(group, state["follows"])
     group.save(force_insert=True)
     upsert_members(group, state["members"])
     if group.follows:
@@ -195,10 +194,3 @@ def restore(pk: int, state: State) -> Group:
         [links.model(group=group, **link) for link in state["agents"] if link["agent_id"] in agents]
     )
     return group
-
-
-def _find_server_if_exists(group: Group, slug: str) -> "Server | None":
-    try:
-        return find_unfollowed_server(group, slug)
-    except NotFound:
-        return None

@@ -55,10 +55,7 @@ def find_entry(entry_id: int) -> AuditEntry:
 
 @group_transaction()
 def undo(entry: AuditEntry, *, actor: Actor) -> GroupWrite:
-    """Undo one write to a group; raise Conflict if the same parts were changed since.
-
-    Undoing an undo redoes the write.
-    """
+    """Undo one write, or redo it if it is an undo; raise Conflict if its parts changed since."""
     # The lock serializes two undos of one entry.
     entry = AuditEntry.objects.select_for_update().get(pk=entry.pk)
     if entry.target_kind != "group" or not entry.verb.startswith("group."):
@@ -68,7 +65,8 @@ def undo(entry: AuditEntry, *, actor: Actor) -> GroupWrite:
     ).exists():
         raise Conflict("This was already undone.", hint="Reload to see the current state.")
     reference: State = {"undoes": entry.pk}
-    before, after = _without_reference(entry.before), _without_reference(entry.after)
+    before: State = entry.before
+    after = {part: value for part, value in entry.after.items() if part not in reference}
     if "group" in before and "group" not in after:
         return _undo_delete(entry, before["group"], reference, actor)
     group = _lock_target(entry, after)
@@ -105,10 +103,6 @@ def _target_state(group: Group, before: State) -> State:
         new = group_state.new_members_of(group, server)
         return {**before, "members": {**new, **before.get("members", {})}}
     return before
-
-
-def _without_reference(state: State) -> State:
-    return {part: value for part, value in state.items() if part != "undoes"}
 
 
 def _undo_delete(entry: AuditEntry, state: State, reference: State, actor: Actor) -> GroupWrite:

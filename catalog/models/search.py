@@ -33,10 +33,7 @@ class ToolHint(models.Model):
 
 
 class GoldenQuery(models.Model):
-    """A query with its expected tools, evaluated at every revision.
-
-    Tools are stored by name, so a tool that is removed and added again is still expected.
-    """
+    """A query with its expected tools, by name, so that they may be removed and added again."""
 
     class Origin(models.TextChoices):
         PLAYGROUND = "playground"

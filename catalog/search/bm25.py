@@ -73,10 +73,7 @@ def make_document(weighted: Iterable[tuple[Sequence[str], int]]) -> Document:
 
 
 class CorpusStatistics(BM25Okapi):  # type: ignore[misc]
-    """idf and average length as rank-bm25 computes them, from known document frequencies.
-
-    The only class that depends on the library: it replaces the counting done by `_initialize`.
-    """
+    """idf and average length as rank-bm25 computes them, from known document frequencies."""
 
     def __init__(self, document_frequencies: Mapping[str, int], documents: int, terms: int) -> None:
         self._documents, self._terms = documents, terms
@@ -169,10 +166,7 @@ class Postings:
         return total
 
     def _dense_row(self, position: int) -> Floats:
-        """Return the weights of a common term for all documents.
-
-        Adding a dense row is faster than scattering into many documents.
-        """
+        """Return a common term's weights for all documents: faster to add than to scatter."""
         row = self._dense_rows.get(position)
         if row is None:
             start, end = self._starts[position], self._starts[position + 1]

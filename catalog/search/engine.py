@@ -156,10 +156,8 @@ def _language_note(parsed: ParsedQuery, query: str) -> str:
 
 
 def _top(scores: Floats, count: int, max_score: float) -> NDArray[np.intp]:
-    """Return the positions of the highest scores, best first; ties in order of position.
-
-    Most tools score near 0, so candidates with high scores are tried first.
-    """
+    """Return the positions of the highest scores, best first; ties in order of position."""
+    # Most tools score near 0, so candidates with high scores are tried first.
     for threshold in (max_score / 4, max_score / 8, 0.0):
         candidates = (scores > threshold).nonzero()[0]
         if len(candidates) >= count:

@@ -54,10 +54,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenize_query(text: str) -> dict[str, str]:
-    """Return the distinct terms of a query, each with its spelling there.
-
-    Stop words are removed, unless the query has nothing else.
-    """
+    """Return the distinct terms and their spelling; stop words only if there is nothing else."""
     terms: dict[str, str] = {}
     for spelling in _split_words(text):
         for term in _terms(spelling):

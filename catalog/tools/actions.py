@@ -203,10 +203,7 @@ def parse_tool_text(text: str) -> object:
 
 
 def lock_tool(tool: Tool, sha256: str = "") -> Tool:
-    """Reload a tool with a row lock.
-
-    With a digest, raise Conflict if its latest definition has another digest.
-    """
+    """Reload a tool with a row lock; raise Conflict if its latest digest is not `sha256`."""
     tool = (
         Tool.objects.select_for_update(of=("self",))
         .select_related("approved", "latest", "server")

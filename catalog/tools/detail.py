@@ -29,7 +29,7 @@ class Change:
         cls, old: Definition | None, new: Definition, findings: list[dict[str, str]]
     ) -> "Change":
         before, after = old.tool if old else None, new.tool
-        on_change = change_findings(before, after) if before else []
+        on_change = change_findings(before, after) if before else ()
         warnings = [finding.text for finding in on_change] + [row["text"] for row in findings]
         return cls(definition_diff.compare(before, after), before, after, warnings)
 

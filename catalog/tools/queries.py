@@ -112,10 +112,7 @@ def _tools_by_annotation(catalog: CatalogCache) -> dict[str, list[int]]:
 
 
 def with_annotation(name: str) -> Q:
-    """Match tools that have this annotation set to true.
-
-    Uses the parsed definitions of the cache: bodies are stored as text, not as jsonb.
-    """
+    """Match tools with an annotation, read from the cache: bodies are stored as text, not jsonb."""
     tools = _tools_by_annotation(cache.current())[name]
     if len(tools) <= MAX_PARAMETERS:
         return Q(pk__in=tools)
@@ -154,10 +151,7 @@ def list_tools(filters: ToolFilter, *, offset: int, size: int = PAGE_SIZE) -> Pa
 
 @dataclass(frozen=True)
 class ToolCounts:
-    """Number of tools per filter option, over the whole catalog.
-
-    Independent of the active filters, so that options do not move during selection.
-    """
+    """Number of tools per filter option, over the whole catalog, whatever the active filters."""
 
     states: Mapping[str, int]
     badges: Mapping[str, int]

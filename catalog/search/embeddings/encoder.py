@@ -42,10 +42,7 @@ class ModelUnavailable(Exception):
 
 
 def passage(name: str, description: str, parameters: str, hints: Sequence[str] = ()) -> str:
-    """Return the text of a tool to embed: parts that are encoded separately and weighted.
-
-    A text has one vector, so in a single text a long part would outweigh the others.
-    """
+    """Return the text to embed, in parts encoded separately: a long one would outweigh others."""
     own = split_identifiers(name)
     parts = (
         description.strip() or own,
@@ -156,10 +153,7 @@ def _normalize(vectors: Vectors) -> Vectors:
 
 
 def load(folder: Path) -> Encoder:
-    """Load the model, and build its graph in the folder if it is missing, which takes seconds.
-
-    Raises ModelUnavailable if the model is not installed, has a wrong checksum or does not run.
-    """
+    """Load the model, building a missing graph, which takes seconds; or raise ModelUnavailable."""
     for package in (PACKAGE, "onnxruntime", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise ModelUnavailable(f"no embedding model is installed ({package} is missing)")

@@ -69,7 +69,7 @@ def test_the_name_of_a_built_in_tool_is_flagged():
 def test_a_pattern_that_is_not_enforced_is_flagged_in_printable_text():
     """Hostile input 14."""
     schema = {"type": "object", "properties": {"a": {"pattern": "(?=\0\x1b)x"}}}
-    findings = definition_findings(tool_object(inputSchema=schema), KnownNames())
+    findings = list(definition_findings(tool_object(inputSchema=schema), KnownNames()))
 
     texts = {finding.code: finding.text for finding in findings}
     assert texts["pattern_not_enforced"] == "A pattern is not enforced: (?=⟨U+0000⟩⟨U+001B⟩)x"
@@ -123,7 +123,7 @@ def test_a_long_run_of_encoded_text_is_flagged():
 @pytest.mark.timeout(20)
 def test_no_text_makes_the_checks_slow(text):
     """A server must not be able to consume CPU time with its texts."""
-    definition_findings(tool_object(_meta={"text": text}), KnownNames())
+    list(definition_findings(tool_object(_meta={"text": text}), KnownNames()))
 
 
 def test_a_changed_annotation_is_reported_with_both_values():
@@ -131,20 +131,21 @@ def test_a_changed_annotation_is_reported_with_both_values():
     before = tool_object(annotations={"readOnlyHint": True})
     after = tool_object(annotations={"readOnlyHint": False, "destructiveHint": True})
 
-    findings = change_findings(before, after)
+    findings = list(change_findings(before, after))
 
     assert [finding.code for finding in findings] == ["annotation_turned"]
     assert findings[0].text == "readOnlyHint changed from true to false."
 
 
 def test_an_annotation_set_to_its_default_is_not_a_change():
-    assert change_findings(tool_object(), tool_object(annotations={"destructiveHint": True})) == []
+    claimed = tool_object(annotations={"destructiveHint": True})
+    assert list(change_findings(tool_object(), claimed)) == []
 
 
 def test_a_new_required_field_is_reported():
     old = {"type": "object", "required": ["a"]}
     new = {"type": "object", "required": ["a", "b", 7]}
 
-    findings = change_findings(tool_object(inputSchema=old), tool_object(inputSchema=new))
+    findings = list(change_findings(tool_object(inputSchema=old), tool_object(inputSchema=new)))
 
     assert [finding.text for finding in findings] == ["New required fields: b."]
