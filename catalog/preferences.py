@@ -66,6 +66,11 @@ def _agent(
     )
 
 
+def _retention(name: str, label: str, help_text: str) -> PreferenceSpec:
+    days, names = (1, 36_500), (name.upper(), f"TOOLCRIB_{name.upper()}")
+    return PreferenceSpec(name, "retention", label, help_text, *days, *names, unit="days")
+
+
 PREFERENCES = {
     spec.name: spec
     for spec in (
@@ -140,29 +145,17 @@ PREFERENCES = {
             scale=60,
             unit="minutes",
         ),
-        PreferenceSpec(
+        _retention(
             "keep_payloads_days",
-            "retention",
             "Retention of arguments and results",
             "Older arguments and results are deleted permanently within ten minutes. Calls stay "
             "listed with their times and errors.",
-            1,
-            36_500,
-            setting="KEEP_PAYLOADS_DAYS",
-            variable="TOOLCRIB_KEEP_PAYLOADS_DAYS",
-            unit="days",
         ),
-        PreferenceSpec(
+        _retention(
             "keep_sessions_days",
-            "retention",
             "Retention of ended sessions",
             "Counted from the end of the session. Older sessions are deleted permanently with "
             "their timelines and calls. The audit log is never deleted.",
-            1,
-            36_500,
-            setting="KEEP_SESSIONS_DAYS",
-            variable="TOOLCRIB_KEEP_SESSIONS_DAYS",
-            unit="days",
         ),
     )
 }

@@ -32,6 +32,7 @@ BULK_MESSAGES = {
     "keep-old": "Rejected the changes of {}. Agents keep the approved definitions.",
     "hold": "Hid {}. Agents cannot find or call them.",
 }
+MAX_QUERY_LENGTH = 2_000
 DECISIONS_HINT = "Approve, reject the change, or hide the tool."
 
 
@@ -74,7 +75,7 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if is_htmx_fragment(request):
         return _decided(request, tool)
     messages.success(request, message.format(tool.public_name))
-    return _redirect_to_list(request)
+    return redirect_to_list(request, "approvals")
 
 
 @require_POST
@@ -102,7 +103,7 @@ def decide_many(request: HttpRequest) -> HttpResponse:
         messages.success(request, BULK_MESSAGES[act].format(plural(done, "tool")))
     for reason in skipped:
         messages.error(request, f"Skipped: {reason}")
-    return _redirect_to_list(request)
+    return redirect_to_list(request, "approvals")
 
 
 def _decide_one(
@@ -116,10 +117,10 @@ def _decide_one(
     ACTS[act][0](item.tool, actor=actor_of(request), sha256=digest)
 
 
-def _redirect_to_list(request: HttpRequest) -> HttpResponse:
+def redirect_to_list(request: HttpRequest, name: str) -> HttpResponse:
     # Only the query string comes from the form, so this cannot redirect to another site.
-    query = QueryDict(request.POST.get("address", "")).urlencode()
-    return redirect(f"{reverse('approvals')}?{query}" if query else reverse("approvals"))
+    query = QueryDict(request.POST.get("address", "")[:MAX_QUERY_LENGTH]).urlencode()
+    return redirect(f"{reverse(name)}?{query}" if query else reverse(name))
 
 
 def _conflict(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:

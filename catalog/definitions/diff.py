@@ -19,7 +19,6 @@ MAX_LINES = 300
 MAX_DEPTH = 70
 WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 PLAIN_NAME = re.compile(r"[\w-]+")
-ANNOTATION_VALUES = {True: "true", False: "false", None: "not set"}
 LEADING_FACTS = ("type", "required", "description", "enum", "default")  # others follow by name
 KEYS_WITH_SECTION = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
 
@@ -160,9 +159,7 @@ def _annotations(before: object, after: object) -> Section:
 
 
 def _annotation(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return ANNOTATION_VALUES[value]
-    return _json(value)
+    return "not set" if value is None else canonical(value)
 
 
 def _edits(old: Sequence[str], new: Sequence[str], limit: int) -> Iterator[Span]:
@@ -227,8 +224,7 @@ def _backtrack(
 
 def _join_spans(steps: Iterator[Span]) -> Iterator[Span]:
     """Join words into spans. Whitespace between two changes becomes part of both."""
-    removed, added, space = "", "", ""
-    same = ""
+    removed = added = space = same = ""
     for kind, word in steps:
         if kind == "same":
             if (removed or added) and word.isspace() and not space:

@@ -31,7 +31,6 @@ VERBS = {
 }
 GROUP_ID = re.compile(r"[a-z0-9][a-z0-9:._-]{0,79}")
 MAX_LENGTHS = {"display_name": 120, "description": 500}
-LABELS = {"display_name": "display name", "description": "description"}
 NAMES_IN_ERROR = 5
 MAX_CHECKED_ENTRIES = 200
 
@@ -143,8 +142,9 @@ def normalize_text(field: str, text: str) -> str:
     """Return a text on one line, as the catalog renders it, or raise Invalid."""
     line = " ".join(check_storable(text, "A text").split())
     if len(line) > MAX_LENGTHS[field]:
+        label = field.replace("_", " ")
         raise Invalid(
-            f"The {LABELS[field]} has at most {MAX_LENGTHS[field]} characters.", hint="Shorten it."
+            f"The {label} has at most {MAX_LENGTHS[field]} characters.", hint="Shorten it."
         )
     if field == "display_name" and not line:
         raise Invalid("A group needs a display name.", hint="Agents and people read it.")

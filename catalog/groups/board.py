@@ -364,9 +364,6 @@ class ConcurrentEdits:
     sentences: Sequence[str]
     more: int
 
-    def __bool__(self) -> bool:
-        return bool(self.sentences)
-
 
 def last_edit_id(group: Group) -> int:
     return list_edits(group).values_list("pk", flat=True).first() or 0

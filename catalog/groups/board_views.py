@@ -15,6 +15,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
+from catalog.approvals.views import MAX_QUERY_LENGTH, redirect_to_list
 from catalog.groups import actions, board, preview
 from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
@@ -26,7 +27,6 @@ from catalog.models import AuditEntry, Group, Tool
 from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.roles import actor_of, admin_required
 
-MAX_QUERY_LENGTH = 2_000
 MAX_UNDONE_ENTRIES = 5
 STEPS = {"up": -1, "down": 1}
 PRELOAD_MESSAGES = {
@@ -233,7 +233,6 @@ def _perform_from_list(
     request: HttpRequest, action: Callable[..., GroupWrite], message: str
 ) -> HttpResponse:
     selection = BoardSelection.parse(request, ["tool"])
-    query = _page_query(request).urlencode()
     try:
         tools = selection.tools()
         if not request.POST.get("to"):
@@ -245,7 +244,7 @@ def _perform_from_list(
     else:
         subject = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
         group_undo.offer_undo(request, message.format(subject, group.group_id), write)
-    return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
+    return redirect_to_list(request, "tools")
 
 
 @require_POST

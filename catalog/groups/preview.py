@@ -147,10 +147,6 @@ class LastEdit:
     after: str
 
     @property
-    def differs(self) -> bool:
-        return self.before != self.after
-
-    @property
     def spans(self) -> tuple[definition_diff.Span, ...]:
         return definition_diff.diff_words(self.before, self.after)
 

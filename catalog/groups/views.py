@@ -228,7 +228,7 @@ def changes(request: HttpRequest, group_id: str) -> HttpResponse:
         "catalog/groups/_concurrent_edits.html",
         {"group": group, "last_edit_id": since, "concurrent_edits": edits},
     )
-    if edits:
+    if edits.sentences:
         response["HX-Trigger"] = json.dumps({"announce": edits.sentences[-1]})
     return response
 

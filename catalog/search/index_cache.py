@@ -23,11 +23,7 @@ def get_index(tools: Sequence[Searchable]) -> Index:
         if index is None:
             index = Index(key, installation_vectors)
         _indexes[key] = index  # most recently used last
-        _evict()
+        total = sum(map(len, _indexes))
+        while total > MAX_CACHED_TOOLS and len(_indexes) > 1:
+            total -= len(_indexes.pop(next(iter(_indexes))))
     return index
-
-
-def _evict() -> None:
-    total = sum(map(len, _indexes))
-    while total > MAX_CACHED_TOOLS and len(_indexes) > 1:
-        total -= len(_indexes.pop(next(iter(_indexes))))

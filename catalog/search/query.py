@@ -5,7 +5,6 @@ whole sentence: each clause is scored as well.
 """
 
 import re
-from collections.abc import Callable, Sized
 from typing import NamedTuple
 
 from catalog.search import translation
@@ -23,13 +22,13 @@ CLAUSE_BOUNDARY = re.compile(
 )
 
 
-def split_clauses(query: str, tokenize: Callable[[str], Sized]) -> list[str]:
+def _split_clauses(query: str) -> list[str]:
     """Return the clauses of a query, or an empty list if it is a single clause."""
     clauses: list[str] = []
     pending = ""
     for part in filter(None, (piece.strip() for piece in CLAUSE_BOUNDARY.split(query))):
         clause = f"{pending} {part}" if pending else part
-        if len(tokenize(clause)) < MIN_CLAUSE_TERMS:
+        if len(tokenize_query(clause)) < MIN_CLAUSE_TERMS:
             pending = clause
         else:
             clauses.append(clause)
@@ -81,7 +80,7 @@ def parse_query(query: str, postings: Postings, *, by_clause: bool = True) -> Pa
         for term, spelling in terms.items():
             corrected_terms.setdefault(corrections.get(term, term), spelling)
         terms = corrected_terms
-    clauses = tuple(split_clauses(query, tokenize_query)) if by_clause else ()
+    clauses = tuple(_split_clauses(query)) if by_clause else ()
     return ParsedQuery(query, terms, corrections, clauses, translated)
 
 

@@ -130,12 +130,9 @@ def list_tools(
 ) -> dict[str, Any]:
     rows = Tool.objects.with_definitions().prefetch_related("groups")
     rows = rows.filter(public_name__gt=cursor).order_by("public_name")
-    if server:
-        rows = rows.filter(server__slug=server)
-    if state:
-        rows = rows.filter(state=state)
-    if q:
-        rows = rows.filter(public_name__icontains=q.replace("\0", ""))
+    q = q.replace("\0", "")
+    filters = {"server__slug": server, "state": state, "public_name__icontains": q}
+    rows = rows.filter(**{name: value for name, value in filters.items() if value})
     items, next_cursor = cut_page(rows, limit, lambda row: row.public_name)
     return {"items": [serialize_tool(tool) for tool in items], "next_cursor": next_cursor}
 

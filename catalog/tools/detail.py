@@ -36,6 +36,7 @@ class Change:
 
 def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
     definition = tool.latest or tool.approved
+    holds = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb="tool.hold")
     trust = tool.server.trust if tool.server else ""
     changes = list(tool.changes.select_related("before", "after")[: MAX_CHANGES + 1])
     return {
@@ -53,7 +54,7 @@ def describe(tool: Tool, *, change_id: str = "") -> dict[str, Any]:
         if tool.latest and tool.latest_id != tool.approved_id
         else None,
         "last_decision": next((change for change in changes if change.decided_by), None),
-        "hidden_by": _last_entry(tool, "tool.hold") if tool.held_at else None,
+        "hidden_by": holds.first() if tool.held_at else None,
         "memberships": list(tool.memberships.select_related("group")),
         "hints": list(tool.hints.all()),
         "last_change": changes[0].at if changes else None,
@@ -106,8 +107,3 @@ def _selected_change(changes: list[DefinitionChange], change_id: str) -> dict[st
     if selected is None:
         return None
     return {"id": selected.pk, "change": Change.between(selected.before, selected.after, [])}
-
-
-def _last_entry(tool: Tool, verb: str) -> AuditEntry | None:
-    entries = AuditEntry.objects.filter(target_kind="tool", target_id=tool.pk, verb=verb)
-    return entries.order_by("-id").first()

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.approvals.views import ACTS
+from catalog.approvals.views import ACTS, redirect_to_list
 from catalog.groups.undo import UNDO_OFFER_KEY
 from catalog.models import Group, Tool
 from catalog.tools import actions as tool_actions
@@ -93,9 +93,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"Hid {plural(len(selected), 'tool')}.")
     else:
         messages.error(request, " ".join(str(errors[0]) for errors in form.errors.values()))
-    # Only the query string comes from the form, so this cannot redirect to another site.
-    query = QueryDict(request.POST.get("address", "")).urlencode()
-    return redirect(f"{reverse('tools')}?{query}" if query else reverse("tools"))
+    return redirect_to_list(request, "tools")
 
 
 @require_safe
