@@ -123,6 +123,11 @@ class CachedTool:
         return self.description_override or (self.approved.description if self.approved else "")
 
     @property
+    def tokens(self) -> int | None:
+        definition = self.approved or self.latest
+        return definition.tokens if definition else None
+
+    @property
     def bare_names(self) -> set[str]:
         """Return the server's name for the tool, and its safe form as printed in the catalog."""
         return {self.original_name, self.name.partition("__")[2]} - {self.name, ""}

@@ -78,12 +78,8 @@ def record(
 
 
 def lock_group(group: Group) -> Group:
-    locked = (
-        Group.objects.select_for_update(of=("self",))
-        .select_related("follows")
-        .filter(pk=group.pk)
-        .first()
-    )
+    rows = Group.objects.select_for_update(of=("self",)).select_related("follows")
+    locked = rows.filter(pk=group.pk).first()
     if locked is None:
         raise deleted_error(group)
     return locked

@@ -184,16 +184,10 @@ def list_groups(request: HttpRequest, limit: int = 50, cursor: str = "") -> dict
     memberships = Membership.objects.filter(group__in=groups).order_by().values_list("group_id")
     members: dict[int, int] = dict(memberships.annotate(models.Count("pk")))
     catalog = cache.current()
-    items = [
-        _group_out(
-            group,
-            members.get(group.pk, 0),
-            catalog.group(group),
-            drifts[group.pk],
-            lints[group.pk],
-        )
-        for group in groups
-    ]
+    items = []
+    for group in groups:
+        count, issues = members.get(group.pk, 0), (drifts[group.pk], lints[group.pk])
+        items.append(_group_out(group, count, catalog.group(group), *issues))
     return {"items": items, "next_cursor": next_cursor}
 
 

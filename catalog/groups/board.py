@@ -16,7 +16,7 @@ from catalog import cache, rendering
 from catalog.audit import sentence
 from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.groups import preview
-from catalog.groups.preview import cached_group, definition_tokens, group_line
+from catalog.groups.preview import cached_group, group_line
 from catalog.groups.state import FIELDS, State, affected_tools, list_edits
 from catalog.models import AuditEntry, Group, Membership, Tool
 from catalog.tools.queries import ToolFilter
@@ -75,7 +75,6 @@ class BoardQuery:
 class MemberRow:
     pk: int
     name: str
-    server: str
     description: str
     tokens: int | None
     state: str
@@ -84,7 +83,6 @@ class MemberRow:
     followed: bool  # the group follows its server, so it cannot be removed
     is_first: bool
     is_last: bool
-    calls: int = 0  # in 30 days; set for suggestions only
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Board:
     on_demand: Section
     cost: GroupCost
     tokens_per_stub: int
-    suggestions: Sequence[MemberRow]  # costly, rarely called preloads of a group over the budget
+    suggestions: Sequence[tuple[CachedTool, int]]  # of a group over the budget
 
 
 @lru_cache(maxsize=2_000)
@@ -156,8 +154,8 @@ def group_cost(group: CachedGroup) -> GroupCost:
 @cache.memoize_per_revision
 def definitions_cost(group: CachedGroup) -> GroupCost:
     preloaded = [member for member in group.offered if member.preload]
-    preload_tokens = sum(definition_tokens(member.tool) or 0 for member in preloaded)
-    tokens = sum(definition_tokens(member.tool) or 0 for member in group.offered)
+    preload_tokens = sum(member.tool.tokens or 0 for member in preloaded)
+    tokens = sum(member.tool.tokens or 0 for member in group.offered)
     return GroupCost(preload_tokens, 0, tokens - preload_tokens, len(group.offered), len(preloaded))
 
 
@@ -179,16 +177,15 @@ def build_board(group: Group, query: BoardQuery) -> Board:
     first: Page[CachedMember] = page_by_offset(preload, query.preload_from, SECTION_SIZE)
     second: Page[CachedMember] = page_by_offset(on_demand, query.demand_from, SECTION_SIZE)
     tool_ids = [member.tool.tool_id for member in (*first.rows, *second.rows)]
-    own_preload = dict(
-        group.memberships.filter(tool__in=tool_ids).values_list("tool_id", "preload")
-    )
+    shown = group.memberships.filter(tool__in=tool_ids)
+    own_preload = dict(shown.values_list("tool_id", "preload"))
     cost = group_cost(cached)
     return Board(
         _section(group, first, own_preload, cost.preload),
         _section(group, second, own_preload, cost.rest, _undefined_members(group)),
         cost,
         cost.stub // cost.tools if cost.tools else 0,
-        _suggestions(group, preload) if cost.over_budget else [],
+        _suggestions(preload) if cost.over_budget else [],
     )
 
 
@@ -201,10 +198,10 @@ def _sections(group: CachedGroup) -> tuple[Sequence[CachedMember], Sequence[Cach
 def _undefined_members(group: Group) -> list[MemberRow]:
     """Return members without any definition, which the cache excludes."""
     members = group.memberships.filter(tool__latest=None).order_by("position", "tool__public_name")
-    rows = members.values_list("tool_id", "tool__public_name", "tool__server__slug", "tool__state")
+    rows = members.values_list("tool_id", "tool__public_name", "tool__state")
     return [
-        MemberRow(pk, name, slug or "", "", None, state, False, None, False, True, True)
-        for pk, name, slug, state in rows[:SECTION_SIZE]
+        MemberRow(pk, name, "", None, state, False, None, False, True, True)
+        for pk, name, state in rows[:SECTION_SIZE]
     ]
 
 
@@ -215,46 +212,34 @@ def _section(
     tokens: int,
     undefined: Sequence[MemberRow] = (),
 ) -> Section:
-    last = page.total - 1
     rows = [
-        _row(group, member.tool, own_preload.get(member.tool.tool_id), at == 0, at == last)
-        for at, member in enumerate(page.rows, page.first)
+        MemberRow(
+            pk=tool.tool_id,
+            name=tool.name,
+            description=tool.description or (tool.latest.description if tool.latest else ""),
+            tokens=tool.tokens,
+            state=tool.state,
+            offered=tool.offered,
+            preload=own_preload.get(tool.tool_id),
+            followed=tool.server_id is not None and tool.server_id == group.follows_id,
+            is_first=at == 0,
+            is_last=at == page.total - 1,
+        )
+        for at, tool in enumerate((member.tool for member in page.rows), page.first)
     ]
     if not page.next_cursor:
         rows += undefined
     return Section(rows, page.total + len(undefined), page.first, tokens)
 
 
-def _row(
-    group: Group,
-    tool: CachedTool,
-    preload: bool | None = None,
-    is_first: bool = False,
-    is_last: bool = False,
-) -> MemberRow:
-    return MemberRow(
-        pk=tool.tool_id,
-        name=tool.name,
-        server=tool.server,
-        description=tool.description or (tool.latest.description if tool.latest else ""),
-        tokens=definition_tokens(tool),
-        state=tool.state,
-        offered=tool.offered,
-        preload=preload,
-        followed=tool.server_id is not None and tool.server_id == group.follows_id,
-        is_first=is_first,
-        is_last=is_last,
-    )
-
-
-def _suggestions(group: Group, preload: Sequence[CachedMember]) -> list[MemberRow]:
-    """Return the costliest of the rarely called preloads, to be set to on demand."""
+def _suggestions(preload: Sequence[CachedMember]) -> list[tuple[CachedTool, int]]:
+    """Return the costliest of the rarely called preloads, with their calls in 30 days."""
     tools = {member.tool.tool_id: member.tool for member in preload if member.tool.offered}
     stats = call_stats.count_tool_calls(tools)
     calls = {pk: stats[pk].calls if pk in stats else 0 for pk in tools}
     rare = [pk for pk in tools if calls[pk] < RARE_CALLS]
-    rare.sort(key=lambda pk: (-(definition_tokens(tools[pk]) or 0), tools[pk].name))
-    return [replace(_row(group, tools[pk]), calls=calls[pk]) for pk in rare[:MAX_SUGGESTIONS]]
+    rare.sort(key=lambda pk: (-(tools[pk].tokens or 0), tools[pk].name))
+    return [(tools[pk], calls[pk]) for pk in rare[:MAX_SUGGESTIONS]]
 
 
 def section_names(group: Group, name: str) -> list[str]:
@@ -267,12 +252,8 @@ def section_names(group: Group, name: str) -> list[str]:
 def list_tools(group: Group, query: BoardQuery) -> Page[Tool]:
     """Return a page of all tools, those not in the group first."""
     membership = Membership.objects.filter(group=group, tool=OuterRef("pk"))
-    rows = (
-        Tool.objects.with_definitions()
-        .filter(query.tool_filter.condition())
-        .annotate(in_group=Exists(membership))
-        .order_by("in_group", "public_name")
-    )
+    rows = Tool.objects.with_definitions().annotate(in_group=Exists(membership))
+    rows = rows.filter(query.tool_filter.condition()).order_by("in_group", "public_name")
     if query.membership:
         rows = rows.filter(in_group=query.membership == "yes")
     return page_by_offset(rows, query.offset, TOOLS_PER_PAGE)
@@ -312,7 +293,7 @@ def _part(
         (tool, _delivery(left.get(tool.tool_id)), _delivery(right.get(tool.tool_id)))
         for tool in tools[:MAX_COMPARED_ROWS]
     ]
-    tokens = sum(definition_tokens(tool) or 0 for tool in tools if tool.offered)
+    tokens = sum(tool.tokens or 0 for tool in tools if tool.offered)
     return ComparedPart(title, rows, len(tools), tokens)
 
 

@@ -37,11 +37,6 @@ def group_line(group: CachedGroup) -> rendering.GroupLine:
     return rendering.GroupLine(group.group_id, group.display_name, group.description, names)
 
 
-def definition_tokens(tool: CachedTool) -> int | None:
-    definition = tool.approved or tool.latest
-    return definition.tokens if definition else None
-
-
 @dataclass(frozen=True)
 class GroupPreview:
     line: rendering.GroupLine
@@ -61,7 +56,7 @@ class GroupPreview:
 
     @property
     def preload_tokens(self) -> int:
-        return sum(definition_tokens(tool) or 0 for tool in self.preloads)
+        return sum(tool.tokens or 0 for tool in self.preloads)
 
     @property
     def tokens(self) -> int:

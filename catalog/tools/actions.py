@@ -204,11 +204,7 @@ def parse_tool_text(text: str) -> object:
 
 def lock_tool(tool: Tool, sha256: str = "") -> Tool:
     """Reload a tool with a row lock; raise Conflict if its latest digest is not `sha256`."""
-    tool = (
-        Tool.objects.select_for_update(of=("self",))
-        .select_related("approved", "latest", "server")
-        .get(pk=tool.pk)
-    )
+    tool = Tool.objects.select_for_update(of=("self",)).with_definitions().get(pk=tool.pk)
     if sha256 and (tool.latest is None or tool.latest.sha256 != sha256):
         raise Conflict(
             f"The definition of {tool.public_name} changed again since you viewed it.",

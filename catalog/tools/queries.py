@@ -140,13 +140,9 @@ def find_defined_tool(public_name: str) -> Tool:
 
 def list_tools(filters: ToolFilter, *, offset: int, size: int = PAGE_SIZE) -> Page[Tool]:
     matches = Tool.objects.filter(filters.condition())
-    rows = (
-        matches.with_definitions()
-        .prefetch_related("groups")
-        .annotate(cost=COST)
-        .order_by(*SORTS[filters.sort])
-    )
-    return page_by_offset(rows, offset, size, total=matches.count())
+    rows = matches.with_definitions().prefetch_related("groups").annotate(cost=COST)
+    ordered = rows.order_by(*SORTS[filters.sort])
+    return page_by_offset(ordered, offset, size, total=matches.count())
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_never_called_is_a_filter_in_the_url(weather, signed_in):
 
     page = signed_in.get("/tools?unused=1")
 
-    assert [row.tool.public_name for row in page.context["rows"]] == ["weather__tried"]
+    assert [tool.public_name for tool, _ in page.context["rows"]] == ["weather__tried"]
     html = page.content.decode()
     assert '<input type="checkbox" name="unused" value="1" checked>' in html
 
@@ -92,7 +92,7 @@ def test_never_called_is_a_filter_in_the_url(weather, signed_in):
 
 def suggested(signed_in):
     board = signed_in.get("/groups/research").context["board"]
-    return [(row.name, row.calls) for row in board.suggestions]
+    return [(tool.name, calls) for tool, calls in board.suggestions]
 
 
 @pytest.fixture
