@@ -193,12 +193,8 @@ def tool_object(
     name: str, description: str, schema: object, *, source: str, server: str = ""
 ) -> dict[str, Any]:
     """Return a tool in the format of loads, the tools array and tool details."""
-    tool: dict[str, Any] = {
-        "name": name,
-        "description": description,
-        "parameters": schema,
-        "source": source,
-    }
+    tool: dict[str, Any] = {"name": name, "description": description, "parameters": schema}
+    tool["source"] = source
     return tool | {"mcpServer": server} if server else tool
 
 

@@ -51,13 +51,8 @@ def _save_decision(
     DefinitionChange.objects.filter(
         tool=tool, after=tool.latest, outcome=DefinitionChange.Outcome.WAITING
     ).update(outcome=outcome, decided_by=actor.label[:200], decided_at=timezone.now())
-    audit.record(
-        actor,
-        verb,
-        tool,
-        before={"definition": before.sha256 if before else None},
-        after={"definition": tool.latest.sha256 if tool.latest else None},
-    )
+    old, new = ({"definition": one.sha256 if one else None} for one in (before, tool.latest))
+    audit.record(actor, verb, tool, before=old, after=new)
     Revision.bump()
     return tool
 

@@ -5,6 +5,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.http import urlencode
 from django.views.decorators.http import require_safe
 
 from catalog.audit import queries as audit_queries
@@ -23,6 +24,9 @@ EXPORTS = {
 @operator_required
 def audit_log(request: HttpRequest) -> HttpResponse:
     filters = AuditFilter.read(request.GET)
+    dropped = ("before", "after", "times")
+    query = {name: values for name, values in request.GET.lists() if any(values)}
+    query = {name: values for name, values in query.items() if name not in dropped}
     page = page_by_id(filters.entries(), before=filters.before, after=filters.after)
     context: dict[str, Any] = {
         "page": page,
@@ -31,7 +35,7 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         "filters": filters,
         "local": request.GET.get("times") == "local",
         "truncation_note": audit_queries.truncation_note(page.total),
-        "query": _export_query(request),
+        "query": urlencode(query, doseq=True),
     }
     if is_htmx_fragment(request):
         response = render(request, "catalog/audit/_log.html", context)
@@ -39,13 +43,6 @@ def audit_log(request: HttpRequest) -> HttpResponse:
         return response
     context["facets"] = audit_queries.facets(filters)
     return render(request, "catalog/audit/log.html", context)
-
-
-def _export_query(request: HttpRequest) -> str:
-    query = request.GET.copy()
-    for name in ("before", "after", "times"):
-        query.pop(name, None)
-    return query.urlencode()
 
 
 @require_safe

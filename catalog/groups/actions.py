@@ -153,9 +153,6 @@ def join_names(names: Sequence[str]) -> str:
     return f"{text} and {remaining} more" if remaining > 0 else text
 
 
-# --- Lookup -------------------------------------------------------------------------------------
-
-
 def find_group(group_id: str) -> Group:
     groups = Group.objects.select_related("follows")
     group = groups.filter(group_id=group_id.replace("\0", "")).first()

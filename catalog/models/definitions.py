@@ -144,9 +144,7 @@ class Tool(models.Model):
     @property
     def description(self) -> str:
         """Return the description agents read: the override if there is one."""
-        if self.description_override:
-            return self.description_override
-        return self.definition.description if self.definition else ""
+        return self.description_override or (self.definition.description if self.definition else "")
 
     @property
     def annotations(self) -> dict[str, Any]:
