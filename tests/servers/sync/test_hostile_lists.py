@@ -170,7 +170,7 @@ def test_markup_in_every_field_is_stored_as_text_and_named_safely(offered, marku
 
     assert run.outcome == "ok"
     tool = Tool.objects.get()
-    assert (tool.name, tool.description, tool.approved.title) == (markup, markup, markup)
+    assert (tool.name, tool.description, tool.approved.tool["title"]) == (markup, markup, markup)
     assert tool.public_name.replace("_", "").replace("-", "").isalnum()
 
 
