@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 INTERVAL = 0.05  # seconds between two timers
+IDLE_INTERVAL = 0.25  # while the process uses less of a processor than IDLE_SHARE
+IDLE_SHARE = 0.03
 WINDOW = 60.0  # seconds of history
 LONG_LAG = 0.25  # seconds; noticeable to people
 
@@ -47,17 +49,20 @@ class LoopMonitor:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Measure while the context is open."""
-        self._start_timer(asyncio.get_running_loop())
+        self._start_timer(asyncio.get_running_loop(), INTERVAL)
         try:
             yield
         finally:
             self._timer.cancel()
 
-    def _start_timer(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A callback: waking a task twenty times a second takes several times as long.
-        due = loop.time() + INTERVAL
-        self._timer = loop.call_later(INTERVAL, self._measure, loop, due)
+    def _start_timer(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
+        # A callback: waking a task takes several times as long.
+        due, cpu = loop.time() + interval, time.process_time()
+        self._timer = loop.call_later(interval, self._measure, loop, due, interval, cpu)
 
-    def _measure(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+    def _measure(
+        self, loop: asyncio.AbstractEventLoop, due: float, interval: float, cpu: float
+    ) -> None:
         self.record(loop.time() - due, time.monotonic())
-        self._start_timer(loop)
+        is_idle = time.process_time() - cpu < IDLE_SHARE * interval
+        self._start_timer(loop, IDLE_INTERVAL if is_idle else INTERVAL)
