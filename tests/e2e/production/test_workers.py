@@ -85,8 +85,11 @@ def test_a_handshake_client_continues_its_session_after_kill_9_of_all_workers(
         with ConnectedClient(kind, agent, tmp_path) as client:
             # Several calls: the kernel assigns each connection to either process.
             assert [client.call() for _ in range(4)] == [FORECAST] * 4
-            for pid in [parent.pid, *web_pids(parent)]:
+            children = web_pids(parent)
+            parent.kill()
+            for pid in children:
                 os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: not any(map(is_alive, children)), what="all are dead")
             start_two(production, int(production.url.rpartition(":")[2]))
             assert [client.call() for _ in range(4)] == [FORECAST] * 4
             check_one_session(production, agent, calls=8)
