@@ -24,5 +24,7 @@ class JsonCommand(BaseCommand):
             self.stderr.write(error.sentence)
             sys.exit(1)
 
-    def report(self, body: dict[str, Any], text: str) -> None:
-        self.stdout.write(json.dumps(body) if self.as_json else text)
+    def report(self, body: dict[str, Any], text: str, **json_format: Any) -> None:
+        output = json.dumps(body, **json_format) if self.as_json else text
+        if output:
+            self.stdout.write(output)

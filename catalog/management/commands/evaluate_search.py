@@ -1,13 +1,12 @@
 """Management command: evaluate search quality on test sets of tools and queries."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from catalog.search.embeddings import encoder as sentence_encoder
 from catalog.search.embeddings.encoder import ModelUnavailable
@@ -16,15 +15,17 @@ from catalog.search.engine import RANKED_STRATEGIES, STRATEGIES
 from catalog.search.evaluation import EvaluationResult, EvaluationSet, evaluate, read_set
 from catalog.search.index import Index
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.management.json_command import JsonCommand
 
 COLUMNS = ("hit_at_1", "recall_at_5", "recall_at_10", "mrr", "ndcg_at_5", "p50_ms", "p95_ms")
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = "Evaluate search on folders with tools.jsonl and queries.jsonl."
     requires_system_checks = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
         parser.add_argument(
             "--strategy",
@@ -33,7 +34,6 @@ class Command(BaseCommand):
             help="Strategy to evaluate; may be repeated. Default: all ranked strategies.",
         )
         parser.add_argument("--limit", type=int, help="Run only the first N queries of each set.")
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         strategies = options["strategy"] or list(RANKED_STRATEGIES)
@@ -44,10 +44,7 @@ class Command(BaseCommand):
             rows = [row for test_set in sets for row in self._evaluate(test_set, strategies)]
         except ToolcribError as error:
             raise CommandError(error.sentence) from error
-        if options["json"]:
-            self.stdout.write(json.dumps({"rows": [asdict(row) for row in rows]}))
-        else:
-            self._print_table(rows)
+        self.report({"rows": [asdict(row) for row in rows]}, _table(rows))
 
     def _evaluate(self, test_set: EvaluationSet, strategies: list[str]) -> list[EvaluationResult]:
         vectors = self._encode(test_set) if {"hybrid", "embedding"} & set(strategies) else None
@@ -64,9 +61,11 @@ class Command(BaseCommand):
             ) from error
         return DetachedMatrix(encoder, {tool.key: tool.passage for tool in test_set.tools})
 
-    def _print_table(self, rows: list[EvaluationResult]) -> None:
-        width = max(len(row.set) for row in rows)
-        self.stdout.write(f"{'set':{width}}  {'strategy':9}  " + "  ".join(COLUMNS))
-        for row in rows:
-            cells = "  ".join(f"{getattr(row, name):{len(name)}.3f}" for name in COLUMNS)
-            self.stdout.write(f"{row.set:{width}}  {row.strategy:9}  {cells}")
+
+def _table(rows: list[EvaluationResult]) -> str:
+    width = max(len(row.set) for row in rows)
+    lines = [f"{'set':{width}}  {'strategy':9}  " + "  ".join(COLUMNS)]
+    for row in rows:
+        cells = "  ".join(f"{getattr(row, name):{len(name)}.3f}" for name in COLUMNS)
+        lines.append(f"{row.set:{width}}  {row.strategy:9}  {cells}")
+    return "\n".join(lines)

@@ -1,13 +1,11 @@
 """Import the servers of an mcp.json file."""
 
 import argparse
-import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from django.core.management.base import BaseCommand
 
 from catalog.audit import Actor
 from servers.mcp_json import importer
@@ -15,17 +13,19 @@ from servers.models import SyncRun, Trigger
 from servers.registration import validation
 from servers.sync import scheduling
 from servers.sync.runner import sync_many
-from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.errors import Invalid, ToolcribError
 from toolcrib.lib.text import escape_ambiguous
+from toolcrib.management.json_command import JsonCommand
 
 # Toolcrib's own environment variables, never available to the file.
 PRIVATE_VARIABLES = ("TOOLCRIB_", "DATABASE_URL", "REDIS_URL")
 
 
-class Command(BaseCommand):
+class Command(JsonCommand):
     help = "Register the servers of an mcp.json (Claude, VS Code and Cursor formats)."
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        super().add_arguments(parser)
         parser.add_argument("file", help="The mcp.json file; - reads standard input.")
         parser.add_argument(
             "--allow-stdio",
@@ -35,10 +35,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--wait", action="store_true", help="Wait until the servers are synced."
         )
-        parser.add_argument("--json", action="store_true", help="Print one JSON document.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        text = self._read(options["file"])
+        text = _read(options["file"])
         variables = {
             name: value
             for name, value in os.environ.items()
@@ -56,40 +55,36 @@ class Command(BaseCommand):
         warnings = {draft.slug: list(draft.warnings) for draft in check.drafts}
         rows = [_row(item, runs, warnings) for item in results]
         failed = [row for row in rows if row["status"] == "failed"]
-        if options["json"]:
-            body = {
-                "shape": check.shape,
-                "servers": rows,
-                "saved": len(saved),
-                "failed": len(failed),
-            }
-            self.stdout.write(json.dumps(body, ensure_ascii=False, indent=2))
-        else:
-            self._print(rows)
+        body = {
+            "shape": check.shape,
+            "servers": rows,
+            "saved": len(saved),
+            "failed": len(failed),
+        }
+        text = "\n".join(line for row in rows for line in _lines(row))
+        self.report(body, text, ensure_ascii=False, indent=2)
         if failed or not rows:
             sys.exit(3 if len(failed) < len(rows) else 1)
 
-    def _read(self, name: str) -> str:
-        try:
-            raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-            return raw.decode("utf-8-sig")
-        except OSError as error:
-            self.stderr.write(f"{name} cannot be read: {error.strerror}.")
-        except UnicodeDecodeError:
-            self.stderr.write(f"{name} is not UTF-8 text.")
-        sys.exit(1)
 
-    def _print(self, rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            mark = "✕" if row["status"] == "failed" else "✓"
-            message = row["message"] or "registered"
-            self.stdout.write(f"{mark} {row['slug'] or row['name'] or 'file'}: {message}")
-            if row["argv"]:
-                self.stdout.write(f"    runs: {row['argv']}")
-            if row["hint"]:
-                self.stdout.write(f"    {row['hint']}")
-            for warning in row["warnings"]:
-                self.stdout.write(f"    note: {warning}")
+def _read(name: str) -> str:
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise Invalid(f"{name} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{name} is not UTF-8 text.") from error
+
+
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    mark = "✕" if row["status"] == "failed" else "✓"
+    yield f"{mark} {row['slug'] or row['name'] or 'file'}: {row['message'] or 'registered'}"
+    if row["argv"]:
+        yield f"    runs: {row['argv']}"
+    if row["hint"]:
+        yield f"    {row['hint']}"
+    yield from (f"    note: {warning}" for warning in row["warnings"])
 
 
 def _row(
