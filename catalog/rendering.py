@@ -203,14 +203,13 @@ def _object(properties: dict[str, Any], required: Sequence[str] = ()) -> dict[st
     return schema | {"required": list(required)} if required else schema
 
 
-def meta_tools(strategy: str, groups: str = "") -> list[dict[str, Any]]:
-    """Return the tools that give access to all others. `groups`: catalog lines to include."""
+def meta_tools(strategy: str) -> list[dict[str, Any]]:
+    """Return the tools that give access to all others."""
     text = {"type": "string"}
-    search = "Find tools by words, by a regular expression, or one by its exact name."
     tools = [
         (
             "search_tools",
-            search + (f" Behind it:\n{groups}" if groups else ""),
+            "Find tools by words, by a regular expression, or one by its exact name.",
             _object(
                 {
                     "query": {**text, "description": "What you want to do, in words"},

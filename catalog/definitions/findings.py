@@ -2,8 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from catalog.definitions.json_schema import required_names, unenforceable_patterns
 from catalog.definitions.parsing import printable_name
@@ -30,13 +29,9 @@ ANNOTATIONS = ("readOnlyHint", "destructiveHint", "idempotentHint", "openWorldHi
 ANNOTATION_DEFAULTS = {"readOnlyHint": False, "destructiveHint": True, "openWorldHint": True}
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     code: str
     text: str
-
-    def as_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 class KnownNames:

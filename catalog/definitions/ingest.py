@@ -5,7 +5,7 @@
 custom tools change which definition a tool points at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -81,15 +81,14 @@ def store_definitions(remote: Sequence[RemoteTool]) -> dict[str, int]:
 
 
 def collect_findings(
-    server: "Server", remote: Sequence[RemoteTool]
+    server: "Server", remote: Sequence[RemoteTool], known: Collection[str]
 ) -> dict[str, list[dict[str, str]]]:
-    """Return lint warnings by tool name, for definitions that are new for this server."""
-    known = known_digests(server)
+    """Return lint warnings by tool name, except for definitions whose digest is `known`."""
     others = Tool.objects.current().exclude(server=server).exclude(server=None)
     foreign = list(others.values_list("name", flat=True).distinct()[:50_000])
     names = KnownNames([tool.name for tool in remote], foreign)
     return {
-        tool.name: [finding.as_json() for finding in definition_findings(tool.tool, names)]
+        tool.name: [finding._asdict() for finding in definition_findings(tool.tool, names)]
         for tool in remote
         if tool.sha256 not in known
     }
@@ -191,11 +190,6 @@ class ListingUpdate:
             tool.rejected_reason, tool.missing_since = rejection.reason, None
             self.updated[tool.name] = tool
 
-    def mark_missing(self, tool: Tool) -> None:
-        tool.missing_since = self.now
-        self.result.removed.append(tool.name)
-        self.updated[tool.name] = tool
-
     def save(self) -> None:
         """Write all rows, and bump the revision if agents can see a difference."""
         for tool in (*self.new_tools, *self.updated.values()):
@@ -268,7 +262,9 @@ def apply_listing(
         update.result.removals_held = True
     else:
         for tool in missing:
-            update.mark_missing(tool)
+            tool.missing_since = update.now
+            update.result.removed.append(tool.name)
+            update.updated[tool.name] = tool
     update.save()
     return update.result
 

@@ -99,19 +99,18 @@ def unenforceable_patterns(schema: dict[str, Any]) -> list[str]:
     ]
 
 
-def walk(schema: object, path: Path | None = ()) -> Iterator[tuple[Path | None, dict[str, Any]]]:
+def walk(schema: object) -> Iterator[tuple[Path | None, dict[str, Any]]]:
     """Yield every subschema with its path of property names, or None if it is not a property."""
-    stack: list[tuple[Path | None, object]] = [(path, schema)]
+    stack: list[tuple[Path | None, object]] = [((), schema)]
     while stack:
-        node_path, node = stack.pop()
+        path, node = stack.pop()
         if not isinstance(node, dict):
             continue
-        yield node_path, node
+        yield path, node
         for key in MAPS_OF_SCHEMAS:
             for name, sub in _mapping(node.get(key)).items():
-                is_property = node_path is not None and key == "properties"
-                sub_path = (*node_path, name) if is_property and node_path is not None else None
-                stack.append((sub_path, sub))
+                is_property = key == "properties"
+                stack.append(((*path, name) if is_property and path is not None else None, sub))
         for key in LISTS_OF_SCHEMAS:
             if isinstance(node.get(key), list):
                 stack.extend((None, sub) for sub in node[key])
@@ -259,9 +258,9 @@ def _check_headers(schema: dict[str, Any]) -> None:
         if "x-mcp-header" not in sub:
             continue
         header = sub["x-mcp-header"]
-        where = ".".join(path) if path else ""
         if not path:
             raise InvalidSchema("x-mcp-header is only allowed on arguments")
+        where = ".".join(path)
         if not isinstance(header, str) or not HEADER_TOKEN.fullmatch(header):
             raise InvalidSchema(f"x-mcp-header of {where!r} is not a valid header name")
         if header.lower() in CREDENTIAL_HEADERS:

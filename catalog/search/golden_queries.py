@@ -72,7 +72,7 @@ def accept(golden: GoldenQuery, *, actor: Actor) -> GoldenQuery:
 
 
 def find_golden_query(golden_id: int) -> GoldenQuery:
-    golden = GoldenQuery.objects.filter(pk=golden_id).prefetch_related("results").first()
+    golden = queries().filter(pk=golden_id).first()
     if golden is None:
         raise NotFound("Golden query not found.", hint="It may have been removed.")
     return golden

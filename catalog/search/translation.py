@@ -90,31 +90,30 @@ def translate(
     """
     if not unknown:
         return None
-    glossary = GLOSSARY
     if not query.isascii() and CHINESE.search(query) and not KANA.search(query):
-        return _translate_chinese(query, glossary, is_indexed)
-    compounds = {word for word in map(str.casefold, unknown) if _split_compound(word, glossary)}
-    if not compounds and glossary.distinctive.isdisjoint(map(str.casefold, spellings)):
+        return _translate_chinese(query, is_indexed)
+    compounds = {word for word in map(str.casefold, unknown) if _split_compound(word)}
+    if not compounds and GLOSSARY.distinctive.isdisjoint(map(str.casefold, spellings)):
         return None  # fast path: nearly all queries
     text = fold(query)
-    words = glossary.word.findall(text.casefold())
-    counts = [_count_distinctive(words, language) for language in glossary.spaced]
+    words = GLOSSARY.word.findall(text.casefold())
+    counts = [_count_distinctive(words, language) for language in GLOSSARY.spaced]
     counts[GERMAN] += len(compounds)
     highest = max(counts)
     if not highest or highest < MIN_KNOWN_SHARE * len(words):
         return None
-    language, translation = glossary.spaced[counts.index(highest)], Translation()
+    language, translation = GLOSSARY.spaced[counts.index(highest)], Translation()
 
     def replace(match: re.Match[str]) -> str:
         word = match.group().casefold().replace("-", " ")
         meanings = language.english.get(word)
         if meanings is None and word in compounds:
-            meanings = _split_compound(word, glossary)
+            meanings = _split_compound(word)
         if meanings is None:
             return match.group()
         return translation.translate_word(match.group(), meanings, is_indexed)
 
-    return translation.with_text(glossary.word.sub(replace, text))
+    return translation.with_text(GLOSSARY.word.sub(replace, text))
 
 
 def _count_distinctive(words: Sequence[str], language: Language) -> int:
@@ -124,9 +123,9 @@ def _count_distinctive(words: Sequence[str], language: Language) -> int:
     return len(distinctive) if meanings.difference(CONJUNCTIONS, ((),)) else 0
 
 
-def _split_compound(word: str, glossary: Glossary) -> Meanings:
+def _split_compound(word: str) -> Meanings:
     """Translate a German compound of two words, with or without a linking element."""
-    language = glossary.spaced[GERMAN]
+    language = GLOSSARY.spaced[GERMAN]
     if not word.isalpha():
         return None
     for at in range(len(word) - MIN_COMPOUND_PART, MIN_COMPOUND_PART - 1, -1):
@@ -139,16 +138,14 @@ def _split_compound(word: str, glossary: Glossary) -> Meanings:
     return None
 
 
-def _translate_chinese(
-    query: str, glossary: Glossary, is_indexed: Callable[[str], bool]
-) -> Translation | None:
+def _translate_chinese(query: str, is_indexed: Callable[[str], bool]) -> Translation | None:
     translation, known, total = Translation(), 0, 0
 
     def replace(match: re.Match[str]) -> str:
         nonlocal known, total
         total += len(match.group())
         words = []
-        for word, meanings in _segment(match.group(), glossary):
+        for word, meanings in _segment(match.group()):
             known += 0 if meanings is None else len(word)
             words.append(
                 word if meanings is None else translation.translate_word(word, meanings, is_indexed)
@@ -159,12 +156,12 @@ def _translate_chinese(
     return translation.with_text(text) if known >= MIN_KNOWN_SHARE * total else None
 
 
-def _segment(text: str, glossary: Glossary) -> Iterator[tuple[str, Meanings]]:
+def _segment(text: str) -> Iterator[tuple[str, Meanings]]:
     """Split Chinese text by longest match; runs of unknown characters stay together."""
     at = unknown = 0
     while at < len(text):
-        for length in range(min(glossary.longest_chinese, len(text) - at), 0, -1):
-            meanings = glossary.chinese.english.get(text[at : at + length])
+        for length in range(min(GLOSSARY.longest_chinese, len(text) - at), 0, -1):
+            meanings = GLOSSARY.chinese.english.get(text[at : at + length])
             if meanings is not None:
                 if unknown < at:
                     yield text[unknown:at], None

@@ -128,7 +128,7 @@ def save_custom_tool(raw: object, *, actor: Actor, tool: Tool | None = None) -> 
             "A custom tool cannot be renamed.", hint="Create a new tool with the new name."
         )
     definition = ingest.store_definitions([remote])[remote.sha256]
-    findings = [finding.as_json() for finding in definition_findings(remote.tool, KnownNames())]
+    findings = [finding._asdict() for finding in definition_findings(remote.tool, KnownNames())]
     try:
         with transaction.atomic():
             return _set_definition(

@@ -5,7 +5,7 @@ depends on the admin's confirmation of the exact argv. The warnings only help to
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from toolcrib.lib.text import escape_ambiguous
 
@@ -54,24 +54,20 @@ _COMMIT = re.compile(r"#[0-9a-f]{7,40}$")
 
 
 def argv_warnings(argv: Sequence[str]) -> list[str]:
-    if not argv:
-        return []
-    warnings: list[str] = []
+    return list(dict.fromkeys(_warnings(argv))) if argv else []
+
+
+def _warnings(argv: Sequence[str]) -> Iterator[str]:
     command = argv[0]
     if "/" in command and not command.startswith("/"):
-        warnings.append(
+        yield (
             "The command is a relative path, so the working directory decides what runs. "
             "Use an absolute path."
         )
     if " " in command.strip():
-        warnings.append(
-            "The command contains a space. If it includes arguments, enter each one separately."
-        )
+        yield "The command contains a space. If it includes arguments, enter each one separately."
     for words in _unwrap(list(argv)):
-        for warning in _program_warnings(_program_name(words[0]), words[1:]):
-            if warning not in warnings:
-                warnings.append(warning)
-    return warnings
+        yield from _program_warnings(_program_name(words[0]), words[1:])
 
 
 def _program_name(word: str) -> str:
@@ -99,23 +95,20 @@ def _unwrap(words: list[str]) -> list[list[str]]:
     return commands
 
 
-def _program_warnings(program: str, args: list[str]) -> list[str]:
-    warnings = []
+def _program_warnings(program: str, args: list[str]) -> Iterator[str]:
     if program in _PRIVILEGE_TOOLS:
-        warnings.append(f"{program} runs the command as another user, usually root.")
+        yield f"{program} runs the command as another user, usually root."
     if _has_inline_code(program, args):
-        warnings.append(f"Runs inline code from the arguments ({program}). Review all of it.")
+        yield f"Runs inline code from the arguments ({program}). Review all of it."
     elif program in _SHELLS:
-        warnings.append(f"Starts a shell ({program}), which can run any command.")
+        yield f"Starts a shell ({program}), which can run any command."
     if package := _unpinned_package(program, args):
-        package = escape_ambiguous(package[:100])
-        warnings.append(
-            f"Downloads {package} without a pinned version, so the code can change at any start. "
-            "Pin an exact version."
+        yield (
+            f"Downloads {escape_ambiguous(package[:100])} without a pinned version, so the code "
+            "can change at any start. Pin an exact version."
         )
     if program in _CONTAINERS and "run" in args:
-        warnings += _container_warnings(args)
-    return warnings
+        yield from _container_warnings(args)
 
 
 def runs_inline_code(argv: Sequence[str]) -> bool:
@@ -168,8 +161,7 @@ def _package_name(args: list[str]) -> str:
     return ""
 
 
-def _container_warnings(args: list[str]) -> list[str]:
-    warnings = []
+def _container_warnings(args: list[str]) -> Iterator[str]:
     for arg, following in zip(args, [*args[1:], ""], strict=True):
         name, equals, value = arg.partition("=")
         value = value if equals else following
@@ -179,13 +171,10 @@ def _container_warnings(args: list[str]) -> list[str]:
             name == "--mount" and "type=bind" in value
         )
         if mounts:
-            warnings.append(
-                "Mounts a directory of this machine into the container. Check the path and mode."
-            )
+            yield "Mounts a directory of this machine into the container. Check the path and mode."
         if name == "--privileged":
-            warnings.append("--privileged gives the container root access to this machine.")
+            yield "--privileged gives the container root access to this machine."
         if name in ("--network", "--net", "--pid", "--ipc") and value == "host":
-            warnings.append(
+            yield (
                 f"{name} host shares this machine's {name.strip('-')} namespace with the container."
             )
-    return warnings

@@ -199,13 +199,15 @@ def _set_phase(record: SyncRun, phase: str) -> None:
 
 
 def _apply(lease: Lease, record: SyncRun, listing: Listing, connection: Connection) -> None:
+    known = ingest.known_digests(lease.server)
     tools, rejections = read_tools(
         listing.tools,
         max_bytes=settings.MAX_DEFINITION_BYTES,
         max_description=settings.MAX_DESCRIPTION_BYTES,
-        known=ingest.known_digests(lease.server),
+        known=known,
     )
-    ids, findings = ingest.store_definitions(tools), ingest.collect_findings(lease.server, tools)
+    ids = ingest.store_definitions(tools)
+    findings = ingest.collect_findings(lease.server, tools, known)
     with transaction.atomic():
         server = _lock_server(lease)
         result = ingest.apply_listing(

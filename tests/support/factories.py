@@ -60,7 +60,7 @@ def ingest_tools(server: Server, *items: object, allow_removals: bool = False) -
     server.refresh_from_db()
     tools, rejections = read_tools(items, **DEFINITION_LIMITS)
     ids = ingest.store_definitions(tools)
-    findings = ingest.collect_findings(server, tools)
+    findings = ingest.collect_findings(server, tools, ingest.known_digests(server))
     with transaction.atomic():
         return ingest.apply_listing(
             server, tools, rejections, ids, findings=findings, allow_removals=allow_removals

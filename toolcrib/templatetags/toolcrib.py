@@ -283,9 +283,8 @@ def code_block(text: object, label: str = "", copy: bool = True) -> dict[str, ob
 
 
 @register.inclusion_tag("components/code.html")
-def json_block(value: object, label: str = "JSON", copy: bool = True) -> dict[str, object]:
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
-    return {"text": text, "label": label, "copy": copy}
+def json_block(value: object, label: str = "JSON") -> dict[str, object]:
+    return code_block(json.dumps(value, indent=2, ensure_ascii=False, default=str), label)
 
 
 @register.simple_tag
