@@ -21,9 +21,6 @@ class Matrix:
         self._vectors: Vectors = np.zeros((INITIAL_ROWS, WIDTH), np.float32)
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def missing(self, keys: Iterable[str]) -> list[str]:
         return [key for key in keys if key not in self._rows]
 
