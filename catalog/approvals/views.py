@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from catalog.approvals import actions as approval_actions
@@ -15,7 +14,7 @@ from catalog.models import Tool, ToolState
 from catalog.tools.queries import find_tool
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
 from toolcrib.lib.pagination import offset_of
-from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.lib.request import is_htmx_fragment, redirect_back
 from toolcrib.lib.roles import actor_of, operator_required
 from toolcrib.lib.text import plural
 
@@ -32,7 +31,6 @@ BULK_MESSAGES = {
     "keep-old": "Rejected the changes of {}. Agents keep the approved definitions.",
     "hold": "Hid {}. Agents cannot find or call them.",
 }
-MAX_QUERY_LENGTH = 2_000
 DECISIONS_HINT = "Approve, reject the change, or hide the tool."
 
 
@@ -75,7 +73,7 @@ def decide(request: HttpRequest, public_name: str, act: str) -> HttpResponse:
     if is_htmx_fragment(request):
         return _decided(request, tool)
     messages.success(request, message.format(tool.public_name))
-    return redirect_to_list(request, "approvals")
+    return redirect_back(request, "approvals")
 
 
 @require_POST
@@ -103,7 +101,7 @@ def decide_many(request: HttpRequest) -> HttpResponse:
         messages.success(request, BULK_MESSAGES[act].format(plural(done, "tool")))
     for reason in skipped:
         messages.error(request, f"Skipped: {reason}")
-    return redirect_to_list(request, "approvals")
+    return redirect_back(request, "approvals")
 
 
 def _decide_one(
@@ -115,12 +113,6 @@ def _decide_one(
     if act == "keep-old" and item.is_new:
         raise Invalid(f"{name} is new: there is no approved definition to keep.")
     ACTS[act][0](item.tool, actor=actor_of(request), sha256=digest)
-
-
-def redirect_to_list(request: HttpRequest, name: str) -> HttpResponse:
-    # Only the query string comes from the form, so this cannot redirect to another site.
-    query = QueryDict(request.POST.get("address", "")[:MAX_QUERY_LENGTH]).urlencode()
-    return redirect(f"{reverse(name)}?{query}" if query else reverse(name))
 
 
 def _conflict(request: HttpRequest, tool: Tool, error: Conflict) -> HttpResponse:

@@ -14,9 +14,9 @@ from django.http import QueryDict
 from catalog.audit import SENTENCES, sentence
 from catalog.models import AuditEntry
 from toolcrib.lib.request import number, text
+from toolcrib.lib.text import escape_formula
 
 MAX_EXPORTED = 20_000  # entries per file
-FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")  # spreadsheets may evaluate these
 STATES = ("before", "after")
 COLUMNS = ("id", "at", "actor_kind", "actor", "verb", "target_kind", "target", "sentence", *STATES)
 FACETS = {
@@ -184,8 +184,3 @@ def serialize_entry(entry: AuditEntry) -> dict[str, object]:
         "before": entry.before,
         "after": entry.after,
     }
-
-
-def escape_formula(cell: str) -> str:
-    """Quote a cell that a spreadsheet would evaluate as a formula."""
-    return f"'{cell}" if cell.startswith(FORMULA_PREFIXES) else cell

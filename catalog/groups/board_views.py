@@ -3,19 +3,17 @@
 htmx requests get the board re-rendered; plain forms are redirected back.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.contrib import messages
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from catalog.approvals.views import MAX_QUERY_LENGTH, redirect_to_list
 from catalog.groups import actions, board, preview
 from catalog.groups import state as group_state
 from catalog.groups import undo as group_undo
@@ -25,6 +23,12 @@ from catalog.groups.forms import PRELOADS
 from catalog.groups.views import board_context
 from catalog.models import AuditEntry, Group, Tool
 from toolcrib.lib.errors import Invalid, ToolcribError
+from toolcrib.lib.request import (
+    announce,
+    errors_as_messages,
+    redirect_back,
+    submitted_query,
+)
 from toolcrib.lib.roles import actor_of, admin_required
 
 MAX_UNDONE_ENTRIES = 5
@@ -97,7 +101,7 @@ def _perform(
             at_row = {"failed": name, "failure": error.sentence, "concurrent_edits": edits}
             return _render_board(request, group, error.sentence, 422, **at_row)
         messages.error(request, error.sentence)
-        return redirect(_board_url(request, group_id))
+        return redirect_back(request, "group", group_id)
     sentence = message.format(name or f"{len(selection.names)} tools")
     if not is_htmx:
         group_undo.offer_undo(request, f"{sentence}.", *writes)
@@ -105,7 +109,8 @@ def _perform(
             messages.info(request, edit)
         stays = name and selection.button != "remove_tool" and not destination
         tool = Tool.objects.filter(public_name=name).first() if stays else None
-        return redirect(_board_url(request, group.group_id, f"row-{tool.pk}" if tool else ""))
+        anchor = f"row-{tool.pk}" if tool else ""
+        return redirect_back(request, "group", group.group_id, anchor=anchor)
     offer = group_undo.make_offer(f"{sentence}.", *writes)
     changed = preview.cached_group(find_group(destination or group.group_id))
     announcement = f"{sentence}, now about {board.group_cost(changed).at_start:,} tokens."
@@ -113,26 +118,14 @@ def _perform(
     return _render_board(request, group, announcement if offer else group_undo.NO_CHANGES, **after)
 
 
-def _page_query(request: HttpRequest) -> QueryDict:
-    # Only the query string comes from the form, never the path, so a redirect stays on this site.
-    return QueryDict(request.POST.get("address", "")[:MAX_QUERY_LENGTH])
-
-
-def _board_url(request: HttpRequest, group_id: str, anchor: str = "") -> str:
-    query = _page_query(request).urlencode()
-    path = reverse("group", args=[group_id])
-    return f"{path}{'?' if query else ''}{query}{'#' if anchor else ''}{anchor}"
-
-
 def _render_board(
     request: HttpRequest, group: Group, announcement: str, status: int = 200, **extra: Any
 ) -> HttpResponse:
     """Render the board for the query parameters of the page it is shown on."""
-    query = BoardQuery.parse(_page_query(request))
+    query = BoardQuery.parse(submitted_query(request))
     context = board_context(request, group, query, swapped=True, **extra)
     response = render(request, "catalog/groups/_board.html", context, status=status)
-    response["HX-Trigger"] = json.dumps({"announce": announcement})
-    return response
+    return announce(response, announcement)
 
 
 @require_POST
@@ -233,18 +226,15 @@ def _perform_from_list(
     request: HttpRequest, action: Callable[..., GroupWrite], message: str
 ) -> HttpResponse:
     selection = BoardSelection.parse(request, ["tool"])
-    try:
+    with errors_as_messages(request):
         tools = selection.tools()
         if not request.POST.get("to"):
             raise Invalid("No group is selected.", hint="Choose a group.")
         group = find_group(request.POST["to"])
         write = action(group, tools, actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
         subject = tools[0].public_name if len(tools) == 1 else f"{len(tools)} tools"
         group_undo.offer_undo(request, message.format(subject, group.group_id), write)
-    return redirect_to_list(request, "tools")
+    return redirect_back(request, "tools")
 
 
 @require_POST

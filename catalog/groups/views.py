@@ -1,6 +1,5 @@
 """Pages of groups: list, comparison, board and settings; `board_views` has the board's actions."""
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from catalog import cache
@@ -25,14 +23,22 @@ from catalog.models import Group, Tool
 from catalog.tools import detail
 from catalog.tools.forms import DeleteForm
 from toolcrib.lib import token_counter
-from toolcrib.lib.errors import Conflict, ToolcribError
+from toolcrib.lib.errors import Conflict
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
-from toolcrib.lib.request import clean_url, number
+from toolcrib.lib.request import (
+    announce,
+    errors_as_messages,
+    errors_in_form,
+    list_fragment,
+    number,
+    page_tabs,
+)
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 GROUPS_PER_PAGE = 200
 MAX_LISTED_TOOLS = 50  # tools that a notice lists
 MAX_COMPLETIONS = 300  # group names that an input field completes
+PAGE_TABS = {"group": "Board", "group-edit": "Settings"}
 LINT_TITLES = {
     "description_missing": "No description",
     "description_short": "Description too short",
@@ -96,11 +102,8 @@ def compare(request: HttpRequest) -> HttpResponse:
 def create(request: HttpRequest) -> HttpResponse:
     form = NewGroupForm(request.POST, auto_id="new_%s")
     if form.is_valid():
-        try:
+        with errors_in_form(form):
             write = actions.create(**form.cleaned_data, actor=actor_of(request))
-        except ToolcribError as error:
-            form.add_error(None, error.sentence)
-        else:
             offer_undo(request, f"Created {write.group.group_id}.", write)
             return redirect("group", write.group.group_id)
     return _list_page(request, form, status=422)
@@ -112,11 +115,8 @@ def order(request: HttpRequest) -> HttpResponse:
     steps = {"up": -1, "down": 1}
     direction = next((name for name in steps if name in request.POST), "up")
     group_id = request.POST.get(direction, "")
-    try:
+    with errors_as_messages(request):
         write = actions.move(find_group(group_id), by=steps[direction], actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
         offer_undo(request, f"Moved {group_id} {direction}.", write)
     return redirect("groups")
 
@@ -130,10 +130,10 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
     target = request.headers.get("HX-Target", "")
     if target == "board-list":
         context = {"group": group, **_tool_list_context(group, query)}
-        return _fragment(request, "catalog/groups/_tools.html", context, context["shown"])
+        return list_fragment(request, "catalog/groups/_tools.html", context, context["shown"])
     if target == "board-preview":
         context = {"group": group, **_preview_context(request, group, query)}
-        return _fragment(request, "catalog/groups/_preview.html", context, TABS[query.tab])
+        return list_fragment(request, "catalog/groups/_preview.html", context, TABS[query.tab])
     drift = group_health.drift(group)
     context = {
         "drift": drift,
@@ -141,19 +141,10 @@ def group(request: HttpRequest, group_id: str) -> HttpResponse:
         "lints": group_health.group_lints([group])[group.pk],
         "tool_lints": _by_code(group_health.tool_lints(group)),
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
-        "page_tabs": _page_tabs(group, "group"),
+        "page_tabs": page_tabs(PAGE_TABS, "group", group.group_id),
         **board_context(request, group, query),
     }
     return render(request, "catalog/groups/board.html", context)
-
-
-def _fragment(
-    request: HttpRequest, template: str, context: dict[str, Any], announcement: str
-) -> HttpResponse:
-    response = render(request, template, context)
-    response["HX-Push-Url"] = clean_url(request)
-    response["HX-Trigger"] = json.dumps({"announce": announcement})
-    return response
 
 
 def board_context(
@@ -229,16 +220,8 @@ def changes(request: HttpRequest, group_id: str) -> HttpResponse:
         {"group": group, "last_edit_id": since, "concurrent_edits": edits},
     )
     if edits.sentences:
-        response["HX-Trigger"] = json.dumps({"announce": edits.sentences[-1]})
+        announce(response, edits.sentences[-1])
     return response
-
-
-def _page_tabs(group: Group, current: str) -> list[dict[str, Any]]:
-    pages = (("group", "Board"), ("group-edit", "Settings"))
-    return [
-        {"label": label, "url": reverse(name, args=[group.group_id]), "current": name == current}
-        for name, label in pages
-    ]
 
 
 def _settings_page(
@@ -247,7 +230,7 @@ def _settings_page(
     context = {
         "group": group,
         "last_edit_id": group_board.last_edit_id(group),
-        "page_tabs": _page_tabs(group, "group-edit"),
+        "page_tabs": page_tabs(PAGE_TABS, "group-edit", group.group_id),
         "settings_form": SettingsForm(group=group, initial=group_state.read_fields(group)),
         "offer": request.session.pop(UNDO_OFFER_KEY, None),
     }
@@ -262,12 +245,9 @@ def edit(request: HttpRequest, group_id: str) -> HttpResponse:
         return _settings_page(request, group)
     form = SettingsForm(request.POST, group=group)
     if form.is_valid():
-        try:
+        with errors_in_form(form):
             fields = _merge(request, group, form.cleaned_data)
             write = actions.edit(group, actor=actor_of(request), **fields)
-        except ToolcribError as error:
-            form.add_error(None, error.sentence)
-        else:
             offer_undo(request, f"Saved settings of {write.group.group_id}.", write)
             return redirect("group-edit", write.group.group_id)
     return _settings_page(request, group, status=422, settings_form=form)
@@ -300,10 +280,7 @@ def delete(request: HttpRequest, group_id: str) -> HttpResponse:
     form = DeleteForm(request.POST, name=group.group_id)
     if not form.is_valid():
         return _settings_page(request, group, 422, delete_error=form.errors["typed_name"][0])
-    try:
+    with errors_as_messages(request):
         write = actions.delete(group, actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
         offer_undo(request, f"Deleted {group_id}.", write)
     return redirect("groups")

@@ -9,7 +9,7 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from catalog.approvals.views import ACTS, redirect_to_list
+from catalog.approvals.views import ACTS
 from catalog.groups.undo import UNDO_OFFER_KEY
 from catalog.models import Group, Tool
 from catalog.tools import actions as tool_actions
@@ -27,9 +27,15 @@ from catalog.tools.forms import (
 from catalog.tools.queries import ToolFilter, find_tool
 from sessions_app.usage import call_stats
 from sessions_app.usage.call_stats import ToolCalls
-from toolcrib.lib.errors import Conflict, NotFound, ToolcribError
+from toolcrib.lib.errors import Conflict, NotFound
 from toolcrib.lib.pagination import offset_of
-from toolcrib.lib.request import clean_url, is_htmx_fragment
+from toolcrib.lib.request import (
+    errors_as_messages,
+    errors_in_form,
+    is_htmx_fragment,
+    list_fragment,
+    redirect_back,
+)
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 from toolcrib.lib.text import plural
 
@@ -69,10 +75,8 @@ def tools(request: HttpRequest) -> HttpResponse:
         "group_names": list(Group.objects.values_list("group_id", flat=True)[:300]),
     }
     if is_htmx_fragment(request):
-        response = render(request, "catalog/tools/_rows.html", context)
-        response["HX-Push-Url"] = clean_url(request)
-        response["HX-Trigger"] = json.dumps({"announce": f"{page.total:,} tools"})
-        return response
+        announcement = f"{page.total:,} tools"
+        return list_fragment(request, "catalog/tools/_rows.html", context, announcement)
     counts = tool_queries.count_tools()
     context |= {
         "counts": counts,
@@ -93,7 +97,7 @@ def bulk(request: HttpRequest) -> HttpResponse:
         messages.success(request, f"Hid {plural(len(selected), 'tool')}.")
     else:
         messages.error(request, " ".join(str(errors[0]) for errors in form.errors.values()))
-    return redirect_to_list(request, "tools")
+    return redirect_back(request, "tools")
 
 
 @require_safe
@@ -125,13 +129,10 @@ def _redirect_with_message(request: HttpRequest, tool: Tool, message: str) -> Ht
 def override(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, form = find_tool(public_name), OverrideForm(request.POST)
     if form.is_valid():
-        try:
+        with errors_in_form(form, "description"):
             tool = tool_actions.override_description(
                 tool, form.cleaned_data["description"], actor=actor_of(request)
             )
-        except ToolcribError as error:
-            form.add_error("description", error.sentence)
-        else:
             which = "description override" if tool.description_override else "original description"
             return _redirect_with_message(request, tool, f"Agents now get the {which}.")
     return _tool_page(request, tool, status=422, override_form=form)
@@ -199,11 +200,8 @@ def _custom_tool_page(
 ) -> HttpResponse:
     if form.is_bound and form.is_valid():
         raw = form.cleaned_data["definition"]
-        try:
+        with errors_in_form(form, "definition"):
             saved = tool_actions.save_custom_tool(raw, actor=actor_of(request), tool=tool)
-        except ToolcribError as error:
-            form.add_error("definition", error.sentence)
-        else:
             return _redirect_with_message(request, saved, f"Saved {saved.public_name}.")
     context = {"form": form, "tool": tool, "example": "" if tool else EXAMPLE}
     status = 422 if form.is_bound else 200
@@ -227,18 +225,15 @@ HINT_UNDO_KEY = "hint_undo"  # session key of the removed hint that can be resto
 
 
 def _redirect_to_hints(tool: Tool) -> HttpResponse:
-    return redirect(reverse("tool", args=[tool.public_name]) + "#hints")
+    return redirect(reverse("tool", args=[tool.public_name], fragment="hints"))
 
 
 @require_POST
 @admin_required
 def add_hint(request: HttpRequest, public_name: str) -> HttpResponse:
     tool, data = find_tool(public_name), request.POST
-    try:
+    with errors_as_messages(request):
         hint = hints.add(tool, data.get("kind", ""), data.get("text", ""), actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
         text = f"Added “{hint.text}”. Search now finds {tool.public_name} by it."
         messages.success(request, text)
     return _redirect_to_hints(tool)
@@ -248,12 +243,9 @@ def add_hint(request: HttpRequest, public_name: str) -> HttpResponse:
 @admin_required
 def remove_hint(request: HttpRequest, public_name: str, hint_id: int) -> HttpResponse:
     tool = find_tool(public_name)
-    try:
+    with errors_as_messages(request):
         hint = hints.find(tool, hint_id)
         hints.remove(hint, actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-    else:
         offer = {"tool": tool.public_name, "kind": hint.kind, "text": hint.text}
         request.session[HINT_UNDO_KEY] = offer
     return _redirect_to_hints(tool)

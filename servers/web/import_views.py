@@ -3,10 +3,8 @@
 Input is stored encrypted in the session, so that a step can be reloaded. No response contains it.
 """
 
-import json
 from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -17,8 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from servers.models import Server
 from servers.web import import_wizard, presenters, token_savings
 from servers.web.forms import MORE_PAIR_ROWS, PAIR_ROWS, SOURCES, SourceForm
-from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.lib.request import announce, errors_as_messages, is_htmx_fragment
 from toolcrib.lib.roles import actor_of, admin_required
 
 STEPS = ("Source", "Check", "Connect")
@@ -109,13 +106,11 @@ def connect(request: HttpRequest) -> HttpResponse:
         return redirect("server-add")
     state = import_wizard.with_values(state, request.POST)
     import_wizard.save(request.session, state)
-    try:
+    with errors_as_messages(request):
         state = import_wizard.connect(state, request.POST, actor=actor_of(request))
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-        return redirect("server-add-check")
-    import_wizard.save(request.session, state)
-    return redirect("server-add-progress")
+        import_wizard.save(request.session, state)
+        return redirect("server-add-progress")
+    return redirect("server-add-check")
 
 
 @never_cache
@@ -134,7 +129,7 @@ def progress(request: HttpRequest) -> HttpResponse:
     ended = [row for row in context["rows"] if row["ended"] and row["server"].slug not in announced]
     if ended:
         announcement = " ".join(presenters.describe_progress(row) for row in ended)
-        response["HX-Trigger"] = json.dumps({"announce": announcement})
+        announce(response, announcement)
     return response
 
 

@@ -314,13 +314,3 @@ def form_errors(form: BaseForm) -> list[str]:
     for bound in form.visible_fields():
         errors += [f"{bound.label}: {error}" for error in bound.errors]
     return errors
-
-
-def settings_rows(server: Server, form: BaseForm) -> list[TemplateContext]:
-    """Return the settings with their labels, for users who cannot change them."""
-    rows = []
-    for bound in form.visible_fields():
-        value = getattr(server, bound.name)
-        choices = dict(getattr(bound.field, "choices", ()))
-        rows.append({"label": bound.label, "value": choices.get(value, value)})
-    return rows

@@ -20,6 +20,7 @@ from servers.sync.scheduling import request_sync
 from servers.web import forms, import_wizard, presenters
 from servers.web.views import find_server, page_context, redirect_to
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.request import errors_in_form, settings_rows
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 
@@ -27,7 +28,7 @@ def render_settings(request: HttpRequest, server: Server, **overrides: Any) -> H
     """Render the tab. `overrides` contains an invalid form, which makes the status 422."""
     context = page_context(request, server, "server-settings") | {
         "credentials": list(server.credentials.all()),
-        "settings_rows": presenters.settings_rows(server, forms.SettingsForm.from_server(server)),
+        "settings_rows": settings_rows(server, forms.SettingsForm.from_server(server)),
     }
     if role_of(request.user) >= Role.ADMIN:
         pending = import_wizard.load_edit(request.session, server)
@@ -58,14 +59,12 @@ def settings(request: HttpRequest, slug: str) -> HttpResponse:
         return render_settings(request, server)
     require(Role.ADMIN, request.user)
     form = forms.SettingsForm(request.POST)
-    if not form.is_valid():
-        return render_settings(request, server, settings_form=form)
-    try:
-        server_actions.change_settings(server, form.cleaned_data, actor=actor_of(request))
-    except ToolcribError as error:
-        return render_settings(request, server, settings_form=add_form_error(form, error))
-    messages.success(request, f"Saved settings of {server.name}.")
-    return redirect_to("server-settings", server)
+    if form.is_valid():
+        with errors_in_form(form):
+            server_actions.change_settings(server, form.cleaned_data, actor=actor_of(request))
+            messages.success(request, f"Saved settings of {server.name}.")
+            return redirect_to("server-settings", server)
+    return render_settings(request, server, settings_form=form)
 
 
 @sensitive_post_parameters()
@@ -111,15 +110,14 @@ def credentials(request: HttpRequest, slug: str) -> HttpResponse:
         return render_settings(request, server, credential_form=form)
     name = str(request.POST.get("name", ""))
     value = None if removing else Secret(form.cleaned_data["value"])
-    try:
+    with errors_in_form(form):
         kind = str(request.POST.get("kind", ""))
         server_actions.set_credentials(server, kind, {name: value}, actor=actor_of(request))
-    except ToolcribError as error:
-        return render_settings(request, server, credential_form=add_form_error(form, error))
-    request_sync(server.pk, Trigger.MANUAL)
-    action = "Removed" if removing else "Saved"
-    messages.success(request, f"{action} credential {name}. Sync queued.")
-    return redirect_to("server-settings", server, "credentials")
+        request_sync(server.pk, Trigger.MANUAL)
+        action = "Removed" if removing else "Saved"
+        messages.success(request, f"{action} credential {name}. Sync queued.")
+        return redirect_to("server-settings", server, "credentials")
+    return render_settings(request, server, credential_form=form)
 
 
 @require_POST
@@ -132,9 +130,3 @@ def delete(request: HttpRequest, slug: str) -> HttpResponse:
     server_actions.delete_server(server, actor=actor_of(request))
     messages.success(request, f"Deleted {server.name} with its tools and credentials.")
     return redirect("servers")
-
-
-def add_form_error(form: Any, error: ToolcribError) -> Any:
-    form.is_valid()  # add_error requires a validated form
-    form.add_error(None, error.sentence)
-    return form

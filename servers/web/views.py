@@ -1,13 +1,11 @@
 """Views of the server list and the server detail pages, and their actions."""
 
-import json
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST, require_safe
 from django.views.decorators.vary import vary_on_headers
 
@@ -19,7 +17,7 @@ from servers.registration import validation
 from servers.sync import connection_test, scheduling
 from servers.web import forms, presenters
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.request import is_htmx_fragment
+from toolcrib.lib.request import announce, is_htmx_fragment, page_tabs, redirect_next
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 from toolcrib.lib.text import plural
 
@@ -33,13 +31,6 @@ TABS = {
 
 def find_server(slug: str) -> Server:
     return presenters.with_costs(Server.objects.all()).get_by_slug(slug)
-
-
-def redirect_next(request: HttpRequest, default: str) -> HttpResponseRedirect:
-    """Redirect to the `next` parameter if it is a URL of this site, otherwise to the default."""
-    target = request.POST.get("next") or request.GET.get("next") or ""
-    local = url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()})
-    return HttpResponseRedirect(target if local else default)
 
 
 @require_safe
@@ -100,15 +91,7 @@ def page_context(request: HttpRequest, server: Server, tab: str) -> dict[str, An
         "run": presenters.newest_runs([server.pk]).get(server.pk),
         "voided": [credential for credential in server.credentials.all() if credential.voided],
         "argv": validation.format_argv(server.argv) if server.transport == Transport.STDIO else "",
-        "tabs": [
-            {
-                "label": label,
-                "url": reverse(name, args=[server.slug]),
-                "current": name == tab,
-                "count": counts.get(name),
-            }
-            for name, label in TABS.items()
-        ],
+        "tabs": page_tabs(TABS, tab, server.slug, counts=counts),
     }
 
 
@@ -158,8 +141,7 @@ def status(request: HttpRequest, slug: str) -> HttpResponse:
     ended = is_htmx_fragment(request) and not context["busy"]
     response = render(request, "servers/web/_status.html", context | {"ended": ended})
     if ended:
-        announcement = {"announce": presenters.describe_outcome(server, context["run"])}
-        response["HX-Trigger"] = json.dumps(announcement)
+        announce(response, presenters.describe_outcome(server, context["run"]))
     return response
 
 
@@ -199,4 +181,4 @@ def disable(request: HttpRequest, slug: str) -> HttpResponse:
 
 
 def redirect_to(name: str, server: Server, fragment: str = "") -> HttpResponse:
-    return redirect(reverse(name, args=[server.slug]) + (f"#{fragment}" if fragment else ""))
+    return redirect(reverse(name, args=[server.slug], fragment=fragment or None))

@@ -5,7 +5,6 @@ derived from the database, so every step can be left, reloaded and skipped. A ke
 the response to the request that created it.
 """
 
-import json
 import shlex
 from typing import Any
 
@@ -21,6 +20,7 @@ from sessions_app.agents import actions as agent_actions
 from sessions_app.agents import api_keys, snippets
 from sessions_app.agents import queries as agent_queries
 from sessions_app.models import Agent, AgentSession, KeyScope, Mode
+from toolcrib.lib.request import announce
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 
 NEXT_STEP_KEY = "welcome"  # in the browser session
@@ -123,7 +123,7 @@ def first_request_status(request: HttpRequest) -> HttpResponse:
     context = {"agent": agent, "session": _first_session(agent)}
     response = render(request, "sessions_app/agents/onboarding_waiting.html", context)
     if context["session"]:
-        response["HX-Trigger"] = json.dumps({"announce": f"{agent.name} fetched its catalog."})
+        announce(response, f"{agent.name} fetched its catalog.")
     return response
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Count, IntegerField, Max, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
-from django.forms import BaseForm
 from django.utils import timezone
 
 from catalog.groups import board
@@ -114,13 +113,3 @@ def _risk(member: Membership) -> int:
     if annotations.get("readOnlyHint") is True:
         return 0
     return 2 if annotations.get("destructiveHint") is True else 1
-
-
-def settings_rows(agent: Agent, form: BaseForm) -> list[dict[str, object]]:
-    """List the settings as label and value, for the read-only page."""
-    rows = []
-    for bound in form.visible_fields():
-        value = getattr(agent, bound.name)
-        choices = dict(getattr(bound.field, "choices", ()))
-        rows.append({"label": bound.label, "value": choices.get(value, value)})
-    return rows

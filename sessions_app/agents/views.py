@@ -10,7 +10,6 @@ from django.contrib import messages
 from django.forms import model_to_dict
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -23,6 +22,7 @@ from sessions_app.agents.queries import find_agent
 from sessions_app.models import Agent, ApiKey, KeyScope
 from toolcrib.lib.errors import NotFound, ToolcribError
 from toolcrib.lib.pagination import Page, offset_of, page_by_offset
+from toolcrib.lib.request import errors_in_form, page_tabs, settings_rows
 from toolcrib.lib.roles import Role, actor_of, admin_required, operator_required, require, role_of
 
 TABS = {
@@ -38,18 +38,7 @@ def page_context(agent: Agent, tab: str) -> dict[str, Any]:
         "agent": None if agent.all_groups else len(agent.group_links.all()),
         "agent-keys": agent.key_count,  # type: ignore[attr-defined]
     }
-    return {
-        "agent": agent,
-        "tabs": [
-            {
-                "label": label,
-                "url": reverse(name, args=[agent.name]),
-                "current": name == tab,
-                "count": counts.get(name),
-            }
-            for name, label in TABS.items()
-        ],
-    }
+    return {"agent": agent, "tabs": page_tabs(TABS, tab, agent.name, counts=counts)}
 
 
 @require_safe
@@ -134,7 +123,7 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
         require(Role.ADMIN, request.user)
         if form.is_valid():
             label = form.cleaned_data["name"] or agent.name
-            try:
+            with errors_in_form(form, "name"):
                 _, text = api_keys.create_key(
                     label,
                     KeyScope.AGENT,
@@ -142,9 +131,6 @@ def keys(request: HttpRequest, name: str) -> HttpResponse:
                     actor=actor_of(request),
                     expires_at=form.expires_at,
                 )
-            except ToolcribError as error:
-                form.add_error("name", error.sentence)
-            else:
                 return _show_key(request, find_agent(name), text)
     context = page_context(agent, "agent-keys") | {"keys": agent_queries.keys_of(agent)}
     if role_of(request.user) >= Role.ADMIN:
@@ -200,11 +186,8 @@ def settings(request: HttpRequest, name: str) -> HttpResponse:
     require(Role.ADMIN, request.user)
     form = SettingsForm(request.POST)
     if form.is_valid():
-        try:
+        with errors_in_form(form):
             agent = agent_actions.change(agent, actor=actor_of(request), **form.cleaned_data)
-        except ToolcribError as error:
-            form.add_error(None, error.sentence)
-        else:
             messages.success(request, f"Saved the settings of {agent.name}.")
             return redirect("agent-settings", agent.name)
     return _settings_page(request, agent, form=form)
@@ -214,7 +197,7 @@ def _settings_page(request: HttpRequest, agent: Agent, **errors: Any) -> HttpRes
     """Render the tab. With `errors`, context that describes a rejected form, the status is 422."""
     form = SettingsForm(initial=model_to_dict(agent, SettingsForm.base_fields))
     context = page_context(agent, "agent-settings") | agent_queries.groups_of(agent)
-    context["settings_rows"] = agent_queries.settings_rows(agent, form)
+    context["settings_rows"] = settings_rows(agent, form)
     if role_of(request.user) >= Role.ADMIN:
         context |= {"form": form, "session_count": agent.sessions.count()}
     status = 422 if errors else 200

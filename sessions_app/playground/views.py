@@ -1,15 +1,11 @@
 """Search pages: test a query, golden queries, unmet searches."""
 
-import json
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
 from catalog.models import GoldenQuery, GoldenRun
@@ -23,24 +19,24 @@ from sessions_app.playground import search as playground_search
 from sessions_app.playground.search import PlaygroundQuery
 from sessions_app.usage import searches
 from sessions_app.usage.filters import UsageFilter, choices, filter_context
-from toolcrib.lib.errors import ToolcribError
-from toolcrib.lib.request import clean_url, is_htmx_fragment
+from toolcrib.lib.request import (
+    announce,
+    clean_url,
+    errors_as_messages,
+    is_htmx_fragment,
+    page_tabs,
+    redirect_back,
+)
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
 from toolcrib.lib.text import plural
 
 LIMITS = (5, 10, 20, 50)
+TABS = {"playground": "Test a query", "golden": "Golden queries", "missed": "Unmet searches"}
 
 
-def _tabs(current: str, regressions: int) -> list[dict[str, Any]]:
-    names = (
-        ("playground", "Test a query", None),
-        ("golden", "Golden queries", plural(regressions, "regression") if regressions else None),
-        ("missed", "Unmet searches", None),
-    )
-    return [
-        {"label": label, "url": reverse(name), "current": name == current, "count": count}
-        for name, label, count in names
-    ]
+def _tabs(current: str, regressions: int) -> list[dict[str, object]]:
+    counts = {"golden": plural(regressions, "regression") if regressions else None}
+    return page_tabs(TABS, current, counts=counts)
 
 
 @require_safe
@@ -58,8 +54,7 @@ def search(request: HttpRequest) -> HttpResponse:
     if is_htmx_fragment(request):
         response = render(request, "sessions_app/playground/_found.html", context)
         response["HX-Replace-Url"] = clean_url(request)
-        response["HX-Trigger"] = json.dumps({"announce": _announcement(result)})
-        return response
+        return announce(response, _announcement(result))
     regressions = golden.list_regressions()
     context |= {
         "tabs": _tabs("playground", len(regressions)),
@@ -95,20 +90,6 @@ def _announcement(result: playground_search.PlaygroundResult | None) -> str:
     return f"{plural(result.total, 'tool')} found"
 
 
-def _return_url(request: HttpRequest) -> str:
-    # Only the query string comes from the form, so the redirect stays on this page.
-    query = QueryDict(request.POST.get("address", "")).urlencode()
-    return f"{reverse('playground')}{'?' if query else ''}{query}"
-
-
-@contextmanager
-def _errors_as_messages(request: HttpRequest) -> Iterator[None]:
-    try:
-        yield
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-
-
 @require_POST
 @admin_required
 def mark(request: HttpRequest) -> HttpResponse:
@@ -118,7 +99,7 @@ def mark(request: HttpRequest) -> HttpResponse:
     current = set(existing.right if existing else ())
     expected = current - {name} if request.POST.get("right") == "0" else current | {name}
     actor = actor_of(request)
-    with _errors_as_messages(request):
+    with errors_as_messages(request):
         if existing and not expected:
             golden.remove(existing, actor=actor)
             message = f"Removed golden query “{existing.query}”."
@@ -129,20 +110,20 @@ def mark(request: HttpRequest) -> HttpResponse:
             message = f"Expected tool for “{row.query}”: {', '.join(row.right)}. "
             message += "Checked on every catalog change."
         messages.success(request, message)
-    return redirect(_return_url(request))
+    return redirect_back(request, "playground")
 
 
 @require_POST
 @admin_required
 def load(request: HttpRequest) -> HttpResponse:
     """Load a tool into a test session of the agent and show that session."""
-    with _errors_as_messages(request):
+    with errors_as_messages(request):
         agent = find_agent(request.POST.get("agent", ""), with_counts=False)
         session = playground_search.open_test_session(
             agent, request.POST.get("tool", ""), actor=actor_of(request)
         )
         return redirect("session", session.session_id)
-    return redirect(_return_url(request))
+    return redirect_back(request, "playground")
 
 
 # --- Golden queries -----------------------------------------------------------------------------
@@ -198,7 +179,7 @@ def _scores(runs: list[GoldenRun], rows: list[GoldenQuery]) -> list[dict[str, An
 @require_POST
 @admin_required
 def golden_accept(request: HttpRequest, golden_id: int) -> HttpResponse:
-    with _errors_as_messages(request):
+    with errors_as_messages(request):
         row = golden.accept(golden.find_golden_query(golden_id), actor=actor_of(request))
         messages.success(request, f"Accepted the current rank of “{row.query}”.")
     return redirect("golden")
@@ -207,7 +188,7 @@ def golden_accept(request: HttpRequest, golden_id: int) -> HttpResponse:
 @require_POST
 @admin_required
 def golden_remove(request: HttpRequest, golden_id: int) -> HttpResponse:
-    with _errors_as_messages(request):
+    with errors_as_messages(request):
         row = golden.find_golden_query(golden_id)
         golden.remove(row, actor=actor_of(request))
         messages.success(request, f"Removed golden query “{row.query}”.")
@@ -217,7 +198,7 @@ def golden_remove(request: HttpRequest, golden_id: int) -> HttpResponse:
 @require_POST
 @admin_required
 def golden_run(request: HttpRequest) -> HttpResponse:
-    with _errors_as_messages(request):
+    with errors_as_messages(request):
         golden_runs.run_now()
         messages.success(request, "Golden query run finished.")
     return redirect("golden")

@@ -1,6 +1,5 @@
 """Session pages: the list, one session's timeline, its JSON export, usage of a tool. Reads only."""
 
-import json
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -26,7 +25,7 @@ from toolcrib.lib import payloads
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, offset_of
-from toolcrib.lib.request import clean_url, is_htmx_fragment
+from toolcrib.lib.request import announce, is_htmx_fragment, list_fragment
 from toolcrib.lib.roles import operator_required
 
 USAGE_DAYS = 30
@@ -44,10 +43,8 @@ def sessions(request: HttpRequest) -> HttpResponse:
     if not (filters.before or filters.after):
         context["newest"] = page.rows[0].session.pk if page.rows else 0
     if is_htmx_fragment(request):
-        response = render(request, "sessions_app/review/_list_rows.html", context)
-        response["HX-Push-Url"] = clean_url(request)
-        response["HX-Trigger"] = json.dumps({"announce": page.describe("session")})
-        return response
+        template = "sessions_app/review/_list_rows.html"
+        return list_fragment(request, template, context, context["shown"])
     context |= {"facets": _facets(filters), "counts": _counts()}
     if not page.total and not filters.is_active:
         context["snippet"] = OPEN_SESSION_SNIPPET.format(address=settings.PUBLIC_URL)
@@ -132,8 +129,7 @@ def session(request: HttpRequest, session_id: str) -> HttpResponse:
     if request.headers.get("HX-Target") == "step":
         response = render(request, "sessions_app/review/_chosen.html", context)
         announcement = f"Step {row.step.number}: {row.step.sentence}" if row and row.step else ""
-        response["HX-Trigger"] = json.dumps({"announce": announcement})
-        return response
+        return announce(response, announcement)
     context |= _session_context(agent_session, page, rows)
     return render(request, "sessions_app/review/session.html", context)
 

@@ -7,9 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse, QueryDict
-from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 from django.views.decorators.http import require_POST, require_safe
 
 from catalog import preferences
@@ -21,11 +20,11 @@ from sessions_app.usage import funnels, preload_advice, searches, tool_usage
 from sessions_app.usage.filters import UsageFilter, filter_context
 from sessions_app.usage.tool_usage import Bucket, UsageReport
 from toolcrib.lib import charts
-from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import offset_of, page_by_offset
-from toolcrib.lib.request import clean_url, is_htmx_fragment
+from toolcrib.lib.request import clean_url, errors_as_messages, is_htmx_fragment, redirect_back
 from toolcrib.lib.roles import actor_of, admin_required, operator_required
-from toolcrib.lib.text import plural
+from toolcrib.lib.text import escape_formula, plural
 
 UNDO_SESSION_KEY = "usage_undo"  # the change that the next page offers to undo
 Table = tuple[Sequence[str], Iterable[Sequence[object]]]
@@ -141,8 +140,8 @@ def format_cell(cell: object) -> object:
         return cell.isoformat()
     if isinstance(cell, float):
         return round(cell, 2)
-    if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return f"'{cell}"
+    if isinstance(cell, str):
+        return escape_formula(cell)
     return "" if cell is None else cell
 
 
@@ -200,26 +199,15 @@ TABLES: dict[str, Callable[[UsageFilter], Table]] = {
 # --- Preload changes ----------------------------------------------------------------------------
 
 
-def _return_url(request: HttpRequest, anchor: str) -> str:
-    # Only the query string comes from the form, so the redirect stays on this page.
-    query = QueryDict(request.POST.get("address", "")).urlencode()
-    return f"{reverse('usage')}{'?' if query else ''}{query}#{anchor}"
-
-
-def _apply(
-    request: HttpRequest, write: Callable[[], GroupWrite], sentence: str, *, action: str = "Undo"
+def _offer_undo(
+    request: HttpRequest, write: GroupWrite, sentence: str, *, action: str = "Undo"
 ) -> None:
-    """Apply a change and offer to reverse it; `action` labels the button, Undo or Redo."""
-    try:
-        result = write()
-    except ToolcribError as error:
-        messages.error(request, error.sentence)
-        return
-    if result.entry is None:
+    """Offer to reverse a change; `action` labels the button, Undo or Redo."""
+    if write.entry is None:
         messages.info(request, "No changes: already set.")
         return
     request.session[UNDO_SESSION_KEY] = {
-        "entry": result.entry.pk,
+        "entry": write.entry.pk,
         "sentence": sentence,
         "action": action,
         "address": request.POST.get("address", "")[:2000],
@@ -232,23 +220,20 @@ def set_preload(request: HttpRequest) -> HttpResponse:
     """Set whether a group preloads a tool."""
     on = request.POST.get("on") == "1"
     group_id, name = request.POST.get("group", ""), request.POST.get("tool", "")
-
-    def write() -> GroupWrite:
-        group, tools = group_writes.find_group(group_id), group_writes.find_tools([name])
-        return group_writes.set_preload(group, tools, on, actor=actor_of(request))
-
     mode = "preloaded" if on else "on demand"
-    _apply(request, write, f"{name} in {group_id} is {mode} in new sessions.")
-    return redirect(_return_url(request, "often" if on else "unused"))
+    with errors_as_messages(request):
+        group, tools = group_writes.find_group(group_id), group_writes.find_tools([name])
+        write = group_writes.set_preload(group, tools, on, actor=actor_of(request))
+        _offer_undo(request, write, f"{name} in {group_id} is {mode} in new sessions.")
+    return redirect_back(request, "usage", anchor="often" if on else "unused")
 
 
 @require_POST
 @admin_required
 def undo(request: HttpRequest, entry_id: int) -> HttpResponse:
-    def write() -> GroupWrite:
-        return group_undo.undo(group_undo.find_entry(entry_id), actor=actor_of(request))
-
     is_redo = request.POST.get("redo") == "1"  # undoes an undo
     sentence, action = ("Redone.", "Undo") if is_redo else ("Undone.", "Redo")
-    _apply(request, write, sentence, action=action)
-    return redirect(_return_url(request, "unused"))
+    with errors_as_messages(request):
+        write = group_undo.undo(group_undo.find_entry(entry_id), actor=actor_of(request))
+        _offer_undo(request, write, sentence, action=action)
+    return redirect_back(request, "usage", anchor="unused")

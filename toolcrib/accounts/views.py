@@ -11,11 +11,10 @@ from django.contrib.auth.decorators import login_not_required
 from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.models import User
 from django.contrib.auth.views import LoginView
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.decorators import method_decorator
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
@@ -23,6 +22,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from catalog.audit import Actor
 from toolcrib.accounts import invitations
 from toolcrib.lib.errors import Conflict, Invalid, NotFound, ToolcribError
+from toolcrib.lib.request import redirect_next
 from toolcrib.lib.roles import (
     Role,
     actor_of,
@@ -135,10 +135,7 @@ def theme(request: HttpRequest) -> HttpResponse:
     selected = request.POST.get("theme", "")
     if selected not in ("light", "dark", "auto"):
         raise Invalid("The theme must be light, dark or auto.")
-    target = request.POST.get("next", "")
-    if not url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()}):
-        target = reverse("overview")
-    response = HttpResponseRedirect(target)
+    response = redirect_next(request, reverse("overview"))
     response.set_cookie("theme", selected, max_age=31_536_000, samesite="Lax", httponly=False)
     return response
 

@@ -1,4 +1,4 @@
-"""Plurals, and detection and escaping of hidden Unicode characters.
+"""Plurals, CSV cells, and detection and escaping of hidden Unicode characters.
 
 Text from servers and agents may contain control, bidirectional and zero-width characters. Pages,
 logs, errors and lint warnings all use `is_hidden`.
@@ -11,11 +11,17 @@ HIDDEN_CATEGORIES = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 _BLANK_GLYPHS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
     chr(code) for code in (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))
 }
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")  # spreadsheets may evaluate these
 
 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
     """Return a count with its noun: 1 tool, 1,214 tools. `plural_noun` is for irregular plurals."""
     return f"{count:,} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
+def escape_formula(cell: str) -> str:
+    """Quote a CSV cell that a spreadsheet would evaluate as a formula."""
+    return f"'{cell}" if cell.startswith(FORMULA_PREFIXES) else cell
 
 
 def is_hidden(char: str) -> bool:

@@ -14,7 +14,8 @@ from django.views.decorators.http import require_http_methods, require_safe
 from catalog import preferences
 from catalog.preferences import PREFERENCES, PreferenceSpec
 from toolcrib.lib import token_counter
-from toolcrib.lib.errors import NotFound, ToolcribError
+from toolcrib.lib.errors import NotFound
+from toolcrib.lib.request import errors_in_form
 from toolcrib.lib.roles import Role, actor_of, operator_required, require, role_of
 from toolcrib.pages import about
 from toolcrib.templatetags.toolcrib import duration
@@ -150,11 +151,8 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         require(Role.ADMIN, request.user)
     form = PreferencesForm(name, request.POST if request.method == "POST" else None)
     if form.is_bound and form.is_valid():
-        try:
+        with errors_in_form(form):
             changed = preferences.change(form.stored_values(), actor=actor_of(request))
-        except ToolcribError as error:
-            form.add_error(None, error.sentence)
-        else:
             messages.success(request, _saved_message(changed))
             return redirect("settings-section", name)
     title, answer = SECTIONS[name]

@@ -14,6 +14,7 @@ from catalog.audit import queries as audit_queries
 from catalog.models import AuditEntry
 from catalog.tools import actions as tool_actions
 from tests.support.factories import make_server, make_tool
+from toolcrib.lib.text import FORMULA_PREFIXES
 
 pytestmark = pytest.mark.django_db
 ADA = Actor("user", "ada@example.org")
@@ -125,9 +126,7 @@ def test_the_csv_contains_the_filtered_entries_and_no_formulas(signed_in, foreca
     ]
     assert rows[0]["sentence"] == "ada hid weather__get_forecast"
     assert rows[0]["after"] == '{"reason": "a, b"}'
-    assert not any(
-        cell.startswith(audit_queries.FORMULA_PREFIXES) for row in rows for cell in row.values()
-    )
+    assert not any(cell.startswith(FORMULA_PREFIXES) for row in rows for cell in row.values())
     assert "attachment" in response.headers["Content-Disposition"]
 
 
