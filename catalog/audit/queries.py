@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from typing import Any
 
 from django.db.models import QuerySet
@@ -13,7 +14,7 @@ from django.http import QueryDict
 
 from catalog.audit import SENTENCES, sentence
 from catalog.models import AuditEntry
-from toolcrib.lib.request import number, text
+from toolcrib.lib.request import facet, number, text
 from toolcrib.lib.text import escape_formula
 
 MAX_EXPORTED = 20_000  # entries per file
@@ -120,11 +121,8 @@ def facets(filters: AuditFilter) -> list[dict[str, object]]:
     for name, (label, column) in FACETS.items():
         chosen = getattr(filters, name)
         values = {*entries.values_list(column, flat=True).distinct()[:200], chosen} - {""}
-        options = [
-            {"value": value, "label": _label(name, value), "selected": value == chosen}
-            for value in sorted(values)
-        ]
-        rows.append({"name": name, "label": label, "options": options})
+        counts, label_of = dict.fromkeys(sorted(values)), partial(_label, name)
+        rows.append(facet(name, label, counts, [chosen], label_of=label_of))
     return rows
 
 

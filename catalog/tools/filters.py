@@ -1,9 +1,10 @@
 """Filter options of the tool list."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from catalog.models import ToolState
 from catalog.tools.queries import ToolCounts, ToolFilter
+from toolcrib.lib.request import facet
 
 Facet = dict[str, object]
 STATE_LABELS: Mapping[str, str] = {ToolState.WAITING: "pending review", ToolState.HELD: "hidden"}
@@ -14,40 +15,25 @@ def tool_facets(filters: ToolFilter, counts: ToolCounts) -> list[Facet]:
     return [
         _pick("server", "Server", counts.servers, filters.server),
         _pick("group", "Group", counts.groups, filters.group),
-        _chips("state", "State", counts.states.items(), filters.states, STATE_LABELS),
-        _chips("badge", "Annotations (from server)", counts.badges.items(), filters.badges),
-        _chips("source", "Source", counts.sources.items(), filters.sources),
+        facet("state", "State", counts.states, filters.states, label_of=_state_label),
+        facet("badge", "Annotations (from server)", counts.badges, filters.badges),
+        facet("source", "Source", counts.sources, filters.sources),
         _flag("unused", "Usage", "never called", None, filters.unused),
         _flag("findings", "Lint", "has warnings", counts.findings, filters.findings),
     ]
 
 
-def _pick(name: str, label: str, options: Iterable[tuple[str, int | None]], chosen: str) -> Facet:
-    listed = list(options)
-    if chosen and chosen not in dict(listed):
-        listed.append((chosen, 0))  # the current filter must stay visible
-    shown = [_option(value, value, count, value == chosen) for value, count in listed]
-    return {"name": name, "label": label, "pick": True, "options": shown}
+def _state_label(state: str) -> str:
+    return STATE_LABELS.get(state, state)
 
 
-def _chips(
-    name: str,
-    label: str,
-    options: Iterable[tuple[str, int]],
-    chosen: Sequence[str],
-    labels: Mapping[str, str] | None = None,
-) -> Facet:
-    shown = [
-        _option(value, (labels or {}).get(value, value), count, value in chosen)
-        for value, count in options
-        if count or value in chosen
-    ]
-    return {"name": name, "label": label, "options": shown}
+def _pick(name: str, label: str, options: Iterable[tuple[str, int]], chosen: str) -> Facet:
+    counts = dict(options)
+    if chosen:
+        counts.setdefault(chosen, 0)  # the current filter must stay visible
+    return facet(name, label, counts, [chosen], pick=True)
 
 
 def _flag(name: str, label: str, text: str, count: int | None, selected: bool) -> Facet:
-    return {"name": name, "label": label, "options": [_option("1", text, count, selected)]}
-
-
-def _option(value: str, label: str, count: int | None, selected: bool) -> Facet:
-    return {"value": value, "label": label, "count": count, "selected": selected}
+    option = {"value": "1", "label": text, "count": count, "selected": selected}
+    return {"name": name, "label": label, "options": [option]}

@@ -3,7 +3,7 @@
 Reads only. The number of queries does not depend on the number of servers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from catalog.models import Tool, ToolState
 from servers.models import Server, ServerQuerySet, ServerState, SyncRun, Transport
 from sessions_app.usage import call_stats
 from toolcrib.lib.pagination import Page, cut_page, offset_of, page_by_offset
+from toolcrib.lib.request import facet
 from toolcrib.lib.text import plural
 from toolcrib.templatetags.toolcrib import duration
 
@@ -132,32 +133,18 @@ def server_list(filters: ServerFilter) -> TemplateContext:
 
 
 def facets(filters: ServerFilter) -> list[TemplateContext]:
+    states, transports = _count_by("state"), _count_by("transport")
+    states = {value: states.get(value, 0) for value in ServerState.values}
+    transports = {value: transports.get(value, 0) for value in Transport.values}
     return [
-        _facet("state", "State", ServerState.values, filters.states),
-        _facet("transport", "Transport", Transport.values, filters.transports),
+        facet("state", "State", states, filters.states, label_of=str.capitalize),
+        facet("transport", "Transport", transports, filters.transports),
     ]
 
 
 def _count_by(field: str) -> dict[str, int]:
     rows = Server.objects.order_by().values(field).annotate(count=Count("pk"))
     return {row[field]: row["count"] for row in rows}
-
-
-def _facet(
-    name: str, label: str, values: Iterable[str], selected: Sequence[str]
-) -> TemplateContext:
-    counts = _count_by(name)
-    options = [
-        {
-            "value": value,
-            "label": value if name == "transport" else value.capitalize(),
-            "count": counts.get(value, 0),
-            "selected": value in selected,
-        }
-        for value in values
-        if counts.get(value) or value in selected
-    ]
-    return {"name": name, "label": label, "options": options}
 
 
 def health() -> TemplateContext:

@@ -1,6 +1,5 @@
 """Session pages: the list, one session's timeline, its JSON export, usage of a tool. Reads only."""
 
-from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +24,7 @@ from toolcrib.lib import payloads
 from toolcrib.lib import request as query_params
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.pagination import Page, offset_of
-from toolcrib.lib.request import announce, is_htmx_fragment, list_fragment
+from toolcrib.lib.request import announce, facet, is_htmx_fragment, list_fragment
 from toolcrib.lib.roles import operator_required
 
 USAGE_DAYS = 30
@@ -74,27 +73,14 @@ def _facets(filters: SessionFilter) -> list[dict[str, object]]:
     agents = AgentSession.objects.order_by("agent__name").values_list("agent__name", flat=True)
     called = Tool.objects.filter(Exists(Call.objects.filter(tool=OuterRef("pk"))))
     tools = called.values_list("public_name", flat=True)
+    states = dict.fromkeys(SessionState.values)
+    chosen_errors = ["has errors"] if filters.errors else []
     return [
-        _facet("agent", "Agent", agents.distinct()[:200], [filters.agent], pick=True),
-        _facet("tool", "Tool called", tools[:500], [filters.tool], pick=True),
-        _facet("state", "State", SessionState.values, filters.states),
-        _facet("errors", "Calls", ["has errors"], ["has errors"] * filters.errors),
+        facet("agent", "Agent", dict.fromkeys(agents.distinct()[:200]), [filters.agent], pick=True),
+        facet("tool", "Tool called", dict.fromkeys(tools[:500]), [filters.tool], pick=True),
+        facet("state", "State", states, filters.states, label_of=str.capitalize),
+        facet("errors", "Calls", {"has errors": None}, chosen_errors, label_of=str.capitalize),
     ]
-
-
-def _facet(
-    name: str, label: str, options: Iterable[str], chosen: Sequence[str], *, pick: bool = False
-) -> dict[str, object]:
-    """Return a filter as chips, or as a list to pick from. A filter in use stays visible."""
-    choices = [
-        {
-            "value": value,
-            "label": value if pick else value.capitalize(),
-            "selected": value in chosen,
-        }
-        for value in dict.fromkeys([*options, *filter(None, chosen)])
-    ]
-    return {"name": name, "label": label, "options": choices, "pick": pick}
 
 
 # --- One session --------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""What pages share: query parameters, redirects, errors in forms, tabs, htmx fragments.
+"""What pages share: query parameters, redirects, errors in forms, tabs, filters, fragments.
 
 Every list reads its filters through this module, so malformed input is treated alike everywhere.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,6 +119,28 @@ def page_tabs(
         }
         for name, label in labels.items()
     ]
+
+
+def facet(
+    name: str,
+    label: str,
+    counts: Mapping[str, int | None],
+    chosen: Collection[str],
+    *,
+    pick: bool = False,
+    label_of: Callable[[str], str] = str,
+) -> dict[str, object]:
+    """Return a filter of a list as chips, or as options to pick from. Chosen values stay visible.
+
+    `counts` has the number of rows per value, or None; chips without rows are omitted.
+    """
+    listed = {**counts, **{value: counts.get(value) for value in chosen if value}}
+    options = [
+        {"value": value, "label": label_of(value), "count": count, "selected": value in chosen}
+        for value, count in listed.items()
+        if pick or count != 0 or value in chosen
+    ]
+    return {"name": name, "label": label, "options": options, "pick": pick}
 
 
 def announce(response: HttpResponse, sentence: str) -> HttpResponse:
