@@ -9,7 +9,7 @@ from catalog.models import Group
 
 # Form value of a member's preload setting: the stored value.
 PRELOADS = {"default": None, "always": True, "demand": False}
-IDENTIFIER = {
+CODE_ATTRS = {
     "class": "mono",
     "autocomplete": "off",
     "autocapitalize": "off",
@@ -25,7 +25,7 @@ class NewGroupForm(forms.Form):
     )
     group_id = forms.CharField(
         label="Id",
-        widget=forms.TextInput(attrs=IDENTIFIER),
+        widget=forms.TextInput(attrs=CODE_ATTRS),
         help_text="Agents load the group by this id, for example research or mcp:github.",
     )
     description = forms.CharField(

@@ -14,18 +14,13 @@ from urllib.parse import urlsplit
 from django import forms
 from django.conf import settings
 
+from catalog.groups.forms import CODE_ATTRS
 from servers.models import ConnectionPolicy, CredentialKind, Isolation, Server, Transport, Trust
 from servers.registration.actions import SETTING_RULES
 from servers.secret import Secret
 
 PAIR_ROWS = 3
 MORE_PAIR_ROWS = 9
-CODE_ATTRS = {
-    "autocomplete": "off",
-    "autocapitalize": "off",
-    "spellcheck": "false",
-    "class": "mono",
-}
 TRANSPORTS = [("http", "Streamable HTTP"), ("sse", "SSE (deprecated)")]
 
 
