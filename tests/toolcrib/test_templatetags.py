@@ -174,7 +174,7 @@ def test_progress_shows_the_failed_stage():
 
 
 def test_a_schema_is_rendered_as_an_outline():
-    rows = tags.outline(style_guide.SCHEMA)
+    rows = tags.outline(style_guide.SAMPLES["schema"])
 
     assert [(row["name"], row["type"], row["required"]) for row in rows] == [
         ("city", "string", True),
