@@ -439,9 +439,6 @@ def _suppress_errors(callback: Callable[[], None] | None) -> Callable[[], None]:
     return call
 
 
-# --- Errors -----------------------------------------------------------------------------------
-
-
 def _handshake_timeout(detail: str = "") -> UpstreamError:
     return UpstreamError(
         f"The server did not complete the handshake within {settings.HANDSHAKE_TIMEOUT} s.",

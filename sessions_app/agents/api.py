@@ -175,9 +175,6 @@ def delete_agent(request: HttpRequest, name: str) -> Status[None]:
     return Status(204, None)
 
 
-# --- Keys ---------------------------------------------------------------------------------------
-
-
 @router.get("/agents/{name}/keys", response={200: KeyPage, **ERRORS}, tags=["keys"])
 def list_agent_keys(
     request: HttpRequest, name: str, limit: int = 50, cursor: int | None = None

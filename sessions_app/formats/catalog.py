@@ -99,9 +99,6 @@ def _servers(surface: Surface) -> list[str]:
     return sorted((pinned | {server for _, _, server in surface.deferred.values()}) - {""})
 
 
-# --- Native forms -------------------------------------------------------------------------------
-
-
 def native_catalog(
     snapshot: CatalogSnapshot, options: FormatIn, session_id: str = ""
 ) -> dict[str, Any]:

@@ -51,9 +51,6 @@ def resolve_search(format_: str, search: str | None) -> str:
     return search or searches[0]
 
 
-# --- Anthropic ----------------------------------------------------------------------------------
-
-
 def anthropic_tools(
     offers: Sequence[Offer], search: str, client_search: ToolObject
 ) -> list[ToolObject]:
@@ -126,9 +123,6 @@ def tool_references(
     content = [{"type": "tool_reference", "tool_name": name} for name in names]
     result = {"type": "tool_result", "content": content or [{"type": "text", "text": message}]}
     return result | ({"tool_use_id": call_id} if call_id else {})
-
-
-# --- OpenAI Responses ---------------------------------------------------------------------------
 
 
 def responses_tools(

@@ -348,9 +348,6 @@ async def _sdk_scope(request: Request, authenticated: AuthenticatedRequest) -> S
     return {**request.scope, "headers": headers, mcp_server.REQUEST_KEY: authenticated}
 
 
-# --- Checks -------------------------------------------------------------------------------------
-
-
 def check_origin(origin: str | None) -> None:
     """Reject requests from pages of other sites. Programs send no Origin."""
     if origin is None or origin in settings.CSRF_TRUSTED_ORIGINS:

@@ -126,9 +126,6 @@ def load(request: HttpRequest) -> HttpResponse:
     return redirect_back(request, "playground")
 
 
-# --- Golden queries -----------------------------------------------------------------------------
-
-
 @require_safe
 @operator_required
 def golden_queries(request: HttpRequest) -> HttpResponse:

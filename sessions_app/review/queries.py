@@ -107,9 +107,6 @@ def saved_percent(session: AgentSession) -> int | None:
     return round(100 * (1 - session.tokens_discovery / session.tokens_all))
 
 
-# --- One session --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TimelineRow:
     """A step with its call, or an idle gap. `offset` is in seconds from the session's start."""

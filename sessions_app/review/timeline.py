@@ -125,9 +125,6 @@ def is_idle(pause: timedelta, run: timedelta) -> bool:
     return pause > ALWAYS_IDLE or (pause > run * IDLE_SHARE and pause > MIN_IDLE)
 
 
-# --- Sentences ----------------------------------------------------------------------------------
-
-
 def describe_event(event: TimelineEvent) -> Spans:
     """Describe an event as spans; names are marked so that a page can set them in monospace."""
     describe = _SENTENCES.get(event.kind)

@@ -83,9 +83,6 @@ def _facets(filters: SessionFilter) -> list[dict[str, object]]:
     ]
 
 
-# --- One session --------------------------------------------------------------------------------
-
-
 def _find_session(session_id: str) -> AgentSession:
     rows = AgentSession.objects.with_catalog().select_related("parent")
     session = rows.filter(session_id=session_id.replace("\0", "")).first()

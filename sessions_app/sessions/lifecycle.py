@@ -187,9 +187,6 @@ def preview_snapshot(agent: Agent) -> CatalogSnapshot:
     return take_snapshot(agent, scope, agent.strategy, decision.mode)[0]
 
 
-# --- Resume, fork, end ----------------------------------------------------------------------------
-
-
 def _resume(session: AgentSession, groups: dict[str, list[str] | None]) -> list[str]:
     """Load the tools of another session. Counts no tokens: the model already has the schemas."""
     unknown: list[str] = []

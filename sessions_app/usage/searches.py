@@ -147,9 +147,6 @@ def _most_frequent(rows: Iterable[FailedSearch], limit: int | None) -> list[Fail
     return sorted(rows, key=lambda row: (-row.times, row.asked, row.strategy))[:limit]
 
 
-# --- The report ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class UncalledTool:
     """A tool that sessions loaded and never called."""

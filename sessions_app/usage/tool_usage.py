@@ -66,9 +66,6 @@ class UsageReport:
     unknown_tools: int  # calls to unknown tools
 
 
-# --- By tool ------------------------------------------------------------------------------------
-
-
 def count_by_tool(calls: QuerySet[Call], durations: int) -> dict[str, ToolUsage]:
     """Count the calls of each tool, with percentiles from the newest `durations` answered calls."""
     rows = (
@@ -121,9 +118,6 @@ def _count_loads(events: QuerySet[Event]) -> Counter[str]:
     for details in events.order_by("-pk").values_list("details", flat=True)[:SAMPLE]:
         counts.update(read_names(read_object(details), "names"))
     return counts
-
-
-# --- Over time ----------------------------------------------------------------------------------
 
 
 def usage_report(filters: UsageFilter) -> UsageReport:

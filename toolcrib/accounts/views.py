@@ -140,8 +140,6 @@ def theme(request: HttpRequest) -> HttpResponse:
     return response
 
 
-# --- List of people -----------------------------------------------------------------------------
-
 ROLES = {role.label: role for role in (Role.OPERATOR, Role.ADMIN, Role.OUTSIDER)}
 ROLE_DESCRIPTIONS = {
     "operator": "operator: reads everything and approves",

@@ -32,9 +32,6 @@ class BodyTooLarge(ToolcribError):
         )
 
 
-# --- Requests -------------------------------------------------------------------------------------
-
-
 def read_headers(scope: Scope) -> dict[str, str]:
     """Return the headers by name; repeated ones are joined with commas, as in HTTP."""
     headers: dict[str, str] = {}
@@ -103,9 +100,6 @@ async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive
         timer.cancel()
         if watch is not None:
             watch.cancel()
-
-
-# --- Responses ------------------------------------------------------------------------------------
 
 
 async def send_response(

@@ -102,7 +102,6 @@ def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> li
     return segments
 
 
-# --- Charts with an axis ------------------------------------------------------------------------
 # Drawn at full page width, with hairlines at the top, the middle and zero.
 
 CHART_WIDTH = 640

@@ -47,9 +47,6 @@ class Page(Generic[T]):
         return Page(rows, self.total, self.first, self.previous_cursor, self.next_cursor)
 
 
-# --- Pages --------------------------------------------------------------------------------------
-
-
 def page_by_offset(
     rows: "QuerySet[Any] | Sequence[T]",
     offset: int,
@@ -96,9 +93,6 @@ def offset_of(query: QueryDict, size: int = PAGE_SIZE) -> int:
         if row := number(query, name, digits=9):
             return max(0, row - step)
     return 0
-
-
-# --- The API ------------------------------------------------------------------------------------
 
 
 def check_limit(limit: int) -> int:

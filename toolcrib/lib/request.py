@@ -47,9 +47,6 @@ def is_htmx_fragment(request: HttpRequest) -> bool:
     return "HX-Request" in request.headers and "HX-Boosted" not in request.headers
 
 
-# --- Redirects ----------------------------------------------------------------------------------
-
-
 def submitted_query(request: HttpRequest) -> QueryDict:
     """Return the query string of the page that a form was on, from its field `address`."""
     return QueryDict(request.POST.get("address", "")[:MAX_QUERY_LENGTH])
@@ -69,9 +66,6 @@ def redirect_next(request: HttpRequest, default: str) -> HttpResponseRedirect:
     target = request.POST.get("next") or request.GET.get("next") or ""
     local = url_has_allowed_host_and_scheme(target, allowed_hosts={request.get_host()})
     return HttpResponseRedirect(target if local else default)
-
-
-# --- Forms --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -98,9 +92,6 @@ def settings_rows(instance: object, form: BaseForm) -> list[dict[str, object]]:
         choices = dict(getattr(bound.field, "choices", ()))
         rows.append({"label": bound.label, "value": choices.get(value, value)})
     return rows
-
-
-# --- Responses ----------------------------------------------------------------------------------
 
 
 def page_tabs(

@@ -86,9 +86,6 @@ def search(query: str, role: Role) -> list[Section]:
     return [section for section in sections if section.choices]
 
 
-# --- Pages and actions --------------------------------------------------------------------------
-
-
 def _matching(entries: Iterable[Entry], words: list[str], role: Role) -> list[Entry]:
     matches = [entry for entry in entries if _matches(entry, words) and _is_allowed(entry, role)]
     return sorted(matches, key=lambda entry: not entry.label.lower().startswith(" ".join(words)))
@@ -125,9 +122,6 @@ def _actions(words: list[str], role: Role) -> list[Choice]:
             url = reverse("server-sync", args=[server.slug])
             actions.append(Choice(f"Sync {server.name}", url, "fetch its tools now", posts=True))
     return actions
-
-
-# --- Objects by name ----------------------------------------------------------------------------
 
 
 def _by_name(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[Any]:

@@ -122,9 +122,6 @@ def _with_unit(value: float, unit: str) -> str:
     return f"{value:,}%" if unit == "%" else f"{value:,} {unit}".strip()
 
 
-# --- Pages --------------------------------------------------------------------------------------
-
-
 def side(current: str) -> list[dict[str, object]]:
     return [
         {
