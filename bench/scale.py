@@ -3,13 +3,14 @@
     python bench/scale.py [--sizes 100 10000 100000] [--rounds 5] [--requests 20] [--json]
 
 One installation for each number of tools, embedded on SQLite, the tools spread evenly over ten
-servers (bench/fleet.py), keyword search. Every operation is measured on every installation in each
-round, one request at a time; ratios are to the first size, within a round. Then, at the second
-size, what is expected to grow with its bytes: a session in full mode, and a load of a whole group,
-in ms per MB of response, with the longest stall of the event loop. Memory is that of the web
-process, at rest after all requests. At last, at the second size, the latency of one agent's call
-while sixteen callers of another agent, with the default limits, open sessions, read catalogs, load
-and search without a pause, compared with the same call alone, in alternation.
+servers (bench/fleet.py), keyword search; calls go to bench/echo.py. Every operation is measured on
+every installation in each round, one request at a time; ratios are to the first size, within a
+round. Then, at the second size, what is expected to grow with its bytes: a session in full mode,
+and a load of a whole group, in ms per MB of response, with the longest stall of the event loop.
+Memory is that of the web process, at rest after all requests. At last, at the second size, the
+latency of one agent's call while sixteen callers of another agent, with the default limits, open
+sessions, read catalogs, load and search without a pause, compared with the same call alone, in
+alternation.
 """
 
 import argparse
@@ -30,9 +31,10 @@ sys.path.insert(0, str(ROOT))
 import fleet  # noqa: E402
 import rest  # noqa: E402
 import session  # noqa: E402
+from dispatch import ECHO, start_program  # noqa: E402
 from dispatch_report import spread  # noqa: E402
 
-from tests.support.installation import Installation  # noqa: E402
+from tests.support.installation import Installation, free_port  # noqa: E402
 
 SERVERS = 10
 MAX_RATIOS = {10_000: 1.5, 100_000: 2.0}  # by number of tools
@@ -46,12 +48,14 @@ QUERIES = session.QUERIES
 class Sized:
     """An installation with a number of tools, an agent without limits and one with the defaults."""
 
-    def __init__(self, stack, folder, size):
+    def __init__(self, stack, folder, size, echo_url):
         self.size = size
         options = argparse.Namespace(groups=SERVERS, tools=size, folder=None, most=None, even=True)
         mcp_json = stack.enter_context(fleet.running(options))
         folder.mkdir()
         self.toolcrib = stack.enter_context(Installation(folder / "data"))
+        # Calls go to a small server: the SDK's reads its whole list for every call.
+        mcp_json["mcpServers"]["echo"] = {"url": echo_url}
         file = folder / "mcp.json"
         file.write_text(json.dumps(mcp_json))
         started = time.monotonic()
@@ -64,7 +68,6 @@ class Sized:
         slug = next(iter(mcp_json["mcpServers"]))
         servers = fleet.generate_servers(SERVERS, size, even=True)
         self.group, self.tools = f"mcp:{slug}", servers[slug]
-        self.slug = slug
         self.connect()
         self.session = self.open()
         self.numbers = itertools.count()
@@ -100,9 +103,7 @@ class Sized:
             body = {"group_id": self.group, "tool_names": self.names()}
             return "POST", f"{self.open()}/load", body
         if operation == "call":
-            tool = self.tools[next(self.numbers) % min(10, len(self.tools))]
-            arguments = fleet.arguments_for(tool["inputSchema"])
-            body = {"tool_name": f"{self.slug}__{tool['name']}", "arguments": arguments}
+            body = {"tool_name": "echo__echo", "arguments": {"text": "at any scale"}}
             return "POST", f"{self.session}/call", body
         if operation == "fork":
             return "POST", f"{self.session}/fork", {}
@@ -219,7 +220,12 @@ def measure_flood(installation, options):
 def run(options):
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toolcrib-bench-")))
-        installations = [Sized(stack, folder / str(size), size) for size in options.sizes]
+        port = free_port()
+        start_program(stack, [*ECHO, "--http", str(port)], port)
+        installations = [
+            Sized(stack, folder / str(size), size, f"http://127.0.0.1:{port}/mcp")
+            for size in options.sizes
+        ]
         times = measure(installations, options)
         second = installations[min(1, len(installations) - 1)]
         figures = {

@@ -19,7 +19,7 @@ from sessions_app.sessions import surface as session_surface
 from sessions_app.sessions.schemas import FormatIn
 from sessions_app.sessions.surface import Surface
 from toolcrib.lib.errors import Invalid
-from toolcrib.lib.json_codec import canonical, digest
+from toolcrib.lib.json_codec import canonical, digest, join_members
 
 NATIVE_HEADER = (
     "Most of your tools are not shown until you search for them. Search in words for what you "
@@ -54,9 +54,8 @@ def session_catalog(session: AgentSession, options: FormatIn) -> str:
         "revision": session.revision,
         "tokens": tokens,
         "left_out": left_out,
-        "groups": _groups(surface),
-        "servers": _servers(surface),
-    })  # fmt: skip
+        "servers": surface.servers,
+    }, groups=surface.groups_json)  # fmt: skip
 
 
 def preview_catalog(agent: Agent, options: FormatIn) -> str:
@@ -72,31 +71,17 @@ def preview_catalog(agent: Agent, options: FormatIn) -> str:
     })  # fmt: skip
 
 
-def _format_body(format_: str, text: str, tools: list[ToolObject], details: dict[str, Any]) -> str:
+def _format_body(
+    format_: str, text: str, tools: list[ToolObject], details: dict[str, Any], **encoded: str
+) -> str:
+    """Return the body; `encoded` are further members of the JSON format, as canonical JSON."""
     if format_ == "text":
         return text
     converted = providers.convert_tools(format_, tools)
     if format_ == "json":
-        return canonical({"text": text, "tools": converted, "etag": digest(text)} | details)
+        members = {"text": text, "tools": converted, "etag": digest(text)} | details
+        return join_members({name: canonical(value) for name, value in members.items()} | encoded)
     return canonical({"system": text, "tools": converted})
-
-
-def _groups(surface: Surface) -> list[dict[str, Any]]:
-    return [
-        {
-            "group_id": line.group_id,
-            "display_name": line.display_name,
-            "description": line.description,
-            "tool_names": list(line.names),
-        }
-        for line in surface.groups
-    ]
-
-
-def _servers(surface: Surface) -> list[str]:
-    """Return the servers whose tools were in scope when the session opened."""
-    pinned = {pin["server"] for pin in surface.pins.values()}
-    return sorted((pinned | {server for _, _, server in surface.deferred.values()}) - {""})
 
 
 def native_catalog(

@@ -415,15 +415,13 @@ def token_ledger(session: AgentSession) -> dict[str, Any]:
 
 
 def stats(session: AgentSession) -> dict[str, Any]:
-    offered = {tool.name for tool in scope_of_session(session).offered}
-    loaded = {
-        **surface.surface_of(session.snapshot).pins,
-        **surface.pins_of(session),
-    }.keys() & offered
+    scope = scope_of_session(session)
+    shown = surface.surface_of(session.snapshot).pins.keys() | surface.pins_of(session).keys()
+    loaded = [name for name in shown if (tool := scope.tools.get(name)) and tool.offered]
     return {
-        "total_registered": len(offered),
+        "total_registered": len(scope.offered),
         "loaded": len(loaded),
-        "deferred": len(offered) - len(loaded),
+        "deferred": len(scope.offered) - len(loaded),
         "deferred_mode": session.mode == "deferred",
         "auto_deferred": session.auto_deferred,
         "threshold": session.agent.tool_threshold,

@@ -52,6 +52,23 @@ class Surface:
         """Return the tools in each group's catalog line when the session opened."""
         return {line.group_id: frozenset(line.names) for line in self.groups}
 
+    @cached_property
+    def groups_json(self) -> str:
+        """The groups with the names of their tools, as canonical JSON."""
+        fields = ("group_id", "display_name", "description")
+        return canonical(
+            [
+                {**{name: getattr(line, name) for name in fields}, "tool_names": line.names}
+                for line in self.groups
+            ]
+        )
+
+    @cached_property
+    def servers(self) -> list[str]:
+        """The servers whose tools were in scope when the session opened."""
+        pinned = {pin["server"] for pin in self.pins.values()}
+        return sorted((pinned | {server for _, _, server in self.deferred.values()}) - {""})
+
 
 @dataclass(slots=True)
 class SessionContext:
