@@ -6,11 +6,11 @@ One installation for each number of tools, embedded on SQLite, the tools spread 
 servers (bench/fleet.py), keyword search; calls go to bench/echo.py. Every operation is measured on
 every installation in each round, one request at a time; ratios are to the first size, within a
 round. Then, at the second size, what is expected to grow with its bytes: a session in full mode,
-and a load of a whole group, in ms per MB of response, with the longest stall of the event loop.
-Memory is that of the web process, at rest after all requests. At last, at the second size, the
-latency of one agent's call while sixteen callers of another agent, with the default limits, open
-sessions, read catalogs, load and search without a pause, compared with the same call alone, in
-alternation.
+a load of a whole group, and a catalog with the names of all tools, in ms per MB of response, with
+the longest stall of the event loop. Memory is that of the web process, at rest after all requests.
+At last, at the second size, the latency of one agent's calls, ten a second, while sixteen callers
+of another agent, with the default limits, open sessions, read catalogs, load and search without a
+pause, from the start of that flood, compared with the same calls alone, in alternation.
 """
 
 import argparse
@@ -98,7 +98,7 @@ class Sized:
         if operation == "open":
             return "POST", "/sessions", {}
         if operation == "catalog":
-            return "GET", f"{self.session}/catalog", None
+            return "GET", f"{self.session}/catalog?format=text", None
         if operation == "load of ten":
             body = {"group_id": self.group, "tool_names": self.names()}
             return "POST", f"{self.open()}/load", body
@@ -121,6 +121,7 @@ class Sized:
         return self.toolcrib.api("GET", "/health")[1]["event_loop"]["longest_ms"]
 
 
+LARGE = ("full mode", "whole group", "catalog as JSON")
 OPERATIONS = ("open", "catalog", "load of ten", "call", "fork", "search by words")
 
 
@@ -143,12 +144,14 @@ def measure_bytes(installation, options):
     figures = {}
     time.sleep(options.settle)  # stalls are those of the last minute: leave the sync behind
     installation.connect()
-    for name in ("full mode", "whole group"):
+    for name in LARGE:
         values, sizes = [], []
         for _ in range(options.rounds):
             request = ("POST", "/sessions", {"mode": "full"})
             if name == "whole group":
                 request = ("POST", f"{installation.open()}/load", {"group_id": installation.group})
+            elif name == "catalog as JSON":  # with the names of all tools
+                request = ("GET", f"{installation.session}/catalog", None)
             started = time.perf_counter()
             body = installation.request(*request)
             values.append((time.perf_counter() - started) * 1000)
@@ -193,13 +196,23 @@ def flood(url, key, group):
     threading.Event().wait()
 
 
+def time_paced(installation, seconds):
+    """Return the median milliseconds of calls that are made every tenth of a second."""
+    installation.connect()
+    ends = time.monotonic() + seconds
+    times = []
+    while time.monotonic() < ends:
+        times.append(installation.time("call"))
+        time.sleep(0.1)
+    return statistics.median(times)
+
+
 def measure_flood(installation, options):
-    """Return the median milliseconds of a call alone and during the flood, by round."""
+    """Return the median milliseconds of a call alone and in a flood from its start, by round."""
     rounds = []
     argv = [sys.executable, "-c", FLOOD, str(ROOT / "bench"), installation.toolcrib.url]
     for _ in range(options.rounds):
-        installation.connect()
-        alone = [installation.time("call") for _ in range(options.requests * 2)]
+        alone = time_paced(installation, options.flood_seconds)
         process = subprocess.Popen(
             [*argv, installation.limited_key, installation.group],
             cwd=ROOT,
@@ -208,12 +221,12 @@ def measure_flood(installation, options):
         )
         try:
             assert process.stdout.readline() == "flooding\n"
-            beside = [installation.time("call") for _ in range(options.requests * 2)]
+            beside = time_paced(installation, options.flood_seconds)
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
-        rounds.append((statistics.median(alone), statistics.median(beside)))
+        rounds.append((alone, beside))
     return rounds
 
 
@@ -272,7 +285,7 @@ def print_report(figures, options):
             f"imported and synced in {figures['sync_seconds'][size]:.0f} s"
         )
     large = figures["bytes"]
-    for name in ("full mode", "whole group"):
+    for name in LARGE:
         entry = large[name]
         print(
             f"     {name}: {entry['mb']:.1f} MB in {spread(entry['ms'])} ms, "
@@ -297,6 +310,7 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[100, 10_000, 100_000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=20, help="of an operation in one round")
+    parser.add_argument("--flood-seconds", type=float, default=10)
     parser.add_argument("--settle", type=float, default=61, help="seconds before stalls count")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

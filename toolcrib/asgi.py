@@ -26,6 +26,8 @@ from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.handlers.asgi import ASGIHandler  # noqa: E402
 from django.http.request import split_domain_port, validate_host  # noqa: E402
 
+from sessions_app.agents import rate_limits  # noqa: E402
+from sessions_app.agents.rate_limits import RateLimited  # noqa: E402
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from sessions_app.sessions import endpoint as session_endpoint  # noqa: E402
@@ -105,6 +107,15 @@ def _limit_body_time(receive: Receive) -> Receive:
         return message
 
     return receive_timed
+
+
+def _delay_rejections(send: Send) -> Send:
+    async def delayed_send(message: MutableMapping[str, Any]) -> None:
+        if message.get("status") == RateLimited.status:
+            await rate_limits.delay_rejection()
+        await send(message)
+
+    return delayed_send
 
 
 class WrongHost(ToolcribError):
@@ -223,7 +234,7 @@ class Router:
         else:
             handler = self.api if is_api else self.pages
             await self._stagger()
-            await handler(scope, _limit_body_size(receive), send)  # type: ignore[arg-type]
+            await handler(scope, _limit_body_size(receive), _delay_rejections(send))  # type: ignore[arg-type]
 
     async def _stagger(self) -> None:
         """Start one request at a time, so that requests in progress continue in between.

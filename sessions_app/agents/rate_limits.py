@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, NoReturn, ParamSpec
@@ -32,6 +33,8 @@ CATALOG_COST = 2.0  # catalog, open, fork
 BYTES_PER_COST = 64 * 1024
 REDIS_RETRY_SECONDS = 5.0
 KEY_PREFIX = "toolcrib:rate:"
+# Rejections per second that a process answers at once; later ones are delayed.
+FREE_REJECTIONS, REJECTION_DELAY = 20, 0.5  # seconds
 EXCEEDED = {
     "calls": "{} may make {:,} calls per minute",
     "searches": "{} may make {:,} searches per minute",
@@ -144,6 +147,7 @@ class RedisWindow:
 
 
 _local = LocalWindow()
+_rejections: deque[float] = deque(maxlen=FREE_REJECTIONS)  # times of the last ones
 _redis_retry_at = 0.0
 
 
@@ -211,10 +215,26 @@ async def add_bytes(agent: Agent | None, size: int) -> None:
 
 
 async def _run(function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    if settings.REDIS_URL:
-        await asyncio.to_thread(function, *args, **kwargs)
-    else:
-        function(*args, **kwargs)
+    try:
+        if settings.REDIS_URL:
+            await asyncio.to_thread(function, *args, **kwargs)
+        else:
+            function(*args, **kwargs)
+    except RateLimited:
+        await delay_rejection()
+        raise
+
+
+async def delay_rejection() -> None:
+    """Delay a rejection that follows many others, since each of them takes time from other agents.
+
+    A client that waits for `Retry-After` never notices.
+    """
+    now = time.monotonic()
+    is_flood = len(_rejections) == FREE_REJECTIONS and now - _rejections[0] < 1.0
+    _rejections.append(now)
+    if is_flood:
+        await asyncio.sleep(REJECTION_DELAY)
 
 
 def _cost(agent: Agent, base: float) -> Charge:
@@ -247,3 +267,4 @@ def reject_concurrent_call(agent: Agent, in_flight: int) -> NoReturn:
 def clear() -> None:
     """Reset the counters of this process, for tests."""
     _local.clear()
+    _rejections.clear()

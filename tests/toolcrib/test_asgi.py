@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sessions_app.agents import rate_limits
 from toolcrib.api import api
 from toolcrib.asgi import Router
 
@@ -235,3 +236,28 @@ def test_an_internal_error_has_the_error_format_and_an_id_in_the_log(path, caplo
     assert error["code"] == "internal"
     assert error["hint"].removeprefix("See request ").removesuffix(" in the log.") in caplog.text
     assert b"a secret" not in response.body
+
+
+def test_a_rejection_by_a_rate_limit_may_be_delayed_and_other_responses_not(monkeypatch):
+    delays = []
+
+    async def record_delay():
+        delays.append(1)
+
+    monkeypatch.setattr(rate_limits, "delay_rejection", record_delay)
+
+    def responding(status):
+        async def handler(scope, receive, send):
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+
+        return handler
+
+    async def scenario():
+        router = started_router()
+        for status in (429, 200, 503):
+            monkeypatch.setattr(router, "api", responding(status))
+            assert (await request(router, "GET", "/api/v1/sessions")).status == status
+
+    asyncio.run(scenario())
+    assert delays == [1]

@@ -166,7 +166,7 @@ def test_cpu_and_memory_at_rest_are_reported():
 @pytest.mark.timeout(400)
 def test_costs_are_reported_by_number_of_tools():
     small = ("--sizes", "20", "40", "--rounds", "1", "--requests", "2", "--settle", "0")
-    output = run("scale", *small)
+    output = run("scale", *small, "--flood-seconds", "1")
     for operation in ("open", "catalog", "load of ten", "call", "fork", "search by words"):
         assert sum(f"{operation} at" in line for line in output.splitlines()) == 2, output
     for text in ("40 tools: ", "full mode: ", "whole group: ", "stall of the event loop", "flood"):

@@ -1,5 +1,6 @@
 """Rate limits: the sliding window of a minute, and the cost of every request."""
 
+import asyncio
 import math
 from types import SimpleNamespace
 
@@ -244,3 +245,31 @@ def test_an_operator_reads_without_a_limit(scout, operator_token):
     scout.key = operator_token
     costs = {cost_of(scout, lambda: session.get("/events"))[0] for _ in range(60)}
     assert costs == {0}
+
+
+# --- Floods ---------------------------------------------------------------------------------------
+
+
+def test_rejections_beyond_twenty_in_a_second_are_delayed(monkeypatch):
+    delays = []
+
+    async def record_delay(seconds):
+        delays.append(seconds)
+
+    now = 100.0
+    monkeypatch.setattr(rate_limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", record_delay)
+    agent = SimpleNamespace(pk=1, name="flood", calls_per_minute=0, cost_per_minute=10)
+
+    async def reject(count):
+        for _ in range(count):
+            with pytest.raises(rate_limits.RateLimited):
+                await rate_limits.count_once(agent, "calls", None)
+
+    asyncio.run(reject(20))
+    assert delays == []
+    asyncio.run(reject(3))
+    assert delays == [rate_limits.REJECTION_DELAY] * 3
+    now += 1.0
+    asyncio.run(reject(1))
+    assert len(delays) == 3
