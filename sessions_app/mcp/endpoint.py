@@ -124,10 +124,12 @@ class Endpoint:
             stateless=True,  # connections are rows (sessions.py)
             max_request_body_size=settings.MAX_BODY_BYTES,
         )
-        lists = repeat(self.streams.compare_lists, POLL_SECONDS, "Comparison of tool lists")
-        poll_seconds = tool_calls.CANCELLATION_POLL_SECONDS
-        calls = repeat(self.calls.take_cancellations, poll_seconds, "Reading of cancellations")
-        async with polling.running(lists, calls), self.manager.run():
+        checks = [repeat(self.streams.compare_lists, POLL_SECONDS, "Comparison of tool lists")]
+        if not settings.EMBEDDED:  # otherwise there is no other process
+            seconds = tool_calls.CANCELLATION_POLL_SECONDS
+            take = self.calls.take_cancellations
+            checks.append(repeat(take, seconds, "Reading of cancellations"))
+        async with polling.running(*checks), self.manager.run():
             yield
 
     async def close_streams(self) -> None:

@@ -442,7 +442,7 @@ class ConnectionCalls:
     async def take_cancellations(self) -> None:
         """Cancel calls whose cancellation another process received."""
         connections = {connection_id for connection_id, _ in self._running}
-        if settings.EMBEDDED or not connections:
+        if not connections:
             return
         for row in await ledger_writer.run_off_loop(take_cancellations, connections):
             self._cancel(*row)

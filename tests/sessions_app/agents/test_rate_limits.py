@@ -259,7 +259,8 @@ def test_rejections_beyond_twenty_in_a_second_are_delayed(monkeypatch):
     now = 100.0
     monkeypatch.setattr(rate_limits.time, "monotonic", lambda: now)
     monkeypatch.setattr(asyncio, "sleep", record_delay)
-    agent = SimpleNamespace(pk=1, name="flood", calls_per_minute=0, cost_per_minute=10)
+    agent = SimpleNamespace(pk=1, name="flood", calls_per_minute=1, cost_per_minute=10)
+    asyncio.run(rate_limits.count_once(agent, "calls", None))
 
     async def reject(count):
         for _ in range(count):

@@ -149,6 +149,13 @@ class _AnnouncingServer(uvicorn.Server):
         if self.started:
             await asyncio.to_thread(self.announce)
 
+    async def main_loop(self) -> None:
+        """Check for a stop signal twice a second: ten times, as in uvicorn, wake an idle process."""
+        counter = 0
+        while not await self.on_tick(counter):
+            counter = (counter + 5) % 10
+            await asyncio.sleep(0.5)
+
     async def shutdown(self, sockets: Any = None) -> None:
         # Cancel calls just before uvicorn closes connections, so that callers get a result.
         asyncio.get_running_loop().call_later(
