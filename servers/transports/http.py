@@ -40,7 +40,6 @@ from servers.transports.request_trace import (
 from servers.transports.response_body import (
     CappedBody,
     connection_error,
-    content_type_of,
     decoder,
     wrong_content_error,
 )
@@ -51,6 +50,7 @@ from servers.transports.ssrf import (
     allowed_networks,
     check_address,
 )
+from toolcrib.lib.asgi import content_type_of
 from toolcrib.lib.jsonrpc import LARGE_BYTES
 
 MAX_CANCELS = 50  # cancel notifications in flight to one server

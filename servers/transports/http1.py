@@ -23,8 +23,9 @@ from django.conf import settings
 from servers.errors import UpstreamError
 from servers.transports.http import KEEPALIVE, GuardedBackend, Upstream
 from servers.transports.request_trace import RequestTrace
-from servers.transports.response_body import connection_error, content_type_of
+from servers.transports.response_body import connection_error
 from servers.transports.ssrf import allowed_networks
+from toolcrib.lib.asgi import content_type_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import asyncio
 import ssl
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import httpx2
@@ -174,10 +174,6 @@ class EventParser:
     def _append_data(self, value: bytes) -> None:
         self._data.append(value)
         self._data_size += len(value) + 32  # overhead of a bytes object
-
-
-def content_type_of(headers: Mapping[str, str]) -> str:
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def wrong_content_error(content_type: str) -> UpstreamError:

@@ -44,9 +44,6 @@ def for_agent(
     return [*clients(base, key), *programs(base, key, example or Example())]
 
 
-# --- MCP clients ----------------------------------------------------------------------------------
-
-
 def clients(base: str, key: str) -> list[Snippet]:
     mcp = f"{base}/mcp"
     header = f"Authorization: Bearer {key}"
@@ -111,9 +108,6 @@ def _vs_code(mcp: str) -> dict[str, object]:
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-
-
-# --- Programs -------------------------------------------------------------------------------------
 
 
 CLIENT = "Requires Toolcrib on PYTHONPATH (toolcrib/client and toolcrib/lib/errors.py)."

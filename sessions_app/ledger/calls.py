@@ -18,8 +18,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from catalog import preferences
-from sessions_app.ledger.events import write_event
-from sessions_app.ledger.writer import CallRow, LedgerCursor, WriteJob, commit
+from sessions_app.ledger.writer import CallRow, LedgerCursor, WriteJob, commit, write_event
 from sessions_app.models import IN_FLIGHT, AgentSession, Call, CallAnswer, CallState, EventKind
 from toolcrib.lib.errors import Conflict, Invalid
 from toolcrib.lib.json_codec import canonical, join_members

@@ -36,6 +36,7 @@ from django.db import (
     transaction,
 )
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils import timezone
 
 from sessions_app.models import (
     Agent,
@@ -44,11 +45,13 @@ from sessions_app.models import (
     CallAnswer,
     CallState,
     Event,
+    EventKind,
     Expansion,
     ShownDefinition,
 )
 from toolcrib.lib.db_threads import run_in_db_thread
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.json_codec import canonical
 
 logger = logging.getLogger(__name__)
 
@@ -304,6 +307,47 @@ def _increment_sql(columns: tuple[str, ...]) -> str:
     assert known.issuperset(columns)  # noqa: S101 - the names come from our own code
     assignments = "".join(f", {name} = {name} + %s" for name in columns)
     return f"UPDATE {SESSION} SET last_used_at = %s{assignments} WHERE id = %s"  # noqa: S608
+
+
+# The session column to which an event's tokens are added.
+TOKEN_COLUMNS = {
+    EventKind.OPENED: "tokens_catalog",
+    EventKind.SEARCHED: "tokens_search",
+    EventKind.DETAILS: "tokens_load",
+    EventKind.LOADED: "tokens_load",
+    EventKind.CALLED: "tokens_call",
+    EventKind.REFUSED: "tokens_call",
+}
+
+
+def write_event(
+    cursor: LedgerCursor,
+    session: int,
+    kind: EventKind,
+    *,
+    tokens: int = 0,
+    tool_name: str = "",
+    group_id: str = "",
+    call: int | None = None,
+    details: Mapping[str, object] | None = None,
+    at: datetime | None = None,
+    **increments: int,
+) -> None:
+    """Append an event and add its tokens; `increments` are added to other session columns."""
+    at = at or timezone.now()
+    if tokens and kind in TOKEN_COLUMNS:
+        increments[TOKEN_COLUMNS[kind]] = tokens
+    cursor.insert_event(
+        session,
+        kind,
+        at,
+        tool_name=tool_name,
+        group_id=group_id,
+        call=call,
+        tokens=tokens,
+        details=canonical(details) if details else "{}",
+    )
+    cursor.increment(session, at, increments)
 
 
 # --- Batches --------------------------------------------------------------------------------------

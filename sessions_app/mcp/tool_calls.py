@@ -51,7 +51,7 @@ from sessions_app.models import CallPath, Strategy
 from sessions_app.sessions import search as session_search
 from sessions_app.sessions.loading import SessionEnded
 from sessions_app.sessions.schemas import CallIn, DetailsIn, LoadIn, SearchIn
-from toolcrib.lib.asgi import Scope, Send, send_response
+from toolcrib.lib.asgi import Scope, Send, content_type_of, send_response
 from toolcrib.lib.errors import DatabaseUnavailable, ToolcribError
 from toolcrib.lib.json_codec import canonical, join_members
 
@@ -123,8 +123,7 @@ def parse_call(
 
 
 def _check_headers(headers: Mapping[str, str]) -> None:
-    content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
+    if content_type_of(headers) != "application/json":
         raise ProtocolError(400, types.INVALID_REQUEST, "Content-Type must be application/json.")
     accepted = {
         part.partition(";")[0].strip() for part in headers.get("accept", "").lower().split(",")

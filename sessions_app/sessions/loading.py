@@ -16,8 +16,7 @@ from django.utils import timezone
 from catalog import cache, preferences
 from catalog.cache import CachedGroup, CachedMember, CachedTool
 from catalog.models import ToolState
-from sessions_app.ledger.events import write_event
-from sessions_app.ledger.writer import ExpansionRow, LedgerCursor
+from sessions_app.ledger.writer import ExpansionRow, LedgerCursor, write_event
 from sessions_app.models import AgentSession, EventKind, SessionState, Strategy
 from sessions_app.sessions import surface
 from sessions_app.sessions.scope import Ambiguous, NotAvailable, scope_of_session

@@ -14,8 +14,7 @@ from catalog.search.engine import (
     search,
     suggest_names,
 )
-from sessions_app.ledger.events import write_event
-from sessions_app.ledger.writer import LedgerCursor
+from sessions_app.ledger.writer import LedgerCursor, write_event
 from sessions_app.models import EventKind
 from sessions_app.sessions import loading, surface
 from sessions_app.sessions.loading import SessionLoads

@@ -41,6 +41,11 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return headers
 
 
+def content_type_of(headers: Mapping[str, str]) -> str:
+    """Return the content type without its parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 def bearer_digest(headers: Mapping[str, str]) -> str:
     """Return the SHA-256 of the key in an Authorization header; empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")

@@ -150,7 +150,7 @@ class _AnnouncingServer(uvicorn.Server):
             await asyncio.to_thread(self.announce)
 
     async def main_loop(self) -> None:
-        """Check for a stop signal twice a second: ten times, as in uvicorn, wake an idle process."""
+        """Check for a stop signal twice a second; ten times would keep an idle process awake."""
         counter = 0
         while not await self.on_tick(counter):
             counter = (counter + 5) % 10
