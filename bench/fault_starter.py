@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn, Self
 
@@ -58,7 +59,7 @@ class Forked:
         return time.monotonic() - started
 
     def kill(self) -> None:
-        if self.running:
+        with suppress(ProcessLookupError):  # it is dead already
             os.kill(self.pid, signal.SIGKILL)
         wait_for(lambda: not self.running, 30, every=0.01, what="the installation is dead")
 
