@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import secrets
 import warnings
 from collections.abc import MutableMapping
@@ -31,15 +32,18 @@ from sessions_app.agents.rate_limits import RateLimited  # noqa: E402
 from sessions_app.mcp import endpoint as mcp_endpoint  # noqa: E402
 from sessions_app.mcp import errors as mcp_errors  # noqa: E402
 from sessions_app.sessions import endpoint as session_endpoint  # noqa: E402
-from toolcrib.lib.asgi import (  # noqa: E402
+from toolcrib.http import cross_origin  # noqa: E402
+from toolcrib.http.http_protocol import ClientState  # noqa: E402
+from toolcrib.lib.errors import InternalError, ToolcribError  # noqa: E402
+from toolcrib.lib.protocols.asgi import (  # noqa: E402
     BodyTooLarge,
     Receive,
     Scope,
     Send,
+    drain_body,
     error_headers,
     send_response,
 )
-from toolcrib.lib.errors import InternalError, ToolcribError  # noqa: E402
 from toolcrib.runtime.lifespan import runtime  # noqa: E402
 
 # WhiteNoise returns files as synchronous iterators; they are small enough to read at once.
@@ -48,7 +52,8 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 logger = logging.getLogger(__name__)
 
 FORM_OVERHEAD = 64 * 1024  # bytes around form fields; Django enforces the exact limit
-DOCS = "/api/v1/docs"  # an HTML page, which needs the headers of pages
+# For people who are signed in: served with cookies and the headers of pages.
+API_DOCS = {"/api/v1/docs", "/api/v1/openapi.json"}
 
 
 class ApiHandler(ASGIHandler):
@@ -80,6 +85,7 @@ def _limit_body_size(receive: Receive) -> Receive:
         message = await receive()
         size += len(message.get("body", b""))
         if size > settings.MAX_BODY_BYTES + FORM_OVERHEAD:
+            await drain_body(receive, message)
             raise RequestBodyRejected(BodyTooLarge(settings.MAX_BODY_BYTES))
         return message
 
@@ -139,19 +145,52 @@ def check_host(host: bytes) -> None:
         raise WrongHost
 
 
+# Where clients look for OAuth. They print what they find there, so it must not be a page.
+OAUTH_PATH = re.compile(
+    r"(?:/mcp(?:/[^/]+)?)?/\.well-known/(?:oauth-|openid-configuration).*|(?:/mcp)?/register"
+)
+
+
+class NoOAuth(ToolcribError):
+    status = 404
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Toolcrib has no OAuth.",
+            hint="Send an agent's key in the header Authorization: Bearer tcb_…",
+            code="no_oauth",
+        )
+
+
 def is_mcp_path(path: str) -> bool:
     return path == "/mcp" or path.startswith("/mcp/")
+
+
+def is_api_path(path: str) -> bool:
+    return path.startswith("/api/") and path not in API_DOCS
+
+
+def _has_key(scope: Scope) -> bool:
+    """Return whether a successful response would mean that the client has a valid key."""
+    needs_key = is_mcp_path(scope["path"]) or is_api_path(scope["path"])
+    return needs_key and any(name == b"authorization" for name, _ in scope["headers"])
 
 
 class ResponseGuard:
     """Response of one request. An error response can be sent while none has started."""
 
-    def __init__(self, path: str, send: Send) -> None:
-        self._path, self._send = path, send
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._path, self._send = scope["path"], send
         self.started = self._finished = False
+        state = scope.get("state")
+        self._client: ClientState | None = state.get("client") if state else None
+        if self._client is not None and (self._client.is_known or not _has_key(scope)):
+            self._client = None  # nothing to find out
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if not self._finished:  # ignore a handler that continues after its request was aborted
+            if self._client is not None and not self.started and message["status"] < 400:
+                self._client.is_known = True
             self.started = True
             await self._send(message)
 
@@ -201,12 +240,16 @@ class Router:
         if scope["type"] != "http":
             await self.pages(scope, receive, send)  # type: ignore[arg-type]
             return
-        response = ResponseGuard(scope["path"], send)
+        is_bearer_only = is_mcp_path(scope["path"]) or is_api_path(scope["path"])
+        origin = cross_origin.find_origin(scope) if is_bearer_only else None
+        response = ResponseGuard(scope, cross_origin.allow(origin, send) if origin else send)
         try:
             await self.route(scope, _limit_body_time(receive), response.send)
         except RequestBodyRejected as rejected:
             await response.send_error(rejected.error)
         except WrongHost as error:
+            host = dict(scope["headers"]).get(b"host", b"")[:100].decode("latin-1")
+            logger.warning("Rejected a request for the host %r; see TOOLCRIB_HOSTS", host)
             await response.send_error(error)
         except asyncio.CancelledError:
             # Only the end of the drain cancels requests. A started response can only be aborted.
@@ -223,11 +266,15 @@ class Router:
     async def route(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Route a request to its handler."""
         path = scope["path"]
-        is_api = path.startswith("/api/") and path != DOCS
+        is_api = is_api_path(path)
         is_mcp = is_mcp_path(path)
-        if is_api or is_mcp:
-            check_host(dict(scope["headers"]).get(b"host", b""))
-        if is_mcp:
+        check_host(dict(scope["headers"]).get(b"host", b""))
+        if (is_api or is_mcp) and cross_origin.is_preflight(scope):
+            await cross_origin.answer_preflight(scope, send)
+        elif OAUTH_PATH.fullmatch(path):
+            body = json.dumps(NoOAuth().as_json(), ensure_ascii=False).encode()
+            await send_response(send, NoOAuth.status, "application/json", body)
+        elif is_mcp:
             await self.mcp(scope, receive, send)
         elif (found := session_endpoint.find_operation(scope)) is not None:
             await self.session_endpoint(*found, scope, receive, send)

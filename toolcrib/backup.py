@@ -1,8 +1,9 @@
 """Database backup and restore, portable between SQLite and PostgreSQL.
 
-The file is gzipped JSON lines: a header, then one row per line. Credentials stay encrypted as in
-the database; the keys are written to a second file, or stay with the operator. Sign-ins, lockouts,
-sync leases and calls in progress are not restored; the history of sessions is.
+The file is gzipped JSON lines: a header, then one row per line. Credentials and payloads of calls
+stay encrypted as in the database; the keys are written to a second file, or stay with the operator.
+Both files are encrypted with a passphrase by `backup_encryption`. Sign-ins, lockouts, sync leases,
+calls in progress and the answers stored for agents are not restored; the history of sessions is.
 """
 
 import codecs
@@ -22,7 +23,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
 
-from axes.models import AccessAttempt, AccessFailureLog, AccessLog
 from django.apps import apps
 from django.conf import settings
 from django.contrib.auth.models import User
@@ -34,6 +34,8 @@ from django.core.serializers.base import DeserializationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.core.serializers.python import Deserializer
 from django.db import DatabaseError, connection, transaction
+from django.db.migrations import operations
+from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.models import Model
 from django.utils import timezone
@@ -43,7 +45,22 @@ from catalog.audit import Actor
 from catalog.models import Revision
 from servers.models import Credential, Server, SyncRun
 from servers.registration import credentials
-from sessions_app.models import IN_FLIGHT, Call, CallState
+from sessions_app.models import (
+    IN_FLIGHT,
+    Call,
+    CallAnswer,
+    CallState,
+    DataKey,
+    HeldCall,
+    ScriptRun,
+)
+from sessions_app.models.encryption import (
+    mark_calls_as_clear,
+    payloads_as_stored,
+    restore_data_keys,
+    rewrap_data_keys,
+)
+from toolcrib.backup_encryption import decrypted_reader, is_encrypted
 from toolcrib.config import environment as env
 from toolcrib.lib.errors import Conflict, Invalid
 
@@ -62,7 +79,23 @@ INVALID_ROW_ERRORS = (
     ValueError,
     AttributeError,
 )
-SIGN_IN_MODELS = (Session, AccessAttempt, AccessFailureLog, AccessLog)
+# Whole answers and exact requests are for the calling agent alone. Older backups contain answers.
+# Without them a call that waits is expired after a restore.
+NOT_BACKED_UP = (CallAnswer, HeldCall)
+# A paused script contains whole answers too. Its calls expire after a restore, and it fails.
+NOT_BACKED_UP_COLUMNS: dict[type[Model], tuple[str, ...]] = {ScriptRun: ("snapshot", "payload")}
+# Of what an older schema lacks, columns and tables get their defaults.
+ADDITIVE = (
+    operations.AddConstraint,
+    operations.AddField,
+    operations.AddIndex,
+    operations.AlterField,
+    operations.AlterModelOptions,
+    operations.CreateModel,
+    operations.RemoveConstraint,
+    operations.RemoveIndex,
+    operations.RunSQL,  # run again on the restored rows
+)
 Row = dict[str, Any]
 
 
@@ -72,10 +105,15 @@ class RestoreResult:
     key: str  # fingerprint of the key that encrypted the backup's credentials
     unreadable: int
     servers: list[str]  # with unreadable credentials
+    unreadable_data_keys: int  # of stored payloads
 
 
 def backup_models() -> list[type[Model]]:
-    """Return the models of our apps and the users."""
+    """Return the models of our apps and the users, without what belongs to agents alone."""
+    return [model for model in _models() if model not in NOT_BACKED_UP]
+
+
+def _models() -> list[type[Model]]:
     ours = (apps.get_app_config(label).get_models(include_auto_created=True) for label in OUR_APPS)
     return [User, *(model for models in ours for model in models if model._meta.managed)]
 
@@ -85,12 +123,19 @@ def backup_models() -> list[type[Model]]:
 
 def write(stream: IO[bytes]) -> Row:
     """Write a consistent snapshot to the stream; return its header. Does not block writers."""
-    with _snapshot(), gzip.GzipFile(fileobj=stream, mode="wb", filename="") as packed:
+    with (
+        payloads_as_stored(),
+        _snapshot(),
+        gzip.GzipFile(fileobj=stream, mode="wb", filename="") as packed,
+    ):
         header = _header()
         packed.write(json.dumps(header, sort_keys=True).encode() + b"\n")
         for model in backup_models():
             rows = model._base_manager.order_by("pk").iterator(chunk_size=BATCH)
-            names = [column.name for column in model._meta.concrete_fields]
+            left_out = NOT_BACKED_UP_COLUMNS.get(model, ())
+            names = [
+                column.name for column in model._meta.concrete_fields if column.name not in left_out
+            ]
             lines = codecs.getwriter("utf-8")(packed)
             serializers.serialize(
                 "jsonl", rows, stream=lines, fields=names, cls=_MicrosecondEncoder
@@ -183,7 +228,7 @@ def key_document() -> bytes:
     return json.dumps(body, indent=2).encode() + b"\n"
 
 
-def read_keys(path: Path, fingerprint: str) -> dict[str, str]:
+def read_keys(path: Path, fingerprint: str, passphrase: str = "") -> dict[str, str]:
     """Return the key files in a FILE.key after checking that they belong to the backup."""
     if not keys_are_files():
         raise Invalid(
@@ -192,7 +237,9 @@ def read_keys(path: Path, fingerprint: str) -> dict[str, str]:
             "without --key.",
         )
     try:
-        body = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            plain = is_encrypted(file) and decrypted_reader(file, passphrase)
+            body = json.loads((plain or file).read())
         files = {name: str(body["files"][name]) for name in ("secret.key", "encryption.key")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Invalid(f"{path} is not a key file of a backup.") from error
@@ -229,7 +276,7 @@ def read_header(stream: IO[bytes]) -> tuple[Row, Iterator[Row]]:
     if header.get("format") != FORMAT or not set(header) >= HEADER_FIELDS:
         raise Invalid("Not a Toolcrib backup, or a backup in a newer format.")
     theirs, ours = header["migrations"], _migrations()
-    if theirs != ours:
+    if theirs != ours and not _can_upgrade(theirs, ours):
         age = "newer" if set(theirs) - set(ours) else "older"
         raise Conflict(
             f"The backup is from Toolcrib {header['version']}, whose database schema is {age} than "
@@ -239,13 +286,32 @@ def read_header(stream: IO[bytes]) -> tuple[Row, Iterator[Row]]:
     return header, lines
 
 
+def _can_upgrade(theirs: list[str], ours: list[str]) -> bool:
+    """Return whether the backup lacks only migrations that add something with a default."""
+    missing = set(ours) - set(theirs)
+    known = MigrationLoader(connection).disk_migrations
+    steps = [step for name in missing for step in known[app_and_name(name)].operations]
+    return set(theirs) < set(ours) and all(isinstance(step, ADDITIVE) for step in steps)
+
+
+def app_and_name(migration: str) -> tuple[str, str]:
+    app, _, name = migration.partition(".")
+    return app, name
+
+
+def seekable(stream: IO[bytes]) -> IO[bytes]:
+    """Return the stream, or a temporary copy of one that cannot be read twice."""
+    if stream.seekable():
+        return stream
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 (closed when garbage-collected)
+    shutil.copyfileobj(stream, copy)
+    copy.seek(0)
+    return copy
+
+
 def _verified(stream: IO[bytes]) -> IO[bytes]:
     """Verify the checksum at the end of a backup before any row is restored."""
-    if not stream.seekable():
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 (closed when garbage-collected)
-        shutil.copyfileobj(stream, copy)
-        copy.seek(0)
-        stream = copy
+    stream = seekable(stream)
     start = stream.tell()
     try:
         with gzip.GzipFile(fileobj=stream, mode="rb") as packed:
@@ -273,7 +339,7 @@ def _lines(stream: IO[bytes]) -> Iterator[Row]:
 
 def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str]) -> RestoreResult:
     """Restore the database from a backup in one transaction."""
-    models = {model._meta.label: model for model in backup_models()}
+    models = {model._meta.label: model for model in _models()}
     revision = Revision.current()
     try:
         with transaction.atomic():
@@ -281,16 +347,36 @@ def restore(header: Row, rows: Iterator[Row], *, replace: bool, keys: list[str])
             counts = _insert(rows, models)
             if counts != {label: number for label, number in header["rows"].items() if number}:
                 raise Invalid("The backup is truncated; nothing was changed.")
+            _fill_in(header["migrations"])
             _reset_sequences(list(models.values()))
             _reset_running_work()
             _raise_revision(revision)
             unreadable = _unreadable_credentials(keys)
+            data_keys = rewrap_data_keys(keys)
+            if DataKey._meta.label not in counts:  # an older backup: its calls were in clear
+                mark_calls_as_clear()
     except INVALID_ROW_ERRORS as error:
         raise Invalid("The backup contains inconsistent rows; nothing was changed.") from error
-    return RestoreResult(counts.total(), header["key"], unreadable.total(), sorted(unreadable))
+    return RestoreResult(
+        counts.total(), header["key"], unreadable.total(), sorted(unreadable), data_keys
+    )
+
+
+def _fill_in(migrations: list[str]) -> None:
+    """Run the statements of migrations that the backup lacks: they derive rows from others."""
+    known = MigrationLoader(connection).disk_migrations
+    with connection.cursor() as cursor:
+        for name in _migrations():
+            if name in migrations:
+                continue
+            for step in known[app_and_name(name)].operations:
+                if isinstance(step, operations.RunSQL):
+                    cursor.execute(str(step.sql))
 
 
 def _clear_tables(models: list[type[Model]], *, replace: bool) -> None:
+    # The data keys stay: this process may have encrypted something with them already.
+    models = [model for model in models if model is not DataKey]
     used = [model for model in models if model is not Revision and model._base_manager.exists()]
     if used and not replace:
         names = ", ".join(str(model._meta.verbose_name_plural) for model in used[:4])
@@ -300,7 +386,8 @@ def _clear_tables(models: list[type[Model]], *, replace: bool) -> None:
         )
     # A restore also clears what is not backed up.
     memberships = (User.groups.through, User.user_permissions.through)
-    for model in (*SIGN_IN_MODELS, *memberships, *models):
+    cleared: tuple[type[Model], ...] = (Session, *NOT_BACKED_UP, *memberships)
+    for model in (*cleared, *models):
         model._base_manager.all()._raw_delete(connection.alias)
 
 
@@ -313,12 +400,18 @@ def _insert(rows: Iterator[Row], models: dict[str, type[Model]]) -> Counter[str]
         model = known[label]
         fields = list(model._meta.concrete_fields)
         size = min(connection.ops.bulk_batch_size(fields, range(BATCH)), BATCH)
+        if model in NOT_BACKED_UP:
+            counts[model._meta.label] += sum(1 for _ in same_model)
+            continue
         while batch := [each.object for each in Deserializer(islice(same_model, size))]:
+            counts[model._meta.label] += len(batch)
+            if model is DataKey:
+                restore_data_keys(batch)
+                continue
             # raw, as in loaddata: bulk_create would set every auto_now field to the current time.
             model._base_manager._insert(  # type: ignore[attr-defined]
                 batch, fields=fields, using=connection.alias, raw=True
             )
-            counts[model._meta.label] += len(batch)
     return counts
 
 

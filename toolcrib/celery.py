@@ -11,6 +11,7 @@ from django.conf import settings
 from kombu.transport import TRANSPORT_ALIASES
 
 from toolcrib.lib.process_identity import touch_heartbeat
+from toolcrib.lib.telemetry import exchange, metrics
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "toolcrib.settings")
 
@@ -55,6 +56,16 @@ app.conf.update(
         "sync_due": {"task": "servers.tasks.sync_due", "schedule": 5.0},
         "tidy_sessions": {"task": "sessions_app.tasks.tidy_sessions", "schedule": 10.0},
         "embed": {"task": "catalog.tasks.embed", "schedule": 5.0, "options": {"expires": 5}},
+        "write_hints": {
+            "task": "catalog.tasks.write_hints",
+            "schedule": 30.0,
+            "options": {"expires": 30},
+        },
+        "notify": {
+            "task": "sessions_app.tasks.notify",
+            "schedule": 5.0,
+            "options": {"expires": 5},
+        },
         "run_golden": {
             "task": "sessions_app.tasks.run_golden",
             "schedule": 5.0,
@@ -75,6 +86,8 @@ def keep_django_logging(**kwargs: object) -> None:
 @heartbeat_sent.connect  # type: ignore[untyped-decorator]
 def record_heartbeat(**kwargs: object) -> None:
     touch_heartbeat()
+    if metrics.enabled:
+        exchange.publish()
 
 
 @beat_init.connect  # type: ignore[untyped-decorator]

@@ -1,6 +1,7 @@
 """Middleware: request ids, session expiry, required sign-in, error pages."""
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -10,12 +11,16 @@ from typing import Any
 from django.conf import settings
 from django.contrib.auth import logout
 from django.contrib.auth.middleware import LoginRequiredMiddleware
+from django.db import DatabaseError, InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
+from toolcrib.lib import display
 from toolcrib.lib.errors import ToolcribError
 
 GetResponse = Callable[[HttpRequest], Any]
+HEAD_PATH = re.compile(r"/api/v1/(?!calls/|scripts/)")
+DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
 @sync_and_async_middleware
@@ -25,10 +30,14 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
     def begin(request: HttpRequest) -> None:
         request.get_host()  # raises for a host that is not allowed
         request.toolcrib_id = secrets.token_hex(6)  # type: ignore[attr-defined]
+        if is_head(request):
+            request.method = "GET"  # the API declares no HEAD
 
     def end(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         if response.status_code == 405 and request.path.startswith("/api/"):
             response = _method_not_allowed(response)
+        elif is_head(request):
+            response = _without_body(response)
         response.headers["X-Request-Id"] = request.toolcrib_id  # type: ignore[attr-defined]
         response.headers["X-Content-Type-Options"] = "nosniff"
         return response
@@ -47,6 +56,23 @@ def request_id(get_response: GetResponse) -> Callable[[HttpRequest], Any]:
         return end(request, get_response(request))
 
     return handle
+
+
+def is_head(request: HttpRequest) -> bool:
+    """Return whether this is a HEAD request to the API, which is answered as GET.
+
+    Not for calls and scripts: a result is handed out once, so HEAD must not fetch it.
+    """
+    return request.META["REQUEST_METHOD"] == "HEAD" and bool(HEAD_PATH.match(request.path))
+
+
+def _without_body(response: HttpResponseBase) -> HttpResponseBase:
+    """Return the status and headers of a response to GET. A stream is not started."""
+    if not isinstance(response, HttpResponse):
+        return HttpResponse(status=response.status_code, headers=dict(response.headers))
+    response.headers["Content-Length"] = str(len(response.content))
+    response.content = b""
+    return response
 
 
 def _method_not_allowed(empty: HttpResponseBase) -> HttpResponse:
@@ -70,7 +96,7 @@ def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpRespon
     idle = settings.SESSION_IDLE.total_seconds()
     absolute = settings.SESSION_ABSOLUTE.total_seconds()
 
-    def handle(request: HttpRequest) -> HttpResponseBase:
+    def check(request: HttpRequest) -> None:
         if request.user.is_authenticated:
             now = time.time()
             began = request.session.setdefault("began", now)
@@ -81,6 +107,12 @@ def session_age(get_response: GetResponse) -> Callable[[HttpRequest], HttpRespon
                 now - last_seen > 60 and "X-Poll" not in request.headers
             ):
                 request.session["seen"] = now
+
+    def handle(request: HttpRequest) -> HttpResponseBase:
+        try:
+            check(request)
+        except (DatabaseError, InterfaceError) as error:
+            return _database_unavailable(request, error)
         response: HttpResponseBase = get_response(request)
         return response
 
@@ -104,6 +136,17 @@ class SignInRequired(LoginRequiredMiddleware):
         return response
 
 
+def display_preferences(get_response: GetResponse) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Show times and numbers as the reader's browser asks for it."""
+
+    def handle(request: HttpRequest) -> HttpResponseBase:
+        with display.activate(display.read(request.COOKIES)):
+            response: HttpResponseBase = get_response(request)
+        return response
+
+    return handle
+
+
 class PageErrors:
     """Render a ToolcribError as a page, or as a notice if htmx requested a fragment."""
 
@@ -117,6 +160,14 @@ class PageErrors:
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         from toolcrib.pages.error_views import error_page  # views import models; apps load first
 
-        if not isinstance(error, ToolcribError):
-            return None
-        return error_page(request, error)
+        if isinstance(error, ToolcribError):
+            return error_page(request, error)
+        if isinstance(error, DATABASE_AWAY) or type(error) is DatabaseError:
+            return _database_unavailable(request, error)
+        return None
+
+
+def _database_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
+    from toolcrib.pages.error_views import database_unavailable
+
+    return database_unavailable(request, error)

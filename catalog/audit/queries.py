@@ -9,10 +9,11 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
-from catalog.audit import SENTENCES, sentence
+from catalog.audit import SENTENCES
+from catalog.audit.log import as_record
 from catalog.models import AuditEntry
 from toolcrib.lib.request import facet, number, text
 from toolcrib.lib.text import escape_formula
@@ -20,6 +21,8 @@ from toolcrib.lib.text import escape_formula
 MAX_EXPORTED = 20_000  # entries per file
 STATES = ("before", "after")
 COLUMNS = ("id", "at", "actor_kind", "actor", "verb", "target_kind", "target", "sentence", *STATES)
+MAX_WORDS = 8
+MAX_NAMES = 3  # of the tools that a sentence names
 FACETS = {
     "actor": ("Actor", "actor_label"),
     "verb": ("Action", "verb"),
@@ -34,7 +37,7 @@ class AuditFilter:
     actor: str = ""
     verb: str = ""
     target: str = ""  # kind of object
-    query: str = ""  # part of the object's name
+    query: str = ""  # words of the sentence: actor, action or object
     since: date | None = None
     until: date | None = None
     before: int = 0
@@ -62,14 +65,24 @@ class AuditFilter:
             "actor_label": self.actor,
             "verb": self.verb,
             "target_kind": self.target,
-            "target_label__icontains": self.query,
             "at__gte": _start_of_day(self.since) if self.since else None,
             "at__lt": _start_of_day(self.until + timedelta(days=1))
             if self.until and self.until < date.max
             else None,
         }
         used = {name: value for name, value in conditions.items() if value}
-        return AuditEntry.objects.filter(**used)
+        return AuditEntry.objects.filter(_sentence_contains(self.query), **used)
+
+
+def _sentence_contains(query: str) -> Q:
+    """Return the condition of entries whose sentence contains every word of the query."""
+    condition = Q()
+    for word in query.split()[:MAX_WORDS]:
+        verbs = [verb for verb, text in SENTENCES.items() if word.lower() in text.lower()]
+        condition &= (
+            Q(target_label__icontains=word) | Q(actor_label__icontains=word) | Q(verb__in=verbs)
+        )
+    return condition
 
 
 def _parse_date(text: str) -> date | None:
@@ -97,6 +110,15 @@ class AuditRow:
         return cls(entry, action.strip(), suffix.strip())
 
     @property
+    def objects(self) -> str:
+        """Return the names of the tools that a change of a group concerned, the first few."""
+        parts = (self.entry.after, self.entry.before)
+        values = [part.get(name) for part in parts for name in ("members", "preload")]
+        names = sorted({name for value in values if isinstance(value, dict) for name in value})
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return ", ".join(names[:MAX_NAMES]) + more
+
+    @property
     def changes(self) -> list[tuple[str, str, str]]:
         """Return the recorded values as (field, before, after), formatted for display."""
         before, after = self.entry.before, self.entry.after
@@ -110,6 +132,8 @@ def _format(values: Mapping[str, object], name: str) -> str:
     value = values[name]
     if isinstance(value, str):
         return value or "(empty)"
+    if value is None or isinstance(value, bool):
+        return {None: "not set", True: "yes", False: "no"}[value]
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value) or "(none)"
     return json.dumps(value, ensure_ascii=False)
@@ -166,19 +190,4 @@ def export_csv(filters: AuditFilter) -> str:
 
 
 def _exported(entry: AuditEntry) -> dict[str, object]:
-    return serialize_entry(entry) | {"at": entry.at.isoformat(timespec="seconds")}
-
-
-def serialize_entry(entry: AuditEntry) -> dict[str, object]:
-    return {
-        "id": entry.pk,
-        "at": entry.at,
-        "actor_kind": entry.actor_kind,
-        "actor": entry.actor_label,
-        "verb": entry.verb,
-        "target_kind": entry.target_kind,
-        "target": entry.target_label,
-        "sentence": sentence(entry),
-        "before": entry.before,
-        "after": entry.after,
-    }
+    return as_record(entry) | {"at": entry.at.isoformat(timespec="seconds")}

@@ -5,9 +5,17 @@ from catalog.models.audit import AuditQuerySet as AuditQuerySet
 from catalog.models.definitions import CallPolicy as CallPolicy
 from catalog.models.definitions import Definition as Definition
 from catalog.models.definitions import DefinitionChange as DefinitionChange
+from catalog.models.definitions import FormerName as FormerName
 from catalog.models.definitions import JsonSchema as JsonSchema
+from catalog.models.definitions import PayloadStorage as PayloadStorage
+from catalog.models.definitions import ReadOnly as ReadOnly
 from catalog.models.definitions import Tool as Tool
 from catalog.models.definitions import ToolState as ToolState
+from catalog.models.features import ASKS as ASKS
+from catalog.models.features import Feature as Feature
+from catalog.models.features import FeatureKind as FeatureKind
+from catalog.models.groups import ExpectedMember as ExpectedMember
+from catalog.models.groups import ExpectedTool as ExpectedTool
 from catalog.models.groups import Group as Group
 from catalog.models.groups import Membership as Membership
 from catalog.models.preferences import Preference as Preference
@@ -17,5 +25,7 @@ from catalog.models.search import GoldenQuery as GoldenQuery
 from catalog.models.search import GoldenResult as GoldenResult
 from catalog.models.search import GoldenRun as GoldenRun
 from catalog.models.search import HintKind as HintKind
+from catalog.models.search import HintSource as HintSource
 from catalog.models.search import ToolHint as ToolHint
 from catalog.models.search import Vector as Vector
+from catalog.models.viewers import Viewer as Viewer

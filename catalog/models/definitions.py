@@ -1,6 +1,7 @@
 """Models of tools, their definitions and definition changes."""
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -19,6 +20,10 @@ class Definition(models.Model):
     body = models.TextField()
     tokens = models.PositiveIntegerField()
     search_text = models.TextField()
+    # The same without hidden characters in texts: what agents get, if they are to be removed.
+    readable = models.ForeignKey(
+        "self", null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
     created_at = models.DateTimeField(auto_now_add=True)
 
     def __str__(self) -> str:
@@ -58,6 +63,23 @@ class CallPolicy(models.TextChoices):
     DENY = "deny"
 
 
+class PayloadStorage(models.TextChoices):
+    """What is stored of the arguments and results of calls. Tool and agent: the stricter counts."""
+
+    DEFAULT = "default", "Default (store masked)"
+    NOTHING = "nothing", "Store nothing"
+    MASKED = "masked", "Store masked"
+    ALL = "all", "Store all"
+
+
+class ReadOnly(models.TextChoices):
+    """Whether a tool only reads: its server's claim, or an admin's word."""
+
+    CLAIMED = "claimed", "As the server claims"
+    YES = "yes", "Only reads"
+    NO = "no", "May change something"
+
+
 class ToolQuerySet(models.QuerySet["Tool"]):
     def current(self) -> Self:
         """Exclude tools that the server no longer lists."""
@@ -75,7 +97,17 @@ class ToolQuerySet(models.QuerySet["Tool"]):
         return self.filter(state=ToolState.WAITING)
 
     def with_definitions(self) -> Self:
-        return self.select_related("server", "approved", "latest")
+        return self.select_related("server", "approved", "latest", "effective")
+
+    def by_name(self, names: Sequence[str]) -> dict[str, "Tool"]:
+        """Return the tools that exist by the name given: public, original public, or former."""
+        valid = [name for name in names if name.isascii() and "\0" not in name]
+        found = self.in_bulk(valid, field_name="public_name")
+        others = [name for name in valid if name not in found]
+        former = FormerName.objects.filter(name__in=others).values_list("tool_id", "name")
+        pks = {name: pk for pk, name in former} if others else {}
+        rows = self.in_bulk(list(pks.values())) if pks else {}
+        return found | {name: rows[pk] for name, pk in pks.items() if pk in rows}
 
 
 class Tool(models.Model):
@@ -86,6 +118,8 @@ class Tool(models.Model):
     )
     name = models.CharField(max_length=128)  # the original name, sent to the server
     public_name = models.CharField(max_length=64, unique=True)
+    # The public name derived from the original one, while an alias replaces it; else empty.
+    assigned_name = models.CharField(max_length=64, blank=True)
     approved = models.ForeignKey(
         Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
     )
@@ -102,10 +136,23 @@ class Tool(models.Model):
     rejected_reason = models.TextField(blank=True)
     missing_since = models.DateTimeField(null=True, blank=True)
     description_override = models.TextField(blank=True)
+    parameter_overrides = models.JSONField(default=dict, blank=True)  # see definitions.effective
+    # Of parameters that an approved change removed: [{parameter, override, reason, at}].
+    dropped_overrides = models.JSONField(default=list, blank=True)
+    # What agents get instead of `approved`, if the two differ by overrides.
+    effective = models.ForeignKey(
+        Definition, null=True, blank=True, on_delete=models.PROTECT, related_name="+"
+    )
     input_examples = models.JSONField(default=list, blank=True)
     call_policy = models.CharField(
         max_length=5, choices=CallPolicy.choices, default=CallPolicy.ALLOW
     )
+    payload_storage = models.CharField(
+        max_length=7, choices=PayloadStorage.choices, default=PayloadStorage.DEFAULT
+    )
+    read_only = models.CharField(max_length=7, choices=ReadOnly.choices, default=ReadOnly.CLAIMED)
+    # A capability of clients: the server lists the tool only to those that declare it.
+    needs = models.CharField(max_length=20, blank=True)
     findings = models.JSONField(default=list, blank=True)  # on `latest`: [{code, text}]
     created_at = models.DateTimeField(auto_now_add=True)
     changed_at = models.DateTimeField(null=True, blank=True)
@@ -142,6 +189,20 @@ class Tool(models.Model):
         return self.approved or self.latest
 
     @property
+    def alias(self) -> str:
+        return self.public_name if self.assigned_name else ""
+
+    @property
+    def is_overridden(self) -> bool:
+        """Return whether agents get another definition than the approved one."""
+        return bool(self.description_override or self.parameter_overrides)
+
+    @property
+    def served(self) -> Definition | None:
+        """Return the definition that agents get, or would get once it is approved."""
+        return self.effective or self.definition
+
+    @property
     def description(self) -> str:
         """Return the description agents read: the override if there is one."""
         return self.description_override or (self.definition.description if self.definition else "")
@@ -152,7 +213,7 @@ class Tool(models.Model):
 
     @property
     def tokens(self) -> int | None:
-        return self.definition.tokens if self.definition else None
+        return self.served.tokens if self.served else None
 
     def derive_state(self) -> ToolState:
         """Derive the state from the other fields. No other code decides it."""
@@ -164,6 +225,19 @@ class Tool(models.Model):
             return ToolState.REJECTED
         reviewed = self.latest_id in (self.approved_id, self.kept_against_id)
         return ToolState.AVAILABLE if self.approved_id and reviewed else ToolState.WAITING
+
+
+class FormerName(models.Model):
+    """A public name that a tool had before: still accepted, and never given to another tool."""
+
+    tool = models.ForeignKey(Tool, on_delete=models.CASCADE, related_name="former_names")
+    name = models.CharField(max_length=64, unique=True)
+
+    class Meta:
+        ordering = ["pk"]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class DefinitionChange(models.Model):

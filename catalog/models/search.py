@@ -5,11 +5,35 @@ from django.db.models import Q
 
 MAX_QUERY_LENGTH = 500
 MAX_HINT_LENGTH = 200
+# Of hints that no person wrote: the length of each, and the number a tool, over all sources.
+MAX_AUTOMATIC_HINT_LENGTH = 80
+MAX_AUTOMATIC_HINTS = 8
 
 
 class HintKind(models.TextChoices):
     ALIAS = "alias"  # another name for the tool
     EXAMPLE = "example"  # a query that should find the tool
+
+
+class HintSource(models.TextChoices):
+    """Who wrote a hint. The order is the priority: of automatic hints, the last are left out."""
+
+    ADMIN = "admin"
+    USE = "use"  # a query of an agent that led to successful calls
+    MODEL = "model"  # written by a language model from the tool's definition
+    BUNDLED = "bundled"  # from the phrasebook that Toolcrib contains
+
+
+class HintQuerySet(models.QuerySet["ToolHint"]):
+    def active(self) -> "HintQuerySet":
+        return self.filter(is_removed=False)
+
+    def for_all_agents(self) -> "HintQuerySet":
+        return self.active().filter(agent=None)
+
+    def pending(self) -> "HintQuerySet":
+        """Return hints from use that search applies to one agent only."""
+        return self.active().exclude(agent=None)
 
 
 class ToolHint(models.Model):
@@ -18,14 +42,38 @@ class ToolHint(models.Model):
     tool = models.ForeignKey("catalog.Tool", on_delete=models.CASCADE, related_name="hints")
     kind = models.CharField(max_length=7, choices=HintKind.choices)
     text = models.CharField(max_length=MAX_HINT_LENGTH)
+    source = models.CharField(max_length=7, choices=HintSource.choices, default=HintSource.ADMIN)
+    # The only agent whose searches it affects; null: all agents.
+    agent = models.ForeignKey(
+        "sessions_app.Agent", null=True, blank=True, on_delete=models.CASCADE, related_name="+"
+    )
+    # An automatic hint that a person removed stays as a row, so that it is not added again.
+    is_removed = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     created_by = models.CharField(max_length=200, blank=True)
+
+    objects = HintQuerySet.as_manager()
 
     class Meta:
         ordering = ["tool", "kind", "text"]
         constraints = [
-            models.UniqueConstraint(fields=["tool", "kind", "text"], name="hint_once_per_tool"),
+            models.UniqueConstraint(
+                fields=["tool", "kind", "text"],
+                condition=Q(agent=None),
+                name="hint_once_per_tool",
+            ),
+            models.UniqueConstraint(
+                fields=["tool", "kind", "text", "agent"],
+                condition=Q(agent__isnull=False),
+                name="hint_once_per_agent",
+            ),
             models.CheckConstraint(condition=Q(kind__in=HintKind.values), name="hint_kind_known"),
+            models.CheckConstraint(
+                condition=Q(source__in=HintSource.values), name="hint_source_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(agent=None) | Q(source=HintSource.USE), name="hint_of_agent_from_use"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -39,6 +87,7 @@ class GoldenQuery(models.Model):
         PLAYGROUND = "playground"
         AGENTS = "agents"  # taken from agents' searches
         API = "api"
+        HINT = "hint"  # a search hint of the tool
 
     query = models.CharField(max_length=MAX_QUERY_LENGTH, unique=True)
     right = models.JSONField(default=list)  # public names; any of them is accepted
@@ -50,7 +99,8 @@ class GoldenQuery(models.Model):
         ordering = ["query"]
         constraints = [
             models.CheckConstraint(
-                condition=Q(origin__in=["playground", "agents", "api"]), name="golden_origin_known"
+                condition=Q(origin__in=["playground", "agents", "api", "hint"]),
+                name="golden_origin_known",
             )
         ]
 

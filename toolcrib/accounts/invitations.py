@@ -55,8 +55,8 @@ def set_up(email: str, password: str) -> User:
     if not setup_open():
         raise Conflict("This installation is already set up.", hint="Sign in instead.")
     user = User(username=normalize_name(email), email=email)
-    give_role(user, Role.ADMIN)
     _set_password(user, password)
+    give_role(user, Role.ADMIN)
     audit.record(Actor.user(user), "person.setup", user)
     return user
 
@@ -72,9 +72,8 @@ def invite(name: str, role: Role, *, actor: Actor) -> User:
         )
     if "@" in name:
         user.email = name
-    give_role(user, role)
     user.set_unusable_password()
-    user.save()
+    give_role(user, role)
     audit.record(actor, "person.invite", user, after={"role": role.label})
     return user
 
@@ -98,7 +97,6 @@ def change_role(user: User, role: Role, *, actor: Actor) -> None:
         return
     _require_another_admin(user)
     give_role(user, role)
-    user.save(update_fields=["is_superuser", "is_staff"])
     audit.record(
         actor, "person.role", user, before={"role": before.label}, after={"role": role.label}
     )
@@ -159,6 +157,12 @@ def set_password(user: User, password: str) -> User:
     _set_password(user, password)
     audit.record(Actor.user(user), "person.join" if is_first else "person.password", user)
     return user
+
+
+@transaction.atomic
+def record_own_password(user: User) -> None:
+    """Record that a person changed their own password, while signed in."""
+    audit.record(Actor.user(user), "person.password", user)
 
 
 def normalize_name(name: str) -> str:

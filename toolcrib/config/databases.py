@@ -5,7 +5,9 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, OperationalError
 
+from toolcrib.lib.errors import storage_problem
 from toolcrib.sqlite.checkpoints import AUTOCHECKPOINT_PAGES
 
 
@@ -25,6 +27,24 @@ def sqlite_database(data_dir: Path) -> dict[str, object]:
             ),
         },
     }
+
+
+def explain_failure(error: DatabaseError) -> str:
+    """Return what is wrong with the database and what to do; empty for other errors."""
+    from django.conf import settings
+
+    name = settings.DATABASES["default"]["NAME"]
+    if not settings.EMBEDDED:
+        is_away = isinstance(error, OperationalError)
+        reason = str(error).strip().partition("\n")[0]
+        return f"Database unavailable: {reason}. Check DATABASE_URL." if is_away else ""
+    problem = storage_problem(error)
+    if "damaged" in problem:
+        return (
+            f"{problem} Move {name} away and restore a backup with: manage.py restore FILE. "
+            f"({error})"
+        )
+    return f"{problem} Check the disk and the permissions of {name}. ({error})" if problem else ""
 
 
 def make_tables_if_new(command: Sequence[str]) -> None:
@@ -47,7 +67,10 @@ def database_from_url(url: str) -> dict[str, object]:
             "DATABASE_URL must have the form postgresql://user:password@host:5432/name."
         )
     options: dict[str, object] = dict(parse_qsl(parts.query))
-    options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 10}
+    # A request that waits for the pool is answered 503 after `timeout` seconds. The pool retries
+    # with growing pauses until `reconnect_timeout`, and begins anew at the next request.
+    options["pool"] = {"min_size": 1, "max_size": 16, "timeout": 4, "reconnect_timeout": 4}
+    options.setdefault("connect_timeout", 4)
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": unquote(parts.path.lstrip("/")),

@@ -1,12 +1,32 @@
-"""Secret and encryption keys: generated in the data directory, or required from the environment."""
+"""The data directory and its keys: created at the first start, or keys from the environment."""
 
+import errno
+import fcntl
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from django.core.exceptions import ImproperlyConfigured
 
 GUESSABLE = ("change", "default", "example", "insecure", "placeholder", "secret")
+
+
+class DataDirectoryInUse(ImproperlyConfigured):
+    """Another process serves this data directory."""
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Explain what to do if the data directory cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"Cannot write to the data folder {path}: {error.strerror}. Make it writable for this "
+            "user and free space on its disk, or set TOOLCRIB_DATA to another folder."
+        ) from error
 
 
 def make_private_dir(path: Path) -> None:
@@ -20,6 +40,31 @@ def make_private_file(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
 
 
+def lock_data_dir(path: Path) -> int:
+    """Lock the data directory until this process ends; return the descriptor that holds the lock.
+
+    Two servers on one directory would count limits, streams and concurrent calls each on their own.
+    Raises DataDirectoryInUse.
+    """
+    with writing_to(path):
+        descriptor = os.open(path / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            return descriptor  # a file system without locks
+        pid = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise DataDirectoryInUse(
+            f"Another Toolcrib (pid {pid or 'unknown'}) uses the data folder {path}. Stop it, or "
+            "set TOOLCRIB_DATA to another folder."
+        ) from None
+    with writing_to(path):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
 def local_key(path: Path) -> str:
     """Return the key stored at `path`; generate it on the first start.
 
@@ -27,20 +72,28 @@ def local_key(path: Path) -> str:
     agree on one key and neither reads a partial one.
     """
     if not path.exists():
-        draft = path.with_suffix(f".{os.getpid()}.new")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(48) + "\n")
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
-    key = path.read_text(encoding="ascii").strip()
+        with writing_to(path.parent):
+            _write_key(path)
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ImproperlyConfigured(f"Cannot read {path}: {error.strerror}.") from error
     if len(key) < 32:
         raise ImproperlyConfigured(f"{path} contains no key. Restore it from your backup.")
     return key
+
+
+def _write_key(path: Path) -> None:
+    draft = path.with_suffix(f".{os.getpid()}.new")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_urlsafe(48) + "\n")
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
 
 
 def split_keys(text: str) -> list[str]:

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from toolcrib.client import Toolcrib
-from toolcrib.client.requests import ApiRequest, Json
 from toolcrib.demo.sessions import SCRIPTS, run_scripts
+from toolcrib_client import Toolcrib
+from toolcrib_client.requests import ApiRequest, Json
 
 ROOT = Path(__file__).resolve().parents[2]
 SYNC_TIMEOUT = 90.0  # seconds

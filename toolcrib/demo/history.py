@@ -14,6 +14,7 @@ from itertools import accumulate
 from django.db import models, transaction
 
 from catalog import preferences
+from catalog.audit import chain
 from catalog.models import AuditEntry, Definition, DefinitionChange, Group, Tool
 from servers.models import Server, SyncRun
 from sessions_app.models import Agent, AgentSession, ApiKey, Call, Event, EventKind, SessionState
@@ -57,6 +58,7 @@ def backdate(now: datetime) -> None:
     _save(sessions)
     first = min(session.created_at for session in sessions)
     _move_setup(first_recorded, first - first_recorded - HOUR)
+    chain.sign_again()
 
 
 def _start_times(count: int, now: datetime) -> Iterator[datetime]:

@@ -7,8 +7,8 @@ without results. Nothing here writes to the database directly.
 from collections.abc import Callable, Mapping
 from typing import Any, Self, Unpack
 
-from toolcrib.client import ApiError, CallResult, Session, Toolcrib
-from toolcrib.client.requests import OpenOptions
+from toolcrib_client import ApiError, CallResult, Session, Toolcrib
+from toolcrib_client.requests import OpenOptions
 
 PEOPLE = ("ada", "otto", "mia")
 METRICS = ("visits", "orders", "revenue", "refunds")

@@ -1,10 +1,14 @@
 """Schemas shared by every API router: error responses and strict request bodies."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, ClassVar
+from urllib.parse import quote
 
+from django.http import HttpResponse
 from ninja import Schema
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StrictInt, model_validator
+
+from toolcrib.lib.errors import InvalidRequest
 
 
 class ErrorBody(Schema):
@@ -14,10 +18,23 @@ class ErrorBody(Schema):
 ERRORS = dict.fromkeys((400, 401, 403, 404, 409, 413, 422, 503), ErrorBody)
 
 
+def set_location(response: HttpResponse, *path: object) -> None:
+    """Set the URL of a created resource, from its path below /api/v1."""
+    parts = "/".join(quote(str(part), safe=":") for part in path)
+    response.headers["Location"] = f"/api/v1/{parts}"
+
+
 class Strict(BaseModel):
     """A request body that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class NoFields(Strict):
+    """The body of an action without fields; it may be absent."""
+
+
+NO_FIELDS = NoFields()
 
 
 class AgentBody(Strict):
@@ -49,3 +66,14 @@ def parse_digits(value: Any) -> Any:
 
 
 Integer = Annotated[StrictInt, BeforeValidator(parse_digits)]
+
+
+def check_parameters(sent: Iterable[str], known: Collection[str]) -> None:
+    """Raise InvalidRequest for query parameters that an operation does not have."""
+    unknown = [name for name in sent if name not in known]
+    if unknown:
+        names = ", ".join(sorted(known)) or "none"
+        raise InvalidRequest(
+            {"loc": ("query", name[:80]), "msg": f"unknown parameter; known are: {names}"}
+            for name in unknown
+        )

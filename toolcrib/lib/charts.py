@@ -4,8 +4,10 @@ Imports no Django and nothing from the project. `templates/components/charts/*.s
 result; colours are set in the style sheets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from toolcrib.lib.display import group_digits
 
 BAR_WIDTH = 120
 BAR_HEIGHT = 8
@@ -106,15 +108,16 @@ def _end_to_end(parts: Sequence[tuple[str, int]], unit: float, width: int) -> li
 
 CHART_WIDTH = 640
 CHART_HEIGHT = 120
-LANE_WIDTH = 64
+TIME_UNITS = ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (0.001, "ms"))
+TIME_STEPS = (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10)  # ends of a time scale
 MAX_LIMIT_RATIO = 2.5  # a limit further above the values would flatten them
 
 
 @dataclass(frozen=True)
-class StepLine:
-    """A step line. `limit_y` is None if the limit is off scale."""
+class StackedArea:
+    """Areas of (kind, points), bottom first. `limit_y` is None if the limit is off scale."""
 
-    points: str
+    areas: tuple[tuple[str, str], ...]
     labels: tuple[str, ...]  # of the hairlines, top to bottom
     limit_y: float | None
     width: int = CHART_WIDTH
@@ -122,30 +125,19 @@ class StepLine:
 
 
 @dataclass(frozen=True)
-class DayBar:
-    """One bar starting at zero, with its errors at the top end."""
+class Span:
+    """Position and duration on a time scale, in percent of its length."""
 
     x: float
     width: float
-    y: float
-    height: float
-    error_height: float
 
 
 @dataclass(frozen=True)
-class DayBars:
-    bars: tuple[DayBar, ...]
-    labels: tuple[str, ...]
-    width: int = CHART_WIDTH
-    height: int = CHART_HEIGHT
+class TimeScale:
+    """A time scale from zero to a round number of seconds."""
 
-
-@dataclass(frozen=True)
-class Lane:
-    """Position and duration of one span on the time scale of all spans."""
-
-    x: float
-    width: float
+    seconds: float
+    ticks: tuple[str, ...]  # labels at equal distances, the first at zero
 
 
 def round_up(value: float) -> int:
@@ -158,59 +150,151 @@ def round_up(value: float) -> int:
         size *= 10
 
 
-def step_line(values: Sequence[int], *, limit: int | None = None) -> StepLine:
-    """Lay out values as equal steps from zero, with the limit as a hairline."""
-    highest = max(values, default=0)
+def stacked_area(parts: Mapping[str, Sequence[int]], *, limit: int | None = None) -> StackedArea:
+    """Stack the parts of each step from zero, first part at the bottom; the limit is a hairline."""
+    count = max((len(values) for values in parts.values()), default=0)
+    sums = [sum(values) for values in zip(*parts.values(), strict=True)]
+    highest = max(sums, default=0)
     if limit is not None and limit > max(highest, 1) * MAX_LIMIT_RATIO:
         limit = None
     top = round_up(max(highest, limit or 0))
-    unit = CHART_WIDTH / max(len(values), 1)
+    unit = CHART_WIDTH / max(count, 1)
+    below = [0] * count
+    areas = []
+    for kind, values in parts.items():
+        above = [low + value for low, value in zip(below, values, strict=True)]
+        if above != below:
+            upper, lower = _steps(above, top, unit), _steps(below, top, unit)
+            areas.append((kind, " ".join((*upper, *reversed(lower)))))
+        below = above
+    limit_y = None if limit is None else _chart_y(limit, top)
+    return StackedArea(tuple(areas), _labels(top), limit_y)
+
+
+def _steps(values: Sequence[int], top: int, unit: float) -> list[str]:
     points: list[str] = []
     for index, value in enumerate(values):
         y = _chart_y(value, top)
         points += [f"{index * unit:.4g},{y:g}", f"{(index + 1) * unit:.4g},{y:g}"]
-    limit_y = None if limit is None else _chart_y(limit, top)
-    return StepLine(" ".join(points), _labels(top), limit_y)
+    return points
 
 
 def _chart_y(value: float, top: int) -> float:
     return round(CHART_HEIGHT * (1 - value / top), 1)
 
 
-def day_bars(days: Sequence[tuple[int, int] | None]) -> DayBars:
-    """Lay out (calls, errors) per day. A day without data or without calls has no bar."""
-    top = round_up(max((day[0] for day in days if day), default=0))
-    unit = CHART_WIDTH / max(len(days), 1)
-    bars = []
-    for index, day in enumerate(days):
-        if not day or not day[0]:
-            continue
-        calls, errors = day
-        height = max(CHART_HEIGHT * calls / top, 1.0)
-        error_height = max(CHART_HEIGHT * errors / top, 1.5) if errors else 0.0
-        bars.append(
-            DayBar(
-                x=round((index + 0.15) * unit, 2),
-                width=round(unit * 0.7, 2),
-                y=round(CHART_HEIGHT - height, 1),
-                height=round(height, 1),
-                error_height=round(min(error_height, height), 1),
-            )
-        )
-    return DayBars(tuple(bars), _labels(top))
+def time_scale(seconds: float) -> TimeScale:
+    """Return a scale of four equal parts that ends at or after this time, on a round number."""
+    unit, name = next((u for u in TIME_UNITS if seconds > 2 * u[0]), TIME_UNITS[-1])
+    amount, size = max(seconds / unit, 1.0), 1
+    while amount > 10 * size:
+        size *= 10
+    top = next(step * size for step in TIME_STEPS if amount <= step * size)
+    labels = (f"{top * part / 4:g} {name}" for part in range(1, 5))
+    return TimeScale(top * unit, ("0", *labels))
 
 
-def lanes(spans: Sequence[tuple[float, float]]) -> list[Lane]:
-    """Place (start, end) spans between the first start and the last end, with a minimum width."""
-    first = min((start for start, _ in spans), default=0.0)
-    unit = LANE_WIDTH / max(max((end for _, end in spans), default=0.0) - first, 1e-9)
-    placed = []
-    for start, end in spans:
-        lane_width = min(max((end - start) * unit, 2.0), float(LANE_WIDTH))
-        x = min((start - first) * unit, LANE_WIDTH - lane_width)
-        placed.append(Lane(round(x, 1), round(lane_width, 1)))
-    return placed
+def place_span(scale: TimeScale, start: float, end: float) -> Span:
+    """Place a span on a scale; a shorter one than half a percent is drawn as wide as that."""
+    width = min(max(100 * (end - start) / scale.seconds, 0.5), 100.0)
+    x = min(max(100 * start / scale.seconds, 0.0), 100.0 - width)
+    return Span(round(x, 2), round(width, 2))
 
 
 def _labels(top: int) -> tuple[str, ...]:
-    return f"{top:,}", f"{top // 2:,}", "0"
+    return f"{group_digits(top)}", f"{group_digits(top // 2)}", "0"
+
+
+# --- Trends: one column per hour or day, with bars or lines ------------------------------------
+
+TREND_HEIGHT = 160
+
+
+@dataclass(frozen=True)
+class TrendColumn:
+    """The slot of one hour or day. `parts` are (kind, y, height), drawn between the margins."""
+
+    x: float
+    width: float
+    parts: tuple[tuple[str, float, float], ...] = ()
+
+    @property
+    def bar_x(self) -> float:
+        return round(self.x + self.width * 0.15, 2)
+
+    @property
+    def bar_width(self) -> float:
+        return round(self.width * 0.7, 2)
+
+    @property
+    def center(self) -> float:
+        return round(self.x + self.width / 2, 2)
+
+
+@dataclass(frozen=True)
+class TrendLine:
+    """A line, interrupted at missing values; a lone value is a short dash."""
+
+    kind: str
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Trend:
+    columns: tuple[TrendColumn, ...]
+    lines: tuple[TrendLine, ...]
+    top: int  # value at the upper end of the axis
+    width: int = CHART_WIDTH
+    height: int = TREND_HEIGHT
+
+    @property
+    def middle_y(self) -> float:
+        return self.height / 2
+
+
+def trend_bars(series: Mapping[str, Sequence[int]]) -> Trend:
+    """Stack the values of each column, the first series at the bottom."""
+    count = len(next(iter(series.values())))
+    top = round_up(max((sum(values) for values in zip(*series.values(), strict=True)), default=0))
+    columns = []
+    for index in range(count):
+        parts, y = [], float(TREND_HEIGHT)
+        for kind, values in series.items():
+            if values[index] <= 0:
+                continue
+            height = max(TREND_HEIGHT * values[index] / top, 1.0)
+            y = max(y - height, 0.0)
+            parts.append((kind, round(y, 1), round(height, 1)))
+        columns.append(_column(index, count, tuple(parts)))
+    return Trend(tuple(columns), (), top)
+
+
+def trend_lines(series: Mapping[str, Sequence[float | None]]) -> Trend:
+    count = len(next(iter(series.values())))
+    top = round_up(max((v for values in series.values() for v in values if v), default=0))
+    columns = tuple(_column(index, count) for index in range(count))
+    lines = []
+    for kind, values in series.items():
+        runs: list[list[str]] = [[]]
+        for column, value in zip(columns, values, strict=True):
+            if value is None:
+                runs.append([])
+                continue
+            y = round(TREND_HEIGHT * (1 - value / top), 1)
+            runs[-1].append(f"{column.center:g},{y:g}")
+        lines.append(TrendLine(kind, tuple(_as_polyline(run) for run in runs if run)))
+    return Trend(columns, tuple(lines), top)
+
+
+def _as_polyline(points: Sequence[str]) -> str:
+    if len(points) > 1:
+        return " ".join(points)
+    x, _, y = points[0].partition(",")
+    return f"{float(x) - 3:g},{y} {float(x) + 3:g},{y}"
+
+
+def _column(
+    index: int, count: int, parts: tuple[tuple[str, float, float], ...] = ()
+) -> TrendColumn:
+    width = CHART_WIDTH / count
+    return TrendColumn(round(index * width, 2), round(width, 2), parts)

@@ -3,7 +3,7 @@
 Imports nothing from the project, so every app can import it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -57,7 +57,7 @@ class InvalidRequest(Invalid):
 
     def __init__(self, problems: Iterable[Mapping[str, Any]]) -> None:
         described = [
-            {"at": ".".join(str(part) for part in problem["loc"]), "problem": problem["msg"]}
+            {"at": _path(problem["loc"]), "problem": problem["msg"]}
             for problem in islice(problems, 50)
         ]
         super().__init__(
@@ -65,6 +65,12 @@ class InvalidRequest(Invalid):
             hint="See details and /api/v1/docs.",
             details={"problems": described},
         )
+
+
+def _path(location: Sequence[object]) -> str:
+    """Return the path of a field as it was sent: without the names of a body's parameter."""
+    parts = location[2:] if location[0] == "body" and len(location) > 2 else location
+    return ".".join(map(str, parts))
 
 
 class MalformedBody(ToolcribError):
@@ -92,12 +98,36 @@ class Forbidden(ToolcribError):
     status = 403
 
 
+# What SQLite and PostgreSQL report if the disk or the file is at fault, in lower case.
+STORAGE_PROBLEMS = {
+    "disk is full": "The disk is full.",
+    "no space left": "The disk is full.",
+    "readonly database": "The database is read-only.",
+    "read-only transaction": "The database is read-only.",
+    "malformed": "The database file is damaged.",
+    "not a database": "The database file is damaged.",
+    "unable to open database file": "The database file cannot be opened.",
+    "disk i/o error": "The disk reports errors.",
+}
+
+
+def storage_problem(error: BaseException) -> str:
+    """Return a sentence for an error of the disk or the database file; empty for other errors."""
+    text = str(error).lower()
+    return next((known for part, known in STORAGE_PROBLEMS.items() if part in text), "")
+
+
 class DatabaseUnavailable(ToolcribError):
     code = "busy"
     status = 503
 
-    def __init__(self) -> None:
-        super().__init__("Database unavailable.", hint="Try again.", details={"retry_after": 2})
+    def __init__(self, cause: BaseException | None = None) -> None:
+        problem = storage_problem(cause) if cause is not None else ""
+        super().__init__(
+            problem or "Database unavailable.",
+            hint="Try again." if not problem else "An operator has to act; try again later.",
+            details={"retry_after": 30 if problem else 2},
+        )
 
 
 class InternalError(ToolcribError):

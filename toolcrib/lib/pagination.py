@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from django.db.models import Model, QuerySet
 from django.http import QueryDict
 
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.request import number
 from toolcrib.lib.text import plural
@@ -41,7 +42,7 @@ class Page(Generic[T]):
         if len(self.rows) == self.total:
             return total
         last = self.first + len(self.rows)
-        return f"{self.first + 1:,} to {last:,} of {total}"
+        return f"{group_digits(self.first + 1)} to {group_digits(last)} of {total}"
 
     def with_rows(self, rows: Sequence[R]) -> "Page[R]":
         return Page(rows, self.total, self.first, self.previous_cursor, self.next_cursor)

@@ -1,27 +1,21 @@
-"""Limits on JSON values from agents, redaction of secrets, and the truncated copies stored."""
+"""Limits on JSON values from agents, and the redacted, truncated copies that are stored."""
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 from toolcrib.lib.errors import Invalid
 from toolcrib.lib.json_codec import canonical
+from toolcrib.lib.redaction.redactor import may_contain_secret, redact
 
 MAX_DEPTH = 64
 MAX_KEYS = 1_000
 MAX_NODES = 100_000
 MAX_STORED_BYTES = 8 * 1024
 UNSENDABLE = re.compile(r"[\x00\ud800-\udfff]")
-SECRET_NAME = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token$|api_?key|authorization|credential|private_?key|cookie",
-    re.IGNORECASE,
-)
-# The same in JSON, where a name is followed by a quotation mark and a colon.
-SECRET_IN_JSON = re.compile(
-    r"(?:pass(?:word|wd|phrase)?|token)\\*\"\s*:|secret|api_?key|authorization|credential"
-    r"|private_?key|cookie",
-    re.IGNORECASE,
-)
+# Of a long value more than is stored is redacted: a secret at the end is recognized as a whole.
+REDACTED_LENGTH = MAX_STORED_BYTES + 4_096
 
 
 def check_value(value: object, where: str) -> None:
@@ -72,27 +66,43 @@ def _invalid(path: str, reason: str) -> Invalid:
     )  # fmt: skip
 
 
-def stored_copy(value: object, text: str = "") -> str:
+@lru_cache(maxsize=64)
+def strictest_storage(*settings: str) -> str:
+    """Return the strictest of storage settings: `nothing`, `masked` or `all`."""
+    order = ("nothing", "masked", "all")
+    return min((name for name in settings if name in order), key=order.index, default="masked")
+
+
+def stored_copy(value: object, text: str = "", *, storage: str = "masked") -> str:
     """Return a redacted JSON copy of a value; a long one is truncated and stored as a string.
 
-    `text` is the value as canonical JSON, if known.
+    `text` is the value as canonical JSON, if known. With the storage `nothing` the copy is empty,
+    with `all` it is not redacted.
     """
-    text = text or canonical(value)
-    if SECRET_IN_JSON.search(text):  # much faster than `redact`
-        text = canonical(redact(value))
-    data = text.encode()
-    if len(data) <= MAX_STORED_BYTES:
-        return text
+    if storage == "nothing":
+        return ""
+    data = (text or canonical(value)).encode()
+    size = len(data)
+    if storage != "all" and may_contain_secret(data[:REDACTED_LENGTH]):
+        data = canonical(redact(value, REDACTED_LENGTH)).encode()
+    if size <= MAX_STORED_BYTES and len(data) <= MAX_STORED_BYTES:
+        return data.decode()
     start = data[:MAX_STORED_BYTES].decode("utf-8", "ignore")
-    return canonical({"cut": True, "bytes": len(data), "start": start})
+    return canonical({"cut": True, "bytes": size, "start": start})
 
 
-def stored_arguments(arguments: object) -> str:
+def redacted_json(value: object) -> str:
+    """Return a value as canonical JSON, redacted."""
+    text = canonical(value)
+    return canonical(redact(value)) if may_contain_secret(text.encode()) else text
+
+
+def stored_arguments(arguments: object, storage: str = "masked") -> str:
     """Return arguments for the ledger; those sent as a JSON string are parsed and redacted too."""
     try:
-        return stored_copy(parse_arguments(arguments))
+        return stored_copy(parse_arguments(arguments), storage=storage)
     except Invalid:
-        return stored_copy(arguments)
+        return stored_copy(arguments, storage=storage)
 
 
 def parse_arguments(arguments: object) -> dict[str, Any]:
@@ -117,15 +127,3 @@ def parse_arguments(arguments: object) -> dict[str, Any]:
             hint="Send the tool's parameters by name.",
         )
     return arguments
-
-
-def redact(value: Any) -> Any:
-    """Return a copy of a value with everything under a secret-like key masked."""
-    if isinstance(value, dict):
-        return {
-            key: "***" if SECRET_NAME.search(key) and sub not in (None, "") else redact(sub)
-            for key, sub in value.items()
-        }
-    if isinstance(value, list):
-        return [redact(item) for item in value]
-    return value

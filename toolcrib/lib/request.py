@@ -6,16 +6,18 @@ Every list reads its filters through this module, so malformed input is treated 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from django.contrib import messages
 from django.forms import BaseForm
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
 from django.shortcuts import render
-from django.urls import reverse
+from django.urls import resolve, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 
 from toolcrib.lib.errors import ToolcribError
+from toolcrib.lib.roles import required_role_of
 
 MAX_TEXT_LENGTH = 200  # characters
 MAX_QUERY_LENGTH = 2_000
@@ -31,6 +33,15 @@ def number(query: QueryDict, name: str, digits: int = MAX_DIGITS) -> int:
     """Return a parameter as a non-negative integer; 0 if it is not one."""
     value = query.get(name, "")
     return int(value) if value.isdecimal() and len(value) <= digits else 0
+
+
+def time(query: QueryDict, name: str) -> datetime | None:
+    """Return a parameter as a time, UTC unless it says otherwise; None if it is not one."""
+    try:
+        at = datetime.fromisoformat(query.get(name, "").strip())
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 def clean_url(request: HttpRequest) -> str:
@@ -107,6 +118,7 @@ def page_tabs(
             "url": reverse(name, args=args),
             "current": name == current,
             "count": (counts or {}).get(name),
+            "level": int(required_role_of(resolve(reverse(name, args=args)).func)),
         }
         for name, label in labels.items()
     ]

@@ -1,6 +1,7 @@
 """User roles and the role check used by every page.
 
-admin: edits. operator: reads everything and approves. outsider: signed in without access.
+admin: edits. operator: reads everything and approves. viewer: reads pages and figures, without
+payloads, exports and decisions. outsider: signed in without access.
 """
 
 from collections.abc import Callable
@@ -41,8 +42,9 @@ SYSTEM = Actor("system", "Toolcrib")
 class Role(IntEnum):
     ANONYMOUS = 0
     OUTSIDER = 1
-    OPERATOR = 2
-    ADMIN = 3
+    VIEWER = 2
+    OPERATOR = 3
+    ADMIN = 4
 
     @property
     def label(self) -> str:
@@ -57,13 +59,21 @@ def stored_role(user: User) -> Role:
     """Return a user's role, also if the user is disabled."""
     if user.is_superuser:
         return Role.ADMIN
-    return Role.OPERATOR if user.is_staff else Role.OUTSIDER
+    if user.is_staff:
+        return Role.OPERATOR
+    return Role.VIEWER if hasattr(user, "viewer") else Role.OUTSIDER
 
 
 def give_role(user: User, role: Role) -> None:
-    """Set the user flags that store the role. The caller saves."""
+    """Store the role: admins and operators as flags of the user, viewers as a row of their own."""
     user.is_superuser = role == Role.ADMIN
     user.is_staff = role in (Role.ADMIN, Role.OPERATOR)
+    user.save()
+    viewers = User._meta.get_field("viewer").related_model  # an app's: this package imports none
+    viewers._default_manager.filter(user=user).delete()
+    if role == Role.VIEWER:
+        viewers._default_manager.create(user=user)
+    user.refresh_from_db()
 
 
 class RoleRequired(Forbidden):
@@ -86,18 +96,21 @@ def require(required: Role, user: AbstractBaseUser | AnonymousUser) -> None:
 
 
 def role_required(
-    required: Role,
+    required: Role, write: Role | None = None
 ) -> Callable[[Callable[Concatenate[HttpRequest, P], R]], Callable[Concatenate[HttpRequest, P], R]]:
+    """Require a role to open a page, and with `write` another one to send its forms."""
 
     def decorate(
         view: Callable[Concatenate[HttpRequest, P], R],
     ) -> Callable[Concatenate[HttpRequest, P], R]:
         @wraps(view)
         def checked(request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            require(required, request.user)
+            reads = request.method in ("GET", "HEAD")
+            require(required if reads or write is None else write, request.user)
             return view(request, *args, **kwargs)
 
         checked.required_role = required  # type: ignore[attr-defined]
+        checked.write_role = write or required  # type: ignore[attr-defined]
         return checked
 
     return decorate
@@ -105,6 +118,13 @@ def role_required(
 
 admin_required = role_required(Role.ADMIN)
 operator_required = role_required(Role.OPERATOR)
+viewer_required = role_required(Role.VIEWER)
+
+
+def required_role_of(view: object, *, write: bool = False) -> Role:
+    """Return the role that a view requires; admin for a view that declares none."""
+    role: Role = getattr(view, "write_role" if write else "required_role", Role.ADMIN)
+    return role
 
 
 def actor_of(request: HttpRequest) -> Actor:

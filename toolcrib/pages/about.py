@@ -20,6 +20,7 @@ from servers.connections import metrics
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession, Call
 from toolcrib.lib import token_counter
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.text import plural
 from toolcrib.runtime.lifespan import runtime
 
@@ -64,7 +65,7 @@ def _installation() -> list[Fact]:
     return [
         Fact("Version", settings.VERSION),
         Fact("Deployment mode", "embedded, one process" if settings.EMBEDDED else "production"),
-        Fact("Catalog revision", f"{Revision.current():,}"),
+        Fact("Catalog revision", f"{group_digits(Revision.current())}"),
         Fact("Tokenizer", token_counter.estimator()),
         Fact("Environment", ", ".join(variables) or "no variables set"),
     ]
@@ -113,7 +114,7 @@ def _queue() -> list[Fact]:
     except redis.RedisError:
         # The error text may contain the URL with its password.
         return [Fact("Redis", "unavailable", "failing"), Fact("Queue", "unknown", "failing")]
-    tasks = ", ".join(f"{count:,} in {name}" for name, count in pending.items())
+    tasks = ", ".join(f"{group_digits(count)} in {name}" for name, count in pending.items())
     return [Fact("Redis", f"{number}", "ok"), Fact("Queue", f"pending tasks: {tasks}", "ok")]
 
 
@@ -141,7 +142,8 @@ def _search() -> list[Fact]:
     if progress.state == "unavailable":
         return [Fact("Search", f"keyword only: {progress.reason}")]
     if progress.state == "working":
-        text = f"building vectors, {progress.embedded:,} of {plural(progress.total, 'text')} done"
+        total = plural(progress.total, "text")
+        text = f"building vectors, {group_digits(progress.embedded)} of {total} done"
         return [Fact("Search", text, "ok")]
     return [Fact("Search", f"keyword and semantic, {plural(progress.total, 'text')}", "ok")]
 
@@ -159,4 +161,4 @@ def _counts() -> list[Fact]:
         "People": User.objects.count(),
         "Audit log entries": AuditEntry.objects.count(),
     }
-    return [Fact(label, f"{number:,}") for label, number in counts.items()]
+    return [Fact(label, f"{group_digits(number)}") for label, number in counts.items()]

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 from urllib.parse import urlencode
 
-from django.db.models import Count, F, Max, Q
+from django.db.models import Count, F, Q
 from django.urls import reverse
 from django.utils import timezone
 
@@ -20,9 +20,12 @@ from catalog.groups import health as group_health
 from catalog.models import GoldenQuery, Group, Tool, ToolState
 from catalog.search import golden_queries
 from servers.models import Server, ServerState
-from sessions_app.models import Agent, ApiKey, SessionState
+from servers.web import remedies
+from sessions_app.agents.api_keys import expiring_keys
+from sessions_app.models import Agent, ApiKey, Call, CallState, SessionState
+from toolcrib.lib.display import group_digits
+from toolcrib.lib.roles import Role
 from toolcrib.lib.text import plural
-from toolcrib.templatetags.toolcrib import duration
 
 T = TypeVar("T")
 EXPIRY_WARNING = timedelta(days=7)
@@ -35,19 +38,25 @@ class AttentionItem:
     action: str
     url: str
     glyph: str = "diamond"
+    post: bool = False  # the action is a form, not a link
+    view: tuple[str, str] | None = None  # label and URL of a link beside the action
 
 
-def items() -> list[AttentionItem]:
-    """Return everything that needs attention, the most urgent kind first."""
+def items(role: Role = Role.ADMIN) -> list[AttentionItem]:
+    """Return everything that needs attention, the most urgent kind first.
+
+    The actions are those that a person with this role may take.
+    """
     now = timezone.now()
     return [
-        *_failing_servers(now),
+        *_failing_servers(role),
         *_pending_removals(),
+        *_held_calls(),
         *_pending_reviews(),
         *_search_regressions(),
         *_session_limits(),
         *_over_budget_groups(),
-        *_expiring_keys(now),
+        *_expiring_keys(now, role),
         *_changed_groups(),
     ]
 
@@ -77,23 +86,28 @@ def _group_link(group_id: str) -> tuple[str, str]:
     return "View group", reverse("group", args=[group_id])
 
 
-def _failing_servers(now: datetime) -> list[AttentionItem]:
-    return _list(
-        Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name"),
-        lambda server: _failure_message(server, now),
-        _server_link,
-        lambda more: f"{plural(more, 'more server')} {_are(more)} failing.",
-        ("Show failing servers", reverse("servers") + "?state=failing"),
-        "triangle",
-    )
-
-
-def _failure_message(server: Server, now: datetime) -> str:
-    since = ""
-    if server.state_since and (minutes := int((now - server.state_since).total_seconds() // 60)):
-        since = f" for {duration(minutes * 60)}"
-    retries = f", {plural(server.failures, 'retry', 'retries')}" if server.failures else ""
-    return f"{server.name}: failing{since}{retries}. {server.state_reason}".strip()
+def _failing_servers(role: Role) -> list[AttentionItem]:
+    """Return failing servers with their cause and, for admins, the action that may fix it."""
+    failing = list(Server.objects.filter(state=ServerState.FAILING, enabled=True).order_by("name"))
+    first = failing[:MAX_ITEMS_PER_KIND]
+    found = remedies.find_remedies(first) if role >= Role.ADMIN else {}
+    items = []
+    for server in first:
+        label = remedies.failing_label(server)
+        message = f"{server.name}: {label[:1].lower()}{label[1:]}. {server.state_cause}".strip()
+        link = _server_link(server)
+        remedy = found.get(server.pk)
+        if remedy is None:
+            items.append(AttentionItem(message, *link, "triangle"))
+        else:
+            items.append(
+                AttentionItem(message, remedy.label, remedy.url, "triangle", remedy.post, link)
+            )
+    if more := len(failing) - len(first):
+        url = reverse("servers") + "?state=failing"
+        message = f"{plural(more, 'more server')} {_are(more)} failing."
+        items.append(AttentionItem(message, "Show failing servers", url, "triangle"))
+    return items
 
 
 def _pending_removals() -> list[AttentionItem]:
@@ -107,6 +121,14 @@ def _pending_removals() -> list[AttentionItem]:
         lambda more: f"{plural(more, 'more server')} lost over half of the tools.",
         ("Show servers", reverse("servers")),
     )
+
+
+def _held_calls() -> list[AttentionItem]:
+    held = Call.objects.filter(state=CallState.HELD).count()
+    if not held:
+        return []
+    message = f"{plural(held, 'call')} {'waits' if held == 1 else 'wait'} for a decision."
+    return [AttentionItem(message, "Decide", reverse("held-calls"), "clock")]
 
 
 def _pending_reviews() -> list[AttentionItem]:
@@ -158,14 +180,14 @@ def _session_limits() -> list[AttentionItem]:
 
 
 def _over_budget_groups() -> list[AttentionItem]:
-    """Return groups whose preloads alone exceed the board's budget, the costliest first."""
-    costs = [(board.definitions_cost(group).preload, group) for group in cache.current().groups]
-    over = [pair for pair in costs if pair[0] > board.BUDGET]
+    """Return the groups that cost more than the budget, the costliest first."""
+    costs = [(board.group_cost(group), group) for group in cache.current().groups]
+    over = [pair for pair in costs if pair[0].over_budget]
     return _list(
-        sorted(over, key=lambda pair: (-pair[0], pair[1].group_id)),
+        sorted(over, key=lambda pair: (-pair[0].at_start, pair[1].group_id)),
         lambda pair: (
-            f"{pair[1].display_name} preloads ≈{pair[0]:,} tokens into each session, above the "
-            f"budget of {board.BUDGET:,}."
+            f"{pair[1].display_name} costs ≈{group_digits(pair[0].at_start)} tokens in each "
+            f"session, above the budget of {group_digits(pair[0].budget)}."
         ),
         lambda pair: _group_link(pair[1].group_id),
         lambda more: f"{plural(more, 'more group')} {_are(more)} above the budget.",
@@ -174,35 +196,21 @@ def _over_budget_groups() -> list[AttentionItem]:
     )
 
 
-def _expiring_keys(now: datetime) -> list[AttentionItem]:
+def _expiring_keys(now: datetime, role: Role) -> list[AttentionItem]:
     """Return keys that expire soon and were not replaced, or are still used."""
-    valid = ApiKey.objects.filter(revoked_at=None, agent__enabled=True)
-    expiring = valid.filter(expires_at__gt=now, expires_at__lte=now + EXPIRY_WARNING)
-    newest_valid = dict(
-        valid.filter(Q(expires_at=None) | Q(expires_at__gt=now + EXPIRY_WARNING))
-        .order_by()
-        .values_list("agent")
-        .annotate(Max("created_at"))
-    )
-    keys = expiring.annotate(agent_name=F("agent__name")).order_by("expires_at")
     return _list(
-        [key for key in keys if not _is_replaced(key, newest_valid.get(key.agent_id))],
+        expiring_keys(now, EXPIRY_WARNING),
+        lambda key: f"Key {key.name} ({key.prefix}…) of {key.agent} expires {_expiry(key, now)}.",
         lambda key: (
-            f"Key {key.name} ({key.prefix}…) of {key.agent_name} expires {_expiry(key, now)}."
+            "Rotate key" if role >= Role.ADMIN else "View keys",
+            reverse("agent-keys", args=[key.agent]),
         ),
-        lambda key: ("Rotate key", reverse("agent-keys", args=[key.agent_name])),
         lambda more: (
             f"{plural(more, 'more key')} {'expires' if more == 1 else 'expire'} within 7 days."
         ),
         ("Show agents", reverse("agents")),
         "clock",
     )
-
-
-def _is_replaced(key: ApiKey, newer: datetime | None) -> bool:
-    if newer is None or newer < key.created_at:
-        return False
-    return key.last_used_at is None or key.last_used_at < newer
 
 
 def _expiry(key: ApiKey, now: datetime) -> str:

@@ -20,9 +20,11 @@ from django.views.decorators.http import require_safe
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server
 from sessions_app.models import Agent, AgentSession
+from toolcrib.lib import display
 from toolcrib.lib.request import is_htmx_fragment, text
-from toolcrib.lib.roles import Role, operator_required, role_of
+from toolcrib.lib.roles import Role, required_role_of, role_of, viewer_required
 from toolcrib.pages.navigation import SECTIONS, Entry
+from toolcrib.pages.settings_views import SECTIONS as SETTINGS_SECTIONS
 
 MAX_WORDS = 6
 MAX_RESULTS_PER_KIND = 6
@@ -49,7 +51,13 @@ class Section:
 PAGES = (
     *chain.from_iterable(SECTIONS.values()),
     Entry("About", "about", "version report health"),
-    Entry("Patterns", "patterns", "components design"),
+    Entry("People", "people", "users roles invite viewer operator admin"),
+    Entry("Your profile", "profile", "time zone number format density shortcuts settings"),
+    Entry("Change password", "password", "own account"),
+    Entry("Masking", "settings-masking", "redaction secrets patterns settings"),
+    Entry("Golden queries", "golden", "search regression expected"),
+    Entry("Unmet searches", "missed", "not found"),
+    Entry("Held calls", "held-calls", "approve deny decide waiting"),
 )
 ACTIONS = (
     Entry("Add server", "server-add", "import mcp.json connect new"),
@@ -57,13 +65,19 @@ ACTIONS = (
     Entry("Create agent", "agent-add", "make new key"),
     Entry("Add custom tool", "tool-add", "create new make"),
     Entry("Export mcp.json", "server-export", "download servers"),
+    Entry("Export sessions", "sessions-export", "download json lines"),
+    Entry("Approve changes", "approvals", "review pending definitions reject"),
+    Entry("Create rule", "rule-add", "make new policy hold deny"),
+    Entry("Invite a person", "people", "add user viewer operator admin"),
 )
+THEMES = {"light": "Light theme", "dark": "Dark theme", "auto": "System theme"}
 # Actions of admins whose page operators can open too.
-ADMIN_ACTIONS = {"groups"}
+ADMIN_ACTIONS = {"groups", "people"}
+OPERATOR_ACTIONS = {"approvals"}
 
 
 @require_safe
-@operator_required
+@viewer_required
 def palette(request: HttpRequest) -> HttpResponse:
     """Return a page, or only the list of results for the dialog."""
     query = text(request.GET, "q")
@@ -101,7 +115,7 @@ def _is_allowed(entry: Entry, role: Role) -> bool:
         view = resolve(reverse(entry.name)).func
     except NoReverseMatch:
         return False
-    return role >= getattr(view, "required_role", Role.ADMIN)
+    return role >= required_role_of(view)
 
 
 def _choice(entry: Entry) -> Choice:
@@ -115,13 +129,35 @@ def _actions(words: list[str], role: Role) -> list[Choice]:
         _choice(entry)
         for entry in _matching(ACTIONS, words, role)
         if is_admin or entry.name not in ADMIN_ACTIONS
+        if role >= Role.OPERATOR or entry.name not in OPERATOR_ACTIONS
     ]
+    if words:
+        actions += _themes(words) + _settings_sections(words, role)
     if is_admin and words and "sync".startswith(words[0]):
         servers = _by_name(Server.objects.filter(enabled=True), "name", "slug", words=words[1:])
         for server in servers:
             url = reverse("server-sync", args=[server.slug])
             actions.append(Choice(f"Sync {server.name}", url, "fetch its tools now", posts=True))
     return actions
+
+
+def _themes(words: list[str]) -> list[Choice]:
+    """Return the themes, each as a form that switches to it."""
+    return [
+        Choice(label, f"{reverse('theme')}?theme={name}", "theme of this browser", posts=True)
+        for name, label in THEMES.items()
+        if all(word in f"{label.lower()} appearance mode" for word in words)
+    ]
+
+
+def _settings_sections(words: list[str], role: Role) -> list[Choice]:
+    if role < Role.OPERATOR:
+        return []
+    return [
+        Choice(f"Settings: {title}", reverse("settings-section", args=[name]), text)
+        for name, (title, text) in SETTINGS_SECTIONS.items()
+        if all(word in f"settings {title} {text}".lower() for word in words)
+    ]
 
 
 def _by_name(rows: QuerySet[Any], *fields: str, words: list[str]) -> QuerySet[Any]:
@@ -177,7 +213,8 @@ def _sessions(words: list[str]) -> list[Choice]:
         Choice(
             f"{session.session_id[:12]}…",
             reverse("session", args=[session.session_id]),
-            f"{session.agent.name}, {session.created_at:%d %b %H:%M} UTC, {session.state}",
+            f"{session.agent.name}, {display.local(session.created_at):%d %b %H:%M %Z}, "
+            f"{session.state}",
             mono=True,
         )
         for session in rows[:MAX_RESULTS_PER_KIND]

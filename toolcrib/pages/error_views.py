@@ -1,19 +1,30 @@
 """Error pages, and the liveness and readiness endpoints."""
 
+import logging
 from typing import Any
 
 import redis
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.template.loader import render_to_string
 
 from catalog.models import Revision
-from toolcrib.lib.errors import Forbidden, InternalError, NotFound, ToolcribError
+from toolcrib.lib.errors import (
+    DatabaseUnavailable,
+    Forbidden,
+    InternalError,
+    NotFound,
+    ToolcribError,
+)
 from toolcrib.lib.request import is_htmx_fragment
 from toolcrib.pages.about import redis_client
 from toolcrib.runtime.lifespan import runtime
+from toolcrib.runtime.write_probe import write_probe
+
+logger = logging.getLogger(__name__)
 
 
 def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
@@ -28,6 +39,23 @@ def error_page(request: HttpRequest, error: ToolcribError) -> HttpResponse:
         "request_id": getattr(request, "toolcrib_id", ""),
     }
     return render(request, f"toolcrib/pages/{template}.html", context, status=error.status)
+
+
+def database_unavailable(request: HttpRequest, error: Exception) -> HttpResponse:
+    """Render a 503 page without the database: no navigation, no user, no messages."""
+    logger.error("Database unavailable: %s", error)
+    unavailable = DatabaseUnavailable(error)
+    template = "_error" if is_htmx_fragment(request) else "error"
+    context = {
+        "title": "Service unavailable",
+        "message": unavailable.message,
+        "hint": unavailable.hint,
+        "request_id": getattr(request, "toolcrib_id", ""),
+        "shell": {"theme": request.COOKIES.get("theme")},
+    }
+    page = render_to_string(f"toolcrib/pages/{template}.html", context)
+    retry_after = str(unavailable.details["retry_after"])
+    return HttpResponse(page, status=unavailable.status, headers={"Retry-After": retry_after})
 
 
 def _is_api(request: HttpRequest) -> bool:
@@ -82,18 +110,26 @@ def livez(request: HttpRequest) -> HttpResponse:
 
 @login_not_required
 def readyz(request: HttpRequest) -> JsonResponse:
-    """Return whether requests can be served, and the catalog revision of this process."""
+    """Return whether requests can be served, and the catalog revision of this process.
+
+    Every call is recorded, so without writes no request of an agent can be served.
+    """
+    reason = ""
     try:
         Revision.current()
         database = "ok"
-    except DatabaseError:
-        database = "down"
+    except (DatabaseError, InterfaceError) as error:
+        database, reason = "down", DatabaseUnavailable(error).message
+    else:
+        reason = write_probe.problem()
     body: dict[str, Any] = {
-        "status": database,
-        "database": database,
+        "status": "down" if reason else "ok",
+        "database": "read-only" if reason and database == "ok" else database,
         "revision": runtime.revision.known,
         "version": settings.VERSION,
     }
+    if reason:
+        body["reason"] = reason
     if settings.REDIS_URL:
         body["redis"] = _redis_state()
         if body["redis"] != "ok" and body["status"] == "ok":

@@ -5,13 +5,14 @@ from typing import Any
 
 from django.conf import settings
 from django.http import HttpRequest
-from django.urls import reverse
+from django.urls import resolve, reverse
 
 from catalog.models import Group, Tool, ToolState
 from servers.models import Server, ServerState
-from sessions_app.models import Agent
+from sessions_app.models import Agent, Call, CallState
+from toolcrib.lib import display
 from toolcrib.lib.request import is_htmx_fragment
-from toolcrib.lib.roles import Role, role_of
+from toolcrib.lib.roles import Role, required_role_of, role_of
 
 
 @dataclass(frozen=True)
@@ -23,25 +24,34 @@ class Entry:
     keywords: str = ""
     key: str = ""
     fragment: str = ""
+    icon: str = ""
 
 
 SECTIONS = {
-    "": (Entry("Overview", "overview", "home start attention", "o"),),
+    "": (Entry("Overview", "overview", "home start attention", "o", icon="layout-dashboard"),),
     "Build": (
-        Entry("Servers", "servers", "mcp connections health", "s"),
-        Entry("Tools", "tools", "catalog definitions cost", "t"),
-        Entry("Groups", "groups", "preload budget board", "g"),
-        Entry("Search", "playground", "playground query find", "p"),
+        Entry("Servers", "servers", "mcp connections health", "s", icon="server"),
+        Entry("Tools", "tools", "catalog definitions cost", "t", icon="wrench"),
+        Entry("Groups", "groups", "preload budget board", "g", icon="layers"),
+        Entry("Search", "playground", "playground query find", "p", icon="search"),
     ),
     "Run": (
-        Entry("Agents", "agents", "keys callers", "a"),
-        Entry("Sessions", "sessions", "runs timeline calls", "n"),
-        Entry("Approvals", "approvals", "waiting pending review held changes decide", "v"),
-        Entry("Usage", "usage", "statistics errors latency unused", "u"),
+        Entry("Agents", "agents", "keys callers", "a", icon="bot"),
+        Entry("Sessions", "sessions", "runs timeline calls", "n", icon="activity"),
+        Entry(
+            "Approvals",
+            "approvals",
+            "waiting pending review held changes decide",
+            "v",
+            icon="circle-check-big",
+        ),
+        Entry("Usage", "usage", "statistics errors latency unused", "u", icon="chart-column"),
+        Entry("Optimize", "optimize", "preload save tokens recommendations", icon="wand-sparkles"),
     ),
     "Govern": (
-        Entry("Audit log", "audit", "history who changed", "l"),
-        Entry("Settings", "settings", "people retention budgets sync", ","),
+        Entry("Rules", "rules", "policy hold deny allow conditions flow", "r", icon="scale"),
+        Entry("Audit log", "audit", "history who changed", "l", icon="scroll-text"),
+        Entry("Settings", "settings", "people retention budgets sync", ",", icon="settings"),
     ),
 }
 
@@ -55,20 +65,25 @@ def context(request: HttpRequest) -> dict[str, Any]:
         "shell": {
             "nav": _navigation(request, role),
             "role": role.label,
+            "level": int(role),
             "is_admin": role == Role.ADMIN,
+            "is_operator": role >= Role.OPERATOR,
             "user_label": user.get_username() if user is not None and user.is_authenticated else "",
             "theme": theme if theme in ("light", "dark") else "auto",
             "version": settings.VERSION,
+            "zone": display.zone_label(),
+            "display": display.read(request.COOKIES),
             "keys_enabled": request.COOKIES.get("keys") != "off",
         }
     }
 
 
 def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
-    if role < Role.OPERATOR or is_htmx_fragment(request):
+    if role < Role.VIEWER or is_htmx_fragment(request):
         return []
     failing = Server.objects.filter(state=ServerState.FAILING, enabled=True).exists()
     pending = Tool.objects.filter(state=ToolState.WAITING).count()
+    pending += Call.objects.filter(state=CallState.HELD).count()
     counts: dict[str, dict[str, Any]] = {
         "servers": {"count": Server.objects.count(), "waiting": failing},
         "tools": {"count": Tool.objects.exclude(state=ToolState.MISSING).count()},
@@ -79,7 +94,11 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
     return [
         {
             "label": label,
-            "items": [_item(entry, request.path) | counts.get(entry.name, {}) for entry in entries],
+            "items": [
+                _item(entry, request.path) | counts.get(entry.name, {})
+                for entry in entries
+                if role >= required_role_of(resolve(reverse(entry.name)).func)
+            ],
         }
         for label, entries in SECTIONS.items()
     ]
@@ -88,4 +107,11 @@ def _navigation(request: HttpRequest, role: Role) -> list[dict[str, Any]]:
 def _item(entry: Entry, path: str) -> dict[str, Any]:
     url = reverse(entry.name)
     current = path == url or (url != "/" and path.startswith(url + "/"))
-    return {"label": entry.label, "key": entry.key, "url": url, "current": current}
+    current = current and not (entry.name == "usage" and path.startswith(reverse("optimize")))
+    return {
+        "label": entry.label,
+        "key": entry.key,
+        "icon": entry.icon,
+        "url": url,
+        "current": current,
+    }

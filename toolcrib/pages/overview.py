@@ -1,4 +1,4 @@
-"""Overview page: metrics of the last 24 hours, servers, recent sessions, first steps.
+"""Overview page: metrics of a time range, servers, recent sessions, first steps.
 
 Reads only, each block in a fixed number of queries. A block that fails with a database error shows
 the failure; the others are not affected. Items that need attention are in `attention`.
@@ -6,51 +6,41 @@ the failure; the others are not affected. Items that need attention are in `atte
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import DatabaseError
 from django.db.models import (
     Case,
-    CharField,
     Count,
-    F,
     IntegerField,
     Max,
-    QuerySet,
-    Sum,
     Value,
     When,
 )
-from django.db.models.functions import Cast, Substr
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
-from django.utils import timezone
 from django.views.decorators.http import require_safe
 
 from catalog.models import AuditEntry
 from servers.models import Server, ServerState
-from servers.web import import_wizard
+from servers.web import import_wizard, remedies
 from servers.web.forms import DemoForm
 from sessions_app.agents import onboarding_views
-from sessions_app.models import Agent, AgentSession, Call, CallPath
+from sessions_app.models import Agent, AgentSession
 from sessions_app.review import queries as review_queries
-from sessions_app.usage.filters import FAILED
-from sessions_app.usage.tool_usage import answered_calls
-from toolcrib.lib.percentile import percentile
-from toolcrib.lib.roles import Role, operator_required, role_of
+from sessions_app.usage import model_costs, panels
+from sessions_app.usage.filters import range_context
+from toolcrib.lib.roles import Role, role_of, viewer_required
 from toolcrib.pages import attention
 
 logger = logging.getLogger(__name__)
 
-HOURS = 24
 MAX_SERVERS = 60
 RECENT_SESSIONS = 5
-LATENCY_SAMPLE = 10_000  # newest answered calls used for p95
 WORST_FIRST = (
     ServerState.FAILING,
     ServerState.CONNECTING,
@@ -58,13 +48,7 @@ WORST_FIRST = (
     ServerState.CONNECTED,
     ServerState.DISABLED,
 )
-CALLS = "All calls by agents, whatever their outcome. Test calls are not counted."
-ERROR_RATE = "Share of calls that failed, were rejected, timed out or returned an error."
-LATENCY = f"95th percentile of answered calls, from the newest {LATENCY_SAMPLE:,}."
-TOKENS_SAVED = (
-    "Per session: tokens of all schemas, minus tokens sent for tool discovery (catalog, searches, "
-    "loaded definitions)."
-)
+METRICS = ("Calls", "Error rate", "p95 latency", "Tokens saved")
 
 
 @dataclass(frozen=True)
@@ -87,97 +71,17 @@ def block(read: Callable[[], Any]) -> Block:
 # --- Metrics ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of the last 24 hours with its hourly values. None: no data."""
-
-    label: str
-    value: str
-    unit: str
-    url: str
-    spark: Sequence[float | None]
-    definition: str
-
-
-def numbers() -> dict[str, Any]:
-    now = timezone.now()
-    since = now - timedelta(hours=HOURS)
-    call_rows = Call.objects.filter(accepted_at__gte=since).exclude(path=CallPath.TRY)
-    sessions = AgentSession.objects.filter(created_at__gte=since)
-    hourly = _by_hour(
-        call_rows, "accepted_at", now, calls=Count("pk"), errors=Count("pk", filter=FAILED)
-    )
-    calls, errors = hourly["calls"], hourly["errors"]
-    tokens_saved = F("tokens_all") - F("tokens_catalog") - F("tokens_search") - F("tokens_load")
-    saved = _by_hour(sessions, "created_at", now, saved=Sum(tokens_saved))["saved"]
-    latencies = _latencies(call_rows, now)
-    rates = [_rate(*pair) for pair in zip(calls, errors, strict=True)]
-    p95 = [percentile(hour, 0.95) for hour in latencies]
-    total_rate = _rate(sum(calls), sum(errors))
-    total_p95 = percentile([latency for hour in latencies for latency in hour], 0.95)
-    sign = "−" if sum(saved) < 0 else ""
-    url = reverse("sessions")
-    figures = [
-        Metric("Calls", f"{sum(calls):,}", "", url, calls, CALLS),
-        Metric("Error rate", *_value(total_rate, ".1f", "%"), f"{url}?errors=1", rates, ERROR_RATE),
-        Metric("p95 latency", *_value(total_p95, ",", "ms"), "", p95, LATENCY),
-        Metric("Tokens saved", f"{sign}≈{abs(sum(saved)):,}", "", url, saved, TOKENS_SAVED),
-    ]
+def numbers(within: str = panels.DEFAULT_RANGE) -> dict[str, Any]:
+    series, charts = panels.read_panels(within)
+    metrics = panels.list_metrics(series, money=model_costs.total_money(within))
+    total = series.total
     return {
-        "figures": figures,
-        "hours": _table(now, calls, rates, p95, saved),
-        "quiet": not sum(calls) and not any(saved),
+        "figures": [metric for metric in metrics if metric.label in METRICS],
+        "panels": charts,
+        "series": series,
+        "quiet": not total.calls and not total.sessions,
+        **range_context(within),
     }
-
-
-def _rate(calls: int, errors: int) -> float | None:
-    return 100 * errors / calls if calls else None
-
-
-def _value(number: float | None, format_: str, unit: str) -> tuple[str, str]:
-    return ("–", "") if number is None else (f"{number:{format_}}", unit)
-
-
-def _by_hour(
-    rows: QuerySet[Any], field: str, now: datetime, **sums: Count | Sum
-) -> dict[str, list[int]]:
-    """Aggregate rows into the last 24 hours, oldest first, each ending at the current minute.
-
-    The database groups by minute: truncating the text of a timestamp is cheaper than any date
-    function, and there are at most 1,441 minutes.
-    """
-    minute = Substr(Cast(field, CharField()), 1, 16)
-    minutes = rows.order_by().annotate(minute=minute).values("minute").annotate(**sums)
-    totals = {name: [0] * HOURS for name in sums}
-    for row in minutes:
-        at = datetime.fromisoformat(row["minute"]).replace(tzinfo=now.tzinfo)
-        for name in sums:
-            totals[name][_hour(at, now)] += row[name] or 0
-    return totals
-
-
-def _hour(at: datetime, now: datetime) -> int:
-    ago = int((now - at).total_seconds() // 3600)
-    return HOURS - 1 - max(0, min(ago, HOURS - 1))
-
-
-def _latencies(calls: QuerySet[Call], now: datetime) -> list[list[int]]:
-    """Return the latencies of answered calls in milliseconds, by hour."""
-    latencies: list[list[int]] = [[] for _ in range(HOURS)]
-    for _, start, latency in answered_calls(calls, LATENCY_SAMPLE):
-        latencies[_hour(start, now)].append(latency)
-    return latencies
-
-
-def _table(now: datetime, *columns: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return the hours as table rows, newest first."""
-    starts = [now - timedelta(hours=HOURS - hour) for hour in range(HOURS)]
-    names = ("calls", "rate", "p95", "saved")
-    rows = [
-        {"from": start, **dict(zip(names, values, strict=True))}
-        for start, *values in zip(starts, *columns, strict=True)
-    ]
-    return rows[::-1]
 
 
 # --- Servers and sessions -----------------------------------------------------------------------
@@ -190,6 +94,8 @@ def servers() -> dict[str, Any]:
     listed = list(Server.objects.annotate(rank=rank).order_by("rank", "name", "slug")[:MAX_SERVERS])
     states = Counter(dict(Server.objects.order_by().values_list("state").annotate(Count("pk"))))
     last_sync = Server.objects.aggregate(at=Max("last_synced_at"))["at"]
+    for server in listed:
+        server.failing_label = remedies.failing_label(server)  # type: ignore[attr-defined]
     return {
         "listed": listed,
         "more": max(states.total() - len(listed), 0),
@@ -217,10 +123,11 @@ class Step:
 def first_steps(group_viewed: bool) -> list[Step]:
     """Return the onboarding steps in order, with their completion."""
     group_changes = AuditEntry.objects.filter(target_kind="group", actor_kind="user")
+    connected = Server.objects.exclude(last_synced_at=None)  # a failed attempt does not count
     agent, session = Agent.objects.exists(), AgentSession.objects.exists()
     people = User.objects.filter(is_active=True)[:2].count()
     return [
-        Step("Connect a server", Server.objects.exists(), reverse("server-add")),
+        Step("Connect a server", connected.exists(), reverse("server-add")),
         Step("View a group", group_viewed or group_changes.exists(), reverse("welcome-group")),
         Step("Connect an agent", agent, reverse("welcome-agent")),
         Step("Run a first session", session, reverse("welcome-agent") if agent else ""),
@@ -229,18 +136,20 @@ def first_steps(group_viewed: bool) -> list[Step]:
 
 
 @require_safe
-@operator_required
+@viewer_required
 def overview(request: HttpRequest) -> HttpResponse:
     """Render the overview; before the first server, only the setup card."""
     if not Server.objects.exists():
         return render(request, "toolcrib/pages/overview.html", {"first_run": True, "demo": _demo()})
     blocks = {
-        "attention": block(attention.items),
-        "numbers": block(numbers),
+        "attention": block(lambda: attention.items(role_of(request.user))),
+        "numbers": block(lambda: numbers(panels.read_range(request.GET))),
         "servers": block(servers),
         "sessions": block(recent_sessions),
     }
-    return render(request, "toolcrib/pages/overview.html", {**blocks, **_checklist(request)})
+    live = "servers catalog approvals sessions"
+    context = {**blocks, **_checklist(request), "live": live}
+    return render(request, "toolcrib/pages/overview.html", context)
 
 
 def _demo() -> import_wizard.CheckedRow:

@@ -8,15 +8,25 @@ from django.conf import settings
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
-from django.urls import reverse
+from django.urls import resolve, reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
-from catalog import preferences
+from catalog import model_prices, preferences, redaction_patterns
 from catalog.preferences import PREFERENCES, PreferenceSpec
-from toolcrib.lib import token_counter
+from catalog.search.embeddings.store import model_offer
+from toolcrib.lib import display, figures, token_counter
+from toolcrib.lib.display import group_digits
 from toolcrib.lib.errors import NotFound
 from toolcrib.lib.request import errors_in_form
-from toolcrib.lib.roles import Role, actor_of, operator_required, require, role_of
+from toolcrib.lib.roles import (
+    Role,
+    actor_of,
+    operator_required,
+    required_role_of,
+    role_of,
+    role_required,
+    viewer_required,
+)
 from toolcrib.pages import about
 from toolcrib.templatetags.toolcrib import duration
 
@@ -28,9 +38,13 @@ SECTIONS = {
     ),
     "sync": ("Sync", "Intervals, timeouts and limits for fetching tools from servers."),
     "retention": ("Retention", "Data retention."),
+    "alerts": ("Alerts", "When Toolcrib raises an alert. Notifications says who receives it."),
 }
 PAGES = (
     *((name, title, "settings-section") for name, (title, _) in SECTIONS.items()),
+    ("notifications", "Notifications", "notifications"),
+    ("prices", "Prices", "settings-prices"),
+    ("masking", "Masking", "settings-masking"),
     ("people", "People", "people"),
     ("about", "About", "about"),
     ("profile", "Your profile", "profile"),
@@ -42,6 +56,8 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("TOOLCRIB_HOSTS", "Allowed host names", ""),
         ("TOOLCRIB_HTTPS", "Served over HTTPS", ""),
         ("TOOLCRIB_ALLOW_STDIO", "Allow stdio servers (local programs)", ""),
+        ("TOOLCRIB_STDIO_LANDLOCK", "Sandbox programs with Landlock", ""),
+        ("TOOLCRIB_STDIO_USER", "User that programs run as", ""),
         ("TOOLCRIB_ALLOW_PLAIN_HTTP", "Allow servers without TLS", ""),
         ("TOOLCRIB_ALLOWED_NETWORKS", "Allowed private networks", ""),
         ("TOOLCRIB_MAX_BODY_BYTES", "Maximum request size", "bytes"),
@@ -70,8 +86,13 @@ ENVIRONMENT: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("TOOLCRIB_MAX_LISTING_BYTES", "Maximum tool list size", "bytes"),
         ("TOOLCRIB_STDERR_BYTES", "Stored stderr per program", "bytes"),
         ("TOOLCRIB_MAX_PROCESSES", "Maximum processes and threads per program", ""),
+        ("TOOLCRIB_MAX_PROGRAM_MEMORY", "Maximum memory per process of a program", "MB"),
     ),
     "retention": (),
+    "alerts": (
+        ("TOOLCRIB_EMAIL_HOST", "Mail server", ""),
+        ("TOOLCRIB_EMAIL_FROM", "Sender of e-mail", ""),
+    ),
 }
 
 
@@ -119,7 +140,7 @@ def _format_preference(spec: PreferenceSpec, value: Any) -> str:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    return f"{value:,}%" if unit == "%" else f"{value:,} {unit}".strip()
+    return f"{group_digits(value)}%" if unit == "%" else f"{group_digits(value)} {unit}".strip()
 
 
 def side(current: str) -> list[dict[str, object]]:
@@ -128,9 +149,15 @@ def side(current: str) -> list[dict[str, object]]:
             "label": title,
             "url": reverse(name, args=[key] if name == "settings-section" else []),
             "current": key == current,
+            "level": int(_required_role(name, key)),
         }
         for key, title, name in PAGES
     ]
+
+
+def _required_role(name: str, key: str) -> Role:
+    url = reverse(name, args=[key] if name == "settings-section" else [])
+    return required_role_of(resolve(url).func)
 
 
 @require_safe
@@ -140,12 +167,10 @@ def first_section(request: HttpRequest) -> HttpResponse:
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
-@operator_required
+@role_required(Role.OPERATOR, write=Role.ADMIN)
 def section(request: HttpRequest, name: str) -> HttpResponse:
     if name not in SECTIONS:
         raise NotFound("This settings page does not exist.", hint="Choose a page from the menu.")
-    if request.method == "POST":
-        require(Role.ADMIN, request.user)
     form = PreferencesForm(name, request.POST if request.method == "POST" else None)
     if form.is_bound and form.is_valid():
         with errors_in_form(form):
@@ -162,6 +187,7 @@ def section(request: HttpRequest, name: str) -> HttpResponse:
         "read_only": _read_only_rows(name, fixed_only=role_of(request.user) == Role.ADMIN),
         "environment": _environment(name),
         "estimator": token_counter.estimator() if name == "tokens" else "",
+        "model_offer": model_offer() if name == "general" else "",
     }
     status = 422 if form.errors else 200
     return render(request, "toolcrib/pages/settings.html", context, status=status)
@@ -214,6 +240,78 @@ def _format_setting(value: object, unit: str) -> str:
     return str(value)
 
 
+class MaskingForm(forms.Form):
+    patterns = forms.CharField(
+        label="Patterns",
+        required=False,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 8, "class": "mono", "spellcheck": "false"}),
+        help_text="One regular expression per line, in RE2 syntax, for example \\bACME-\\d{6}\\b.",
+    )
+
+    def lines(self) -> list[str]:
+        lines = (line.strip() for line in self.cleaned_data["patterns"].splitlines())
+        return [line for line in lines if line]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@role_required(Role.OPERATOR, write=Role.ADMIN)
+def masking(request: HttpRequest) -> HttpResponse:
+    """Edit the patterns of secrets, besides those that are always masked."""
+    stored = redaction_patterns.read()
+    form = MaskingForm(request.POST or None, initial={"patterns": "\n".join(stored)})
+    if form.is_bound and form.is_valid():
+        with errors_in_form(form, "patterns"):
+            changed = redaction_patterns.change(form.lines(), actor=actor_of(request))
+            messages.success(request, "Saved. Applies to new calls." if changed else "No changes.")
+            return redirect("settings-masking")
+    context = {
+        "side": side("masking"),
+        "form": form,
+        "patterns": stored,
+        "may_change": role_of(request.user) == Role.ADMIN,
+    }
+    status = 422 if form.errors else 200
+    return render(request, "toolcrib/pages/settings_masking.html", context, status=status)
+
+
+class PricesForm(forms.Form):
+    currency = forms.CharField(max_length=3, help_text="A code of three letters, like USD or EUR.")
+    prices = forms.CharField(
+        label="Prices of a million input tokens",
+        required=False,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 8, "class": "mono", "spellcheck": "false"}),
+        help_text="One model per line: its name as sessions report it, or a pattern with *, then "
+        "the price. The first line that matches counts.",
+    )
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@role_required(Role.OPERATOR, write=Role.ADMIN)
+def prices(request: HttpRequest) -> HttpResponse:
+    """Edit the prices of models."""
+    table = model_prices.read()
+    initial = {"currency": table.currency, "prices": table.as_text()}
+    form = PricesForm(request.POST or None, initial=initial)
+    if form.is_bound and form.is_valid():
+        with errors_in_form(form, "prices"):
+            rows = model_prices.parse_text(form.cleaned_data["prices"])
+            currency = form.cleaned_data["currency"].strip().upper()
+            changed = model_prices.change(currency, rows, actor=actor_of(request))
+            messages.success(request, "Saved. Applies immediately." if changed else "No changes.")
+            return redirect("settings-prices")
+    context = {
+        "side": side("prices"),
+        "form": form,
+        "table": table,
+        "definition": figures.COST,
+        "may_change": role_of(request.user) == Role.ADMIN,
+    }
+    status = 422 if form.errors else 200
+    return render(request, "toolcrib/pages/settings_prices.html", context, status=status)
+
+
 @require_safe
 @operator_required
 def about_page(request: HttpRequest) -> HttpResponse:
@@ -222,17 +320,49 @@ def about_page(request: HttpRequest) -> HttpResponse:
     return render(request, "toolcrib/pages/about.html", context)
 
 
-@require_http_methods(["GET", "HEAD", "POST"])
-@operator_required
-def profile(request: HttpRequest) -> HttpResponse:
-    """Let a user turn keyboard shortcuts off: voice-control users trigger them by accident.
+class ProfileForm(forms.Form):
+    """Personal settings, kept as cookies: they depend on the device as much as on the person."""
 
-    Stored in a cookie, since it depends on the device as much as on the user.
-    """
-    if request.method == "POST":
-        state = "on" if request.POST.get("keys") else "off"
-        messages.success(request, f"Keyboard shortcuts are {state} in this browser.")
+    timezone = forms.ChoiceField(
+        label="Time zone",
+        required=False,
+        help_text="For times on pages. Dates of filters and exports stay in UTC.",
+    )
+    numbers = forms.ChoiceField(
+        label="Number format", required=False, choices=list(display.NUMBER_LABELS.items())
+    )
+    density = forms.ChoiceField(
+        label="Density",
+        required=False,
+        choices=list(display.DENSITIES.items()),
+        help_text="Height of rows and controls. Automatic is large on touch screens.",
+    )
+    keys = forms.BooleanField(
+        label="Keyboard shortcuts",
+        required=False,
+        help_text="Single-key shortcuts move, open and approve; ? lists them. Turn them off if "
+        "they are triggered by accident, for example for voice-control users. Everything is also "
+        "available with Tab and Enter.",
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["timezone"].choices = [(name, name) for name in display.zone_names()]  # type: ignore[attr-defined]
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@viewer_required
+def profile(request: HttpRequest) -> HttpResponse:
+    """Edit the time zone, number format, density and shortcuts of this browser."""
+    initial = {**display.read(request.COOKIES), "keys": request.COOKIES.get("keys") != "off"}
+    form = ProfileForm(request.POST if request.method == "POST" else None, initial=initial)
+    if form.is_bound and form.is_valid():
+        values = form.cleaned_data | {"keys": "on" if form.cleaned_data["keys"] else "off"}
+        messages.success(request, "Saved your profile in this browser.")
         response = redirect("profile")
-        response.set_cookie("keys", state, max_age=31_536_000, samesite="Lax")
+        for name in (*display.COOKIES, "keys"):
+            response.set_cookie(name, values[name], max_age=31_536_000, samesite="Lax")
         return response
-    return render(request, "toolcrib/pages/settings_profile.html", {"side": side("profile")})
+    context = {"side": side("profile"), "form": form}
+    status = 422 if form.errors else 200
+    return render(request, "toolcrib/pages/settings_profile.html", context, status=status)

@@ -4,16 +4,18 @@ Also the target of the visual and accessibility tests. Reads no data of this ins
 """
 
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from django import forms
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
+from sessions_app.usage.panels import Panel, PanelRow
 from toolcrib.lib import charts
 from toolcrib.lib.roles import operator_required
 from toolcrib.pages import command_palette
@@ -70,9 +72,10 @@ def sample() -> dict[str, object]:
         "states": list(STATUSES),
         "badges": list(BADGES),
         "moments": [now, now - timedelta(minutes=2), now - timedelta(hours=5), None],
-        "days": charts.day_bars([(40, 2), (52, 0), None, (61, 9), (18, 0), (0, 0), (70, 3)]),
-        "no_days": charts.day_bars([None] * 7),
-        "meter": charts.step_line([900, 900, 1210, 2100, 2100, 2600], limit=4000),
+        "trend_panel": _trend_panel(now),
+        "meter": charts.stacked_area(
+            {"catalog": [900] * 6, "definitions": [0, 0, 310, 1200, 1200, 1700]}, limit=4000
+        ),
         "sections": [
             command_palette.Section("Pages", CHOICES[:2]),
             command_palette.Section("Actions", CHOICES[2:]),
@@ -82,6 +85,22 @@ def sample() -> dict[str, object]:
         "servers": _servers(),
         "attention": ATTENTION,
     }
+
+
+def _trend_panel(now: datetime) -> Panel:
+    calls, errors = (38, 52, 0, 52, 18, 0, 67), (2, 0, 0, 9, 0, 0, 3)
+    days = [now - timedelta(days=back) for back in range(len(calls) - 1, -1, -1)]
+    rows = [
+        PanelRow(day, (str(ok + bad), str(bad)), f"{day:%a} {day.day}", reverse("sessions"))
+        for day, ok, bad in zip(days, calls, errors, strict=True)
+    ]
+    trend = charts.trend_bars({"ok": calls, "bad": errors})
+    legend = (("ok", "Calls"), ("bad", "Errors"))
+    summary = "241 calls, 14 errors."
+    axis = (str(trend.top), str(trend.top // 2), "0")
+    return Panel(
+        "sample", "Calls and errors", summary, trend, axis, legend, rows, days[::2], False, False
+    )
 
 
 def _servers() -> list[dict[str, object]]:

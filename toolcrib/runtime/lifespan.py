@@ -19,19 +19,27 @@ from typing import TypeVar
 
 from celery.worker import WorkController
 from django.conf import settings
-from django.db import connection
+from django.db import DatabaseError, InterfaceError, connection
 
 from catalog.tasks import send_embedding
 from servers.connections import calls as upstream_calls
+from servers.connections.metrics import all_server_metrics
 from servers.sync import scheduling
 from servers.sync.listener import Listener
 from sessions_app.dispatch import key_revocation
+from sessions_app.held_calls.execution import Executor
 from sessions_app.ledger import calls as call_ledger
 from sessions_app.ledger import writer as ledger_writer
+from sessions_app.models.encryption import ensure_data_key
+from sessions_app.scripts import runs as script_runs
+from sessions_app.scripts.runner import Continuer
 from sessions_app.sessions import scope as session_scope
-from sessions_app.tasks import queue_golden, tidy
+from sessions_app.tasks import queue_golden, send_notifications, tidy
 from toolcrib.celery import app as celery_app
 from toolcrib.lib.db_threads import run_in_db_thread
+from toolcrib.lib.telemetry import exchange, metrics
+from toolcrib.lib.telemetry.metrics import Series
+from toolcrib.runtime.audit_chain import extend_chain
 from toolcrib.runtime.database_watch import DatabaseWatch
 from toolcrib.runtime.idle_memory import release_when_idle
 from toolcrib.runtime.loop_monitor import LoopMonitor
@@ -85,6 +93,7 @@ class Runtime:
         sys.setswitchinterval(SWITCH_INTERVAL)
         threads = ThreadPoolExecutor(DB_THREADS, thread_name_prefix="work")
         asyncio.get_running_loop().set_default_executor(threads)
+        await run_in_db_thread(ensure_data_key)
         with rare_collections():
             async with (
                 self.loop_monitor.running(),
@@ -99,6 +108,13 @@ class Runtime:
     async def _background_tasks(self) -> AsyncIterator[None]:
         self.tasks.append(asyncio.create_task(self.revision.run(), name="revision"))
         self.tasks.append(asyncio.create_task(release_when_idle(), name="memory"))
+        executor = Executor(self.database)
+        self.tasks.append(asyncio.create_task(executor.run(), name="held calls"))
+        continuer = Continuer(self.database)
+        self.tasks.append(asyncio.create_task(continuer.run(), name="scripts"))
+        self.tasks.append(asyncio.create_task(extend_chain(self.database), name="audit chain"))
+        if metrics.enabled and not settings.EMBEDDED:
+            self.tasks.append(asyncio.create_task(self._publish_metrics(), name="metrics"))
         worker_thread = None
         if settings.EMBEDDED:
             self.listener = Listener(self.database)
@@ -133,11 +149,28 @@ class Runtime:
             seen = self.database.changes
             for step in (scheduling.queue_due_syncs, send_embedding, queue_golden):
                 await _attempt(step)
+            await _attempt(send_notifications)
             if time.monotonic() >= next_tidy:
                 next_tidy = time.monotonic() + TIDY_INTERVAL
                 await _attempt(tidy)
             due = await _attempt(scheduling.seconds_to_next_sync) or 0.0
             await self.database.wait(seen, SCHEDULE_INTERVAL, min(due, TIDY_INTERVAL))
+
+    def gauges(self) -> dict[Series, float]:
+        """Return this process's gauges."""
+        lag, values = self.loop_monitor.lag(), dict[Series, float]()
+        for server in all_server_metrics():
+            values["toolcrib_calls_in_flight", server.server] = server.in_flight
+            values["toolcrib_calls_queued", server.server] = server.waiting
+            values["toolcrib_connections", server.server, server.connection] = 1
+        values["toolcrib_event_loop_lag_seconds", "max"] = lag.longest_ms / 1000
+        values["toolcrib_event_loop_lag_seconds", "p99"] = lag.p99_ms / 1000
+        return values
+
+    async def _publish_metrics(self) -> None:
+        while True:
+            await _attempt(lambda: exchange.publish(self.gauges()))
+            await asyncio.sleep(exchange.INTERVAL)
 
     async def _run_checkpoints(self) -> None:
         while True:
@@ -162,9 +195,10 @@ def _create_worker() -> WorkController:
 
 
 async def _recover_calls() -> None:
-    """Settle calls of web processes that died on this machine, the only place that can tell."""
+    """Settle calls and scripts of processes that died on this machine, the only one to tell."""
     while True:
         await _attempt(call_ledger.recover_lost_calls)
+        await _attempt(script_runs.recover)
         await asyncio.sleep(TIDY_INTERVAL)
 
 
@@ -172,6 +206,10 @@ async def _attempt(step: Callable[[], T]) -> T | None:
     """Run one step and log any failure: the loop continues and retries it later."""
     try:
         return await run_in_db_thread(step)
+    except (DatabaseError, InterfaceError) as error:
+        name = getattr(step, "__name__", step)
+        logger.warning("Background task %s failed; retrying: %s", name, error)
+        return None
     except Exception:
         logger.exception("Background task %s failed; retrying", getattr(step, "__name__", step))
         return None

@@ -17,7 +17,8 @@ from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from toolcrib.lib import charts, token_counter
+from sessions_app.review.source_code import SourceLine
+from toolcrib.lib import charts, display, token_counter
 from toolcrib.lib.text import escape_hidden, plural
 
 register = template.Library()
@@ -61,6 +62,7 @@ STAGES = ("connecting", "listing")
 CURSORS = ("after", "before")
 
 _AFTER_UNDERSCORE = re.compile(r"(?<=_)(?!_)")
+_VARIABLE = re.compile(r"(\$\{[A-Za-z_][A-Za-z0-9_]*\})")
 _MAY_BREAK = SafeString("<wbr>")
 _SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)[.!?](?=\s)")
 
@@ -73,7 +75,7 @@ def thousands(value: object) -> str:
     """Format 1940 as 1,940; leave text unchanged."""
     if value is None:
         return "–"
-    return _with_minus(f"{value:,}") if isinstance(value, int | float) else str(value)
+    return display.group_digits(value) if isinstance(value, int | float) else str(value)
 
 
 @register.filter
@@ -125,9 +127,13 @@ def ago(moment: datetime | None) -> str:
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
         moment.isoformat(timespec="seconds"),
-        f"{moment:%a} {moment.day} {moment:%b %Y, %H:%M:%S %Z}".strip(),
+        _full_time(display.local(moment)),
         _distance((timezone.now() - moment).total_seconds()),
     )
+
+
+def _full_time(moment: datetime) -> str:
+    return f"{moment:%a} {moment.day} {moment:%b %Y, %H:%M:%S %Z}".strip()
 
 
 def _distance(seconds: float) -> str:
@@ -146,6 +152,16 @@ def visible(text: object) -> str:
     """Escape characters that hide or reorder text as ⟨U+202E⟩. Returns plain text."""
     # Concatenation turns a SafeString into a plain str, so that the result is always escaped.
     return escape_hidden(str(text).replace("\r\n", "\n") + "", keep="\n\t")
+
+
+@register.filter
+def mark_variables(text: str) -> SafeString:
+    """Mark each ${NAME} of a command line: a value that is filled in and never shown."""
+    parts = enumerate(_VARIABLE.split(text))
+    marked = '<mark class="variable">{}</mark>'
+    return format_html_join(
+        "", "{}", ((format_html(marked, part) if odd % 2 else part,) for odd, part in parts)
+    )
 
 
 @register.filter
@@ -180,6 +196,21 @@ def query_string(context: Context, **changes: object) -> str:
         else:
             query[name] = str(value)
     return f"?{query.urlencode()}"
+
+
+@register.simple_tag
+def delta(change: float | None, points: str = "") -> str:
+    """Return a change against the period before; of a rate, in percentage points."""
+    if change is None:
+        return "no comparison"
+    return f"{percent_change(change, points)} vs period before"
+
+
+@register.simple_tag
+def percent_change(change: float, points: str = "") -> str:
+    sign = "+" if change > 0 else "−" if change < 0 else "±"
+    unit = " points" if points == "%" else "%"
+    return f"{sign}{abs(change):,.{1 if points == '%' else 0}f}{unit}"
 
 
 # --- Pills and bars -----------------------------------------------------------------------------
@@ -292,6 +323,30 @@ def diff(spans: Iterable[tuple[str, str]]) -> SafeString:
     """Render (kind, text) spans; kind is same, added or removed."""
     parts = ((format_html(SPANS.get(kind, "{}"), visible(text)),) for kind, text in spans)
     return format_html('<div class="diff">{}</div>', format_html_join("", "{}", parts))
+
+
+@register.simple_tag
+def source_lines(lines: Iterable[SourceLine]) -> SafeString:
+    """Render lines of source code; their numbers are drawn by the style sheet, and not copied."""
+    return format_html_join("", "{}", ((_source_line(line),) for line in lines))
+
+
+def _source_line(line: SourceLine) -> SafeString:
+    text = format_html_join(
+        "",
+        "{}",
+        (
+            (
+                format_html('<span class="token-{}">{}</span>', kind, visible(text))
+                if kind
+                else visible(text),
+            )
+            for kind, text in line.spans
+        ),
+    )
+    if line.is_failing:
+        return format_html('<mark class="line" id="line-{}">{}\n</mark>', line.number, text)
+    return format_html('<span class="line">{}\n</span>', text)
 
 
 @register.inclusion_tag("components/progress.html", takes_context=True)

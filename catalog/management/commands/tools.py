@@ -66,7 +66,7 @@ class Command(JsonCommand):
 
 
 def _act(act: str, name: str, reason: str) -> dict[str, Any]:
-    tool = Tool.objects.filter(public_name=name).first()
+    tool = Tool.objects.by_name([name]).get(name)
     # Escaped: the name is untrusted input.
     result: dict[str, Any] = {"name": printable_name(name), "act": act}
     if tool is None:

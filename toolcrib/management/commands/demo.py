@@ -26,10 +26,10 @@ from catalog.audit import Actor
 from servers.models import Server
 from sessions_app.agents import api_keys
 from sessions_app.models import Agent, KeyScope
-from toolcrib.client import Toolcrib, ToolcribError
 from toolcrib.config import environment as env
 from toolcrib.config.installation_keys import make_private_file
 from toolcrib.demo import fill, history
+from toolcrib_client import Toolcrib, ToolcribError
 
 ACTOR = Actor.command("demo")
 READY = "Toolcrib is ready:"
@@ -113,9 +113,10 @@ def serving() -> Iterator[int]:
     """Serve this data directory on a free port while the demo data is created."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, str(settings.BASE_DIR / "manage.py"), "serve", "--port", str(port)]
+    command = [sys.executable, "-m", "toolcrib", "serve", "--port", str(port)]
     process = subprocess.Popen(  # noqa: S603 - ourselves
         command,
+        cwd=settings.BASE_DIR,
         env={**os.environ, "TOOLCRIB_BIND": "127.0.0.1", "PORT": str(port)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

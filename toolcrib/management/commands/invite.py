@@ -8,7 +8,7 @@ from toolcrib.accounts import invitations
 from toolcrib.lib.roles import Role
 from toolcrib.management.json_command import JsonCommand
 
-ROLES = {role.label: role for role in (Role.ADMIN, Role.OPERATOR, Role.OUTSIDER)}
+ROLES = {role.label: role for role in (Role.ADMIN, Role.OPERATOR, Role.VIEWER, Role.OUTSIDER)}
 
 
 class Command(JsonCommand):

@@ -10,18 +10,20 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
 from django.db import DatabaseError
 
 from sessions_app.dispatch import dispatcher
 from toolcrib.accounts import invitations
+from toolcrib.config import installation_keys
+from toolcrib.http.http_protocol import TimeoutHttpProtocol, raise_open_files_limit
 from toolcrib.runtime import web_workers
-from toolcrib.runtime.http_protocol import TimeoutHttpProtocol
 
 CANCEL_MARGIN = 0.5  # seconds before uvicorn closes connections
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -46,6 +48,7 @@ class Command(BaseCommand):
         host, port = options["host"], options["port"]
         self._check_mode(host, web_only=options["web_only"])
         announce = partial(self._announce, public_url(host, port))
+        raise_open_files_limit()
         if options["fd"] is not None:
             listener = socket.socket(fileno=options["fd"])
         else:
@@ -53,6 +56,7 @@ class Command(BaseCommand):
             if settings.WEB_WORKERS > 1:
                 sys.exit(web_workers.serve(settings.WEB_WORKERS, listener, announce))
         if settings.EMBEDDED:
+            self._lock_data_dir()
             call_command("migrate", verbosity=0, interactive=False)
         server = _AnnouncingServer(
             uvicorn.Config(
@@ -74,18 +78,35 @@ class Command(BaseCommand):
         # own cleanup; this handler makes that harmless.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: setattr(server, "should_exit", True))
-        server.run(sockets=[listener])
+        try:
+            server.run(sockets=[listener])
+        except OSError as error:  # another process has bound the port too, and listens already
+            if error.errno != errno.EADDRINUSE:
+                raise
+            self._exit_unbound(host, port, error)
         # A worker thread that waits for a server must not delay the exit: its sync is retried at
         # the next start, and child processes end with this one.
         logging.shutdown()
         os._exit(0 if server.started else 1)
 
+    def _lock_data_dir(self) -> None:
+        """Lock the data directory, or exit with the pid of the process that has it."""
+        try:
+            self._lock = installation_keys.lock_data_dir(settings.DATA_DIR)
+        except ImproperlyConfigured as error:
+            self.stderr.write(str(error))
+            sys.exit(1)
+
     def _announce(self, base: str) -> None:
+        from catalog.search.embeddings.store import model_offer  # large imports, not for --help
+
         try:
             line = invitations.ready_line(base)
         except DatabaseError:
             line = f"Toolcrib is ready: {base}/ (database unavailable)"
         self.stdout.write(line)
+        if offer := model_offer():
+            self.stdout.write(offer)
         self.stdout.flush()
 
     def _check_mode(self, host: str, *, web_only: bool) -> None:
@@ -109,24 +130,36 @@ class Command(BaseCommand):
             sys.exit(2)
 
     def _bind(self, host: str, port: int) -> socket.socket:
-        """Bind the port before anything else, or exit with the reason."""
+        """Bind the port before anything else, or exit with the reason.
+
+        uvicorn listens once the application has started: until then connections are refused at
+        once, and a client tries again, where it would give up on a request without an answer.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
         try:
-            listener = socket.create_server((host, port), family=family, backlog=2048)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             # Accepted sockets inherit it; not every event loop sets it for a socket it was passed.
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return listener
+            listener.bind((host, port))
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                other = port + 1 if port < 65535 else 8000
-                problem = (
-                    f"Port {port} is in use. Stop the other process, or choose another port with "
-                    f"PORT={other}."
-                )
-            else:
-                problem = f"Cannot listen on {host}:{port}: {error.strerror or error}."
-            self.stderr.write(problem)
-            sys.exit(1)
+            listener.close()
+            self._exit_unbound(host, port, error)
+        return listener
+
+    def _exit_unbound(self, host: str, port: int, error: OSError) -> NoReturn:
+        if error.errno == errno.EADDRINUSE:
+            other = port + 1 if port < 65535 else 8000
+            problem = (
+                f"Port {port} is in use. Stop the other process, or choose another port with "
+                f"PORT={other}."
+            )
+        else:
+            problem = f"Cannot listen on {host}:{port}: {error.strerror or error}."
+        self.stderr.write(problem)
+        sys.exit(1)
 
 
 def public_url(host: str, port: int) -> str:
@@ -161,8 +194,10 @@ class _AnnouncingServer(uvicorn.Server):
         asyncio.get_running_loop().call_later(
             settings.DRAIN - CANCEL_MARGIN, dispatcher.cancel_all_calls
         )
-        # Otherwise MCP streams would keep their connections open until they are closed by force.
+        # Otherwise streams would keep their connections open until they are closed by force.
         from toolcrib.asgi import application  # created by uvicorn, after settings are loaded
+        from toolcrib.runtime.live_updates import updates
 
+        updates.close()
         await application.mcp.close_streams()
         await super().shutdown(sockets)

@@ -14,6 +14,9 @@ LARGE_BYTES = 256 * 1024  # larger messages are not parsed on the event loop
 MAX_VALUES_PER_LINE = 100
 BOM = b"\xef\xbb\xbf"
 MAX_DIGITS = 4000  # Python serializes no longer integers; most parsers accept fewer
+MAX_DEPTH = 190  # the SDK's parser rejects a whole message with more than 200 levels
+TOO_DEEP = "toolcrib:nested-too-deeply"  # in place of what is nested deeper
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _ID_AT_HEAD = re.compile(
     rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15}|"[^"\\]*")'
@@ -73,6 +76,24 @@ def parse_leading_values(raw: bytes) -> list[Any]:
     except (ValueError, RecursionError):
         pass
     return values
+
+
+def limit_depth(raw: bytes) -> bytes:
+    """Replace what is nested too deeply by TOO_DEEP, so that the rest of a message is readable."""
+    parts, depth, kept_until = [], 0, 0
+    for match in _TOKEN.finditer(raw):
+        token = match[0]
+        if token in (b"[", b"{"):
+            depth += 1
+            if depth == MAX_DEPTH + 1:
+                parts += [raw[kept_until : match.start()], json.dumps(TOO_DEEP).encode()]
+        elif token in (b"]", b"}"):
+            depth -= 1
+            if depth == MAX_DEPTH:
+                kept_until = match.end()
+    if depth > MAX_DEPTH:
+        return raw  # incomplete
+    return b"".join([*parts, raw[kept_until:]]) if parts else raw
 
 
 def id_at_head(raw: bytes) -> int | str | None:

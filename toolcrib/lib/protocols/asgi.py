@@ -14,6 +14,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 MAX_KEY_LENGTH = 100
+DRAIN_BYTES = 32 * 1024 * 1024  # read of a body that is too large, so that the client can finish
 WATCH_DELAY = 0.02  # seconds before a disconnect is noticed
 OPTIONAL_WHITESPACE = b" \t"  # allowed around header values; ASGI servers do not strip it
 
@@ -67,9 +68,21 @@ async def read_body(receive: Receive, limit: int) -> bytes:
         chunks.append(chunk)
         size += len(chunk)
         if size > limit:
+            await drain_body(receive, message)
             raise BodyTooLarge(limit)
         more = message.get("more_body", False)
     return b"".join(chunks) if len(chunks) > 1 else chunks[0]
+
+
+async def drain_body(receive: Receive, message: Message) -> None:
+    """Read the rest of a body after `message`: many clients read a response only after sending.
+
+    Closing a connection with unread data resets it, and the response is lost.
+    """
+    size = 0
+    while message.get("more_body") and size < DRAIN_BYTES:
+        message = await receive()
+        size += len(message.get("body", b""))
 
 
 async def cancel_on_disconnect(working: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -124,6 +137,17 @@ async def send_response(
         raw += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
     await send({"type": "http.response.body", "body": body})
+
+
+def without_body(send: Send) -> Send:
+    """Send the headers of a response to GET, for a HEAD request."""
+
+    async def send_headers(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            message = {**message, "body": b""}
+        await send(message)
+
+    return send_headers
 
 
 def error_headers(error: ToolcribError) -> dict[str, str]:

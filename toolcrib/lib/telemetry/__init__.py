@@ -1,0 +1,1 @@
+"""What Toolcrib reports about itself to monitoring systems: metrics and traces."""

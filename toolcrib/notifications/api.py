@@ -1,0 +1,160 @@
+"""Admin API of notifications: webhooks, their deliveries, and alerts."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Router, Schema, Status
+from pydantic import Field
+
+from sessions_app.models import Alert
+from toolcrib.lib.api_schemas import ERRORS, AgentBody, set_location
+from toolcrib.lib.errors import Invalid
+from toolcrib.lib.pagination import cut_page
+from toolcrib.lib.roles import key_actor
+from toolcrib.notifications import actions, alerts
+from toolcrib.notifications.queries import find_webhook, list_webhooks, show_webhook
+
+router = Router(tags=["notifications"])
+
+
+class WebhookIn(AgentBody):
+    name: str = Field(max_length=80)
+    kind: Literal["json", "slack", "email"] = "json"
+    address: str = Field(description="A URL, or e-mail addresses separated by commas")
+    events: list[str] = Field(
+        description="Names of events, such as alert.raised or call.held", max_length=100
+    )
+
+
+class WebhookEdit(AgentBody):
+    name: str | None = None
+    address: str | None = None
+    events: list[str] | None = None
+    enabled: bool | None = None
+
+
+class WebhookOut(Schema):
+    id: int
+    name: str
+    kind: str
+    receiver: str = Field(description="Without the path of the URL")
+    events: list[str]
+    enabled: bool
+    created_at: datetime
+    delivered_at: datetime | None
+    failing_since: datetime | None
+    last_error: str
+    pending: int
+
+
+class CreatedWebhook(WebhookOut):
+    secret: str = Field(description="Signs what is sent; returned only here")
+
+
+class WebhookList(Schema):
+    items: list[WebhookOut]
+    next_cursor: None = None
+
+
+class DeliveryOut(Schema):
+    delivery_id: str
+    event: str
+    state: str = Field(description="pending, delivered or failed")
+    attempts: int
+    created_at: datetime
+    due_at: datetime
+    finished_at: datetime | None
+    error: str
+
+
+class DeliveryPage(Schema):
+    items: list[DeliveryOut]
+    next_cursor: str | None
+
+
+class AlertOut(Schema):
+    id: int
+    kind: str
+    key: str
+    message: str
+    url: str
+    raised_at: datetime
+    resolved_at: datetime | None
+
+
+class AlertPage(Schema):
+    items: list[AlertOut]
+    next_cursor: str | None
+
+
+@router.get("/webhooks", response={200: WebhookList, **ERRORS}, operation_id="list_webhooks")
+def webhooks(request: HttpRequest) -> dict[str, Any]:
+    """List the receivers of notifications."""
+    return {"items": list_webhooks()}
+
+
+@router.post("/webhooks", response={201: CreatedWebhook, **ERRORS}, operation_id="create_webhook")
+def create_webhook(
+    request: HttpRequest, response: HttpResponse, body: WebhookIn
+) -> Status[dict[str, Any]]:
+    """Create a receiver of notifications."""
+    values = body.name, body.kind, body.address, body.events
+    webhook, secret = actions.create(*values, actor=key_actor(request))
+    set_location(response, "webhooks", webhook.pk)
+    return Status(201, {**show_webhook(webhook), "secret": secret})
+
+
+@router.get("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS})
+def get_webhook(request: HttpRequest, webhook_id: int) -> dict[str, Any]:
+    return show_webhook(find_webhook(webhook_id))
+
+
+@router.patch("/webhooks/{webhook_id}", response={200: WebhookOut, **ERRORS})
+def edit_webhook(request: HttpRequest, webhook_id: int, body: WebhookEdit) -> dict[str, Any]:
+    """Change the fields in the request."""
+    values = body.model_dump(exclude_none=True)
+    webhook = actions.edit(find_webhook(webhook_id), actor=key_actor(request), **values)
+    return show_webhook(webhook)
+
+
+@router.delete("/webhooks/{webhook_id}", response={204: None, **ERRORS})
+def delete_webhook(request: HttpRequest, webhook_id: int) -> Status[None]:
+    actions.delete(find_webhook(webhook_id), actor=key_actor(request))
+    return Status(204, None)
+
+
+@router.post("/webhooks/{webhook_id}/test", response={202: WebhookOut, **ERRORS})
+def send_test(request: HttpRequest, webhook_id: int) -> Status[dict[str, Any]]:
+    """Queue a test notification."""
+    webhook = find_webhook(webhook_id)
+    actions.send_test(webhook, actor=key_actor(request))
+    return Status(202, show_webhook(webhook))
+
+
+@router.get("/webhooks/{webhook_id}/deliveries", response={200: DeliveryPage, **ERRORS})
+def list_deliveries(
+    request: HttpRequest, webhook_id: int, limit: int = 50, cursor: str = ""
+) -> dict[str, Any]:
+    """List the notifications of a receiver, the newest first."""
+    rows = find_webhook(webhook_id).deliveries.all()
+    rows = rows.filter(pk__lt=_position(cursor)) if cursor else rows
+    items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": items, "next_cursor": next_cursor}
+
+
+@router.get("/alerts", response={200: AlertPage, **ERRORS}, operation_id="list_alerts")
+def list_alerts(
+    request: HttpRequest, firing: bool = False, limit: int = 50, cursor: str = ""
+) -> dict[str, Any]:
+    """List alerts, the newest first; with `firing`, those that are not resolved."""
+    rows = Alert.objects.filter(resolved_at=None) if firing else Alert.objects.all()
+    rows = rows.filter(pk__lt=_position(cursor)) if cursor else rows
+    items, next_cursor = cut_page(rows, limit, lambda row: str(row.pk))
+    return {"items": [alerts.as_json(alert) for alert in items], "next_cursor": next_cursor}
+
+
+def _position(cursor: str) -> int:
+    if not (cursor.isdecimal() and cursor.isascii() and len(cursor) < 18):
+        raise Invalid("The cursor was not issued by this list.", hint="Use next_cursor.")
+    return int(cursor)
